@@ -1,0 +1,161 @@
+"""The process of one solve: ``python -m loadmaster.solvers.child FD SOLVER MEMORY_BYTES``.
+
+Started by :mod:`loadmaster.solvers.process`, never by hand. It imports numpy and the one solver and nothing
+else, answers over the inherited connection FD, and ends itself when its parent is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from loadmaster.errors import LoadmasterError, SolverError
+from loadmaster.solvers import registry
+from loadmaster.solvers.driver import OUT_OF_MEMORY, STOP, Driver
+from loadmaster.solvers.program import FloatArray, Program
+from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy
+
+_REPORT_EVERY_S = 0.5
+_WATCH_EVERY_S = 0.5
+_START_TOLERANCE = 1e-6
+
+
+class PipeLink:
+    """The :class:`loadmaster.solvers.driver.Link` of a solve in a child process: throttled, so that a chatty search stays cheap."""
+
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._progress_due = 0.0
+        self._incumbent_due = 0.0
+        self._best = float("inf")
+        self._unsent: tuple[float, FloatArray] | None = None
+
+    def progress(self, progress: Progress) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if now >= self._progress_due:
+                self._progress_due = now + _REPORT_EVERY_S
+                self._send_incumbent(now)
+                self._connection.send(progress)
+
+    def incumbent(self, objective: float, values: FloatArray) -> None:
+        with self._lock:
+            if objective >= self._best:
+                return
+            self._best = objective
+            self._unsent = (objective, values)
+            now = time.monotonic()
+            if now >= self._incumbent_due:
+                self._send_incumbent(now)
+
+    def stop_asked(self) -> bool:
+        return self._stop.is_set()
+
+    def final(self, answer: Solution | LoadmasterError) -> None:
+        """Send the end of the conversation."""
+        with self._lock:
+            self._connection.send(answer)
+
+    def watch(self) -> None:
+        """Until the process ends: pass on the parent's wish to stop, and do not outlive the parent.
+
+        The parent's id is watched beside the connection, because processes forked by the parent (data loader
+        workers, say) may hold its end of the connection open. Linux's parent-death signal is no substitute: it
+        fires when the *thread* that started this process ends.
+        """
+        parent = os.getppid()
+        while os.getppid() == parent:
+            if not self._connection.poll(_WATCH_EVERY_S):
+                continue
+            try:
+                message = self._connection.recv()
+            except (EOFError, OSError):
+                break
+            if message == STOP:
+                self._stop.set()
+        # The group: a solver behind PuLP is a process of its own.
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+
+    def _send_incumbent(self, now: float) -> None:
+        if self._unsent is not None:
+            self._connection.send(self._unsent)
+            self._unsent = None
+            self._incumbent_due = now + _REPORT_EVERY_S
+
+
+def answer(driver: Driver, program: Program, options: SolveOptions, link: PipeLink, solver: str) -> Solution:
+    """Solve, after what no solver need be asked: the empty program, and a whole start that is feasible."""
+    if program.column_count == 0:
+        return _without_columns(program, solver)
+    if options.start_columns is not None and options.start_values is not None:
+        start = _whole_start(program, options.start_columns, options.start_values)
+        if start is not None and (options.cutoff is None or program.objective(start) <= options.cutoff):
+            link.incumbent(program.objective(start), start)
+    return driver(program, options, link)
+
+
+def _whole_start(program: Program, columns: Any, values: Any) -> FloatArray | None:
+    point = np.full(program.column_count, np.nan)
+    point[columns] = values
+    if np.isnan(point).any() or program.violation(point) > _START_TOLERANCE:
+        return None
+    return point
+
+
+def _without_columns(program: Program, solver: str) -> Solution:
+    broken = np.flatnonzero((program.row_lower > 0.0) | (program.row_upper < 0.0))
+    feasible = broken.size == 0
+    return Solution(
+        status=SolverStatus.OPTIMAL if feasible else SolverStatus.INFEASIBLE,
+        stopped_by=StoppedBy.GAP if feasible else StoppedBy.PROOF,
+        values=np.zeros(0) if feasible else None,
+        objective=program.offset if feasible else None,
+        bound=program.offset if feasible else None,
+        seconds=0.0,
+        cpu_seconds=time.process_time(),
+        nodes=0,
+        solver=solver,
+        solver_version="",
+        conflict=tuple(program.row_label(int(row)) for row in broken[:1]),
+    )
+
+
+def _cap_memory(limit_bytes: int) -> None:
+    # Some systems (macOS) know the limit but refuse to set it: the solve then runs without one.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+
+
+def main() -> None:
+    """Receive a program, solve it, send the answer."""
+    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    solver, memory_limit_bytes = sys.argv[2], int(sys.argv[3])
+    if memory_limit_bytes:
+        _cap_memory(memory_limit_bytes)
+    link = PipeLink(connection)
+    try:
+        driver = registry.driver(solver)
+        program, options = connection.recv()
+        threading.Thread(target=link.watch, daemon=True).start()
+        link.final(answer(driver, program, options, link, solver))
+    except LoadmasterError as error:
+        link.final(error)
+    except MemoryError:
+        link.final(SolverError(OUT_OF_MEMORY))
+    # Without the solver libraries' own clean-up: it can take longer than the solve, and nobody needs it.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""What a solver driver is: a function that runs inside the solve's own process and keeps its caller informed."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from loadmaster.solvers.program import FloatArray, Program
+from loadmaster.solvers.solution import Progress, Solution, SolveOptions
+
+STOP = "stop"  # what the parent sends to a solve that should end
+OUT_OF_MEMORY = (
+    "The solve ran out of memory. Raise memory_limit_bytes, run on a machine with more memory, "
+    "or ask for fewer threads."
+)
+
+
+class Link(Protocol):
+    """The driver's side of the line to whoever asked for the solve. Safe to call from any thread, often."""
+
+    def progress(self, progress: Progress) -> None:
+        """Report the state of the search. Sent on at most twice a second."""
+        ...
+
+    def incumbent(self, objective: float, values: FloatArray) -> None:
+        """Report a feasible point [columns]; the best is what a killed solve still answers."""
+        ...
+
+    def stop_asked(self) -> bool:
+        """Whether the caller wants the solve to end now, with what it has."""
+        ...
+
+
+class Driver(Protocol):
+    """Solves a program that has at least one column. Called once in a process of its own."""
+
+    def __call__(self, program: Program, options: SolveOptions, link: Link) -> Solution:
+        """Raises InputError for options the solver does not know, SolverError where it breaks."""
+        ...

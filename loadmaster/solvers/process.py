@@ -1,0 +1,337 @@
+"""Solves in processes of their own: isolated, limited, observable, cancellable, never left behind.
+
+Each solve is a fresh interpreter that imports numpy and one solver (not the caller's script, so no
+``if __name__ == "__main__"`` is needed around a call). A thread in the caller's process talks to it, holds it to
+its limits and collects what it reports; a solve that is killed still answers with the best point it had sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import numpy as np
+
+from loadmaster.errors import InputError, LoadmasterError, SolverError
+from loadmaster.solvers import registry
+from loadmaster.solvers.driver import OUT_OF_MEMORY, STOP
+from loadmaster.solvers.program import FloatArray, Program
+from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy
+
+# A cancel answers within a second: this long to stop in good order, then the process is killed.
+_ORDERLY_STOP_S = 0.7
+# Solvers look at their clocks now and then only; start-up and hand-over come on top.
+_GRACE_S = 5.0
+_GRACE_SHARE = 0.1
+_LOOK_EVERY_S = 0.05
+_STDERR_TAIL_BYTES = 2000
+# One thread unless asked for: numerical libraries otherwise start one per core in every solve.
+_SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def solve(
+    program: Program,
+    options: SolveOptions | None = None,
+    *,
+    solver: str = "auto",
+    on_progress: Callable[[Progress], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> Solution:
+    """Solve and wait for the answer.
+
+    Args:
+        solver: ``auto``, ``highs``, ``cpsat`` or ``pulp:NAME``.
+        on_progress: called in this thread with each new report, at most about twice a second.
+        cancelled: asked several times a second; once true, the solve ends within a second with what it has.
+
+    Raises:
+        InputError: options that cannot be used, a solver that is not known, a program the solver cannot take.
+        MissingExtraError: the solver's package is not installed.
+        SolverError: the solve crashed, ran out of memory, or the solver failed.
+    """
+    with start(program, options, solver=solver) as running:
+        seen: Progress | None = None
+        while True:
+            solution = running.poll(0.1)
+            latest = running.progress()
+            if on_progress is not None and latest is not None and latest is not seen:
+                seen = latest
+                on_progress(latest)
+            if solution is not None:
+                return solution
+            if cancelled is not None and cancelled():
+                running.cancel()
+
+
+def start(program: Program, options: SolveOptions | None = None, *, solver: str = "auto") -> RunningSolve:
+    """Start a solve and return at once. Several may run beside each other. Errors as for :func:`solve`."""
+    options = SolveOptions() if options is None else options
+    check_options(program, options)
+    return RunningSolve(program, options, registry.resolve(solver))
+
+
+class RunningSolve:
+    """A solve under way. Leaving its ``with`` block ends it, whatever state it is in."""
+
+    def __init__(self, program: Program, options: SolveOptions, solver: str) -> None:
+        self._program = program
+        self._options = options
+        self._solver = solver
+        self._cancel = threading.Event()
+        self._abandoned = threading.Event()
+        self._finished = threading.Event()
+        self._progress: Progress | None = None
+        self._incumbent: tuple[float, FloatArray] | None = None
+        self._outcome: Solution | LoadmasterError | None = None
+        self._started = time.monotonic()
+        self._noise: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the supervising thread
+        self._connection, child_end = Pipe()
+        with child_end:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "loadmaster.solvers.child"),
+                    *(str(child_end.fileno()), solver, str(options.memory_limit_bytes or 0)),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=self._noise,
+                stderr=self._noise,
+                pass_fds=[child_end.fileno()],
+                env=_environment(),
+                start_new_session=True,
+            )
+        # A daemon: a program that ends without waiting takes its solves with it.
+        threading.Thread(target=self._supervise, name="loadmaster-solve", daemon=True).start()
+
+    @property
+    def process_id(self) -> int:
+        """The operating system's id of the solve's process."""
+        return self._process.pid
+
+    def poll(self, timeout_s: float = 0.0) -> Solution | None:
+        """The answer, or None if it has not come within ``timeout_s``. Raises what :func:`solve` raises."""
+        if not self._finished.wait(timeout_s):
+            return None
+        if isinstance(self._outcome, Solution):
+            return self._outcome
+        assert self._outcome is not None
+        raise self._outcome
+
+    def wait(self) -> Solution:
+        """Wait for the answer. Raises what :func:`solve` raises."""
+        while True:
+            solution = self.poll(timeout_s=3600.0)
+            if solution is not None:
+                return solution
+
+    def progress(self) -> Progress | None:
+        """The latest report, or None before the first."""
+        return self._progress
+
+    def incumbent(self) -> FloatArray | None:
+        """The best point [columns] reported so far."""
+        return None if self._incumbent is None else self._incumbent[1]
+
+    def cancel(self) -> None:
+        """Ask the solve to end; within a second it answers with what it has. Returns at once."""
+        self._cancel.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._abandoned.set()
+        self._finished.wait()
+
+    def _supervise(self) -> None:
+        """The whole life of the process, in one thread: hand over, listen, hold to limits, bury, answer."""
+        connection: Connection[Any, Any] = self._connection
+        # A process that dies before it has read everything shows as the end of its messages, below.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.send((self._program, self._options))
+        deadline = _hard_deadline(self._options)
+        kill_at: float | None = None
+        stopped_by: StoppedBy | None = None
+        final: Solution | LoadmasterError | None = None
+        while final is None:
+            now = time.monotonic()
+            if stopped_by is None and (self._cancel.is_set() or now >= deadline):
+                stopped_by = StoppedBy.CANCEL if self._cancel.is_set() else StoppedBy.TIME
+                kill_at = now + _ORDERLY_STOP_S
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    connection.send(STOP)
+            if self._abandoned.is_set() or (kill_at is not None and now >= kill_at):
+                stopped_by = stopped_by or StoppedBy.CANCEL
+                break
+            try:
+                if connection.poll(_LOOK_EVERY_S):
+                    final = self._take(connection.recv())
+            except (EOFError, OSError, pickle.UnpicklingError):
+                break
+        cpu_seconds, exit_code = self._bury(killed=stopped_by is not None and final is None)
+        self._outcome = self._conclude(final, stopped_by, cpu_seconds, exit_code)
+        connection.close()
+        self._noise.close()
+        self._finished.set()
+
+    def _take(self, message: Any) -> Solution | LoadmasterError | None:
+        if isinstance(message, Solution | LoadmasterError):
+            return message
+        if isinstance(message, Progress):
+            self._progress = message
+        else:
+            self._incumbent = message
+        return None
+
+    def _bury(self, *, killed: bool) -> tuple[float | None, int | None]:
+        """End the process and everything it started. Returns its CPU seconds and, if it died alone, its exit."""
+        pid = self._process.pid
+        usage = None
+        exit_code: int | None = None
+        try:
+            patience = time.monotonic() + _ORDERLY_STOP_S
+            while usage is None and not killed and time.monotonic() < patience:
+                reaped, status, seen = os.wait4(pid, os.WNOHANG)
+                if reaped:
+                    usage, exit_code = seen, os.waitstatus_to_exitcode(status)
+                else:
+                    time.sleep(0.005)
+            # Not yet reaped, so the id is still this process's; or reaped, and the group has only its orphans.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            if usage is None:
+                _, status, usage = os.wait4(pid, 0)
+        except ChildProcessError:
+            # Somebody else in this program reaps all children: the usage is lost, the answer is not.
+            status = 0
+        self._process.returncode = 0 if exit_code is None else exit_code
+        return (None if usage is None else usage.ru_utime + usage.ru_stime), exit_code
+
+    def _conclude(
+        self,
+        final: Solution | LoadmasterError | None,
+        stopped_by: StoppedBy | None,
+        cpu_seconds: float | None,
+        exit_code: int | None,
+    ) -> Solution | LoadmasterError:
+        if isinstance(final, LoadmasterError):
+            return final
+        if final is None and stopped_by is None:
+            return SolverError(_cause_of_death(self._noise, exit_code, self._options, self._solver))
+        if final is None or (final.values is None and stopped_by is not None and self._incumbent is not None):
+            final = self._best_so_far(stopped_by or StoppedBy.CANCEL)
+        elif final.stopped_by is StoppedBy.CANCEL and stopped_by is StoppedBy.TIME:
+            final = dataclasses.replace(final, stopped_by=StoppedBy.TIME)
+        return final if cpu_seconds is None else dataclasses.replace(final, cpu_seconds=cpu_seconds)
+
+    def _best_so_far(self, stopped_by: StoppedBy) -> Solution:
+        objective, values = (None, None) if self._incumbent is None else self._incumbent
+        progress = self._progress
+        return Solution(
+            status=SolverStatus.NO_SOLUTION if values is None else SolverStatus.FEASIBLE,
+            stopped_by=stopped_by,
+            values=values,
+            objective=objective,
+            bound=None if progress is None else progress.bound,
+            seconds=time.monotonic() - self._started,
+            cpu_seconds=0.0,
+            nodes=0 if progress is None else progress.nodes,
+            solver=self._solver,
+            solver_version=registry.version(self._solver),
+        )
+
+
+def check_options(program: Program, options: SolveOptions) -> None:
+    """Refuse options that no solver could make sense of.
+
+    Raises:
+        InputError: names the option, its value and the remedy.
+    """
+    for name, smallest in (
+        ("time_limit_s", 0.0),
+        ("gap", 0.0),
+        ("node_limit", 0),
+        ("threads", 1),
+        ("seed", 0),
+    ):
+        value = getattr(options, name)
+        if value is not None and not value >= smallest:
+            raise InputError(name, value, "out of range", f"Give a number of at least {smallest}.")
+    if options.memory_limit_bytes is not None and options.memory_limit_bytes < 1:
+        raise InputError(
+            "memory_limit_bytes", options.memory_limit_bytes, "not positive", "Give bytes, or None."
+        )
+    if (options.start_columns is None) != (options.start_values is None):
+        raise InputError(
+            "start_columns", None, "half a MIP start", "Give both start_columns and start_values."
+        )
+    if options.start_columns is None or options.start_values is None:
+        return
+    columns, values = np.asarray(options.start_columns), np.asarray(options.start_values)
+    if columns.shape != values.shape or columns.ndim != 1:
+        raise InputError(
+            "start_values",
+            values.shape,
+            f"not shaped like start_columns {columns.shape}",
+            "Give one value a column.",
+        )
+    if columns.size and (columns.min() < 0 or columns.max() >= program.column_count):
+        raise InputError(
+            "start_columns",
+            int(columns.max()),
+            "not a column of the program",
+            f"Give indices in 0..{program.column_count - 1}.",
+        )
+    if not np.isfinite(values).all():
+        raise InputError("start_values", "nan or inf", "not finite", "Leave out columns without a value.")
+
+
+def _environment() -> dict[str, str]:
+    """The child finds every package where this process finds it."""
+    places = [place for place in sys.path if place]
+    places.append(str(Path(__file__).resolve().parents[2]))
+    return {**os.environ, **_SINGLE_THREADED, "PYTHONPATH": os.pathsep.join(places)}
+
+
+def _hard_deadline(options: SolveOptions) -> float:
+    if options.time_limit_s is None:
+        return float("inf")
+    return time.monotonic() + options.time_limit_s * (1.0 + _GRACE_SHARE) + _GRACE_S
+
+
+def _cause_of_death(noise: IO[bytes], exit_code: int | None, options: SolveOptions, solver: str) -> str:
+    size = noise.seek(0, os.SEEK_END)
+    noise.seek(max(0, size - _STDERR_TAIL_BYTES))
+    last_words = noise.read().decode(errors="replace").strip()
+    capped = options.memory_limit_bytes is not None and exit_code in (-signal.SIGABRT, -signal.SIGSEGV)
+    if capped or "bad_alloc" in last_words or "MemoryError" in last_words:
+        return f"{OUT_OF_MEMORY} ({solver})"
+    if exit_code == -signal.SIGKILL:
+        return (
+            f"The {solver} process was killed from outside, most likely because the machine ran out of memory. "
+            "Free memory, run fewer solves at once, or set memory_limit_bytes."
+        )
+    how = (
+        "ended"
+        if exit_code is None
+        else f"died of {signal.Signals(-exit_code).name}"
+        if exit_code < 0
+        else "failed"
+    )
+    said = f" Its last words: {last_words}" if last_words else ""
+    return f"The {solver} process {how} without an answer. Try another solver or seed, and report it.{said}"

@@ -1,0 +1,85 @@
+"""The solvers by name: ``highs``, ``cpsat``, and ``pulp:NAME`` for any that PuLP finds on this machine."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from dataclasses import dataclass
+from typing import cast
+
+from loadmaster.errors import InputError, MissingExtraError
+from loadmaster.solvers.driver import Driver
+
+DEFAULT = "highs"
+
+
+@dataclass(frozen=True)
+class SolverInfo:
+    """One solver that can be asked for: its name, the version installed, and what it can do."""
+
+    name: str
+    version: str
+    features: tuple[str, ...]
+
+
+# name -> (driver module, distribution, imported package, features)
+_DRIVERS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
+    "highs": (
+        "loadmaster.solvers.highs",
+        "highspy",
+        "highspy",
+        ("continuous", "start", "progress", "incumbents", "cancel", "node_limit", "cutoff", "conflict"),
+    ),
+    "cpsat": (
+        "loadmaster.solvers.cpsat",
+        "ortools",
+        "ortools",
+        ("start", "progress", "incumbents", "cancel", "node_limit", "cutoff", "conflict"),
+    ),
+    "pulp": ("loadmaster.solvers.pulp_door", "pulp", "pulp", ("continuous", "start", "cutoff")),
+}
+
+
+def resolve(name: str) -> str:
+    """The full name of a solver: ``auto`` becomes the default one.
+
+    Raises:
+        InputError: no such solver.
+        MissingExtraError: its package is not installed.
+    """
+    name = DEFAULT if name == "auto" else name
+    family, separator, inner = name.partition(":")
+    if family not in _DRIVERS or (family == "pulp") != bool(inner) or (separator and not inner):
+        raise InputError("solver", name, "no such solver", "Use auto, highs, cpsat or pulp:NAME.")
+    _, distribution, package, _ = _DRIVERS[family]
+    if importlib.util.find_spec(package) is None:
+        raise MissingExtraError(distribution, "solver")
+    return name
+
+
+def driver(name: str) -> Driver:
+    """Import the driver of a solver. One per process: highspy and ortools cannot share one.
+
+    Raises:
+        InputError: no such solver.
+        MissingExtraError: its package is not installed.
+    """
+    family, _, inner = resolve(name).partition(":")
+    module = importlib.import_module(_DRIVERS[family][0])
+    return cast(Driver, module.driver(inner) if inner else module.solve)
+
+
+def version(name: str) -> str:
+    """The installed version of the package behind a solver."""
+    return importlib.metadata.version(_DRIVERS[name.partition(":")[0]][1])
+
+
+def available() -> list[SolverInfo]:
+    """The solvers whose packages are installed. PuLP's own are listed by ``pulp_door.installed``."""
+    found = []
+    for name, (_, _, package, features) in _DRIVERS.items():
+        if importlib.util.find_spec(package) is not None:
+            shown = "pulp:NAME" if name == "pulp" else name
+            found.append(SolverInfo(shown, version(name), features))
+    return found

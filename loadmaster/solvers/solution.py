@@ -1,0 +1,121 @@
+"""What is asked of a solve, and what comes back from it: the same words for every solver."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from loadmaster.solvers.program import FloatArray, IntArray
+
+
+class SolverStatus(enum.Enum):
+    """How a solve ended."""
+
+    OPTIMAL = "optimal"  # incumbent within the asked gap of the bound
+    FEASIBLE = "feasible"  # stopped by a limit or a cancel, with an incumbent
+    INFEASIBLE = "infeasible"
+    UNBOUNDED = "unbounded"
+    NO_SOLUTION = "no_solution"  # stopped by a limit or a cancel, without an incumbent
+
+
+class StoppedBy(enum.Enum):
+    """What ended a solve. Stops by gap or nodes repeat exactly; stops by time do not."""
+
+    GAP = "gap"
+    NODES = "nodes"
+    TIME = "time"
+    CANCEL = "cancel"
+    PROOF = "proof"  # infeasible or unbounded
+
+
+@dataclass(frozen=True, eq=False)
+class SolveOptions:
+    """Limits and hints for one solve.
+
+    Attributes:
+        time_limit_s: wall seconds inside the solver; None is no limit. (The process is killed a grace period
+            after it.)
+        gap: stop when (objective - bound) / |objective| <= gap.
+        node_limit: branch-and-bound nodes (HiGHS) or deterministic-time units (CP-SAT); None is no limit.
+        memory_limit_bytes: address-space cap of the solver's process; None is no cap.
+        start_columns, start_values: a MIP start, whole or partial: columns [n] and their values [n].
+        cutoff: only solutions with an objective at most this are of interest; None is no cutoff.
+        parameters: options handed to the solver under its own names, for experts.
+    """
+
+    time_limit_s: float | None = None
+    gap: float = 1e-4
+    node_limit: int | None = None
+    seed: int = 0
+    threads: int = 1
+    memory_limit_bytes: int | None = None
+    start_columns: IntArray | None = None
+    start_values: FloatArray | None = None
+    cutoff: float | None = None
+    parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One report from a running solve. ``objective`` is None before the first incumbent; ``bound`` likewise."""
+
+    seconds: float
+    objective: float | None
+    bound: float | None
+    nodes: int
+
+    @property
+    def gap(self) -> float | None:
+        return relative_gap(self.objective, self.bound)
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """What a solve found.
+
+    Attributes:
+        values: the incumbent [columns], or None.
+        objective, bound: of the incumbent; best proved. None where there is none.
+        seconds, cpu_seconds: wall and processor time of the solve (start of the process not counted).
+        conflict: for an infeasible program, labels of rows and column bounds that cannot all hold
+            (empty when the solver offers no such report).
+    """
+
+    status: SolverStatus
+    stopped_by: StoppedBy
+    values: FloatArray | None
+    objective: float | None
+    bound: float | None
+    seconds: float
+    cpu_seconds: float
+    nodes: int
+    solver: str
+    solver_version: str
+    conflict: tuple[str, ...] = ()
+
+    @property
+    def gap(self) -> float | None:
+        return relative_gap(self.objective, self.bound)
+
+    def block(self, indices: IntArray) -> FloatArray:
+        """The incumbent's values at ``indices``, in their shape.
+
+        Raises:
+            ValueError: there is no incumbent.
+        """
+        if self.values is None:
+            raise ValueError(f"the solve ended {self.status.value} without an incumbent: it has no values")
+        return np.asarray(self.values[indices], dtype=np.float64)
+
+
+def relative_gap(objective: float | None, bound: float | None) -> float | None:
+    """(objective - bound) / |objective|, never negative; None when either is missing or infinite."""
+    if objective is None or bound is None or not math.isfinite(objective) or not math.isfinite(bound):
+        return None
+    if objective == bound:
+        return 0.0
+    return max(0.0, (objective - bound) / max(abs(objective), 1e-10))
