@@ -7,6 +7,7 @@ else, answers over the inherited connection FD, and ends itself when its parent 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import resource
 import signal
@@ -30,7 +31,7 @@ _START_TOLERANCE = 1e-6
 
 
 class PipeLink:
-    """The :class:`loadmaster.solvers.driver.Link` of a solve in a child process: throttled, so that a chatty search stays cheap."""
+    """The :class:`loadmaster.solvers.driver.Link` of a child process, throttled."""
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self._connection = connection
@@ -71,8 +72,8 @@ class PipeLink:
         """Until the process ends: pass on the parent's wish to stop, and do not outlive the parent.
 
         The parent's id is watched beside the connection, because processes forked by the parent (data loader
-        workers, say) may hold its end of the connection open. Linux's parent-death signal is no substitute: it
-        fires when the *thread* that started this process ends.
+        workers, say) may hold its end of the connection open. Linux's parent-death signal is no substitute:
+        it fires when the *thread* that started this process ends.
         """
         parent = os.getppid()
         while os.getppid() == parent:
@@ -95,14 +96,23 @@ class PipeLink:
 
 
 def answer(driver: Driver, program: Program, options: SolveOptions, link: PipeLink, solver: str) -> Solution:
-    """Solve, after what no solver need be asked: the empty program, and a whole start that is feasible."""
+    """Solve, after what no solver need be asked: the cutoff, the empty program, a whole and feasible start.
+
+    The cutoff is a row, for every solver: HiGHS's own option for it can answer a mixed-integer program with
+    an incumbent beyond the cutoff and call it optimal (seen in 1.15.1).
+    """
+    if options.cutoff is not None:
+        program = program.with_row("cutoff", program.cost, upper=options.cutoff - program.offset)
     if program.column_count == 0:
         return _without_columns(program, solver)
     if options.start_columns is not None and options.start_values is not None:
         start = _whole_start(program, options.start_columns, options.start_values)
-        if start is not None and (options.cutoff is None or program.objective(start) <= options.cutoff):
+        if start is not None:
             link.incumbent(program.objective(start), start)
-    return driver(program, options, link)
+    solution = driver(program, options, link)
+    if solution.status is SolverStatus.INFEASIBLE:
+        return dataclasses.replace(solution, bound=options.cutoff)
+    return solution
 
 
 def _whole_start(program: Program, columns: Any, values: Any) -> FloatArray | None:
@@ -126,7 +136,7 @@ def _without_columns(program: Program, solver: str) -> Solution:
         cpu_seconds=time.process_time(),
         nodes=0,
         solver=solver,
-        solver_version="",
+        solver_version=registry.version(solver),
         conflict=tuple(program.row_label(int(row)) for row in broken[:1]),
     )
 

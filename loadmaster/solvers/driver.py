@@ -1,4 +1,4 @@
-"""What a solver driver is: a function that runs inside the solve's own process and keeps its caller informed."""
+"""What a solver driver is: a function that runs in the solve's own process and keeps its caller informed."""
 
 from __future__ import annotations
 

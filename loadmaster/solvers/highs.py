@@ -1,8 +1,8 @@
 """HiGHS, through highspy's flat ``passModel``: the production path for mixed-integer and linear programs.
 
 The flat call hands over a 1.1-million-nonzero program in a tenth of a second; filling a ``HighsLp`` object
-attribute by attribute takes fourteen times as long. Progress and cancellation hang on the interrupt callbacks:
-HiGHS's own logging callback may stay silent for a whole solve.
+attribute by attribute takes fourteen times as long. Progress and cancellation hang on the interrupt
+callbacks: HiGHS's own logging callback may stay silent for a whole solve.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
         SolverError: HiGHS refused the program or failed.
     """
     started = time.perf_counter()
-    highs = highspy.Highs()
+    highs: Any = highspy.Highs()
     _set_options(highs, options)
     pass_program(highs, program)
     _set_start(highs, program, options)
@@ -58,10 +58,9 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
     bound: float | None = None
     nodes = 0
     conflict: tuple[str, ...] = ()
-    if status in (_Status.kInfeasible, _Status.kObjectiveBound):
+    if status == _Status.kInfeasible:
         outcome = (SolverStatus.INFEASIBLE, StoppedBy.PROOF)
-        bound = options.cutoff
-        conflict = _conflict(highs, program, options)
+        conflict = _conflict(highs, program, options, time.perf_counter() - started)
     elif status == _Status.kUnbounded:
         outcome = (SolverStatus.UNBOUNDED, StoppedBy.PROOF)
     else:
@@ -84,7 +83,7 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
     )
 
 
-def pass_program(highs: highspy.Highs, program: Program) -> None:
+def pass_program(highs: Any, program: Program) -> None:
     """Hand the arrays over in one call.
 
     Raises:
@@ -114,7 +113,7 @@ def pass_program(highs: highspy.Highs, program: Program) -> None:
         )
 
 
-def _set_options(highs: highspy.Highs, options: SolveOptions) -> None:
+def _set_options(highs: Any, options: SolveOptions) -> None:
     chosen: dict[str, bool | int | float | str] = {
         "output_flag": False,
         "threads": options.threads,
@@ -127,8 +126,6 @@ def _set_options(highs: highspy.Highs, options: SolveOptions) -> None:
         chosen["time_limit"] = float(options.time_limit_s)
     if options.node_limit is not None:
         chosen["mip_max_nodes"] = options.node_limit
-    if options.cutoff is not None:
-        chosen["objective_bound"] = float(options.cutoff)
     for name, value in {**chosen, **options.parameters}.items():
         if highs.setOptionValue(name, value) != highspy.HighsStatus.kOk:
             raise InputError(
@@ -139,7 +136,7 @@ def _set_options(highs: highspy.Highs, options: SolveOptions) -> None:
             )
 
 
-def _set_start(highs: highspy.Highs, program: Program, options: SolveOptions) -> None:
+def _set_start(highs: Any, program: Program, options: SolveOptions) -> None:
     if options.start_columns is None or options.start_values is None or not len(options.start_columns):
         return
     if len(options.start_columns) == program.column_count:
@@ -156,7 +153,7 @@ def _set_start(highs: highspy.Highs, program: Program, options: SolveOptions) ->
         )
 
 
-def _listen(highs: highspy.Highs, link: Link, started: float) -> None:
+def _listen(highs: Any, link: Link, started: float) -> None:
     def look_up(event: Any) -> None:
         out = event.data_out
         link.progress(
@@ -193,7 +190,7 @@ def _outcome(status: Any, has_incumbent: bool, words: str) -> tuple[SolverStatus
     return (SolverStatus.FEASIBLE if has_incumbent else SolverStatus.NO_SOLUTION), _STOPPED_BY[status]
 
 
-def _incumbent(highs: highspy.Highs, program: Program) -> FloatArray | None:
+def _incumbent(highs: Any, program: Program) -> FloatArray | None:
     if highs.getInfo().primal_solution_status != highspy.kSolutionStatusFeasible:
         return None
     values = np.array(highs.getSolution().col_value, dtype=np.float64)
@@ -201,14 +198,14 @@ def _incumbent(highs: highspy.Highs, program: Program) -> FloatArray | None:
     return values
 
 
-def _bound(highs: highspy.Highs, program: Program, status: Any) -> float:
+def _bound(highs: Any, program: Program, status: Any) -> float:
     if program.integer.any():
         return float(highs.getInfo().mip_dual_bound)
     # A simplex stopped halfway has proved nothing about a linear program.
     return float(highs.getInfo().objective_function_value) if status == _Status.kOptimal else -math.inf
 
 
-def _disambiguate(highs: highspy.Highs, program: Program) -> Any:
+def _disambiguate(highs: Any, program: Program) -> Any:
     """Presolve may only learn "unbounded or infeasible": ask whether there is any feasible point at all."""
     columns = np.arange(program.column_count, dtype=np.int32)
     highs.changeColsCost(program.column_count, columns, np.zeros(program.column_count))
@@ -217,19 +214,18 @@ def _disambiguate(highs: highspy.Highs, program: Program) -> Any:
     return _Status.kUnbounded if status == _Status.kOptimal else status
 
 
-def _conflict(highs: highspy.Highs, program: Program, options: SolveOptions) -> tuple[str, ...]:
-    """Rows and column bounds of the linear relaxation that cannot all hold; none if only integrality forbids."""
-    cutoff = () if options.cutoff is None else ("cutoff",)
+def _conflict(highs: Any, program: Program, options: SolveOptions, spent_s: float) -> tuple[str, ...]:
+    """Rows and bounds of the linear relaxation that cannot all hold; none if only integrality forbids."""
+    remaining_s = math.inf if options.time_limit_s is None else max(options.time_limit_s - spent_s, 1.0)
     highs.clearSolver()
-    highs.setOptionValue("objective_bound", math.inf)
-    highs.setOptionValue("time_limit", _IIS_TIME_LIMIT_S)
+    highs.setOptionValue("time_limit", min(_IIS_TIME_LIMIT_S, remaining_s))
+    highs.setOptionValue("iis_time_limit", min(_IIS_TIME_LIMIT_S, remaining_s))
     highs.setOptionValue("iis_strategy", _IIS_STRATEGY)
     status, iis = highs.getIis()
     if status == highspy.HighsStatus.kError or not iis.valid_:
-        return cutoff
+        return ()
     rows = tuple(program.row_label(row) for row in iis.row_index_)
-    columns = tuple(program.column_label(column) for column in iis.col_index_)
-    return rows + columns or cutoff
+    return rows + tuple(program.column_label(column) for column in iis.col_index_)
 
 
 def _finite(number: float) -> float | None:

@@ -1,8 +1,8 @@
 """Solves in processes of their own: isolated, limited, observable, cancellable, never left behind.
 
 Each solve is a fresh interpreter that imports numpy and one solver (not the caller's script, so no
-``if __name__ == "__main__"`` is needed around a call). A thread in the caller's process talks to it, holds it to
-its limits and collects what it reports; a solve that is killed still answers with the best point it had sent.
+``if __name__ == "__main__"`` is needed around a call). A thread in the caller's process talks to it, holds it
+to its limits and collects what it reports; a solve that is killed still answers with the best point it sent.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class RunningSolve:
         return None
 
     def _bury(self, *, killed: bool) -> tuple[float | None, int | None]:
-        """End the process and everything it started. Returns its CPU seconds and, if it died alone, its exit."""
+        """End the process and all it started. Returns CPU seconds and, if it died alone, the exit code."""
         pid = self._process.pid
         usage = None
         exit_code: int | None = None
@@ -211,7 +211,7 @@ class RunningSolve:
                     usage, exit_code = seen, os.waitstatus_to_exitcode(status)
                 else:
                     time.sleep(0.005)
-            # Not yet reaped, so the id is still this process's; or reaped, and the group has only its orphans.
+            # Not yet reaped, so the id is still its own; or reaped, and the group holds only its orphans.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             if usage is None:
@@ -273,13 +273,9 @@ def check_options(program: Program, options: SolveOptions) -> None:
         if value is not None and not value >= smallest:
             raise InputError(name, value, "out of range", f"Give a number of at least {smallest}.")
     if options.memory_limit_bytes is not None and options.memory_limit_bytes < 1:
-        raise InputError(
-            "memory_limit_bytes", options.memory_limit_bytes, "not positive", "Give bytes, or None."
-        )
+        raise InputError("memory_limit_bytes", options.memory_limit_bytes, "not positive", "Give bytes, or None.")
     if (options.start_columns is None) != (options.start_values is None):
-        raise InputError(
-            "start_columns", None, "half a MIP start", "Give both start_columns and start_values."
-        )
+        raise InputError("start_columns", None, "half a MIP start", "Give both start_columns and start_values.")
     if options.start_columns is None or options.start_values is None:
         return
     columns, values = np.asarray(options.start_columns), np.asarray(options.start_values)
@@ -323,15 +319,9 @@ def _cause_of_death(noise: IO[bytes], exit_code: int | None, options: SolveOptio
         return f"{OUT_OF_MEMORY} ({solver})"
     if exit_code == -signal.SIGKILL:
         return (
-            f"The {solver} process was killed from outside, most likely because the machine ran out of memory. "
-            "Free memory, run fewer solves at once, or set memory_limit_bytes."
+            f"The {solver} process was killed from outside, most likely because the machine ran out of "
+            "memory. Free memory, run fewer solves at once, or set memory_limit_bytes."
         )
-    how = (
-        "ended"
-        if exit_code is None
-        else f"died of {signal.Signals(-exit_code).name}"
-        if exit_code < 0
-        else "failed"
-    )
+    how = "ended" if exit_code is None else f"died of {signal.Signals(-exit_code).name}" if exit_code < 0 else "failed"
     said = f" Its last words: {last_words}" if last_words else ""
     return f"The {solver} process {how} without an answer. Try another solver or seed, and report it.{said}"

@@ -4,12 +4,13 @@
     subject to  row_lower <= A x <= row_upper,   lower <= x <= upper,   x[integer] integral
 
 ``A`` is held by rows (CSR). Columns and rows come in named blocks with shapes, so that a solution, an
-infeasible subset or a solver's log can be read back in the formulation's own words. Filling arrays directly is
-two orders of magnitude faster than any expression layer, and hashable, which the plan cache needs.
+infeasible subset or a solver's log can be read back in the formulation's own words. Filling arrays directly
+is two orders of magnitude faster than any expression layer, and hashable, which the plan cache needs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,8 +57,8 @@ class Block:
 class Program:
     """A mixed-integer program in arrays. Build one with :class:`ProgramBuilder`.
 
-    Shapes: ``cost, lower, upper, integer`` are [columns]; ``row_start`` is [rows + 1]; ``column_index, value``
-    are [nonzeros]; ``row_lower, row_upper`` are [rows]. All arrays are read-only.
+    Shapes: ``cost, lower, upper, integer`` are [columns]; ``row_start`` is [rows + 1];
+    ``column_index, value`` are [nonzeros]; ``row_lower, row_upper`` are [rows]. All arrays are read-only.
     """
 
     cost: FloatArray
@@ -125,10 +126,12 @@ class Program:
     def activity(self, x: FloatArray) -> FloatArray:
         """``A x`` for a point [columns]."""
         row = np.repeat(np.arange(self.row_count), np.diff(self.row_start))
-        return np.bincount(row, weights=self.value * x[self.column_index], minlength=self.row_count)
+        products = self.value * x[self.column_index]
+        # Row by row, so that large rows do not cost small ones their digits.
+        return np.bincount(row, weights=products, minlength=self.row_count).astype(np.float64)
 
     def violation(self, x: FloatArray) -> float:
-        """The largest violation of any bound, row or integrality at a point, absolute. Zero means feasible."""
+        """The largest violation of any bound, row or integrality at a point, absolute. Zero: feasible."""
         activity = self.activity(x)
         worst = 0.0
         for excess in (
@@ -141,6 +144,21 @@ class Program:
             if excess.size:
                 worst = max(worst, float(excess.max()))
         return worst
+
+    def with_row(
+        self, name: str, coefficients: FloatArray, *, lower: float = -INFINITY, upper: float = INFINITY
+    ) -> Program:
+        """This program with one more row at the end, dense ``coefficients`` [columns], label ``name``."""
+        columns = np.flatnonzero(coefficients)
+        return dataclasses.replace(
+            self,
+            row_start=np.append(self.row_start, self.nonzero_count + len(columns)),
+            column_index=np.append(self.column_index, columns.astype(np.int32)),
+            value=np.append(self.value, coefficients[columns]),
+            row_lower=np.append(self.row_lower, lower),
+            row_upper=np.append(self.row_upper, upper),
+            row_blocks=(*self.row_blocks, Block(name, self.row_count, ())),
+        )
 
     def sha256(self) -> str:
         """A hash of everything a solver sees (not the names)."""
@@ -224,8 +242,8 @@ class ProgramBuilder:
     ) -> IntArray:
         """Add a block of rows and return their indices, shaped ``shape``.
 
-        Each term is ``(row, column, value)``: arrays that broadcast together; ``row`` counts from 0 within this
-        block (in C order). Repeated entries add up.
+        Each term is ``(row, column, value)``: arrays that broadcast together; ``row`` counts from 0 within
+        this block (in C order). Repeated entries add up.
         """
         shape = (shape,) if isinstance(shape, int) else shape
         block = Block(name, self._row_count, shape)
@@ -236,9 +254,7 @@ class ProgramBuilder:
                 np.asarray(value, dtype=np.float64),
             )
             if r.size and (r.min() < 0 or r.max() >= block.size):
-                raise IndexError(
-                    f"rows {name}: row index {int(r.min())}..{int(r.max())} outside 0..{block.size - 1}"
-                )
+                raise IndexError(f"rows {name}: row index {int(r.min())}..{int(r.max())} outside 0..{block.size - 1}")
             if c.size and (c.min() < 0 or c.max() >= self._column_count):
                 raise IndexError(f"rows {name}: a column index is outside 0..{self._column_count - 1}")
             self._entries.append((r.ravel() + block.start, c.ravel(), v.ravel()))
@@ -248,7 +264,7 @@ class ProgramBuilder:
         return block.indices
 
     def row_list(self, name: str) -> RowList:
-        """A block of rows written one at a time, for constraints whose length varies. Close it with ``done()``."""
+        """A block of rows written one at a time, for rows whose length varies. Close it with ``done()``."""
         return RowList(self, name)
 
     def build(self) -> Program:

@@ -43,7 +43,8 @@ class SolveOptions:
         node_limit: branch-and-bound nodes (HiGHS) or deterministic-time units (CP-SAT); None is no limit.
         memory_limit_bytes: address-space cap of the solver's process; None is no cap.
         start_columns, start_values: a MIP start, whole or partial: columns [n] and their values [n].
-        cutoff: only solutions with an objective at most this are of interest; None is no cutoff.
+        cutoff: only solutions with an objective at most this are of interest; None is no cutoff. An answer of
+            "infeasible" then means that none is that good, with the cutoff as the bound.
         parameters: options handed to the solver under its own names, for experts.
     """
 
@@ -61,7 +62,7 @@ class SolveOptions:
 
 @dataclass(frozen=True)
 class Progress:
-    """One report from a running solve. ``objective`` is None before the first incumbent; ``bound`` likewise."""
+    """One report from a running solve. ``objective`` is None before the first incumbent; so is ``bound``."""
 
     seconds: float
     objective: float | None
@@ -80,7 +81,8 @@ class Solution:
     Attributes:
         values: the incumbent [columns], or None.
         objective, bound: of the incumbent; best proved. None where there is none.
-        seconds, cpu_seconds: wall and processor time of the solve (start of the process not counted).
+        seconds: wall time inside the solver.
+        cpu_seconds: processor time of the whole process, start and imports too: sums over solves are honest.
         conflict: for an infeasible program, labels of rows and column bounds that cannot all hold
             (empty when the solver offers no such report).
     """
