@@ -1,0 +1,88 @@
+"""What the command line says, and where: data on stdout, everything else on stderr.
+
+On a terminal the progress is one live line; elsewhere (a log file, CI) it is a plain line now and then.
+``NO_COLOR`` (https://no-color.org) and ``TERM=dumb`` turn colours off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+_PLAIN_EVERY_S = 5.0
+_LIVE_EVERY_S = 0.1
+
+
+class Terminal:
+    """Writes data to ``out`` and messages to ``err``."""
+
+    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        self._out = out if out is not None else sys.stdout
+        self._err = err if err is not None else sys.stderr
+        self._live = self._err.isatty() and os.environ.get("TERM") != "dumb"
+        self._colour = self._live and not os.environ.get("NO_COLOR")
+        self._live_line = False
+        self._shown_at = -_PLAIN_EVERY_S
+
+    def data(self, text: str) -> None:
+        """One line or block of data."""
+        self.settle()
+        self._out.write(text + "\n")
+        self._out.flush()
+
+    def json(self, document: Mapping[str, Any] | list[Any]) -> None:
+        """A JSON document, one per call."""
+        self.data(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+
+    def say(self, text: str) -> None:
+        """A message that stays."""
+        self.settle()
+        self._err.write(text + "\n")
+        self._err.flush()
+
+    def error(self, text: str) -> None:
+        """An error message."""
+        self.say(f"{self.paint('error:', '31;1')} {text}")
+
+    def progress(self, text: str) -> None:
+        """What is going on right now: the live line of a terminal, else a plain line every few seconds."""
+        now = time.monotonic()
+        if now - self._shown_at < (_LIVE_EVERY_S if self._live else _PLAIN_EVERY_S):
+            return
+        self._shown_at = now
+        if self._live:
+            width = shutil.get_terminal_size().columns - 1
+            self._err.write("\r\x1b[2K" + text[:width])
+            self._live_line = True
+        else:
+            self._err.write(text + "\n")
+        self._err.flush()
+
+    def settle(self) -> None:
+        """Clear the live line, if there is one."""
+        if self._live_line:
+            self._err.write("\r\x1b[2K")
+            self._live_line = False
+
+    def paint(self, text: str, code: str) -> str:
+        """Text in an ANSI colour, where colours are wanted."""
+        return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
+
+
+def table(rows: list[list[str]], header: list[str]) -> str:
+    """Columns aligned with spaces; numbers (cells that start with a digit) to the right."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    right = [
+        bool(rows) and all(row[i][:1].isdigit() or row[i] in ("", "-") for row in rows)
+        for i in range(len(header))
+    ]
+    lines = []
+    for row in [header, *rows]:
+        cells = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

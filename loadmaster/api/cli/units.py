@@ -1,0 +1,116 @@
+"""Human units at the edge of the command line: strict to read, short to write.
+
+Inside, bytes are integers and times are microseconds; ``5GiB``, ``800MB`` and ``50%`` live only here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from loadmaster.errors import InputError
+
+_FACTORS = {
+    "": 1,
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[A-Za-z]*)", re.ASCII)
+_SHARE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*%", re.ASCII)
+_REMEDY = "Give bytes, or a number with B, kB, MB, GB, TB, KiB, MiB, GiB or TiB, as in 5GiB."
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A budget as the user wrote it: bytes, or a share of the peak of the unconstrained step."""
+
+    size_bytes: int | None
+    share: float | None = None
+
+    def resolve(self, unconstrained_peak_bytes: int) -> int:
+        """The budget in bytes."""
+        if self.share is None:
+            assert self.size_bytes is not None
+            return self.size_bytes
+        return int(self.share * unconstrained_peak_bytes)
+
+
+def parse_bytes(text: str, field: str) -> int:
+    """``5GiB`` as bytes. A bare number is bytes; the letter case of a unit counts.
+
+    Raises:
+        InputError: naming ``field``, when there is no such unit, or the size is zero or below one byte.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise InputError(field, text, "is not a size", _REMEDY)
+    unit = match["unit"]
+    if unit not in _FACTORS:
+        near = next((u for u in _FACTORS if u.lower() == unit.lower()), None)
+        remedy = f"Write {match['number']}{near}." if near else _REMEDY
+        raise InputError(field, text, f"{unit} is not a unit of size", remedy)
+    size = float(match["number"]) * _FACTORS[unit] if match[2] else int(match["number"]) * _FACTORS[unit]
+    if size < 1:
+        raise InputError(field, text, "is less than one byte", "Give a positive size.")
+    if size >= 2**63:
+        raise InputError(field, text, "is more than any memory holds", "Give a smaller size.")
+    return int(size)
+
+
+def parse_budget(text: str, field: str = "--budget") -> Budget:
+    """A size, or a percentage of the unconstrained peak (``50%``).
+
+    Raises:
+        InputError: it is neither, or the percentage is not above 0.
+    """
+    match = _SHARE.fullmatch(text.strip())
+    if match is None:
+        if "%" in text:
+            raise InputError(field, text, "is not a percentage", "Write it as 50%.")
+        return Budget(parse_bytes(text, field))
+    share = float(match["number"]) / 100
+    if not 0 < share <= 100:
+        raise InputError(
+            field, text, "is not a usable share of the peak", "Give a percentage above 0, as in 50%."
+        )
+    return Budget(None, share)
+
+
+def show_bytes(size_bytes: float) -> str:
+    """Binary units with three significant digits: ``4.98 GiB``, ``312 MiB``, ``17 B``."""
+    sign = "-" if size_bytes < 0 else ""
+    size = abs(float(size_bytes))
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{sign}{_three(size)} {unit}" if unit != "B" else f"{sign}{size:.0f} B"
+        size /= 1024
+    return f"{sign}{_three(size)} TiB"
+
+
+def show_cost(value: float, unit: str) -> str:
+    """A cost in its unit: microseconds and microjoules in the fitting multiple, anything else as it is."""
+    base = {"us": "s", "uj": "J"}.get(unit)
+    if base is None:
+        return f"{_three(value)} {unit}"
+    for factor, prefix in ((1e6, ""), (1e3, "m"), (1.0, "u")):
+        if abs(value) >= factor:
+            return f"{_three(value / factor)} {prefix}{base}"
+    return f"{value:.2g} u{base}" if value else f"0 {base}"
+
+
+def show_share(value: float | None) -> str:
+    """A ratio as a percentage, or ``unknown``."""
+    return "unknown" if value is None else f"{100 * value:.2f} %"
+
+
+def _three(value: float) -> str:
+    """At least three significant digits, never an exponent."""
+    decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    return f"{value:.{decimals}f}"
