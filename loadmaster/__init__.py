@@ -1,0 +1,54 @@
+"""Loadmaster plans deep-learning training by optimization: a plan in seconds, with a proof, run in your own loop.
+
+>>> import loadmaster
+>>> plan = loadmaster.plan("problem.json", budget_bytes=8 << 30)      # doctest: +SKIP
+
+Importing this package is cheap: what it offers is loaded on first use, and no floor is imported that is not asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from loadmaster.api.client import AsyncClient, Client
+    from loadmaster.models.kinds import check_plan, read_plan, read_problem, write_plan, write_problem
+    from loadmaster.planner import PlanOptions, PlanProgress, frontier, plan
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "PlanOptions",
+    "PlanProgress",
+    "check_plan",
+    "frontier",
+    "plan",
+    "read_plan",
+    "read_problem",
+    "write_plan",
+    "write_problem",
+]
+
+_HOME = {
+    "AsyncClient": "loadmaster.api.client",
+    "Client": "loadmaster.api.client",
+    "PlanOptions": "loadmaster.planner",
+    "PlanProgress": "loadmaster.planner",
+    "check_plan": "loadmaster.models.kinds",
+    "frontier": "loadmaster.planner",
+    "plan": "loadmaster.planner",
+    "read_plan": "loadmaster.models.kinds",
+    "read_problem": "loadmaster.models.kinds",
+    "write_plan": "loadmaster.models.kinds",
+    "write_problem": "loadmaster.models.kinds",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'loadmaster' has no attribute {name!r}")
+    return getattr(import_module(home), name)

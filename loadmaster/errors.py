@@ -1,0 +1,71 @@
+"""What can go wrong, in the words a user needs: every floor raises these and no others.
+
+An *answer* is not an error: an infeasible problem and a plan cut short by a limit come back as plans with
+that status. Errors are for input that cannot be used, for solvers that break, and for bugs.
+"""
+
+from __future__ import annotations
+
+
+class LoadmasterError(Exception):
+    """Base of all errors that Loadmaster raises on purpose. ``exit_status`` is the command line's answer."""
+
+    exit_status = 1
+
+
+class InputError(LoadmasterError, ValueError):
+    """Input that cannot be used: names the field, the value found there, and what to do about it.
+
+    Attributes:
+        field: where, as a JSON-pointer-like path (``forward[3].inputs``).
+        value: what was found (kept short in the message).
+        remedy: one sentence, imperative.
+    """
+
+    exit_status = 2
+
+    def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
+        self.field = field
+        self.value = value
+        self.problem = problem
+        self.remedy = remedy
+        shown = repr(value)
+        if len(shown) > 80:
+            shown = shown[:77] + "..."
+        super().__init__(f"{field}: {problem} (found {shown}). {remedy}")
+
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, object, str, str]]:
+        return (InputError, (self.field, self.value, self.problem, self.remedy))
+
+
+class MissingExtraError(LoadmasterError, ImportError):
+    """A package of an optional extra is not installed."""
+
+    exit_status = 2
+
+    def __init__(self, package: str, extra: str) -> None:
+        self.package, self.extra = package, extra
+        super().__init__(f"{package} is not installed. Install it with: pip install 'loadmaster[{extra}]'")
+
+    def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
+        return (MissingExtraError, (self.package, self.extra))
+
+
+class SolverError(LoadmasterError):
+    """A solve broke: the process crashed, ran out of memory, or the solver refused the model."""
+
+
+class LimitReachedError(LoadmasterError):
+    """A time, node or memory limit came before any plan was found (and before infeasibility was proved)."""
+
+    exit_status = 4
+
+
+class CancelledError(LoadmasterError):
+    """The caller cancelled before any plan was found."""
+
+    exit_status = 130
+
+
+class CheckFailedError(LoadmasterError):
+    """The independent checker refused a plan that a formulation produced: a bug in Loadmaster, please report it."""

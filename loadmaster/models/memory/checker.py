@@ -1,0 +1,412 @@
+"""The independent judge of memory plans: replays every stage against the accounting, blind to the formulations.
+
+Let m_i be the bytes of forward result i, S[t] the results on the device when stage t starts, keep[t] those that stay
+into the next one, L_j the live inputs of forward operator j, D the needs of the chosen backward implementation, G_t the
+gradients and fixed bytes of stage t, F_t the bytes of offloaded results on their way in either direction. The step fits
+a budget B when, in every stage t,
+
+- just before forward j, computed or not:
+    G_t + F_t + sum(m_i, i in S[t], i >= j) + sum(m_i, i in keep[t], i < j) + sum(m_i, i in D - keep[t], i < j) <= B
+- while forward j runs:
+    G_t + F_t + workspace + m_j + sum(m_i, i in L_j) + sum(m_i, i in S[t], i > j)
+        + sum(m_i, i in keep[t] - L_j, i < j) + sum(m_i, i in D - keep[t], i < j) <= B
+- while backward k = t runs:
+    workspace + live + fixed + output + F_t + sum(m_i, i in D) + sum(m_i, i in keep[t] - D) <= B
+
+Source: MONeT, 003_283bdbbccdcfdb68.txt, equations 4.1 to 4.3 and 4.12 to 4.16, and the accounting of its published
+schedules. Offload extends it: a result is sent when it has been computed and stays on the device until sent; links work
+first in, first out beside the compute; an operator waits (a stall) while sending results would break the budget.
+
+Violations are reported in words; a plan with any is a bug report, never an answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from loadmaster.errors import InputError
+from loadmaster.models.memory.plan import MemoryPlan, Schedule, Stage
+from loadmaster.models.memory.problem import BackwardImplementation, MemoryProblem
+from loadmaster.solvers.program import IntArray
+
+
+@dataclass(frozen=True)
+class Event:
+    """One operator in the replay: when it starts, how long it runs, the bytes resident while it does."""
+
+    stage: int
+    what: str  # "forward", "recompute" or "backward"
+    operator: int
+    op: str
+    start_us: float
+    duration_us: float
+    resident_bytes: int
+    stall_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """The verdict.
+
+    Attributes:
+        ok: no violation.
+        violations: in words, empty when ok.
+        peak_bytes, peak_at: the highest resident bytes and the operator there.
+        objective: of the replay, in the problem's unit.
+        time_us: of the whole step, with its parts forward, recompute, backward and stall.
+        events: the timeline.
+    """
+
+    ok: bool
+    violations: tuple[str, ...]
+    peak_bytes: int
+    peak_at: str
+    objective: float
+    time_us: float
+    forward_us: float
+    recompute_us: float
+    backward_us: float
+    stall_us: float
+    recomputed: int
+    offloaded_bytes: int
+    events: tuple[Event, ...] = field(repr=False)
+
+    def summary(self) -> dict[str, object]:
+        """What a plan document records of it."""
+        names = ("ok", "peak_bytes", "peak_at", "time_us", "forward_us", "recompute_us", "backward_us", "stall_us")
+        return {name: getattr(self, name) for name in (*names, "recomputed", "offloaded_bytes")}
+
+
+def check_plan(problem: MemoryProblem, plan: MemoryPlan) -> Check:
+    """Replay a plan under its own budget.
+
+    Raises:
+        InputError: the plan belongs to another problem, or holds no schedule (infeasible).
+    """
+    if plan.problem_sha256 != problem.sha256:
+        raise InputError(
+            "problem_sha256",
+            plan.problem_sha256,
+            f"is another problem's (this one is {problem.sha256})",
+            "Plan this problem again, or give the problem the plan was made for.",
+        )
+    if plan.schedule is None:
+        raise InputError("status", plan.status, "holds no schedule to check", "Give a plan that was found feasible.")
+    return check(problem, plan.schedule, plan.budget_bytes)
+
+
+def check(problem: MemoryProblem, schedule: Schedule, budget_bytes: int) -> Check:
+    """Replay a schedule under a budget in bytes. Never raises for a wrong schedule: the verdict says what is wrong."""
+    return _Replay(problem, schedule, budget_bytes).run()
+
+
+class _Replay:
+    """State of one replay: what is on the device, what travels, and the clock."""
+
+    def __init__(self, problem: MemoryProblem, schedule: Schedule, budget_bytes: int) -> None:
+        self.problem = problem
+        self.schedule = schedule
+        self.budget = budget_bytes
+        self.bytes = problem.output_bytes
+        self.count = len(problem.forward)
+        self.violations: list[str] = []
+        self.events: list[Event] = []
+        self.clock_us = 0.0
+        self.objective = 0.0
+        self.spent_us = {"forward": 0.0, "recompute": 0.0, "backward": 0.0, "stall": 0.0}
+        self.peak = (0, "nothing")
+        self.recomputed = 0
+        # Results on their way to the host: (time the copy ends, forward id), in sending order.
+        self.sending: list[tuple[float, int]] = []
+        self.link_free_us = 0.0
+        # When each fetch that is under way ends, by the stage and result it is for.
+        self.arrivals: dict[tuple[int, int], float] = {}
+        self.incoming = 0
+
+    def run(self) -> Check:
+        """Stage by stage, then the verdict."""
+        if len(self.schedule.stages) != self.problem.stage_count:
+            self._wrong(f"{len(self.schedule.stages)} stages, but the problem has {self.problem.stage_count}")
+        else:
+            self._check_offload()
+            stored: set[int] = set()
+            for t, stage in enumerate(self.schedule.stages):
+                stored = self._stage(t, stage, stored)
+        return Check(
+            ok=not self.violations,
+            violations=tuple(self.violations),
+            peak_bytes=self.peak[0],
+            peak_at=self.peak[1],
+            objective=self.objective + (self.spent_us["stall"] if self.problem.objective == "time" else 0.0),
+            time_us=self.clock_us,
+            forward_us=self.spent_us["forward"],
+            recompute_us=self.spent_us["recompute"],
+            backward_us=self.spent_us["backward"],
+            stall_us=self.spent_us["stall"],
+            recomputed=self.recomputed,
+            offloaded_bytes=int(sum(self.bytes[i] for i in self.schedule.offload if i < self.count)),
+            events=tuple(self.events),
+        )
+
+    def _wrong(self, text: str) -> None:
+        self.violations.append(text)
+
+    def _check_offload(self) -> None:
+        link, offload = self.problem.host_link, self.schedule.offload
+        fetched = [(t, f) for t, stage in enumerate(self.schedule.stages) for f in stage.fetches]
+        if (offload or fetched) and link is None:
+            self._wrong("the plan offloads, but the problem has no host_link")
+            return
+        if len(set(offload)) != len(offload):
+            self._wrong("a result is offloaded twice")
+        for i in offload:
+            if i >= self.count or not self.problem.forward[i].offloadable:
+                self._wrong(f"forward {i} is offloaded, but is not offloadable")
+        capacity = link.capacity_bytes if link is not None else None
+        total = int(sum(self.bytes[i] for i in offload if i < self.count))
+        if capacity is not None and total > capacity:
+            self._wrong(f"offloads {total} bytes, host capacity is {capacity}")
+        for t, f in fetched:
+            if f.forward not in offload:
+                self._wrong(f"stage {t} fetches forward {f.forward}, which was not offloaded")
+            if not 1 <= f.issued_at <= t:
+                self._wrong(f"stage {t} fetches forward {f.forward}, issued at stage {f.issued_at}: not in 1..{t}")
+
+    def _stage(self, t: int, stage: Stage, stored: set[int]) -> set[int]:
+        """Replay stage t from the results carried into it; returns what it keeps."""
+        link = self.problem.host_link
+        if t == 1:
+            self._drain()
+        if link is not None:
+            for later, other in enumerate(self.schedule.stages):
+                for f in other.fetches:
+                    if f.issued_at == t and f.forward < self.count:
+                        size = int(self.bytes[f.forward])
+                        self.link_free_us = max(self.link_free_us, self.clock_us) + link.from_host_us(size)
+                        self.arrivals[later, f.forward] = self.link_free_us
+                        self.incoming += size
+        for f in stage.fetches:
+            ready = self.arrivals.pop((t, f.forward), self.clock_us)
+            self._stall_until(ready)
+            if f.forward in stored:
+                self._wrong(f"stage {t} fetches forward {f.forward}, which is on the device already")
+            if f.forward < self.count:
+                stored = stored | {f.forward}
+                self.incoming -= int(self.bytes[f.forward])
+        keep = set(stage.keep)
+        needs = self._needs(t, stage)
+        resident = _Resident(self, t, stored, keep, needs)
+        available = self._computes(t, stage, stored, resident)
+        for i in sorted(keep - available):
+            self._wrong(f"stage {t} keeps forward {i}, which is neither stored, computed nor left intact")
+        if t > 0:
+            self._backward(t, stage, keep, available)
+        return keep
+
+    def _needs(self, t: int, stage: Stage) -> frozenset[int]:
+        choice = self._backward_choice(t, stage)
+        return frozenset(choice.needs) if choice is not None else frozenset()
+
+    def _backward_choice(self, t: int, stage: Stage) -> BackwardImplementation | None:
+        if t == 0:
+            if stage.implementation is not None:
+                self._wrong("stage 0 runs no backward operator")
+            return None
+        choices = self.problem.backward[t - 1].implementations
+        if stage.implementation is None or stage.implementation >= len(choices):
+            self._wrong(f"backward {t} has no implementation {stage.implementation}")
+            return None
+        return choices[stage.implementation]
+
+    def _computes(self, t: int, stage: Stage, stored: set[int], resident: _Resident) -> set[int]:
+        """Run the stage's forward operators; returns what is intact on the device afterwards."""
+        intact = set(stored)
+        computed: set[int] = set()
+        in_place: dict[int, bool] = {}
+        previous = -1
+        for c in stage.computes:
+            j = c.forward
+            if j >= self.count or j <= previous:
+                self._wrong(f"stage {t} computes forward {j} after {previous}: ids must exist and ascend")
+                return intact
+            resident.before(previous + 1, j)
+            previous = j
+            operator = self.problem.forward[j]
+            where = f"stage {t}: forward {j} ({operator.op})"
+            choices = operator.implementations if t == 0 else operator.recompute_implementations
+            if c.implementation >= len(choices):
+                self._wrong(f"{where} has no implementation {c.implementation}")
+                return intact
+            if t > 0 and not operator.recomputable:
+                self._wrong(f"{where} must not be recomputed")
+            for i in operator.inputs:
+                if i not in intact:
+                    self._wrong(f"{where} reads forward {i}, which is not on the device")
+            parent = operator.encodes
+            if parent is not None and parent not in computed:
+                self._wrong(f"{where} encodes forward {parent}, which this stage does not compute")
+            chosen = choices[c.implementation]
+            time_us, workspace = chosen.time_us, chosen.workspace_bytes
+            self.objective += self.problem.cost(chosen)
+            if parent is not None and operator.in_place is not None and c.in_place != in_place.get(parent, False):
+                self._wrong(f"{where} must run in place exactly when forward {parent} does")
+            if c.in_place:
+                if operator.in_place is None:
+                    self._wrong(f"{where} cannot run in place")
+                else:
+                    time_us += operator.in_place.time_delta_us
+                    workspace += operator.in_place.workspace_delta_bytes
+                    self.objective += self.problem.in_place_cost(operator.in_place)
+                    if parent is None:
+                        intact.discard(operator.in_place.overwrites)
+            in_place[j] = c.in_place
+            stall = resident.running(j, workspace)
+            kind = "forward" if t == 0 else "recompute"
+            self._advance(t, kind, j, operator.op, time_us, resident.last_bytes, stall)
+            computed.add(j)
+            intact.add(j)
+            self.recomputed += t > 0
+            if t == 0 and j in self.schedule.offload:
+                self._send(j)
+        resident.before(previous + 1, self.count - 1)
+        if t == 0:
+            missing = [f.id for f in self.problem.forward if f.encodes is None and f.id not in computed]
+            if missing:
+                self._wrong(f"the forward pass does not compute forward {missing[0]}")
+            for i in self.schedule.offload:
+                if i in stage.keep:
+                    self._wrong(f"forward {i} is both kept and offloaded")
+                if i not in intact:
+                    self._wrong(f"forward {i} is offloaded, but is overwritten in the forward pass")
+        return intact
+
+    def _backward(self, t: int, stage: Stage, keep: set[int], available: set[int]) -> None:
+        choice = self._backward_choice(t, stage)
+        if choice is None:
+            return
+        operator = self.problem.backward[t - 1]
+        where = f"backward {t} ({operator.op})"
+        for i in choice.needs:
+            if i not in available:
+                self._wrong(f"{where} reads forward {i}, which is not on the device")
+        needs = set(choice.needs)
+        resident = (
+            choice.workspace_bytes
+            + operator.live_bytes
+            + operator.fixed_bytes
+            + operator.output_bytes
+            + self.incoming
+            + int(sum(self.bytes[i] for i in needs | keep if i < self.count))
+        )
+        self._account(resident, where)
+        self.objective += self.problem.cost(choice)
+        self._advance(t, "backward", t, operator.op, choice.time_us, resident, 0.0)
+
+    def _account(self, resident: int, where: str) -> None:
+        if resident > self.peak[0]:
+            self.peak = (resident, where)
+        if resident > self.budget:
+            self._wrong(f"{where}: {resident} bytes, {resident - self.budget} over the budget of {self.budget}")
+
+    def _advance(
+        self, t: int, what: str, operator: int, op: str, time_us: float, resident: int, stall_us: float
+    ) -> None:
+        self.events.append(Event(t, what, operator, op, self.clock_us, time_us, resident, stall_us))
+        self.clock_us += time_us
+        self.spent_us[what] += time_us
+
+    def _stall_until(self, time_us: float) -> float:
+        stall = max(0.0, time_us - self.clock_us)
+        self.clock_us += stall
+        self.spent_us["stall"] += stall
+        return stall
+
+    def _send(self, i: int) -> None:
+        link = self.problem.host_link
+        if link is not None:
+            self.link_free_us = max(self.link_free_us, self.clock_us) + link.to_host_us(int(self.bytes[i]))
+            self.sending.append((self.link_free_us, i))
+
+    def outgoing(self) -> list[int]:
+        """Results still on their way to the host now."""
+        self.sending = [s for s in self.sending if s[0] > self.clock_us]
+        return [i for _, i in self.sending]
+
+    def wait_for_one_copy(self) -> float | None:
+        """Stall until the oldest copy to the host is done; None when there is none."""
+        if not self.outgoing():
+            return None
+        return self._stall_until(self.sending[0][0])
+
+    def _drain(self) -> None:
+        """The backward pass starts when every result has left: the fetch link and the send link share buffers."""
+        if self.outgoing():
+            self._stall_until(self.sending[-1][0])
+            self.sending = []
+
+
+class _Resident:
+    """Bytes resident during the forward operators of one stage, from prefix sums over operator ids."""
+
+    def __init__(self, replay: _Replay, t: int, stored: set[int], keep: set[int], needs: frozenset[int]) -> None:
+        self.replay, self.t = replay, t
+        count, sizes = replay.count, replay.bytes
+        ids = np.arange(count)
+        in_stored = _mask(stored, count) * sizes
+        held = (_mask(keep, count) + _mask(needs - keep, count)) * sizes
+        self.keep = {i for i in keep if i < count}
+        # after[j]: bytes of stored results with id >= j; before_[j]: of kept and needed ones with id < j.
+        self.after = np.concatenate((np.cumsum(in_stored[::-1])[::-1], [0]))
+        self.before_ = np.concatenate(([0], np.cumsum(held)))
+        self.gradients = replay.problem.gradient_bytes(t)
+        self.profile: IntArray = self.gradients + self.after[ids] + self.before_[ids]
+        self.last_bytes = 0
+        self.operator = 0
+
+    def before(self, first: int, last: int) -> None:
+        """Account the moments just before forward first..last, which hold whether or not those are computed."""
+        if first > last:
+            return
+        window = self.profile[first : last + 1]
+        j = first + int(np.argmax(window))
+        self._fit(int(window.max()), j, frozenset(), f"stage {self.t}: before forward {j}")
+
+    def running(self, j: int, workspace: int) -> float:
+        """Account forward j while it runs; returns the stall in microseconds."""
+        operator = self.replay.problem.forward[j]
+        sizes = self.replay.bytes
+        live_kept = int(sum(sizes[i] for i in set(operator.live_inputs) & self.keep))
+        resident = (
+            self.gradients
+            + workspace
+            + operator.output_bytes
+            + operator.live_bytes
+            + int(self.after[j + 1])
+            + int(self.before_[j])
+            - live_kept
+        )
+        return self._fit(resident, j, frozenset(operator.live_inputs), f"stage {self.t}: forward {j} ({operator.op})")
+
+    def _fit(self, resident: int, j: int, counted: frozenset[int], where: str) -> float:
+        """Wait for copies to the host while the budget would break, then account."""
+        replay = self.replay
+        stall = 0.0
+        while True:
+            moving = sum(int(replay.bytes[i]) for i in replay.outgoing() if i not in counted and i != j)
+            self.last_bytes = resident + moving + replay.incoming
+            if self.last_bytes <= replay.budget:
+                break
+            waited = replay.wait_for_one_copy()
+            if waited is None:
+                break
+            stall += waited
+        replay._account(self.last_bytes, where)
+        return stall
+
+
+def _mask(ids: set[int] | frozenset[int], count: int) -> IntArray:
+    mask = np.zeros(count, dtype=np.int64)
+    mask[[i for i in ids if i < count]] = 1
+    return mask

@@ -1,0 +1,119 @@
+"""The ``memory`` plan: what each stage of the step computes, fetches and keeps, and the proof that goes with it.
+
+Stage 0 is the forward pass. Stage k = 1..K recomputes some forward operators in ascending order, then runs backward
+operator k. S[t] (the results on the device when stage t starts) is ``keep`` of stage t-1 plus the fetches that
+arrive at stage t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+PlanStatus = Literal["optimal", "feasible", "infeasible"]
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Run forward operator ``forward`` with that implementation (index into the stage's list of them).
+
+    In stage 0 the index counts ``implementations``, later ``recompute_implementations``. For an encoded result
+    ``in_place`` says that its parent runs in place.
+    """
+
+    forward: int
+    implementation: int = 0
+    in_place: bool = False
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """An offloaded result on its way back: sent when stage ``issued_at`` starts, on the device when this stage
+    starts. Its bytes count from ``issued_at`` on."""
+
+    forward: int
+    issued_at: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage. ``implementation`` is of the backward operator (None in stage 0); ``keep`` is ascending."""
+
+    computes: tuple[Compute, ...]
+    implementation: int | None
+    keep: tuple[int, ...]
+    fetches: tuple[Fetch, ...] = ()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The whole step: stages 0..K, and the results sent to host memory in the forward pass, in sending order."""
+
+    stages: tuple[Stage, ...]
+    offload: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """One tensor that sets the minimum budget: where it stands in the way and how large it is."""
+
+    tensor: str
+    op: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Infeasibility:
+    """Why no plan exists, and what to relax.
+
+    Attributes:
+        minimum_budget_bytes: no plan exists below this (proved).
+        short_bytes: how much more the budget needs at least.
+        where: the operator that sets the minimum.
+        blockers: the tensors resident there, largest first.
+    """
+
+    minimum_budget_bytes: int
+    short_bytes: int
+    where: str
+    blockers: tuple[Blocker, ...]
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """A checked answer to a memory problem.
+
+    Attributes:
+        status: optimal (within the asked gap), feasible (stopped by a limit) or infeasible.
+        objective, bound, gap: of the step, in ``unit``; the bound comes from a relaxation only. ``gap`` is on the
+            whole step, ``overhead_gap`` on what the budget costs over the unconstrained step.
+        unconstrained: objective of the step with memory to spare.
+        method: the strategy whose plan this is (``monet``, ``banded``, ``checkmate``, ...).
+        stopped_by: gap, time, nodes, cancel or proof.
+        seconds: wall seconds of ``build``, ``solve``, ``check``.
+        solver: name, version, cpu_seconds, nodes.
+        check: the checker's verdict (see :func:`loadmaster.models.memory.checker.check`).
+        schedule: None when infeasible.
+    """
+
+    name: str
+    problem_sha256: str
+    budget_bytes: int
+    status: PlanStatus
+    objective: float | None
+    bound: float | None
+    gap: float | None
+    overhead_gap: float | None
+    unconstrained: float
+    unit: str
+    method: str
+    stopped_by: str
+    seconds: Mapping[str, float]
+    solver: Mapping[str, Any]
+    check: Mapping[str, Any]
+    schedule: Schedule | None
+    infeasibility: Infeasibility | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    kind: str = "memory"

@@ -1,0 +1,230 @@
+"""The ``memory`` problem: a training graph with costs, and a byte budget.
+
+Forward operators i = 0..V-1 run in order, the last one is the loss; backward operators k = 1..K run in order after
+them. Sizes are bytes, times microseconds, energies microjoules. Source: MONeT, 003_283bdbbccdcfdb68.txt, sections
+4.2 and 4.3; the accounting of memory is stated in :mod:`loadmaster.models.memory.checker`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from loadmaster.models.canonical import plain, sha256
+from loadmaster.solvers.program import FloatArray, IntArray
+
+KIND = "memory"
+
+Objective = Literal["time", "energy"]
+Role = Literal["activation", "input", "parameter", "state"]
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to run a forward operator."""
+
+    time_us: float
+    workspace_bytes: int
+    energy_uj: float | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class BackwardImplementation:
+    """One way to run a backward operator: ``needs`` are the forward results it reads (D_k^l)."""
+
+    time_us: float
+    workspace_bytes: int
+    needs: tuple[int, ...]
+    energy_uj: float | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """The operator may write its result over ``overwrites``; that tensor is then gone for this stage and later ones."""
+
+    overwrites: int
+    time_delta_us: float
+    workspace_delta_bytes: int
+    energy_delta_uj: float | None = None
+
+
+@dataclass(frozen=True)
+class ForwardOperator:
+    """Forward operator i: what it reads, what it produces, what it costs.
+
+    Attributes:
+        live_inputs: forward results that this or a later forward operator still reads while it runs (L_i).
+        live_bytes: their total size.
+        fixed_bytes: parameters, gradients so far and inputs that are resident anyway.
+        recompute_implementations: costs when run again in the backward pass.
+        encodes: this is an encoded result of that parent (sign bits of a ReLU, indices of a max-pool): it can only
+            be computed in a stage that computes the parent too.
+        recomputable: False for results that must not be computed twice.
+        offloadable: whether the result may travel to host memory.
+        node: the name of the graph node it was captured from.
+    """
+
+    id: int
+    op: str
+    inputs: tuple[int, ...]
+    output_bytes: int
+    live_inputs: tuple[int, ...]
+    live_bytes: int
+    fixed_bytes: int
+    implementations: tuple[Implementation, ...]
+    recompute_implementations: tuple[Implementation, ...]
+    encodes: int | None = None
+    in_place: InPlace | None = None
+    recomputable: bool = True
+    offloadable: bool = True
+    role: Role = "activation"
+    node: str | None = None
+
+
+@dataclass(frozen=True)
+class BackwardOperator:
+    """Backward operator k = 1..K.
+
+    Attributes:
+        output_bytes: size of the gradient it produces.
+        live_bytes: gradients that must stay for it and later ones.
+        fixed_bytes: as for the forward operators.
+        node: the name of the graph node it was captured from.
+    """
+
+    id: int
+    op: str
+    output_bytes: int
+    live_bytes: int
+    fixed_bytes: int
+    implementations: tuple[BackwardImplementation, ...]
+    node: str | None = None
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """The link to host memory: bandwidths in GB/s (1e9 bytes per second) and room for offloaded tensors."""
+
+    to_host_gbps: float
+    from_host_gbps: float
+    capacity_bytes: int | None = None
+
+    def to_host_us(self, size_bytes: int) -> float:
+        """Time to send that many bytes to the host."""
+        return size_bytes / (self.to_host_gbps * 1e3)
+
+    def from_host_us(self, size_bytes: int) -> float:
+        """Time to bring that many bytes back."""
+        return size_bytes / (self.from_host_gbps * 1e3)
+
+
+@dataclass(frozen=True)
+class MemoryProblem:
+    """A training graph with costs, a budget (or None: to be given at planning time) and an objective.
+
+    Its identity is :attr:`sha256`.
+    """
+
+    name: str
+    forward: tuple[ForwardOperator, ...]
+    backward: tuple[BackwardOperator, ...]
+    title: str | None = None
+    budget_bytes: int | None = None
+    objective: Objective = "time"
+    host_link: HostLink | None = None
+
+    kind: str = KIND
+
+    def with_budget(self, budget_bytes: int) -> MemoryProblem:
+        """The same problem under another budget."""
+        return replace(self, budget_bytes=budget_bytes)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of graph, costs and objective: neither the budget nor the names enter it."""
+        identity = plain(asdict(self))
+        return sha256({k: v for k, v in identity.items() if k not in ("name", "title", "budget_bytes")})
+
+    @property
+    def unit(self) -> str:
+        """Unit of the objective."""
+        return "us" if self.objective == "time" else "uj"
+
+    @property
+    def stage_count(self) -> int:
+        """Stage 0 is the forward pass, stage k = 1..K recomputes and runs backward k."""
+        return len(self.backward) + 1
+
+    @cached_property
+    def output_bytes(self) -> IntArray:
+        """m_i of every forward result [V]."""
+        return np.array([f.output_bytes for f in self.forward], dtype=np.int64)
+
+    def gradient_bytes(self, stage: int) -> int:
+        """G_t: gradients and fixed bytes resident while stage t computes forward operators."""
+        last = len(self.forward) - 1
+        if stage == 0:
+            return self.forward[max(last - 1, 0)].fixed_bytes
+        live = self.backward[stage - 1].live_bytes
+        if stage == 1:
+            return live + self.forward[last].fixed_bytes
+        return live + self.backward[stage - 2].fixed_bytes
+
+    @cached_property
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """For every forward result, the forward operators that read it, ascending."""
+        readers: list[list[int]] = [[] for _ in self.forward]
+        for operator in self.forward:
+            for i in operator.inputs:
+                readers[i].append(operator.id)
+        return tuple(tuple(r) for r in readers)
+
+    @cached_property
+    def encodings(self) -> tuple[tuple[int, ...], ...]:
+        """For every forward operator, the ids of its encoded results."""
+        encoded: list[list[int]] = [[] for _ in self.forward]
+        for operator in self.forward:
+            if operator.encodes is not None:
+                encoded[operator.encodes].append(operator.id)
+        return tuple(tuple(e) for e in encoded)
+
+    def cost(self, implementation: Implementation | BackwardImplementation) -> float:
+        """What the objective counts for one run: time or energy."""
+        if self.objective == "time":
+            return implementation.time_us
+        assert implementation.energy_uj is not None  # documents without energies are refused for this objective
+        return implementation.energy_uj
+
+    def in_place_cost(self, in_place: InPlace) -> float:
+        """What running in place adds to the objective (often negative)."""
+        if self.objective == "time":
+            return in_place.time_delta_us
+        assert in_place.energy_delta_uj is not None
+        return in_place.energy_delta_uj
+
+    def forward_costs(self, i: int, *, recompute: bool) -> FloatArray:
+        """Objective of each implementation of forward operator i [implementations]."""
+        operator = self.forward[i]
+        chosen: Sequence[Implementation] = operator.recompute_implementations if recompute else operator.implementations
+        return np.array([self.cost(c) for c in chosen])
+
+    @cached_property
+    def unconstrained_cost(self) -> float:
+        """The objective of the plain step with memory to spare: nothing recomputed, every fastest choice.
+
+        In-place operators are used where they save time; encoded results are only computed when the cheapest
+        backward implementation needs nothing else. A lower bound of every plan's objective.
+        """
+        total = 0.0
+        for f in self.forward:
+            if f.encodes is None:
+                total += min(self.cost(c) for c in f.implementations)
+                if f.in_place is not None:
+                    total += min(0.0, self.in_place_cost(f.in_place))
+        return total + sum(min(self.cost(c) for c in b.implementations) for b in self.backward)
