@@ -7,6 +7,7 @@ callbacks: HiGHS's own logging callback may stay silent for a whole solve.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from typing import Any
@@ -44,7 +45,7 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
         SolverError: HiGHS refused the program or failed.
     """
     started = time.perf_counter()
-    highs: Any = highspy.Highs()
+    highs = _new()
     _set_options(highs, options)
     pass_program(highs, program)
     _set_start(highs, program, options)
@@ -60,7 +61,7 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
     conflict: tuple[str, ...] = ()
     if status == _Status.kInfeasible:
         outcome = (SolverStatus.INFEASIBLE, StoppedBy.PROOF)
-        conflict = _conflict(highs, program, options, time.perf_counter() - started)
+        conflict = _conflict(program, options, time.perf_counter() - started)
     elif status == _Status.kUnbounded:
         outcome = (SolverStatus.UNBOUNDED, StoppedBy.PROOF)
     else:
@@ -115,7 +116,6 @@ def pass_program(highs: Any, program: Program) -> None:
 
 def _set_options(highs: Any, options: SolveOptions) -> None:
     chosen: dict[str, bool | int | float | str] = {
-        "output_flag": False,
         "threads": options.threads,
         "random_seed": options.seed,
         "mip_rel_gap": options.gap,
@@ -214,18 +214,36 @@ def _disambiguate(highs: Any, program: Program) -> Any:
     return _Status.kUnbounded if status == _Status.kOptimal else status
 
 
-def _conflict(highs: Any, program: Program, options: SolveOptions, spent_s: float) -> tuple[str, ...]:
-    """Rows and bounds of the linear relaxation that cannot all hold; none if only integrality forbids."""
+def _conflict(program: Program, options: SolveOptions, spent_s: float) -> tuple[str, ...]:
+    """Rows and bounds of the linear relaxation that cannot all hold; none if only integrality forbids.
+
+    The relaxation is a program of its own here: asked about the mixed-integer one, HiGHS solves many of those.
+    """
     remaining_s = math.inf if options.time_limit_s is None else max(options.time_limit_s - spent_s, 1.0)
-    highs.clearSolver()
-    highs.setOptionValue("time_limit", min(_IIS_TIME_LIMIT_S, remaining_s))
-    highs.setOptionValue("iis_time_limit", min(_IIS_TIME_LIMIT_S, remaining_s))
+    highs = _new()
+    for name in ("time_limit", "iis_time_limit"):
+        highs.setOptionValue(name, min(_IIS_TIME_LIMIT_S, remaining_s))
     highs.setOptionValue("iis_strategy", _IIS_STRATEGY)
+    pass_program(
+        highs,
+        dataclasses.replace(program, cost=np.zeros_like(program.cost), integer=np.zeros_like(program.integer)),
+    )
+    highs.run()
+    if highs.getModelStatus() != _Status.kInfeasible:
+        return ()
     status, iis = highs.getIis()
     if status == highspy.HighsStatus.kError or not iis.valid_:
         return ()
     rows = tuple(program.row_label(row) for row in iis.row_index_)
     return rows + tuple(program.column_label(column) for column in iis.col_index_)
+
+
+def _new() -> Any:
+    make: Any = highspy.Highs
+    highs = make()
+    highs.setOptionValue("output_flag", False)
+    highs.setOptionValue("threads", 1)
+    return highs
 
 
 def _finite(number: float) -> float | None:
