@@ -1,0 +1,90 @@
+"""What a caller may ask of the planner, and what it reports while it works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from loadmaster.errors import InputError
+
+METHODS = ("auto", "monet", "checkmate", "chen", "gist", "plain")
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Options of one planning run.
+
+    Attributes:
+        time_limit_s: wall seconds for the whole run; the best plan so far is returned at the limit.
+        gap: stop when (objective - bound) / objective is proved at most this.
+        seed: of every solve and heuristic.
+        solver: ``auto``, ``highs``, ``cpsat`` or ``pulp:NAME``.
+        method: ``auto``, or one baseline or formulation by name (see METHODS).
+        budget_bytes: overrides the problem's own budget.
+        memory_limit_bytes: address-space cap of each solver process.
+    """
+
+    time_limit_s: float = 60.0
+    gap: float = 0.02
+    seed: int = 0
+    solver: str = "auto"
+    method: str = "auto"
+    budget_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        _between("options.time_limit_s", self.time_limit_s, 0.1, 7 * 86_400.0, "seconds")
+        _between("options.gap", self.gap, 0.0, 1.0, "a fraction, 0.02 is two percent")
+        _between("options.seed", self.seed, 0, 2**31 - 1, "a whole number")
+        if self.method not in METHODS:
+            raise InputError("options.method", self.method, "is no method", f"Use one of {', '.join(METHODS)}.")
+        if self.solver not in ("auto", "highs", "cpsat") and not self.solver.startswith("pulp:"):
+            raise InputError(
+                "options.solver", self.solver, "is no solver", "Use auto, highs, cpsat or pulp:NAME, e.g. pulp:PULP_CBC_CMD."
+            )
+        if self.budget_bytes is not None:
+            _between("options.budget_bytes", self.budget_bytes, 0, 1 << 60, "bytes")
+        if self.memory_limit_bytes is not None:
+            _between("options.memory_limit_bytes", self.memory_limit_bytes, 1 << 28, 1 << 60, "bytes")
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> PlanOptions:
+        """Options from the ``options`` object of a request.
+
+        Raises:
+            InputError: an unknown option, or a value of the wrong type or out of range.
+        """
+        known = {f.name for f in fields(cls)}
+        for name, value in document.items():
+            if name not in known:
+                raise InputError(f"options.{name}", value, "is no option", f"Options are {', '.join(sorted(known))}.")
+            text = name in ("solver", "method")
+            whole = name in ("seed", "budget_bytes", "memory_limit_bytes")
+            wanted: type | tuple[type, ...] = str if text else int if whole else (int, float)
+            optional = name in ("budget_bytes", "memory_limit_bytes")
+            if isinstance(value, bool) or not (isinstance(value, wanted) or (optional and value is None)):
+                kind = "text" if text else "a whole number" if whole else "a number"
+                raise InputError(f"options.{name}", value, f"is not {kind}", f"Give {kind}.")
+        return cls(**document)
+
+    def to_document(self) -> dict[str, Any]:
+        """The options as JSON, without those not given."""
+        return {k: v for k, v in asdict(self).items() if v is not None}
+
+
+def _between(field: str, value: float, low: float, high: float, meaning: str) -> None:
+    if not low <= value <= high:
+        raise InputError(field, value, f"is outside {low:g}..{high:g}", f"Give {meaning} in that range.")
+
+
+@dataclass(frozen=True)
+class PlanProgress:
+    """One report from a planning run. ``objective`` and ``bound`` are the best so far, None before the first."""
+
+    seconds: float
+    phase: str
+    message: str
+    objective: float | None = None
+    bound: float | None = None
+    gap: float | None = None
