@@ -1,0 +1,1 @@
+"""The kind ``memory`` on the executor floor."""

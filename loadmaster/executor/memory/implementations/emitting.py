@@ -1,0 +1,47 @@
+"""Small tools for writing implementations: emit an operator with its fake result, look through aliases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+ALIASES = frozenset({aten.detach.default, aten.alias.default})
+"""Operators whose result is their first argument under another name."""
+
+
+def call(graph: fx.Graph, op: Any, *args: Any) -> fx.Node:
+    """Emit ``op(*args)``; ``meta["val"]`` of the new node is the operator's result on the arguments' fake tensors.
+
+    Where an argument has no fake tensor the new node has none either.
+    """
+    node = graph.call_function(op, args)
+    read = node.all_input_nodes
+    if read and all("val" in n.meta for n in read):
+        with torch.no_grad():
+            node.meta["val"] = op(*fx.node.map_arg(args, lambda n: n.meta["val"]))
+    return node
+
+
+def with_strides_of(graph: fx.Graph, node: fx.Node, like: fx.Node) -> fx.Node:
+    """The same values in the memory layout of ``like``, which later views may rely on. Nothing where they agree."""
+    have, want = node.meta.get("val"), like.meta.get("val")
+    if have is None or want is None or have.numel() == 0 or have.stride() == want.stride():
+        return node
+    buffer = call(graph, aten.new_empty_strided.default, node, list(want.shape), list(want.stride()))
+    return call(graph, aten.copy.default, buffer, node)
+
+
+def source(argument: Any) -> fx.Node | None:
+    """The node whose value this argument is, looking through aliases; None if the argument is no node."""
+    while isinstance(argument, fx.Node) and argument.target in ALIASES:
+        argument = argument.args[0]
+    return argument if isinstance(argument, fx.Node) else None
+
+
+def calls(joint: fx.GraphModule, op: Any) -> list[fx.Node]:
+    """All calls of an operator, in graph order."""
+    return [n for n in joint.graph.nodes if n.op == "call_function" and n.target is op]

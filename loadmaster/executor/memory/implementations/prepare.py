@@ -1,0 +1,42 @@
+"""Graph passes run on a joint graph before planning and, identically, before a plan is applied.
+
+They put operators in place that hold less: dropout from a seed, and linear plus cross-entropy in chunks.
+Every pass is deterministic, so that a plan made on one process's graph fits another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from torch import fx
+
+from loadmaster.errors import InputError
+
+PASSES: dict[str, Callable[[fx.Graph], None]] = {}
+"""By name, in the order they run. Each changes the graph in place."""
+
+
+def prepare(joint: fx.GraphModule, exclude: Collection[str] = ()) -> fx.GraphModule:
+    """The joint graph with every pass applied, except those named in ``exclude``. The argument is left as it is.
+
+    Raises:
+        InputError: ``exclude`` names no pass.
+    """
+    for name in exclude:
+        if name not in PASSES:
+            raise InputError("exclude", name, "is not a pass", f"Choose from: {', '.join(PASSES) or 'none'}.")
+    prepared = fx.GraphModule(joint, _copy(joint.graph))
+    for name, run in PASSES.items():
+        if name not in exclude:
+            run(prepared.graph)
+    prepared.graph.lint()
+    prepared.recompile()
+    return prepared
+
+
+def _copy(graph: fx.Graph) -> fx.Graph:
+    copied = fx.Graph()
+    output = copied.output(copied.graph_copy(graph, {}))
+    output.meta = dict(graph.output_node().meta)
+    copied.set_codegen(graph._codegen)
+    return copied

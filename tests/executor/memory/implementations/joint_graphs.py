@@ -1,0 +1,59 @@
+"""Joint graphs to try implementations on, and a way to put one implementation into a graph and run it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._functorch.aot_autograd import aot_module, make_boxed_func
+from torch._functorch.partitioners import default_partition
+
+from loadmaster.executor.memory.implementations.registry import BackwardAlternative
+
+
+def joint_graph(module: nn.Module, *inputs: Tensor) -> fx.GraphModule:
+    """The joint forward-backward graph that AOTAutograd makes of the module."""
+    captured: list[fx.GraphModule] = []
+
+    def keep(joint: fx.GraphModule, *args: Any, **options: Any) -> Any:
+        captured.append(joint)
+        return default_partition(joint, *args, **options)
+
+    def run(graph: fx.GraphModule, _: Any) -> Any:
+        return make_boxed_func(graph.forward)
+
+    aot_module(module, fw_compiler=run, bw_compiler=run, partition_fn=keep)(*inputs)
+    return captured[0]
+
+
+def arguments(module: nn.Module, inputs: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Any, Any]:
+    """What a joint graph is called with."""
+    state = [*module.parameters(), *module.buffers()]
+    return [t.detach() for t in (*state, *inputs)], list(tangents)
+
+
+def substitute(joint: fx.GraphModule, alternative: BackwardAlternative) -> tuple[fx.GraphModule, int]:
+    """The graph with the alternative at all of its sites, and how many there are."""
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    sites = {site.backward: site for site in alternative.sites(joint)}
+    encoded: dict[fx.Node, fx.Node] = {}
+    for node in joint.graph.nodes:
+        if node in sites:
+            new[node] = alternative.emit(graph, sites[node], new.__getitem__, encoded.get(node))
+        else:
+            new[node] = graph.node_copy(node, new.__getitem__)
+        for backward, site in sites.items():
+            if site.parent is node:
+                encoded[backward] = alternative.encode(graph, site, new.__getitem__)
+    graph.eliminate_dead_code()
+    graph.lint()
+    graph.set_codegen(joint.graph._codegen)
+    return fx.GraphModule(joint, graph), len(sites)
+
+
+def flat(result: Any) -> list[Tensor]:
+    """The tensors among a joint graph's outputs."""
+    return [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, Tensor)]

@@ -1,0 +1,99 @@
+"""ReLU and hardtanh backward from other results: the same bits as plain PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from joint_graphs import arguments, flat, joint_graph, substitute
+from torch import nn
+
+from loadmaster.errors import InputError
+from loadmaster.executor.memory.implementations.masks import masked_gradient, pack_inside
+from loadmaster.executor.memory.implementations.registry import alternatives
+
+BY_NAME = {a.name: a for a in alternatives()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [
+        ("relu_input", nn.ReLU()),
+        ("relu_mask", nn.ReLU()),
+        ("relu_mask", nn.Threshold(0.5, 3.0)),
+        ("hardtanh_output", nn.ReLU6()),
+        ("hardtanh_output", nn.Hardtanh(-0.5, 0.75)),
+        ("hardtanh_mask", nn.Hardtanh()),
+        ("hardtanh_mask", nn.ReLU6()),
+    ],
+)
+def test_joint_graph_with_the_alternative_gives_the_same_bits(name, activation, dtype):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(5, 7), activation, nn.Linear(7, 3)).to(dtype)
+    x = 4 * torch.randn(11, 5, dtype=dtype)
+    joint = joint_graph(module, x)
+    changed, sites = substitute(joint, BY_NAME[name])
+    assert sites == 1
+    args = arguments(module, [x], [torch.randn(11, 3, dtype=dtype)])
+    for got, expected in zip(flat(changed(*args)), flat(joint(*args)), strict=True):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("name", ["relu_input", "relu_mask"])
+def test_channels_last_keeps_its_strides(name):
+    module = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 2, 3)).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 9, 7).to(memory_format=torch.channels_last)
+    joint = joint_graph(module, x)
+    changed, sites = substitute(joint, BY_NAME[name])
+    assert sites == 1
+    args = arguments(module, [x], [torch.randn(2, 2, 5, 3).to(memory_format=torch.channels_last)])
+    for got, expected in zip(flat(changed(*args)), flat(joint(*args)), strict=True):
+        assert torch.equal(got, expected)
+        assert got.stride() == expected.stride()
+
+
+def test_limits_that_the_dtype_rounds_are_no_site():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Hardtanh(-0.1, 0.1)).to(torch.bfloat16)
+    joint = joint_graph(module, torch.randn(2, 2, dtype=torch.bfloat16))
+    assert not BY_NAME["hardtanh_output"].sites(joint)
+    assert not BY_NAME["hardtanh_mask"].sites(joint)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    shape=st.lists(st.integers(0, 9), max_size=4),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]),
+    transposed=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_mask_is_threshold_backward(shape, dtype, transposed, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator).round(decimals=1).to(dtype)
+    gradient = torch.randn(shape, generator=generator).to(dtype)
+    if transposed:
+        x = x.permute(tuple(reversed(range(len(shape)))))
+        gradient = gradient.permute(tuple(reversed(range(len(shape)))))
+    mask = pack_inside(x, 0.0)
+    assert mask.numel() == -(-x.numel() // 8)
+    assert torch.equal(masked_gradient(gradient, mask), torch.ops.aten.threshold_backward(gradient, x, 0))
+
+
+def test_special_values():
+    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-45, 6.0, 3.0, 7.0])
+    g = torch.arange(1.0, 10.0)
+    assert torch.equal(masked_gradient(g, pack_inside(x, 0.0)), torch.ops.aten.threshold_backward(g, x, 0))
+    expected = torch.ops.aten.hardtanh_backward(g, x, 0.0, 6.0)
+    assert torch.equal(masked_gradient(g, pack_inside(x, 0.0, 6.0)), expected)
+
+
+def test_operators_pass_the_framework_checks():
+    x = torch.randn(3, 5)
+    torch.library.opcheck(pack_inside, (x, 0.0))
+    torch.library.opcheck(masked_gradient, (x, pack_inside(x, 0.0)))
+
+
+def test_mask_of_another_shape_is_refused():
+    with pytest.raises(InputError, match=r"mask.*Pass the 2 bytes"):
+        masked_gradient(torch.randn(9), torch.zeros(1, dtype=torch.uint8))
