@@ -1,0 +1,152 @@
+"""The hardware catalogue: what a plan's costs are estimated from where the device itself is not at hand.
+
+Compute rates and memory bandwidths are the makers' dense peaks, host links and launch overheads what such machines
+reach. Sources: NVIDIA data sheets (Tesla P100, V100, A100, H100, H200) and the Ada architecture paper (RTX 4090);
+H200 memory, host link and disk as measured on one (torch 2.11, PCIe 5 x16, pinned memory, 1 GiB copies).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from loadmaster.errors import InputError
+
+GIB = 2**30
+DType = Literal["float64", "float32", "tf32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One device.
+
+    Attributes:
+        name: what a user writes ("a100-80gb").
+        title: its full name; on GPUs, a part of the name that the driver reports.
+        memory_bytes: device memory.
+        dram_gbps: peak memory bandwidth, GB/s (1e9 bytes per second).
+        tflops: peak dense rate of matrix products per number format, 1e12 FLOP/s. A format that is missing runs at
+            the float32 rate.
+        to_host_gbps, from_host_gbps: pinned copies over the host link, GB/s, one direction at a time.
+        launch_us: what a kernel costs beside its work.
+        compute_share, dram_share: the parts of the peaks that large operators reach.
+        measured: whether memory and host link were measured rather than taken from a data sheet.
+    """
+
+    name: str
+    title: str
+    memory_bytes: int
+    dram_gbps: float
+    tflops: Mapping[DType, float]
+    to_host_gbps: float
+    from_host_gbps: float
+    launch_us: float = 4.0
+    compute_share: float = 0.65
+    dram_share: float = 0.8
+    measured: bool = False
+
+    def tflops_for(self, dtype: DType) -> float:
+        """The rate that this format runs at."""
+        return self.tflops.get(dtype, self.tflops["float32"])
+
+    def document(self) -> dict[str, object]:
+        """The entry as plain JSON values."""
+        return asdict(self) | {"tflops": dict(self.tflops)}
+
+
+_AMPERE: Mapping[DType, float] = {
+    "float64": 19.5,
+    "float32": 19.5,
+    "tf32": 156.0,
+    "bfloat16": 312.0,
+    "float16": 312.0,
+}
+_HOPPER: Mapping[DType, float] = {
+    "float64": 67.0,
+    "float32": 67.0,
+    "tf32": 494.7,
+    "bfloat16": 989.4,
+    "float16": 989.4,
+}
+
+_CATALOGUE = (
+    Hardware(
+        "p100",
+        "Tesla P100-SXM2-16GB",
+        16 * GIB,
+        732.0,
+        {"float64": 5.3, "float32": 10.6, "float16": 21.2},
+        12.0,
+        12.0,
+        launch_us=6.0,
+    ),
+    Hardware(
+        "v100-16gb",
+        "Tesla V100-SXM2-16GB",
+        16 * GIB,
+        900.0,
+        {"float64": 7.8, "float32": 15.7, "float16": 125.0},
+        12.0,
+        12.0,
+        launch_us=5.0,
+    ),
+    Hardware(
+        "v100-32gb",
+        "Tesla V100-SXM2-32GB",
+        32 * GIB,
+        900.0,
+        {"float64": 7.8, "float32": 15.7, "float16": 125.0},
+        12.0,
+        12.0,
+        launch_us=5.0,
+    ),
+    Hardware("a100-40gb", "NVIDIA A100-SXM4-40GB", 40 * GIB, 1555.0, _AMPERE, 25.0, 25.0),
+    Hardware("a100-80gb", "NVIDIA A100-SXM4-80GB", 80 * GIB, 2039.0, _AMPERE, 25.0, 25.0),
+    Hardware("h100", "NVIDIA H100 80GB HBM3", 80 * GIB, 3350.0, _HOPPER, 55.0, 55.0, launch_us=3.0),
+    Hardware("h200", "NVIDIA H200", 139 * GIB, 4800.0, _HOPPER, 55.4, 55.5, launch_us=3.0, measured=True),
+    Hardware(
+        "rtx4090",
+        "NVIDIA GeForce RTX 4090",
+        24 * GIB,
+        1008.0,
+        {"float64": 1.3, "float32": 82.6, "tf32": 82.6, "bfloat16": 165.2, "float16": 165.2},
+        25.0,
+        25.0,
+    ),
+    # An estimate of one core with AVX-512 and its share of the memory channels: enough to order operators by cost.
+    Hardware(
+        "cpu",
+        "one CPU core",
+        16 * GIB,
+        12.0,
+        {"float64": 0.04, "float32": 0.08, "bfloat16": 0.08, "float16": 0.04},
+        10.0,
+        10.0,
+        launch_us=5.0,
+    ),
+)
+
+
+def catalogue() -> tuple[Hardware, ...]:
+    """All entries, oldest GPU first, the CPU last."""
+    return _CATALOGUE
+
+
+def hardware(name: str) -> Hardware:
+    """The entry of this name; capitals do not matter.
+
+    Raises:
+        InputError: there is none; the remedy lists the names.
+    """
+    for entry in _CATALOGUE:
+        if entry.name == name.lower():
+            return entry
+    known = ", ".join(entry.name for entry in _CATALOGUE)
+    raise InputError("hardware", name, "is not in the catalogue", f"Choose one of: {known}.")
+
+
+def hardware_reported_as(device_name: str) -> Hardware | None:
+    """The entry whose title the driver's name of a GPU is or contains ("NVIDIA H200"), or None."""
+    matching = [entry for entry in _CATALOGUE if entry.title in device_name]
+    return max(matching, key=lambda entry: len(entry.title), default=None)
