@@ -27,7 +27,7 @@ from loadmaster.solvers.solution import Progress, Solution, SolveOptions, Solver
 
 _REPORT_EVERY_S = 0.5
 _WATCH_EVERY_S = 0.5
-_START_TOLERANCE = 1e-6
+_TOLERANCE = 1e-6  # the feasibility tolerance of mixed-integer solvers
 
 
 class PipeLink:
@@ -103,8 +103,9 @@ def answer(driver: Driver, program: Program, options: SolveOptions, link: PipeLi
     """
     if options.cutoff is not None:
         program = program.with_row("cutoff", program.cost, upper=options.cutoff - program.offset)
-    if program.column_count == 0:
-        return _without_columns(program, solver)
+    crossed = _crossed_bounds(program)
+    if crossed is not None or program.column_count == 0:
+        return _unasked(program, solver, crossed)
     if options.start_columns is not None and options.start_values is not None:
         start = _whole_start(program, options.start_columns, options.start_values)
         if start is not None:
@@ -118,14 +119,29 @@ def answer(driver: Driver, program: Program, options: SolveOptions, link: PipeLi
 def _whole_start(program: Program, columns: Any, values: Any) -> FloatArray | None:
     point = np.full(program.column_count, np.nan)
     point[columns] = values
-    if np.isnan(point).any() or program.violation(point) > _START_TOLERANCE:
+    if np.isnan(point).any() or program.violation(point) > _TOLERANCE:
         return None
     return point
 
 
-def _without_columns(program: Program, solver: str) -> Solution:
-    broken = np.flatnonzero((program.row_lower > 0.0) | (program.row_upper < 0.0))
-    feasible = broken.size == 0
+def _crossed_bounds(program: Program) -> str | None:
+    """The label of a column or row that no number satisfies, whatever the rest; None if there is none."""
+    lower = np.where(program.integer, np.ceil(program.lower - _TOLERANCE), program.lower)
+    upper = np.where(program.integer, np.floor(program.upper + _TOLERANCE), program.upper)
+    columns = np.flatnonzero(lower > upper)
+    if columns.size:
+        return program.column_label(int(columns[0]))
+    empty = np.diff(program.row_start) == 0
+    rows = np.flatnonzero(
+        (program.row_lower > program.row_upper)
+        | (empty & ((program.row_lower > _TOLERANCE) | (program.row_upper < -_TOLERANCE)))
+    )
+    return program.row_label(int(rows[0])) if rows.size else None
+
+
+def _unasked(program: Program, solver: str, conflict: str | None) -> Solution:
+    """The answer for a program without columns, or one that a single row or column makes infeasible."""
+    feasible = conflict is None
     return Solution(
         status=SolverStatus.OPTIMAL if feasible else SolverStatus.INFEASIBLE,
         stopped_by=StoppedBy.GAP if feasible else StoppedBy.PROOF,
@@ -137,7 +153,7 @@ def _without_columns(program: Program, solver: str) -> Solution:
         nodes=0,
         solver=solver,
         solver_version=registry.version(solver),
-        conflict=tuple(program.row_label(int(row)) for row in broken[:1]),
+        conflict=() if conflict is None else (conflict,),
     )
 
 

@@ -49,7 +49,7 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
     _set_options(highs, options)
     pass_program(highs, program)
     _set_start(highs, program, options)
-    _listen(highs, link, started)
+    _listen(highs, program, link, started)
     highs.run()
     status = highs.getModelStatus()
     if status == _Status.kUnboundedOrInfeasible:
@@ -153,7 +153,7 @@ def _set_start(highs: Any, program: Program, options: SolveOptions) -> None:
         )
 
 
-def _listen(highs: Any, link: Link, started: float) -> None:
+def _listen(highs: Any, program: Program, link: Link, started: float) -> None:
     def look_up(event: Any) -> None:
         out = event.data_out
         link.progress(
@@ -172,7 +172,8 @@ def _listen(highs: Any, link: Link, started: float) -> None:
             event.interrupt()
 
     def keep(event: Any) -> None:
-        link.incumbent(float(event.data_out.objective_function_value), np.array(event.data_out.mip_solution))
+        values = _rounded(program, event.data_out.mip_solution)
+        link.incumbent(program.objective(values), values)
 
     highs.cbMipInterrupt.subscribe(look_up)
     highs.cbMipImprovingSolution.subscribe(keep)
@@ -193,7 +194,11 @@ def _outcome(status: Any, has_incumbent: bool, words: str) -> tuple[SolverStatus
 def _incumbent(highs: Any, program: Program) -> FloatArray | None:
     if highs.getInfo().primal_solution_status != highspy.kSolutionStatusFeasible:
         return None
-    values = np.array(highs.getSolution().col_value, dtype=np.float64)
+    return _rounded(program, highs.getSolution().col_value)
+
+
+def _rounded(program: Program, point: Any) -> FloatArray:
+    values = np.array(point, dtype=np.float64)
     values[program.integer] = np.round(values[program.integer])
     return values
 

@@ -1,0 +1,131 @@
+"""The door to every other solver: whatever PuLP finds on this machine, asked for as ``pulp:NAME``.
+
+The program goes over as an MPS file and comes back as values, so there is no progress to see, no bound of a
+stopped solve, and no way to stop but to end the process. Limits are passed on where the solver's PuLP class
+knows them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pulp
+
+from loadmaster.errors import InputError, SolverError
+from loadmaster.solvers.driver import Driver, Link
+from loadmaster.solvers.mps import write_mps
+from loadmaster.solvers.program import FloatArray, Program
+from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus, StoppedBy
+
+# A solver that stopped at this share of its time limit is taken to have stopped because of it.
+_TIME_IS_UP = 0.9
+
+
+def installed() -> list[str]:
+    """Names of the solvers that PuLP can call here, as ``pulp:NAME`` takes them."""
+    return list(pulp.listSolvers(onlyAvailable=True))
+
+
+def driver(name: str) -> Driver:
+    """The driver of one solver by PuLP's name for it, ``PULP_CBC_CMD`` for instance.
+
+    Raises:
+        InputError: PuLP does not know it, or does not find it here.
+    """
+    found = installed()
+    if name not in found:
+        raise InputError("solver", f"pulp:{name}", "not installed", f"Installed here: {', '.join(found)}.")
+    return partial(_solve, name)
+
+
+def _solve(name: str, program: Program, options: SolveOptions, link: Link) -> Solution:
+    started = time.perf_counter()
+    problem = _problem(program)
+    columns = {variable.name: variable for variable in problem.variables()}
+    if options.start_columns is not None and options.start_values is not None:
+        for column, value in zip(options.start_columns.tolist(), options.start_values.tolist(), strict=True):
+            columns[f"c{column}"].setInitialValue(value, check=False)
+    try:
+        problem.solve(_solver(name, options))
+    except pulp.PulpError as error:
+        raise SolverError(f"pulp:{name} failed: {error}. Check its installation, or use highs.") from error
+    seconds = time.perf_counter() - started
+    status, stopped_by = _outcome(name, problem, options, seconds)
+    values: FloatArray | None = None
+    if status in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE):
+        values = np.array([columns[f"c{column}"].varValue or 0.0 for column in range(program.column_count)])
+        values[program.integer] = np.round(values[program.integer])
+    objective = None if values is None else program.objective(values)
+    return Solution(
+        status=status,
+        stopped_by=stopped_by,
+        values=values,
+        objective=objective,
+        bound=_bound(status, objective, options, mixed=bool(program.integer.any())),
+        seconds=seconds,
+        cpu_seconds=time.process_time(),
+        nodes=0,
+        solver=f"pulp:{name}",
+        solver_version=str(pulp.VERSION),
+    )
+
+
+def _problem(program: Program) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.mps"
+        with path.open("w") as file:
+            write_mps(program, file)
+        return pulp.LpProblem.fromMPS(str(path), sense=pulp.LpMinimize)[1]
+
+
+def _solver(name: str, options: SolveOptions) -> Any:
+    known = inspect.signature(type(pulp.getSolver(name)).__init__).parameters
+    asked: dict[str, Any] = {
+        "msg": False,
+        "timeLimit": options.time_limit_s,
+        "gapRel": options.gap,
+        "threads": options.threads,
+        "maxNodes": options.node_limit,
+        "warmStart": True if options.start_columns is not None else None,
+    }
+    passed = {key: value for key, value in asked.items() if value is not None and key in known}
+    try:
+        return pulp.getSolver(name, **passed, **options.parameters)
+    except TypeError as error:
+        raise InputError(
+            "parameters",
+            dict(options.parameters),
+            f"pulp:{name} has no such parameter",
+            f"It knows {', '.join(sorted(set(known) - {'self'}))}.",
+        ) from error
+
+
+def _outcome(name: str, problem: Any, options: SolveOptions, seconds: float) -> tuple[SolverStatus, StoppedBy]:
+    time_is_up = options.time_limit_s is not None and seconds >= _TIME_IS_UP * options.time_limit_s
+    limit = StoppedBy.NODES if options.node_limit is not None and not time_is_up else StoppedBy.TIME
+    # What a solver found when a limit stopped it is called optimal in PuLP's status: only sol_status tells.
+    if problem.sol_status == pulp.LpSolutionOptimal:
+        return SolverStatus.OPTIMAL, StoppedBy.GAP
+    if problem.sol_status == pulp.LpSolutionIntegerFeasible:
+        return SolverStatus.FEASIBLE, limit
+    if problem.status == pulp.LpStatusInfeasible:
+        return SolverStatus.INFEASIBLE, StoppedBy.PROOF
+    if problem.status == pulp.LpStatusUnbounded:
+        return SolverStatus.UNBOUNDED, StoppedBy.PROOF
+    if problem.status == pulp.LpStatusNotSolved or time_is_up:
+        return SolverStatus.NO_SOLUTION, limit
+    words = pulp.LpStatus[problem.status]
+    raise SolverError(f"pulp:{name} gave no answer (status {words}). Try another solver.")
+
+
+def _bound(status: SolverStatus, objective: float | None, options: SolveOptions, *, mixed: bool) -> float | None:
+    """What the solver's word "optimal" proves: the objective, less the gap it was allowed."""
+    if status is not SolverStatus.OPTIMAL or objective is None:
+        return None
+    return objective - options.gap * abs(objective) if mixed else objective
