@@ -1,0 +1,211 @@
+"""Random training graphs, tiny and consistent: what the tests of the ``memory`` kind are run on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from loadmaster.models.memory.problem import (
+    BackwardImplementation,
+    BackwardOperator,
+    ForwardOperator,
+    HostLink,
+    Implementation,
+    InPlace,
+    MemoryProblem,
+    Objective,
+)
+
+
+def random_problem(
+    seed: int,
+    *,
+    operators: int = 4,
+    skips: float = 0.3,
+    in_place: float = 0.4,
+    encodings: float = 0.3,
+    choices: int = 2,
+    once_only: float = 0.0,
+    objective: Objective = "time",
+    host_link: HostLink | None = None,
+    unit_bytes: int = 1,
+) -> MemoryProblem:
+    """A graph of ``operators`` forward operators (the last is the loss) and as many backward ones.
+
+    Args:
+        skips, in_place, encodings, once_only: how likely an operator reads an earlier result too, may run in place,
+            has an encoded result (one more forward operator), must not be recomputed.
+        choices: most implementations an operator has.
+        objective: with "energy" every implementation has an energy, unrelated to its time.
+        unit_bytes: sizes are 1..9 of these.
+    """
+    return _Generator(seed, operators, skips, in_place, encodings, choices, once_only, unit_bytes).problem(
+        objective, host_link
+    )
+
+
+def budgets(problem: MemoryProblem, fractions: tuple[float, ...]) -> list[int]:
+    """Budgets between the largest single operator and everything at once."""
+    least = max(
+        [f.fixed_bytes + f.output_bytes + f.live_bytes for f in problem.forward]
+        + [b.fixed_bytes + b.output_bytes + b.live_bytes for b in problem.backward]
+    )
+    most = max(b.fixed_bytes + b.live_bytes + b.output_bytes for b in problem.backward) + int(
+        problem.output_bytes.sum()
+    )
+    return [int(least + fraction * max(most - least, 1)) for fraction in fractions]
+
+
+class _Generator:
+    def __init__(
+        self,
+        seed: int,
+        operators: int,
+        skips: float,
+        in_place: float,
+        encodings: float,
+        choices: int,
+        once_only: float,
+        unit_bytes: int,
+    ) -> None:
+        self.random = np.random.default_rng(seed)
+        self.seed = seed
+        self.operators = operators
+        self.chance_of_skip = skips
+        self.chance_of_in_place = in_place
+        self.chance_of_encoding = encodings
+        self.choices = choices
+        self.chance_of_once = once_only
+        self.unit_bytes = unit_bytes
+        self.parameters = self._bytes(0, 4)
+
+    def _chance(self, probability: float) -> bool:
+        return bool(self.random.random() < probability)
+
+    def _bytes(self, low: int, high: int) -> int:
+        return int(self.random.integers(low, high + 1)) * self.unit_bytes
+
+    def _cost(self, low: int, high: int) -> float:
+        return float(self.random.integers(low, high + 1))
+
+    def problem(self, objective: Objective, host_link: HostLink | None) -> MemoryProblem:
+        plain, encoded = self._forward()
+        forward = _with_live_sets(plain)
+        return MemoryProblem(
+            name=f"random-{self.seed}",
+            forward=forward,
+            backward=self._backward(forward, encoded),
+            objective=objective,
+            host_link=host_link,
+        )
+
+    def _implementations(self) -> tuple[Implementation, ...]:
+        count = int(self.random.integers(1, self.choices + 1))
+        return tuple(
+            Implementation(time_us=self._cost(2, 9), workspace_bytes=self._bytes(0, 3), energy_uj=self._cost(2, 9))
+            for _ in range(count)
+        )
+
+    def _forward(self) -> tuple[list[ForwardOperator], dict[int, int]]:
+        """Forward operators without their live sets, and the encoded result of those that have one."""
+        made: list[ForwardOperator] = []
+        main: list[int] = []
+        encoded: dict[int, int] = {}
+        for position in range(self.operators):
+            last = position == self.operators - 1
+            inputs = main[-1:]
+            if len(main) > 1 and self._chance(self.chance_of_skip):
+                inputs = sorted({*inputs, int(self.random.choice(main[:-1]))})
+            operator = ForwardOperator(
+                id=len(made),
+                op="loss" if last else f"op{position}",
+                inputs=tuple(inputs),
+                output_bytes=self._bytes(1, 2) if last else self._bytes(1, 9),
+                live_inputs=(),
+                live_bytes=0,
+                fixed_bytes=self.parameters,
+                implementations=self._implementations(),
+                recompute_implementations=self._implementations(),
+                recomputable=not self._chance(self.chance_of_once),
+            )
+            if main and not last and self._chance(self.chance_of_in_place):
+                operator = replace(operator, in_place=self._in_place(main[-1], made[main[-1]].output_bytes))
+            made.append(operator)
+            main.append(operator.id)
+            if not last and self._chance(self.chance_of_encoding):
+                encoded[operator.id] = len(made)
+                made.append(self._encoding(len(made), operator))
+        return made, encoded
+
+    def _in_place(self, overwrites: int, output_bytes: int) -> InPlace:
+        return InPlace(
+            overwrites=overwrites,
+            time_delta_us=self._cost(-2, 1),
+            workspace_delta_bytes=-output_bytes,
+            energy_delta_uj=self._cost(-2, 1),
+        )
+
+    def _encoding(self, id_: int, parent: ForwardOperator) -> ForwardOperator:
+        in_place = None
+        if parent.in_place is not None and self._chance(0.5):
+            in_place = replace(
+                parent.in_place,
+                time_delta_us=self._cost(-1, 2),
+                workspace_delta_bytes=-self._bytes(0, 1),
+                energy_delta_uj=self._cost(-1, 2),
+            )
+        # Signs can be taken from what the parent reads just as well as from what it writes.
+        inputs = parent.inputs if parent.inputs and self._chance(0.2) else (parent.id,)
+        return ForwardOperator(
+            id=id_,
+            op=f"encoded {parent.op}",
+            inputs=inputs,
+            output_bytes=self._bytes(1, 2),
+            live_inputs=(),
+            live_bytes=0,
+            fixed_bytes=self.parameters,
+            implementations=self._implementations(),
+            recompute_implementations=self._implementations(),
+            encodes=parent.id,
+            in_place=in_place,
+            recomputable=parent.recomputable,
+        )
+
+    def _backward(self, forward: tuple[ForwardOperator, ...], encoded: dict[int, int]) -> tuple[BackwardOperator, ...]:
+        made: list[BackwardOperator] = []
+        last_reader = [max([f.id, *(g.id for g in forward if f.id in g.inputs)]) for f in forward]
+        for f in reversed([f for f in forward if f.encodes is None]):
+            ways: list[tuple[int, ...]] = [f.inputs, (f.id,), (), tuple(sorted({*f.inputs, f.id}))]
+            if f.id in encoded:
+                ways = [(encoded[f.id],), (encoded[f.id],), *ways]
+            count = int(self.random.integers(1, self.choices + 1))
+            live = [g for g in forward if g.encodes is None and g.id <= f.id < last_reader[g.id]]
+            made.append(
+                BackwardOperator(
+                    id=len(made) + 1,
+                    op=f"{f.op} backward",
+                    output_bytes=sum(forward[i].output_bytes for i in f.inputs),
+                    live_bytes=sum(g.output_bytes for g in live),
+                    fixed_bytes=self.parameters + self.unit_bytes * (len(made) // 2),
+                    implementations=tuple(
+                        BackwardImplementation(
+                            time_us=self._cost(3, 12),
+                            workspace_bytes=self._bytes(0, 3),
+                            needs=ways[int(self.random.integers(len(ways)))],
+                            energy_uj=self._cost(3, 12),
+                        )
+                        for _ in range(count)
+                    ),
+                )
+            )
+        return tuple(made)
+
+
+def _with_live_sets(forward: list[ForwardOperator]) -> tuple[ForwardOperator, ...]:
+    """L_j: earlier results that j or a later operator still reads."""
+    complete: list[ForwardOperator] = []
+    for f in forward:
+        live = tuple(i for i in range(f.id) if any(i in g.inputs for g in forward[f.id :]))
+        complete.append(replace(f, live_inputs=live, live_bytes=sum(forward[i].output_bytes for i in live)))
+    return tuple(complete)
