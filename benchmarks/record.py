@@ -1,0 +1,75 @@
+"""Writes a benchmark's figures to ``benchmarks/results/NAME.json``, with what is needed to judge and repeat them."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+_PACKAGES = ("loadmaster", "numpy", "highspy", "ortools", "pulp", "torch", "triton")
+
+
+def write(name: str, payload: dict[str, Any]) -> Path:
+    """Write ``payload`` with date, machine, versions and command; returns the file's path."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    document = {
+        "benchmark": name,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": _command(),
+        "machine": machine(),
+        "versions": versions(),
+        **payload,
+    }
+    path.write_text(json.dumps(document, indent=2) + "\n")
+    return path
+
+
+def machine() -> dict[str, Any]:
+    """The processor, its cores as this process may use them, the system, and the GPU if torch is loaded."""
+    found: dict[str, Any] = {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name(0)
+        found["gpu_count"] = torch.cuda.device_count()
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Python and those of the packages concerned that are installed."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _command() -> str:
+    """What to type in the repository's root to run this again."""
+    script = Path(sys.argv[0])
+    shown = script.resolve()
+    root = Path(__file__).resolve().parents[1]
+    place = shown.relative_to(root) if shown.is_relative_to(root) else Path(script.name)
+    return " ".join(["python", str(place), *sys.argv[1:]])
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
