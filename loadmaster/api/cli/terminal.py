@@ -78,8 +78,7 @@ def table(rows: list[list[str]], header: list[str]) -> str:
     """Columns aligned with spaces; numbers (cells that start with a digit) to the right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     right = [
-        bool(rows) and all(row[i][:1].isdigit() or row[i] in ("", "-") for row in rows)
-        for i in range(len(header))
+        bool(rows) and all(row[i][:1].isdigit() or row[i] in ("", "-") for row in rows) for i in range(len(header))
     ]
     lines = []
     for row in [header, *rows]:

@@ -1,7 +1,7 @@
 """Memory problems that need no model of one's own: the published graphs shipped here, and synthetic ones.
 
 The synthetic ones are rough on purpose. A chain of equal operators shows what a budget does; a transformer
-has the shapes of the real thing with times from a roofline: max(operations / speed, bytes moved / bandwidth).
+has the shapes of the real thing with times from a roofline: launch + max(operations / rate, bytes moved / bandwidth).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from loadmaster.errors import InputError
 from loadmaster.models.documents import PROBLEM_SCHEMA
+from loadmaster.models.hardware import Hardware
 
 _DATA = "loadmaster.models.memory"
 _ALIASES = {"resnet50-b184": "-full", "unet-b11": "-full", "mobilenet_v2-b272": "-full"}
@@ -50,18 +51,6 @@ def reference(name: str) -> dict[int, Mapping[str, float]]:
 
 
 @dataclass(frozen=True)
-class Roofline:
-    """The device that synthetic times are for: achieved operations (1e12/s) and bandwidth (1e9 bytes/s)."""
-
-    tflops: float = 600.0
-    memory_gbps: float = 4000.0
-
-    def time_us(self, operations: float, moved_bytes: float) -> float:
-        """Time of one operator: whichever of arithmetic and memory takes longer."""
-        return max(operations / (self.tflops * 1e6), moved_bytes / (self.memory_gbps * 1e3))
-
-
-@dataclass(frozen=True)
 class _Operator:
     """One forward operator of a synthetic graph. ``saves``: the forward results its backward reads."""
 
@@ -90,12 +79,7 @@ def chain(operators: int, activation_bytes: int, time_us: float = 1000.0) -> dic
 
 
 def transformer(
-    layers: int,
-    hidden: int,
-    sequence: int,
-    batch: int,
-    vocabulary: int = 50304,
-    device: Roofline | None = None,
+    layers: int, hidden: int, sequence: int, batch: int, device: Hardware, vocabulary: int = 50304
 ) -> dict[str, Any]:
     """A decoder-only transformer in bf16 with fused attention; weights and gradients are resident all along.
 
@@ -109,14 +93,16 @@ def transformer(
         ("--batch", batch),
     ):
         _expect_range(field, value, 1, 2**24)
-    device = device or Roofline()
+    rate = device.tflops_for("bfloat16") * device.compute_share * 1e6  # operations per microsecond
+    bandwidth = device.dram_gbps * device.dram_share * 1e3  # bytes per microsecond
     tokens, wide = sequence * batch, 2 * sequence * batch * hidden
     ops: list[_Operator] = []
 
     def add(op: str, inputs: Sequence[int], output_bytes: int, operations: float, saves: Sequence[int]) -> int:
         """Append an operator; an id in ``saves`` may be its own."""
         moved = output_bytes + sum(ops[i].output_bytes for i in inputs)
-        forward_us, backward_us = device.time_us(operations, moved), device.time_us(2 * operations, 2 * moved)
+        forward_us = device.launch_us + max(operations / rate, moved / bandwidth)
+        backward_us = device.launch_us + 2 * max(operations / rate, moved / bandwidth)
         ops.append(_Operator(op, tuple(inputs), output_bytes, forward_us, backward_us, tuple(saves)))
         return len(ops) - 1
 
@@ -137,8 +123,8 @@ def transformer(
     logits = add("linear vocabulary", [norm], 2 * tokens * vocabulary, 2.0 * tokens * hidden * vocabulary, [norm])
     add("cross_entropy", [logits], 4, 0, [logits])
     weights = 2 * (12 * layers * hidden * hidden + vocabulary * hidden)
-    name = f"transformer-l{layers}-h{hidden}-s{sequence}-b{batch}"
-    title = f"A decoder of {layers} layers, hidden {hidden}, {batch} x {sequence} tokens, bf16, roofline times"
+    name = f"transformer-l{layers}-h{hidden}-s{sequence}-b{batch}-{device.name}"
+    title = f"A decoder of {layers} layers, hidden {hidden}, {batch} x {sequence} tokens, bf16, for {device.title}"
     return _document(name, title, ops, fixed_bytes=2 * weights)
 
 

@@ -1,4 +1,4 @@
-"""Human units at the edge of the command line: strict to read, short to write.
+"""Human units at the edge: strict to read, short to write.
 
 Inside, bytes are integers and times are microseconds; ``5GiB``, ``800MB`` and ``50%`` live only here.
 """
@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 
 from loadmaster.errors import InputError
+from loadmaster.models.memory.plain import unconstrained_peak_bytes
+from loadmaster.models.memory.problem import MemoryProblem
 
 _FACTORS = {
     "": 1,
@@ -34,12 +36,12 @@ class Budget:
     size_bytes: int | None
     share: float | None = None
 
-    def resolve(self, unconstrained_peak_bytes: int) -> int:
+    def resolve(self, problem: MemoryProblem) -> int:
         """The budget in bytes."""
         if self.share is None:
             assert self.size_bytes is not None
             return self.size_bytes
-        return int(self.share * unconstrained_peak_bytes)
+        return int(self.share * unconstrained_peak_bytes(problem))
 
 
 def parse_bytes(text: str, field: str) -> int:
@@ -77,9 +79,7 @@ def parse_budget(text: str, field: str = "--budget") -> Budget:
         return Budget(parse_bytes(text, field))
     share = float(match["number"]) / 100
     if not 0 < share <= 100:
-        raise InputError(
-            field, text, "is not a usable share of the peak", "Give a percentage above 0, as in 50%."
-        )
+        raise InputError(field, text, "is not a usable share of the peak", "Give a percentage above 0, as in 50%.")
     return Budget(None, share)
 
 
@@ -89,20 +89,21 @@ def show_bytes(size_bytes: float) -> str:
     size = abs(float(size_bytes))
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
-            return f"{sign}{_three(size)} {unit}" if unit != "B" else f"{sign}{size:.0f} B"
+            return f"{sign}{_digits(size, 3)} {unit}" if unit != "B" else f"{sign}{size:.0f} B"
         size /= 1024
-    return f"{sign}{_three(size)} TiB"
+    return f"{sign}{_digits(size, 3)} TiB"
 
 
 def show_cost(value: float, unit: str) -> str:
     """A cost in its unit: microseconds and microjoules in the fitting multiple, anything else as it is."""
     base = {"us": "s", "uj": "J"}.get(unit)
     if base is None:
-        return f"{_three(value)} {unit}"
-    for factor, prefix in ((1e6, ""), (1e3, "m"), (1.0, "u")):
-        if abs(value) >= factor:
-            return f"{_three(value / factor)} {prefix}{base}"
-    return f"{value:.2g} u{base}" if value else f"0 {base}"
+        return f"{value:g} {unit}"
+    # Milliseconds up to ten seconds, so that the steps of one sweep compare at a glance.
+    for factor, prefix, least in ((1e6, "", 1e7), (1e3, "m", 1e3)):
+        if abs(value) >= least:
+            return f"{_digits(value / factor, 4)} {prefix}{base}"
+    return f"{_digits(value, 4)} u{base}"
 
 
 def show_share(value: float | None) -> str:
@@ -110,7 +111,7 @@ def show_share(value: float | None) -> str:
     return "unknown" if value is None else f"{100 * value:.2f} %"
 
 
-def _three(value: float) -> str:
-    """At least three significant digits, never an exponent."""
-    decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
-    return f"{value:.{decimals}f}"
+def _digits(value: float, significant: int) -> str:
+    """A number with that many significant digits, more before the point if it has them, never an exponent."""
+    whole = len(str(int(abs(value))))
+    return f"{value:.{max(0, significant - whole)}f}"

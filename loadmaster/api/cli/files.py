@@ -1,0 +1,68 @@
+"""Files that the command line reads and writes; a path of ``-`` is stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loadmaster.api.cli.terminal import Terminal
+from loadmaster.errors import InputError
+
+
+def write_text(path: str, text: str, field: str = "-o") -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        InputError: naming ``field``, when the path cannot be written.
+    """
+    target = Path(path)
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise _refusal(field, path, error) from None
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        # mkstemp makes files private; an output file gets the mode that any other would.
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, target)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise _refusal(field, path, error) from None
+
+
+def write_json(path: str, document: Mapping[str, Any], terminal: Terminal, field: str = "-o") -> None:
+    """Write a document to a file, or to stdout for ``-``.
+
+    Raises:
+        InputError: naming ``field``, when the path cannot be written.
+    """
+    if path == "-":
+        terminal.json(document)
+        return
+    write_text(path, json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n", field)
+
+
+def expect_writable(path: str | None, field: str) -> None:
+    """Refuse a path in a missing folder before hours are spent on what should be written there.
+
+    Raises:
+        InputError: naming ``field``.
+    """
+    if path is None or path == "-":
+        return
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise InputError(field, path, f"the folder {folder} does not exist", "Make it first, or write elsewhere.")
+    if Path(path).is_dir():
+        raise InputError(field, path, "is a folder", "Give the path of a file.")
+
+
+def _refusal(field: str, path: str, error: OSError) -> InputError:
+    return InputError(field, path, f"cannot be written: {error.strerror}", "Give a path that can be written.")

@@ -1,0 +1,143 @@
+"""PNG pictures through matplotlib (extra ``solver``), without a display: a frontier, and the timeline of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadmaster.api.report.frontier_page import feasible, scale_of
+from loadmaster.api.report.view import View
+from loadmaster.api.units import show_bytes
+from loadmaster.errors import InputError
+from loadmaster.models.kinds import Plan
+
+_GIB = 2.0**30
+_BLUE, _ORANGE, _GREEN, _PURPLE, _RED, _GREY = "#2b6cb0", "#e08e2b", "#3a9d7c", "#8a63c9", "#c2410c", "#667085"
+_PHASES = {"forward": "#4c8dd6", "recompute": _ORANGE, "backward": _GREEN}
+_STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.edgecolor": _GREY,
+    "axes.labelcolor": _GREY,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e3e6ea",
+    "xtick.color": _GREY,
+    "ytick.color": _GREY,
+}
+
+
+def frontier_png(
+    path: str | Path, title: str, plans: Sequence[Plan], reference: Mapping[int, Mapping[str, float]]
+) -> None:
+    """Draw step time against budget, with the bound band, the gap of every point and published results if any.
+
+    Raises:
+        InputError: there is nothing to draw (no feasible plan), or the path cannot be written.
+    """
+    curve = feasible(plans)
+    if not curve:
+        raise InputError("budgets", len(plans), "no budget has a plan", "Sweep larger budgets.")
+    scale = scale_of(curve[0].unit)
+    figure, axes = _figure(title)
+    x = [p.budget_bytes / _GIB for p in curve]
+    y = [(p.objective or 0.0) / scale.factor for p in curve]
+    bounded = [p for p in curve if p.bound is not None]
+    axes.axhline(curve[0].unconstrained / scale.factor, color=_GREY, linestyle=(0, (1, 3)), linewidth=1.2)
+    axes.annotate(
+        "memory to spare",
+        (x[-1], curve[0].unconstrained / scale.factor),
+        xytext=(0, 4),
+        textcoords="offset points",
+        ha="right",
+        color=_GREY,
+        fontsize=9,
+    )
+    axes.fill_between(
+        [p.budget_bytes / _GIB for p in bounded],
+        [(p.bound or 0.0) / scale.factor for p in bounded],
+        [(p.objective or 0.0) / scale.factor for p in bounded],
+        color=_BLUE,
+        alpha=0.16,
+        linewidth=0,
+        label="between the plan and the proved bound",
+    )
+    axes.plot(x, y, color=_BLUE, marker="o", markersize=6, linewidth=2, label="best plan found")
+    published = sorted(
+        (b, r["best_objective_us"]) for b, r in reference.items() if b in {p.budget_bytes for p in curve}
+    )
+    if published:
+        axes.plot(
+            [b / _GIB for b, _ in published],
+            [cost / scale.factor for _, cost in published],
+            linestyle="",
+            marker="D",
+            markersize=9,
+            markerfacecolor="none",
+            markeredgecolor=_PURPLE,
+            markeredgewidth=1.6,
+            label="published (commercial solver, 24 h, 12 threads)",
+        )
+    for p, px, py in zip(curve, x, y, strict=True):
+        if p.gap is not None:
+            axes.annotate(f"{100 * p.gap:.1f} %", (px, py), xytext=(8, 8), textcoords="offset points", fontsize=9)
+    axes.margins(x=0.07, y=0.14)
+    axes.set_xlabel("budget, GiB")
+    axes.set_ylabel(f"step, {scale.unit}")
+    axes.legend(loc="upper right", edgecolor="none", labelcolor=_GREY, fontsize=9)
+    _save(figure, path)
+
+
+def plan_png(path: str | Path, view: View) -> None:
+    """Draw the memory timeline of one plan under its budget.
+
+    Raises:
+        InputError: the path cannot be written.
+    """
+    title = f"{view.problem.name}, under {show_bytes(view.plan.budget_bytes)}"
+    figure, axes = _figure(title)
+    for phase, colour in _PHASES.items():
+        chosen = [e for e in view.events if e.what == phase]
+        if chosen:
+            axes.bar(
+                [e.start_us / 1e3 for e in chosen],
+                [e.resident_bytes / _GIB for e in chosen],
+                width=[e.duration_us / 1e3 for e in chosen],
+                align="edge",
+                color=colour,
+                linewidth=0,
+                label=phase,
+            )
+    budget = view.plan.budget_bytes / _GIB
+    axes.axhline(budget, color=_RED, linestyle=(0, (5, 3)), linewidth=1.5, label="budget")
+    axes.set_xlim(0, view.check.time_us / 1e3)
+    axes.set_ylim(0, max(budget, view.check.peak_bytes / _GIB) * 1.18)
+    axes.set_xlabel("milliseconds")
+    axes.set_ylabel("resident, GiB")
+    axes.legend(loc="upper right", ncols=4, edgecolor="none", labelcolor=_GREY, fontsize=9)
+    _save(figure, path)
+
+
+def _figure(title: str) -> tuple[Any, Any]:
+    """A figure that no window system knows of."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(9.6, 4.8), dpi=150, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color="#1d2430")
+    return figure, axes
+
+
+def _save(figure: Any, path: str | Path) -> None:
+    try:
+        figure.savefig(path, format="png", metadata={"Software": None})
+    except OSError as error:
+        remedy = "Give a path that can be written."
+        raise InputError("--png", str(path), f"cannot be written: {error.strerror}", remedy) from None

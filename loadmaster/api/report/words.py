@@ -1,0 +1,69 @@
+"""A plan in a few lines of text: the answer, its proof, and where the memory peak is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from loadmaster.api.units import show_bytes, show_cost, show_share
+from loadmaster.models.kinds import Plan
+
+
+def summary(plan: Plan) -> str:
+    """The lines that ``plan`` and ``show`` print."""
+    lines = [f"{plan.name} under {show_bytes(plan.budget_bytes)}: {plan.status}"]
+    rows = _infeasible_rows(plan) if plan.status == "infeasible" else _rows(plan)
+    width = max(len(name) for name, _ in rows)
+    lines += [f"  {name.ljust(width)}  {text}" for name, text in rows]
+    return "\n".join(lines)
+
+
+def _rows(plan: Plan) -> list[tuple[str, str]]:
+    assert plan.objective is not None
+    over = plan.objective / plan.unconstrained - 1 if plan.unconstrained else 0.0
+    step = f"{show_cost(plan.objective, plan.unit)}, {show_share(over)} over the step with memory to spare"
+    rows = [("step", f"{step} ({show_cost(plan.unconstrained, plan.unit)})"), ("proof", _proof(plan))]
+    rows += _check_rows(plan.check, plan.budget_bytes)
+    rows.append(("method", f"{plan.method}, stopped by {plan.stopped_by}{_solver(plan.solver)}"))
+    rows.append(("seconds", ", ".join(f"{name} {value:.2f}" for name, value in plan.seconds.items())))
+    return rows
+
+
+def _proof(plan: Plan) -> str:
+    if plan.bound is None:
+        return "none: no bound was computed"
+    text = f"at least {show_cost(plan.bound, plan.unit)}: gap {show_share(plan.gap)}"
+    return text if plan.overhead_gap is None else f"{text} of the step, {show_share(plan.overhead_gap)} of the overhead"
+
+
+def _check_rows(check: Mapping[str, Any], budget_bytes: int) -> list[tuple[str, str]]:
+    if "peak_bytes" not in check:
+        return []
+    share = f" ({show_share(check['peak_bytes'] / budget_bytes)} of the budget)" if budget_bytes else ""
+    rows = [("peak", f"{show_bytes(check['peak_bytes'])}{share} at {check.get('peak_at', 'an unnamed operator')}")]
+    parts = [("recompute_us", "recomputing"), ("stall_us", "waiting for copies")]
+    spent = [f"{show_cost(check[key], 'us')} {what}" for key, what in parts if check.get(key)]
+    if check.get("offloaded_bytes"):
+        spent.append(f"{show_bytes(check['offloaded_bytes'])} offloaded")
+    if spent:
+        rows.append(("price", ", ".join(spent)))
+    rows.append(("check", "passed" if check.get("ok") else "FAILED"))
+    return rows
+
+
+def _solver(solver: Mapping[str, Any]) -> str:
+    name = solver.get("name")
+    return f", {name} {solver.get('version', '')}".rstrip() if name else ""
+
+
+def _infeasible_rows(plan: Plan) -> list[tuple[str, str]]:
+    found = plan.infeasibility
+    if found is None:
+        return [("why", "no plan exists within this budget")]
+    rows = [
+        ("minimum", f"{show_bytes(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes)"),
+        ("short", f"{show_bytes(found.short_bytes)} more are needed"),
+        ("where", found.where),
+    ]
+    rows += [("blocker", f"{b.tensor} ({b.op}): {show_bytes(b.size_bytes)}") for b in found.blockers]
+    return rows
