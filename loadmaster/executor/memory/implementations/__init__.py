@@ -8,7 +8,16 @@ from loadmaster.executor.memory.implementations.activations import (
     ReluFromInput,
     ReluFromMask,
 )
-from loadmaster.executor.memory.implementations.registry import register
+from loadmaster.executor.memory.implementations.batch_norm import reuse_statistics
+from loadmaster.executor.memory.implementations.pooling import MaxPoolFromOffsets
+from loadmaster.executor.memory.implementations.registry import register, register_recompute
 
-for _alternative in (ReluFromInput(), ReluFromMask(), HardtanhFromOutput(), HardtanhFromMask()):
+for _alternative in (
+    ReluFromInput(),
+    ReluFromMask(),
+    HardtanhFromOutput(),
+    HardtanhFromMask(),
+    MaxPoolFromOffsets(),
+):
     register(_alternative)
+register_recompute("batch_norm_apply", reuse_statistics)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from loadmaster.errors import InputError
+from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
 
 BITS = 8
 
@@ -27,6 +28,9 @@ def pack_inside(x: Tensor, low: float, high: float | None = None) -> Tensor:
     Returns:
         uint8 [ceil(x.numel() / 8)].
     """
+    if has_kernels(x.device):
+        packed: Tensor = kernels().pack_inside(x, low, high)
+        return packed
     inside = ~(x <= low)
     if high is not None:
         inside &= ~(x >= high)
@@ -51,6 +55,9 @@ def masked_gradient(gradient: Tensor, mask: Tensor) -> Tensor:
         A new tensor like ``gradient``.
     """
     expect_bytes(gradient, mask)
+    if has_kernels(gradient.device):
+        masked: Tensor = kernels().masked_gradient(gradient, mask)
+        return masked
     inside = (mask.unsqueeze(1) & _bit_values(mask.device)).view(-1)[: gradient.numel()] != 0
     return gradient.clone().masked_fill_(~inside.view(gradient.shape), 0)
 

@@ -11,8 +11,11 @@ from collections.abc import Callable, Collection
 from torch import fx
 
 from loadmaster.errors import InputError
+from loadmaster.executor.memory.implementations.dropout import seed_dropout
 
-PASSES: dict[str, Callable[[fx.Graph], None]] = {}
+PASSES: dict[str, Callable[[fx.Graph], None]] = {
+    "seeded_dropout": seed_dropout,
+}
 """By name, in the order they run. Each changes the graph in place."""
 
 

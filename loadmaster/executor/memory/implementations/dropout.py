@@ -1,0 +1,116 @@
+"""Dropout replayed from its seed: the mask is a function of a 64-bit seed and the element's index, so none is kept.
+
+The seed is drawn once, in the forward pass, from the device's own generator (``torch.manual_seed`` decides it).
+Forward, recomputation and backward are one operator, since dropout's backward is dropout of the gradient under the
+same mask. The mask is the same on every device. Source of the generator: SplitMix64 (Steele, Lea and Flood, Fast
+splittable pseudorandom number generators, 2014), whose i-th output needs no state but the seed.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import Tensor, fx
+
+from loadmaster.executor.memory.implementations.emitting import aten, call
+from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
+
+GOLDEN = 0x9E3779B97F4A7C15
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
+WORD = 32  # the upper half of the mixed word decides
+CHUNK = 1 << 18  # elements hashed at a time: bounds the 64-bit temporaries
+SEED_LIMIT = 2**63 - 1
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >= 1 << 63 else word
+
+
+def _unsigned_shift(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def drop_threshold(p: float) -> int:
+    """Elements whose 32-bit word is below this are dropped: ``p`` rounded to 2**-32."""
+    return round(p * (1 << WORD))
+
+
+def kept(seed: Tensor, count: int, p: float) -> Tensor:
+    """Which elements dropout keeps: bool [count], each kept with probability 1 - p."""
+    keep = torch.empty(count, dtype=torch.bool, device=seed.device)
+    for start in range(0, count, CHUNK):
+        stop = min(start + CHUNK, count)
+        z = torch.arange(start + 1, stop + 1, dtype=torch.int64, device=seed.device)
+        z = z * _signed(GOLDEN) + seed
+        z = (z ^ _unsigned_shift(z, 30)) * _signed(MIX_1)
+        z = (z ^ _unsigned_shift(z, 27)) * _signed(MIX_2)
+        z = z ^ _unsigned_shift(z, 31)
+        torch.ge(_unsigned_shift(z, WORD), drop_threshold(p), out=keep[start:stop])
+    return keep
+
+
+@torch.library.custom_op("loadmaster::seeded_dropout", mutates_args=())
+def seeded_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
+    """``x / (1 - p)`` where the element is kept, zero elsewhere; the mask depends on seed, index and p alone.
+
+    Args:
+        x: any shape; elements are numbered in row-major order.
+        seed: int64 scalar on the same device.
+        p: probability of dropping an element, 0 <= p <= 1.
+
+    Returns:
+        A new tensor like ``x``.
+    """
+    scale = 0.0 if p == 1 else 1 / (1 - p)
+    result: Tensor
+    if has_kernels(x.device):
+        result = kernels().seeded_dropout(x, seed, scale, drop_threshold(p))
+        return result
+    result = torch.empty_like(x)
+    torch.mul(x, scale, out=result)
+    return result.masked_fill_(~kept(seed, x.numel(), p).view(x.shape), 0)
+
+
+@seeded_dropout.register_fake
+def _(x: Tensor, seed: Tensor, p: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+def seed_dropout(graph: fx.Graph) -> None:
+    """Replace every training dropout whose mask is only read by its own backward."""
+    for node in list(graph.nodes):
+        if node.target is aten.native_dropout.default and node.args[2] is True:
+            _replace(graph, node)
+
+
+def _replace(graph: fx.Graph, dropout: fx.Node) -> None:
+    x, p = dropout.args[0], dropout.args[1]
+    assert isinstance(x, fx.Node)
+    assert isinstance(p, int | float)
+    results = [user for user in dropout.users if user.args[1] == 0]
+    masks = [user for user in dropout.users if user.args[1] == 1]
+    backwards = [user for mask in masks for user in mask.users]
+    if any(user.target is not operator.getitem for user in dropout.users):
+        return
+    if any(user.target is not aten.native_dropout_backward.default for user in backwards):
+        return
+    value = x.meta["val"]
+    with graph.inserting_before(dropout):
+        seed = graph.call_function(
+            aten.randint.low, (0, SEED_LIMIT, []), {"dtype": torch.int64, "device": value.device}
+        )
+        seed.meta["val"] = value.new_empty((), dtype=torch.int64)
+        forward = call(graph, seeded_dropout._opoverload, x, seed, float(p))
+    for result in results:
+        result.replace_all_uses_with(forward)
+        graph.erase_node(result)
+    for backward in backwards:
+        with graph.inserting_before(backward):
+            gradient = call(graph, seeded_dropout._opoverload, backward.args[0], seed, float(p))
+        backward.replace_all_uses_with(gradient)
+        graph.erase_node(backward)
+    for mask in masks:
+        graph.erase_node(mask)
+    graph.erase_node(dropout)

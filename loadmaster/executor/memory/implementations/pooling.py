@@ -1,0 +1,182 @@
+"""Max-pool backward from 8-bit offsets inside the window: neither the input nor its 64-bit indices are kept.
+
+Source: Gist's max-pool encoding and MONeT's intermediate-activated operators, 003_283bdbbccdcfdb68.txt, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, fx
+
+from loadmaster.executor.memory.implementations.emitting import aten, call, calls, source, with_strides_of
+from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
+from loadmaster.executor.memory.implementations.registry import Site, Value
+
+BACKWARD = aten.max_pool2d_with_indices_backward.default
+WINDOW_LIMIT = 256  # offsets are one byte
+
+
+def _corner(length: int, stride: int, padding: int, device: torch.device) -> Tensor:
+    return torch.arange(length, device=device) * stride - padding
+
+
+@torch.library.custom_op("loadmaster::pool_offsets", mutates_args=())
+def pool_offsets(
+    indices: Tensor,
+    width: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """Where in its window each maximum lies.
+
+    Args:
+        indices: int64 [..., OH, OW], positions in the flattened [H, W] input plane, as max_pool2d returns them.
+        width: W.
+        kernel, stride, padding, dilation: (height, width) each; kernel height times width at most 256.
+
+    Returns:
+        uint8, contiguous, shape of ``indices``: row * kernel width + column inside the window.
+    """
+    top = _corner(indices.shape[-2], stride[0], padding[0], indices.device).unsqueeze(1)
+    left = _corner(indices.shape[-1], stride[1], padding[1], indices.device)
+    row = (indices // width - top) // dilation[0]
+    column = (indices % width - left) // dilation[1]
+    return (row * kernel[1] + column).to(torch.uint8, memory_format=torch.contiguous_format)
+
+
+@pool_offsets.register_fake
+def _(
+    indices: Tensor,
+    width: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    return indices.new_empty(indices.shape, dtype=torch.uint8)
+
+
+def pool_indices(
+    offsets: Tensor,
+    width: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """The int64 indices that :func:`pool_offsets` was made from."""
+    top = _corner(offsets.shape[-2], stride[0], padding[0], offsets.device).unsqueeze(1)
+    left = _corner(offsets.shape[-1], stride[1], padding[1], offsets.device)
+    row = (offsets // kernel[1]).to(torch.int64).mul_(dilation[0]).add_(top)
+    return row.mul_(width).add_((offsets % kernel[1]).to(torch.int64).mul_(dilation[1]).add_(left))
+
+
+@torch.library.custom_op("loadmaster::pool_offset_backward", mutates_args=())
+def pool_offset_backward(
+    gradient: Tensor,
+    offsets: Tensor,
+    height: int,
+    width: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> Tensor:
+    """Gradient of max_pool2d's input.
+
+    Args:
+        gradient: [..., OH, OW].
+        offsets: uint8 [..., OH, OW] from :func:`pool_offsets`.
+        height, width: H and W of the pool's input.
+        kernel, stride, padding, dilation, ceil_mode: of the pool.
+
+    Returns:
+        [..., H, W], contiguous.
+    """
+    shape = (*gradient.shape[:-2], height, width)
+    result: Tensor
+    if has_kernels(gradient.device):
+        result = kernels().pool_offset_backward(gradient, offsets, shape, kernel, stride, padding, dilation)
+        return result
+    indices = pool_indices(offsets, width, kernel, stride, padding, dilation)
+    # The operator reads the input's shape, never its values: one element stands for all of them.
+    stand_in = gradient.new_zeros(()).expand(shape)
+    result = aten.max_pool2d_with_indices_backward(
+        gradient.contiguous(), stand_in, kernel, stride, padding, dilation, ceil_mode, indices
+    )
+    return result.contiguous()
+
+
+@pool_offset_backward.register_fake
+def _(
+    gradient: Tensor,
+    offsets: Tensor,
+    height: int,
+    width: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> Tensor:
+    return gradient.new_empty((*gradient.shape[:-2], height, width))
+
+
+class MaxPoolFromOffsets:
+    """Max-pool backward reads 8-bit offsets: 1/8 of the indices, and no input. The same numbers, bit-equal."""
+
+    name = "max_pool_offsets"
+
+    def sites(self, joint: fx.GraphModule) -> Sequence[Site]:
+        """Backward nodes of max_pool2d with a window of at most 256 elements."""
+        found = []
+        for backward in calls(joint, BACKWARD):
+            parent = source(backward.args[7])
+            window = _pairs(backward)[0]
+            if parent is not None and window[0] * window[1] <= WINDOW_LIMIT and "val" in parent.meta:
+                found.append(Site(backward, parent=parent))
+        return found
+
+    def encode(self, graph: fx.Graph, site: Site, value: Value) -> fx.Node:
+        """The offsets, from the indices."""
+        assert site.parent is not None
+        _, width = _plane(site.backward)
+        return call(graph, pool_offsets._opoverload, value(site.parent), width, *_pairs(site.backward))
+
+    def emit(self, graph: fx.Graph, site: Site, value: Value, encoded: fx.Node | None) -> fx.Node:
+        """The gradient of the pool's input."""
+        backward = site.backward
+        gradient, ceil_mode = backward.args[0], backward.args[6]
+        assert isinstance(gradient, fx.Node)
+        node = call(
+            graph,
+            pool_offset_backward._opoverload,
+            value(gradient),
+            encoded,
+            *_plane(backward),
+            *_pairs(backward),
+            ceil_mode,
+        )
+        return with_strides_of(graph, node, backward)
+
+
+def _plane(backward: fx.Node) -> tuple[int, int]:
+    height, width = backward.meta["val"].shape[-2:]
+    return int(height), int(width)
+
+
+def _pairs(backward: fx.Node) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Kernel, stride, padding and dilation as (height, width); a missing stride is the kernel, as in PyTorch."""
+    kernel, stride, padding, dilation = (_pair(argument) for argument in backward.args[2:6])
+    return kernel, stride or kernel, padding, dilation
+
+
+def _pair(argument: object) -> list[int]:
+    assert isinstance(argument, list | tuple)
+    values = [int(v) for v in argument]
+    return values * 2 if len(values) == 1 else values

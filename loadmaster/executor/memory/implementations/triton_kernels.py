@@ -1,0 +1,179 @@
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+"""The implementations' CUDA kernels, in Triton. Each computes what its operator's PyTorch form computes, bit for bit.
+
+Operators reach these through :mod:`loadmaster.executor.memory.implementations.kernels`; shapes are checked there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+MASK_BYTES = 256  # bytes of a packed mask per program
+SPLITMIX_GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+SPLITMIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
+SPLITMIX_2 = tl.constexpr(0x94D049BB133111EB)
+
+
+def _grid(count: int, block: int) -> tuple[int]:
+    return (triton.cdiv(count, block),)
+
+
+@triton.jit
+def _pack_inside(x, packed, count, LOW: tl.constexpr, HIGH: tl.constexpr, BYTES: tl.constexpr):
+    byte = tl.program_id(0).to(tl.int64) * BYTES + tl.arange(0, BYTES)
+    element = byte[:, None] * 8 + tl.arange(0, 8)[None, :]
+    value = tl.load(x + element, mask=element < count, other=0.0)
+    if value.dtype != tl.float64:
+        value = value.to(tl.float32)
+    inside = (value > LOW) | (value != value)
+    if HIGH is not None:
+        inside = inside & ((value < HIGH) | (value != value))
+    bits = inside.to(tl.int32) << tl.arange(0, 8)[None, :]
+    bits = tl.where(element < count, bits, 0)
+    tl.store(packed + byte, tl.sum(bits, 1).to(tl.uint8), mask=byte * 8 < count)
+
+
+def pack_inside(x: Tensor, low: float, high: float | None) -> Tensor:
+    """See :func:`loadmaster.executor.memory.implementations.masks.pack_inside`."""
+    x = x.contiguous()
+    count = x.numel()
+    packed = x.new_empty(((count + 7) // 8,), dtype=torch.uint8)
+    if count:
+        _pack_inside[_grid(packed.numel(), MASK_BYTES)](x, packed, count, LOW=low, HIGH=high, BYTES=MASK_BYTES)
+    return packed
+
+
+@triton.jit
+def _masked_gradient(gradient, packed, result, count, BLOCK: tl.constexpr):
+    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    valid = element < count
+    bits = tl.load(packed + element // 8, mask=valid, other=0).to(tl.int32)
+    inside = ((bits >> (element % 8).to(tl.int32)) & 1) != 0
+    value = tl.load(gradient + element, mask=valid & inside, other=0.0)
+    tl.store(result + element, value, mask=valid)
+
+
+def masked_gradient(gradient: Tensor, mask: Tensor) -> Tensor:
+    """See :func:`loadmaster.executor.memory.implementations.masks.masked_gradient`."""
+    dense = gradient.contiguous()
+    result = torch.empty_like(dense)
+    count = dense.numel()
+    if count:
+        _masked_gradient[_grid(count, BLOCK)](dense, mask, result, count, BLOCK=BLOCK)
+    return _laid_out_like(result, gradient)
+
+
+@triton.jit
+def _seeded_dropout(x, seed, result, count, threshold, SCALE: tl.constexpr, BLOCK: tl.constexpr):
+    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    valid = element < count
+    z = (element + 1).to(tl.uint64) * SPLITMIX_GOLDEN + tl.load(seed).to(tl.uint64)
+    z = (z ^ (z >> 30)) * SPLITMIX_1
+    z = (z ^ (z >> 27)) * SPLITMIX_2
+    z = z ^ (z >> 31)
+    keep = (z >> 32).to(tl.int64) >= threshold
+    value = tl.load(x + element, mask=valid, other=0.0)
+    if value.dtype != tl.float64:
+        value = value.to(tl.float32)
+    scaled = tl.where(keep, value * SCALE, 0.0)
+    tl.store(result + element, scaled.to(result.dtype.element_ty), mask=valid)
+
+
+def seeded_dropout(x: Tensor, seed: Tensor, scale: float, threshold: int) -> Tensor:
+    """See :func:`loadmaster.executor.memory.implementations.dropout.seeded_dropout`."""
+    dense = x.contiguous()
+    result = torch.empty_like(dense)
+    count = dense.numel()
+    if count:
+        _seeded_dropout[_grid(count, BLOCK)](dense, seed, result, count, threshold, SCALE=scale, BLOCK=BLOCK)
+    return _laid_out_like(result, x)
+
+
+@triton.jit
+def _pool_offset_backward(
+    gradient,
+    offsets,
+    result,
+    count,
+    height,
+    width,
+    pooled_height,
+    pooled_width,
+    stride_h,
+    stride_w,
+    padding_h,
+    padding_w,
+    dilation_h,
+    dilation_w,
+    KERNEL_H: tl.constexpr,
+    KERNEL_W: tl.constexpr,
+    DOUBLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    valid = element < count
+    plane = element // (height * width)
+    row = element % (height * width) // width + padding_h
+    column = element % width + padding_w
+    total = tl.zeros([BLOCK], tl.float64 if DOUBLE else tl.float32)
+    # Windows in ascending order, the order in which PyTorch's own kernel adds them.
+    for i in range(KERNEL_H):
+        for j in range(KERNEL_W):
+            h = KERNEL_H - 1 - i
+            w = KERNEL_W - 1 - j
+            top = row - h * dilation_h
+            left = column - w * dilation_w
+            inside = valid & (top >= 0) & (left >= 0) & (top % stride_h == 0) & (left % stride_w == 0)
+            inside = inside & (top // stride_h < pooled_height) & (left // stride_w < pooled_width)
+            window = (plane * pooled_height + top // stride_h) * pooled_width + left // stride_w
+            offset = tl.load(offsets + window, mask=inside, other=255).to(tl.int32)
+            hit = inside & (offset == h * KERNEL_W + w)
+            total += tl.load(gradient + window, mask=hit, other=0.0).to(total.dtype)
+    tl.store(result + element, total.to(result.dtype.element_ty), mask=valid)
+
+
+def pool_offset_backward(
+    gradient: Tensor,
+    offsets: Tensor,
+    shape: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """See :func:`loadmaster.executor.memory.implementations.pooling.pool_offset_backward`."""
+    gradient = gradient.contiguous()
+    result = gradient.new_empty(shape)
+    count = result.numel()
+    if count:
+        _pool_offset_backward[_grid(count, BLOCK)](
+            gradient,
+            offsets,
+            result,
+            count,
+            shape[-2],
+            shape[-1],
+            gradient.shape[-2],
+            gradient.shape[-1],
+            *stride,
+            *padding,
+            *dilation,
+            KERNEL_H=kernel[0],
+            KERNEL_W=kernel[1],
+            DOUBLE=gradient.dtype == torch.float64,
+            BLOCK=BLOCK,
+        )
+    return result
+
+
+def _laid_out_like(result: Tensor, like: Tensor) -> Tensor:
+    """The same values with the strides that ``torch.empty_like(like)`` gives."""
+    if like.is_contiguous():
+        return result
+    return torch.empty_like(like).copy_(result)
