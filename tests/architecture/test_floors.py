@@ -1,0 +1,108 @@
+"""A floor imports only from floors below it, and each outside package belongs to one floor."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.architecture.sources import Source, sources
+
+# Floor -> the floors it stands on.
+BELOW = {
+    "solvers": set(),
+    "models": {"solvers"},
+    "planner": {"solvers", "models"},
+    "api": {"solvers", "models", "planner"},
+    "executor": {"models"},
+}
+# Of the solvers, a model may know the arrays of a program, not how one is solved.
+MODELS_MAY_USE = {"loadmaster.solvers.program", "loadmaster.solvers.solution"}
+KINDS = {"memory", "placement", "partition", "collective", "graph", "index"}
+# Outside package -> the only floors that may import it.
+OUTSIDE = {
+    "torch": {"executor"},
+    "triton": {"executor"},
+    "highspy": {"solvers"},
+    "ortools": {"solvers"},
+    "pulp": {"solvers"},
+    "networkx": {"planner"},
+    "pydantic": {"models", "api"},
+    "matplotlib": {"api"},
+    "fastapi": {"api"},
+    "starlette": {"api"},
+    "uvicorn": {"api"},
+    "sqlalchemy": {"api"},
+    "prometheus_client": {"api"},
+    "httpx": {"api"},
+    "anyio": {"api"},
+    "numpy": {"solvers", "models", "planner", "api", "executor"},
+}
+
+
+def floor(name: str) -> str | None:
+    """The floor a module is on; None for the package itself, its errors and its version."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in BELOW else None
+
+
+def kind(name: str) -> str | None:
+    """The kind a module belongs to, if to one."""
+    return next((part for part in name.split(".")[2:] if part in KINDS), None)
+
+
+def housed() -> list[Source]:
+    return [source for source in sources() if floor(source.name) is not None]
+
+
+def test_every_floor_has_sources() -> None:
+    assert {floor(source.name) for source in housed()} == set(BELOW)
+
+
+def test_floors_import_only_what_is_below_them() -> None:
+    wrong = []
+    for source in housed():
+        here = floor(source.name)
+        assert here is not None
+        for line, module in source.imports():
+            there = floor(module) if module.startswith("loadmaster.") else None
+            if there is not None and there != here and there not in BELOW[here]:
+                wrong.append(f"{source.path.name}:{line}: {source.name} imports {module}")
+    assert wrong == []
+
+
+def test_models_know_arrays_but_no_solver() -> None:
+    wrong = [
+        f"{source.name}:{line}: {module}"
+        for source in housed()
+        if floor(source.name) == "models"
+        for line, module in source.imports()
+        if module.startswith("loadmaster.solvers") and module not in MODELS_MAY_USE
+    ]
+    assert wrong == []
+
+
+def test_kinds_do_not_import_sideways() -> None:
+    wrong = [
+        f"{source.name}:{line}: {module}"
+        for source in housed()
+        if kind(source.name) is not None
+        for line, module in source.imports()
+        if module.startswith("loadmaster.") and kind(module) not in (None, kind(source.name))
+    ]
+    assert wrong == []
+
+
+def test_outside_packages_stay_on_their_floors() -> None:
+    wrong = []
+    for source in housed():
+        for line, module in source.imports():
+            package = module.split(".")[0]
+            if package in sys.stdlib_module_names or package == "loadmaster" or module.startswith("."):
+                continue
+            if floor(source.name) not in OUTSIDE.get(package, set()):
+                wrong.append(f"{source.name}:{line}: {module}")
+    assert wrong == []
+
+
+def test_imports_are_absolute() -> None:
+    wrong = [f"{s.name}:{line}" for s in sources() for line, module in s.imports() if module.startswith(".")]
+    assert wrong == []

@@ -1,0 +1,59 @@
+"""Small files that say what they are for, links that point right, formulations that list their constraints."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from tests.architecture.sources import ROOT, Source, sources
+
+LONGEST = 400
+# Path below the package -> why it may be longer. Keep this empty if you can.
+LONGER_WITH_REASON: dict[str, str] = {}
+# A line of a docstring that opens with a number in brackets and closes with a dash and functions in backquotes.
+CONSTRAINT = re.compile(r"^\s*\((?P<number>[^)]+)\).*\s-\s(?P<functions>`\w+`(?:,\s*`\w+`)*)\.?\s*$")
+
+
+def test_no_file_is_longer_than_one_idea() -> None:
+    lengths = {s.path.relative_to(ROOT).as_posix(): len(s.path.read_text("utf-8").splitlines()) for s in sources()}
+    too_long = {path: n for path, n in lengths.items() if n > LONGEST and path not in LONGER_WITH_REASON}
+    assert too_long == {}
+    assert [path for path in LONGER_WITH_REASON if lengths.get(path, 0) <= LONGEST] == []
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    assert [s.name for s in sources() if s.tree.body and not ast.get_docstring(s.tree)] == []
+
+
+@pytest.mark.parametrize("floor", ["planner", "models", "solvers", "api", "executor"])
+def test_every_floor_is_one_step_from_the_door(floor: str) -> None:
+    link = ROOT / floor
+    assert link.is_symlink()
+    assert link.readlink().as_posix() == f"loadmaster/{floor}"
+    assert link.is_dir()
+
+
+def constraints(source: Source) -> list[str]:
+    """Functions that a module's docstring names beside its numbered constraints."""
+    lines = (ast.get_docstring(source.tree) or "").splitlines()
+    found = [match["functions"] for line in lines if (match := CONSTRAINT.match(line))]
+    return [name for names in found for name in re.findall(r"`(\w+)`", names)]
+
+
+def functions(source: Source) -> set[str]:
+    return {node.name for node in ast.walk(source.tree) if isinstance(node, ast.FunctionDef)}
+
+
+def called(source: Source) -> set[str]:
+    calls = [node.func for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
+    return {f.attr if isinstance(f, ast.Attribute) else f.id for f in calls if isinstance(f, ast.Attribute | ast.Name)}
+
+
+def test_the_stated_constraints_are_the_ones_in_the_code() -> None:
+    formulations = {source: constraints(source) for source in sources() if constraints(source)}
+    assert formulations, "no formulation states its constraints"
+    for source, stated in formulations.items():
+        assert set(stated) <= functions(source), f"{source.name} states constraints that nothing adds"
+        assert set(stated) <= called(source), f"{source.name} states constraints that it never adds"

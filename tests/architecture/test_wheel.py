@@ -1,0 +1,102 @@
+"""The wheel works where only the base dependencies are, and does not take the names ``models`` and ``api``."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import venv
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.architecture.sources import ROOT
+
+pytestmark = pytest.mark.slow
+
+BASE = ("httpx", "numpy", "pydantic")
+EXTRAS = ("fastapi", "highspy", "matplotlib", "networkx", "ortools", "prometheus_client", "pulp", "sqlalchemy")
+EXTRAS += ("starlette", "torch", "triton", "uvicorn")
+
+IMPORT_ALL = f"""
+import importlib, pkgutil, loadmaster
+for module in pkgutil.walk_packages(loadmaster.__path__, "loadmaster."):
+    if module.name.endswith("__main__"):
+        continue
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as error:
+        assert error.name.split(".")[0] in {EXTRAS}, (module.name, error)
+"""
+
+
+def closure(names: tuple[str, ...]) -> list[metadata.Distribution]:
+    """Installed distributions that these need, themselves included, without any extra."""
+    found: dict[str, metadata.Distribution] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop().lower().replace("_", "-")
+        if name in found:
+            continue
+        found[name] = metadata.distribution(name)
+        wanted = (Requirement(line) for line in found[name].requires or ())
+        waiting += [r.name for r in wanted if r.marker is None or r.marker.evaluate({"extra": ""})]
+    return list(found.values())
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python of a fresh environment that holds the wheel and the base dependencies, nothing else."""
+    if importlib.util.find_spec("hatchling") is None:
+        pytest.skip("the build backend hatchling is not installed here")
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run(build, check=True)
+    (wheel,) = folder.glob("loadmaster-*.whl")
+    venv.create(folder / "venv", with_pip=False, symlinks=True)
+    python = folder / "venv" / "bin" / "python"
+    (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    for distribution in closure(BASE):
+        for top in {file.parts[0] for file in distribution.files or () if file.parts[0] != ".."}:
+            if not (site / top).exists():
+                (site / top).symlink_to(Path(str(distribution.locate_file(top))))
+    subprocess.run([*pip, "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)], check=True)
+    return python
+
+
+def run(python: Path, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(python), "-P", *arguments], cwd=folder, env={}, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_every_module_imports_or_names_its_extra(clean: Path, tmp_path: Path) -> None:
+    done = run(clean, "-c", IMPORT_ALL, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["models", "api", "planner", "solvers", "executor", "tests"])
+def test_no_floor_is_installed_under_a_common_name(clean: Path, tmp_path: Path, name: str) -> None:
+    done = run(clean, "-c", f"import {name}", folder=tmp_path)
+    assert "ModuleNotFoundError" in done.stderr
+
+
+def test_the_command_works_without_extras(clean: Path, tmp_path: Path) -> None:
+    command = str(clean.parent / "loadmaster")
+    made = run(clean, command, "new", "memory", "--example", "unet-b11", "-o", "problem.json", folder=tmp_path)
+    assert made.returncode == 0, made.stderr
+    planned = run(clean, command, "plan", "problem.json", "--budget", "8GiB", folder=tmp_path)
+    assert planned.returncode == 2
+    assert "pip install 'loadmaster[solver]'" in planned.stderr
+
+
+def test_the_wheel_carries_the_shipped_graphs_and_the_types(clean: Path, tmp_path: Path) -> None:
+    program = (
+        "from importlib.resources import files; from loadmaster.models.memory import presets;"
+        "assert len(presets.example_names()) == 6; assert (files('loadmaster') / 'py.typed').is_file()"
+    )
+    done = run(clean, "-c", program, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
