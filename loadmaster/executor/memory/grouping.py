@@ -1,0 +1,218 @@
+"""Grouping the nodes of a joint graph into forward and backward operators.
+
+Forward: a compute node whose results one other node alone reads, and the backward pass does not, is merged into its
+reader, since keeping what it makes never helps. Nodes that only update buffers run once, beside an operator.
+Backward: nodes in graph order, merged where holding the same forward results for longer costs nothing or next to
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import fx
+
+from loadmaster.executor.memory.implementations import registry
+from loadmaster.executor.memory.joint import Joint, is_collective, is_compute, is_mutating, is_random
+from loadmaster.executor.memory.operators import BackwardGroup, Choice, Encoding, ForwardGroup, Operators
+
+_SMALL_SHARE = 100  # a result below 1/100 of the largest one is not worth a stage of its own
+
+OfferedSite = tuple[registry.BackwardAlternative, registry.Site]
+
+
+def group(joint: Joint, alternatives: Sequence[registry.BackwardAlternative] | None = None) -> Operators:
+    """Group a joint graph into operators.
+
+    Args:
+        alternatives: implementations to offer; all registered ones by default.
+    """
+    return _Grouping(joint, registry.alternatives() if alternatives is None else alternatives).operators()
+
+
+class _Grouping:
+    def __init__(self, joint: Joint, alternatives: Sequence[registry.BackwardAlternative]) -> None:
+        self.joint = joint
+        compute = [n for n in joint.nodes if is_compute(n)]
+        self.forward_nodes = [n for n in compute if n in joint.forward]
+        self.backward_nodes = [n for n in compute if n not in joint.forward]
+        self.recomputes: dict[fx.Node, tuple[registry.Recompute, ...]] = {}
+        for node in self.forward_nodes:
+            found = tuple(r for root in joint.results[node] if (r := registry.recompute_node(root)) is not None)
+            if found:
+                self.recomputes[node] = found
+        self.sites: dict[fx.Node, list[OfferedSite]] = {}
+        for alternative in alternatives:
+            for site in alternative.sites(joint.module):
+                self.sites.setdefault(site.backward, []).append((alternative, site))
+        self.pinned = self._pinned()
+        self.wanted = self._wanted()
+        self.read_forward = set(joint.reads(self.forward_nodes))
+        self.owner: dict[fx.Node, int] = {}
+        sizes = [joint.bytes_of(r) for results in joint.results.values() for r in results]
+        self.small_bytes = max(sizes, default=0) // _SMALL_SHARE
+
+    def operators(self) -> Operators:
+        forward, encoded = self._with_encodings(self._forward())
+        backward = self._backward(encoded)
+        return Operators(self.joint, tuple(forward), tuple(backward), self.owner, self.pinned, self.recomputes)
+
+    def _pinned(self) -> tuple[fx.Node, ...]:
+        """Results that a special recomputation reads, and those it does not make."""
+        found: dict[fx.Node, None] = {}
+        for node, recomputes in self.recomputes.items():
+            own = set(self.joint.reads([node]))
+            sources = [self.joint.roots[s] for r in recomputes for s in r.sources]
+            kept = [r for r in sources if r not in own and not self.joint.is_resident(r)]
+            made = {r.node for r in recomputes}
+            kept += [r for r in self.joint.results[node] if r not in made]
+            found.update(dict.fromkeys(kept))
+        return tuple(found)
+
+    def _wanted(self) -> set[fx.Node]:
+        """Roots that some way of running the backward pass reads."""
+        roots = self.joint.roots
+        wanted = set(self.joint.reads(self.backward_nodes))
+        wanted.update(roots[n] for n in self.joint.backward_outputs if isinstance(n, fx.Node))
+        for offered in self.sites.values():
+            for _, site in offered:
+                wanted.update(roots[s] for s in site.sources)
+                if site.parent is not None:
+                    wanted.add(roots[site.parent])
+        return wanted
+
+    def _recomputable(self, node: fx.Node) -> bool:
+        if node in self.recomputes:
+            return True
+        if any(r in self.joint.mutated for r in self.joint.reads([node])):
+            return False
+        return not (is_random(node) or is_mutating(node) or is_collective(node))
+
+    def _merged(self) -> dict[fx.Node, list[fx.Node]]:
+        """Forward nodes by the node that makes the operator's results."""
+        joint = self.joint
+        outputs = {joint.roots[n] for n in joint.forward_outputs if isinstance(n, fx.Node)}
+        readers: dict[fx.Node, dict[fx.Node, None]] = {n: {} for n in self.forward_nodes}
+        for node in self.forward_nodes:
+            for root in joint.reads([node]):
+                if (source := joint.producer(root)) in readers:
+                    readers[source][node] = None
+        members: dict[fx.Node, list[fx.Node]] = {n: [n] for n in self.forward_nodes}
+        for node in self.forward_nodes:
+            exposed = any(r in self.wanted or r in outputs or r in self.pinned for r in self.joint.results[node])
+            if exposed or len(readers[node]) != 1 or node in self.recomputes or not self._recomputable(node):
+                continue
+            reader = next(iter(readers[node]))
+            if reader not in self.recomputes and self._recomputable(reader):
+                members[reader][:0] = members.pop(node)
+        return members
+
+    def _forward(self) -> list[ForwardGroup]:
+        joint = self.joint
+        members = self._merged()
+        loss = joint.producer(joint.roots[joint.forward_outputs[-1]])
+        side = [
+            n
+            for n in members
+            if n is not loss
+            and not any(r in self.wanted or r in self.read_forward or r in self.pinned for r in joint.results[n])
+        ]
+        order = [n for n in members if n is not loss and n not in set(side)] + [loss]
+        place = {m: i for i, n in enumerate(order) for m in members[n]}
+        beside: dict[int, list[fx.Node]] = {}
+        for node in side:
+            producers = [joint.producer(r) for r in joint.reads(members[node])]
+            last = max((place[p] for p in producers if p in place), default=0)
+            beside.setdefault(last, []).extend(members[node])
+        groups = []
+        for i, node in enumerate(order):
+            nodes = tuple(sorted(members[node], key=joint.position.__getitem__))
+            results = tuple(
+                r for r in joint.results[node] if r not in self.pinned and (r in self.wanted or r in self.read_forward)
+            )
+            inputs = {self.owner[r] for r in joint.reads(nodes) if r in self.owner}
+            self.owner.update(dict.fromkeys(results, i))
+            recomputable = all(self._recomputable(n) for n in nodes)
+            groups.append(
+                ForwardGroup(i, nodes, results, tuple(sorted(inputs)), recomputable, tuple(beside.get(i, ())))
+            )
+        return groups
+
+    def _with_encodings(self, forward: list[ForwardGroup]) -> tuple[list[ForwardGroup], dict[registry.Site, int]]:
+        """Put every encoded result right after its parent, and renumber."""
+        encodings: dict[int, list[Encoding]] = {}
+        for backward, offered in self.sites.items():
+            usable = [(a, s) for a, s in offered if self._usable(s)]
+            self.sites[backward] = usable
+            for alternative, site in usable:
+                if site.parent is not None:
+                    parent = self.owner[self.joint.roots[site.parent]]
+                    encodings.setdefault(parent, []).append(Encoding(alternative, site))
+        order: list[tuple[int, Encoding | None]] = []
+        for f in forward:
+            order.append((f.id, None))
+            order += [(f.id, e) for e in encodings.get(f.id, ())]
+        number = {old: i for i, (old, encoding) in enumerate(order) if encoding is None}
+        groups = []
+        encoded: dict[registry.Site, int] = {}
+        for i, (old, encoding) in enumerate(order):
+            if encoding is None:
+                inputs = tuple(number[j] for j in forward[old].inputs)
+                groups.append(replace(forward[old], id=i, inputs=inputs))
+            else:
+                encoded[encoding.site] = i
+                groups.append(ForwardGroup(i, (), (), (number[old],), forward[old].recomputable, encoding=encoding))
+        self.owner = {root: number[i] for root, i in self.owner.items()}
+        return groups, encoded
+
+    def _usable(self, site: registry.Site) -> bool:
+        """Whether the plan can hold what the alternative reads (an input, say, has no operator to encode)."""
+        roots = self.joint.roots
+        if site.parent is not None and roots[site.parent] not in self.owner:
+            return False
+        held = [roots[s] for s in site.sources]
+        return all(r in self.owner or r in self.pinned or self.joint.is_resident(r) for r in held)
+
+    def _needs(self, nodes: Sequence[fx.Node]) -> set[int]:
+        return {self.owner[r] for r in self.joint.reads(nodes) if r in self.owner}
+
+    def _is_small(self, node: fx.Node) -> bool:
+        return sum(self.joint.bytes_of(r) for r in self.joint.results[node]) <= self.small_bytes
+
+    def _joins(self, before: Sequence[fx.Node], node: fx.Node) -> bool:
+        """Whether a backward node joins the operator before it."""
+        held, needs = self._needs(before), self._needs([node])
+        if node in self.sites or not held:
+            plain = not held and not any(n in self.sites for n in before)
+            light = all(self._is_small(n) for n in before)
+            return plain and (light or (not needs and node not in self.sites))
+        if not needs <= held:
+            return False
+        made = {r for n in before for r in self.joint.results[n]}
+        continues = any(r in made for r in self.joint.reads([node]))
+        return continues or self._is_small(node)
+
+    def _backward(self, encoded: dict[registry.Site, int]) -> list[BackwardGroup]:
+        runs: list[list[fx.Node]] = []
+        for node in self.backward_nodes:
+            if runs and self._joins(runs[-1], node):
+                runs[-1].append(node)
+            else:
+                runs.append([node])
+        # A gradient that is a forward result as it stands must be there when the pass returns.
+        returned = [self.joint.roots[n] for n in self.joint.backward_outputs if isinstance(n, fx.Node)]
+        at_end = {self.owner[r] for r in returned if r in self.owner}
+        groups = []
+        for k, run in enumerate(runs, start=1):
+            end = at_end if k == len(runs) else set()
+            choices = [Choice(tuple(sorted(self._needs(run) | end)))]
+            for alternative, site in (o for n in run for o in self.sites.get(n, ())):
+                needs = self._needs([n for n in run if n is not site.backward]) | end
+                needs |= {self.owner[r] for s in site.sources if (r := self.joint.roots[s]) in self.owner}
+                code = encoded.get(site) if site.parent is not None else None
+                if code is not None:
+                    needs.add(code)
+                choices.append(Choice(tuple(sorted(needs)), alternative, site, code))
+            groups.append(BackwardGroup(k, tuple(run), tuple(choices)))
+        return groups

@@ -1,0 +1,120 @@
+"""The operators of a training step: nodes of the joint graph grouped into what a plan decides about.
+
+:mod:`loadmaster.executor.memory.grouping` does the grouping. It depends on the graph and on the registered
+implementations only, never on costs, so that a plan finds the same operators in the process that runs it.
+``fingerprint`` says so: it ends the name of every captured problem.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import fx
+
+from loadmaster.executor.memory.implementations.registry import BackwardAlternative, Recompute, Site
+from loadmaster.executor.memory.joint import Joint, tensors
+
+FINGERPRINT_DIGITS = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """How a forward operator encodes another one's result for one backward node."""
+
+    alternative: BackwardAlternative
+    site: Site
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardGroup:
+    """One forward operator.
+
+    Attributes:
+        nodes: its compute nodes in order; the last one makes the results.
+        results: roots that others read: what is kept or recomputed.
+        inputs: forward operators it reads, ascending.
+        side: nodes that only update buffers: run once, in the forward pass.
+        encoding: set for an encoded result (of the operator ``inputs[0]``), which has no nodes of its own.
+    """
+
+    id: int
+    nodes: tuple[fx.Node, ...]
+    results: tuple[fx.Node, ...]
+    inputs: tuple[int, ...]
+    recomputable: bool = True
+    side: tuple[fx.Node, ...] = ()
+    encoding: Encoding | None = None
+
+    @property
+    def name(self) -> str:
+        """The graph node that names this operator in documents."""
+        if self.encoding is None:
+            return self.nodes[-1].name
+        return f"{self.encoding.alternative.name}:{self.encoding.site.backward.name}"
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """One way to run a backward operator: the graph as it stands, or an alternative in place of one node.
+
+    Attributes:
+        needs: forward operators whose results it reads, ascending.
+        encoded: the one of them that is the encoded result, if the alternative reads one.
+    """
+
+    needs: tuple[int, ...]
+    alternative: BackwardAlternative | None = None
+    site: Site | None = None
+    encoded: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class BackwardGroup:
+    """One backward operator k = 1..K: compute nodes in order, and the ways to run them."""
+
+    id: int
+    nodes: tuple[fx.Node, ...]
+    choices: tuple[Choice, ...]
+
+    @property
+    def name(self) -> str:
+        """The graph node that names this operator in documents."""
+        return self.nodes[-1].name
+
+
+@dataclass(frozen=True, eq=False)
+class Operators:
+    """The step's operators.
+
+    Attributes:
+        owner: for every root of the forward pass that is kept or recomputed, its operator.
+        pinned: roots of the forward pass that stay in memory for the backward pass: small statistics that a
+            recomputation reuses instead of making them again.
+        recomputes: for nodes that are computed again in another way than the first time: how to make their results
+            (those that stay pinned left out).
+    """
+
+    joint: Joint
+    forward: tuple[ForwardGroup, ...]
+    backward: tuple[BackwardGroup, ...]
+    owner: dict[fx.Node, int]
+    pinned: tuple[fx.Node, ...] = ()
+    recomputes: dict[fx.Node, tuple[Recompute, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the structure: nodes, sizes, operators and implementations. Costs and weights do not enter."""
+        described: list[object] = [self._describe(n) for n in self.joint.nodes]
+        described += [[f.name, f.inputs, [r.name for r in f.results], f.recomputable] for f in self.forward]
+        for b in self.backward:
+            choices = [[c.needs, c.alternative.name if c.alternative else None] for c in b.choices]
+            described.append([b.name, choices])
+        return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:FINGERPRINT_DIGITS]
+
+    def _describe(self, node: fx.Node) -> list[object]:
+        shapes = [[list(t.shape), list(t.stride()), str(t.dtype), t.device.type] for t in tensors(node.meta.get("val"))]
+        arguments = fx.node.map_arg((node.args, node.kwargs), lambda n: f"%{self.joint.position[n]}")
+        return [node.op, str(node.target), str(arguments), shapes]

@@ -1,0 +1,106 @@
+"""Tracing a training step into its joint graph, through torch.compile and AOTAutograd.
+
+One path for capture and for apply: the same decompositions (none), the same passes, so that a plan made from the one
+fits the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import fx, nn
+from torch._dynamo import exc
+from torch._dynamo.backends.common import aot_autograd
+
+from loadmaster.errors import InputError, LoadmasterError
+from loadmaster.executor.memory.implementations.prepare import prepare
+from loadmaster.executor.memory.joint import Joint, tensors
+
+Loss = Callable[..., torch.Tensor]
+Partition = Callable[[Joint], tuple[fx.GraphModule, fx.GraphModule]]
+Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+class Step(nn.Module):
+    """Model and loss as one module: ``step(*inputs)`` is the scalar loss.
+
+    Args:
+        loss: called as ``loss(model(*inputs[:-1]), inputs[-1])``: the last input is the target. None: the model
+            returns the loss itself, ``model(*inputs)``.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss | None) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, *inputs: Any) -> torch.Tensor:
+        """The loss of one batch, a scalar."""
+        if self.loss is None:
+            return cast(torch.Tensor, self.model(*inputs))
+        return self.loss(self.model(*inputs[:-1]), inputs[-1])
+
+
+def compiled(step: Step, partition: Partition, compiler: Compiler) -> Callable[..., torch.Tensor]:
+    """The step under torch.compile with a partition and a compiler of our own. Nothing runs before the first call."""
+
+    def split(module: fx.GraphModule, _inputs: object, *, num_fwd_outputs: int, **_: Any) -> Any:
+        joint = Joint.split(prepare(module), num_fwd_outputs)
+        expect_scalar_loss(joint)
+        return partition(joint)
+
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, inference_compiler=compiler, partition_fn=split)
+
+    # torch.compile keeps its caches per code object: every step gets one of its own, so that plans for
+    # one model never count as recompilations of each other.
+    def call(*inputs: Any) -> torch.Tensor:
+        return cast(torch.Tensor, step(*inputs))
+
+    call.__code__ = call.__code__.replace(co_firstlineno=call.__code__.co_firstlineno)
+    return torch.compile(call, backend=backend, fullgraph=True, dynamic=False)
+
+
+def expect_scalar_loss(joint: Joint) -> None:
+    """Refuse a step that returns anything but one scalar.
+
+    Raises:
+        InputError: naming the shape found.
+    """
+    loss = joint.forward_outputs[-1]
+    shapes = [tuple(t.shape) for t in tensors(loss.meta.get("val"))] if isinstance(loss, fx.Node) else []
+    if len(joint.tangents) != 1 or len(shapes) != 1 or any(d != 1 for d in shapes[0]):
+        found = [tuple(t.shape) for n in joint.tangents for t in tensors(n.meta.get("val"))]
+        raise InputError(
+            "loss", found or shapes, "the step does not return one scalar loss", "Return the loss alone, as a scalar."
+        )
+    if joint.producer(joint.roots[loss]).op != "call_function":
+        raise InputError("loss", str(loss), "the loss is an input of the step", "Compute the loss from the model.")
+
+
+@contextlib.contextmanager
+def clear_errors() -> Iterator[None]:
+    """Turn the tracer's errors into an :class:`InputError` that names the place and the remedy."""
+    try:
+        yield
+    except exc.BackendCompilerFailed as error:
+        if isinstance(error.inner_exception, LoadmasterError):
+            raise error.inner_exception from None
+        raise _untraceable(error.inner_exception) from error
+    except (exc.Unsupported, exc.UserError, exc.TorchRuntimeError, exc.InternalTorchDynamoError) as error:
+        raise _untraceable(error) from error
+
+
+def _untraceable(error: Exception) -> InputError:
+    text = str(error).strip() or type(error).__name__
+    reason = text.splitlines()[0].rstrip(".")
+    places = [line.strip() for line in text.splitlines() if line.strip().startswith("File ")]
+    where = f" at {places[-1]}" if places else ""
+    return InputError(
+        "model",
+        type(error).__name__,
+        f"cannot be traced as one graph{where}: {reason}",
+        "Rewrite that line without Python that depends on tensor values, or move it out of the step.",
+    )
