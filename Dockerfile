@@ -1,0 +1,39 @@
+# The service in one image: planner and API, no torch.
+#   docker build -t loadmaster .
+#   docker run --init -p 8642:8642 -v loadmaster:/data loadmaster
+ARG PYTHON=3.12
+
+FROM python:${PYTHON}-slim AS build
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY loadmaster ./loadmaster
+RUN python -m venv /opt/loadmaster \
+    && /opt/loadmaster/bin/pip install --no-cache-dir --disable-pip-version-check ".[server]"
+
+FROM python:${PYTHON}-slim
+LABEL org.opencontainers.image.title="loadmaster" \
+      org.opencontainers.image.description="Plans deep-learning training by optimization: a plan in seconds, with a proof." \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="0.1.0"
+# A fixed number, so that a host can give the volume to it.
+RUN groupadd --system --gid 10001 loadmaster \
+    && useradd --system --uid 10001 --gid 10001 --no-create-home --home-dir /data loadmaster \
+    && install --directory --owner=10001 --group=10001 /data
+COPY --from=build /opt/loadmaster /opt/loadmaster
+# Everything that is written goes to /data and /tmp: the root file system may be read-only.
+ENV PATH="/opt/loadmaster/bin:${PATH}" \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    MPLCONFIGDIR=/tmp/matplotlib \
+    LOADMASTER_HOST=0.0.0.0 \
+    LOADMASTER_PORT=8642 \
+    LOADMASTER_DATABASE_URL=sqlite:////data/loadmaster.db
+USER 10001:10001
+WORKDIR /data
+VOLUME ["/data"]
+EXPOSE 8642
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=4s --start-period=20s --retries=3 \
+    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"LOADMASTER_PORT\"]}/livez', timeout=3)"]
+ENTRYPOINT ["loadmaster"]
+CMD ["serve"]
