@@ -167,11 +167,12 @@ def main() -> None:
     """Receive a program, solve it, send the answer."""
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     solver, memory_limit_bytes = sys.argv[2], int(sys.argv[3])
-    if memory_limit_bytes:
-        _cap_memory(memory_limit_bytes)
     link = PipeLink(connection)
     try:
         driver = registry.driver(solver)
+        # After the imports, which fail in stranger ways.
+        if memory_limit_bytes:
+            _cap_memory(memory_limit_bytes)
         program, options = connection.recv()
         threading.Thread(target=link.watch, daemon=True).start()
         link.final(answer(driver, program, options, link, solver))

@@ -27,7 +27,7 @@ from loadmaster.solvers.solution import Progress, Solution, SolveOptions, Solver
 
 _Status = cp_model_helper.CpSolverStatus
 
-_LARGEST_DENOMINATOR = 10**9
+_LARGEST_DENOMINATOR = 10**6
 # Sums of terms stay below this, two bits under the end of int64, as CP-SAT asks.
 _LARGEST_SUM = 2**61
 _INT64 = np.iinfo(np.int64)

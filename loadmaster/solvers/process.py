@@ -80,6 +80,7 @@ def solve(
 def start(program: Program, options: SolveOptions | None = None, *, solver: str = "auto") -> RunningSolve:
     """Start a solve and return at once. Several may run beside each other. Errors as for :func:`solve`."""
     options = SolveOptions() if options is None else options
+    check_program(program)
     check_options(program, options)
     return RunningSolve(program, options, registry.resolve(solver))
 
@@ -254,6 +255,30 @@ class RunningSolve:
             solver=self._solver,
             solver_version=registry.version(self._solver),
         )
+
+
+def check_program(program: Program) -> None:
+    """Refuse numbers that no solver can use.
+
+    Raises:
+        InputError: names the column or row.
+    """
+    remedy = "Check the figures that the program was built from."
+    for field, numbers in (("cost", program.cost), ("lower", program.lower), ("upper", program.upper)):
+        wrong = np.isnan(numbers) if field != "cost" else ~np.isfinite(numbers)
+        if wrong.any():
+            column = int(np.flatnonzero(wrong)[0])
+            label = program.column_label(column)
+            raise InputError(f"{field} of {label}", float(numbers[column]), "not a number", remedy)
+    for field, numbers in (("row_lower", program.row_lower), ("row_upper", program.row_upper)):
+        if np.isnan(numbers).any():
+            row = int(np.flatnonzero(np.isnan(numbers))[0])
+            raise InputError(f"{field} of {program.row_label(row)}", float(numbers[row]), "not a number", remedy)
+    if not np.isfinite(program.value).all():
+        entry = int(np.flatnonzero(~np.isfinite(program.value))[0])
+        row = int(np.searchsorted(program.row_start, entry, side="right")) - 1
+        label = program.row_label(row)
+        raise InputError(f"coefficient in {label}", float(program.value[entry]), "not a finite number", remedy)
 
 
 def check_options(program: Program, options: SolveOptions) -> None:

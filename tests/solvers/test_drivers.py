@@ -1,0 +1,280 @@
+"""Every solver against known optima, an enumerating oracle, and each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from loadmaster.errors import InputError
+from loadmaster.solvers.process import solve, start
+from loadmaster.solvers.program import Program, ProgramBuilder
+from loadmaster.solvers.solution import SolveOptions, SolverStatus, StoppedBy
+from tests.solvers.programs import (
+    assignment,
+    best_by_enumeration,
+    hard,
+    infeasible,
+    knapsack,
+    small_programs,
+)
+
+SOLVERS = ["highs", "cpsat", "pulp:PULP_CBC_CMD"]
+EXACT = SolveOptions(gap=0.0)
+
+# Each example is a process per solver.
+few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize(("program", "optimum"), [(knapsack(), -8.0), (assignment(), 6.0)])
+def test_known_optima(solver: str, program: Program, optimum: float) -> None:
+    solution = solve(program, EXACT, solver=solver)
+    assert solution.status is SolverStatus.OPTIMAL
+    assert solution.stopped_by is StoppedBy.GAP
+    assert solution.objective == pytest.approx(optimum)
+    assert solution.bound == pytest.approx(optimum)
+    assert solution.gap == pytest.approx(0.0)
+    assert program.violation(solution.values) == 0.0
+    assert solution.cpu_seconds > 0.0
+
+
+def test_a_block_of_the_solution_has_the_blocks_shape() -> None:
+    program = assignment()
+    solution = solve(program)
+    np.testing.assert_array_equal(solution.block(program.block("does").indices), np.fliplr(np.eye(3)))
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@few
+@given(program=small_programs())
+def test_equals_enumeration(solver: str, program: Program) -> None:
+    best = best_by_enumeration(program)
+    solution = solve(program, EXACT, solver=solver)
+    if best is None:
+        assert solution.status is SolverStatus.INFEASIBLE
+        assert solution.values is None
+    else:
+        assert solution.status is SolverStatus.OPTIMAL
+        assert solution.objective == pytest.approx(best)
+        assert solution.bound == pytest.approx(best)
+        assert program.violation(solution.values) <= 1e-9
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_infeasible(solver: str) -> None:
+    solution = solve(infeasible(), solver=solver)
+    assert (solution.status, solution.stopped_by) == (SolverStatus.INFEASIBLE, StoppedBy.PROOF)
+    assert solution.values is None
+    assert solution.objective is None
+    with pytest.raises(ValueError, match="infeasible"):
+        solution.block(np.arange(1))
+
+
+@pytest.mark.parametrize("solver", ["highs", "cpsat"])
+def test_the_conflict_names_what_is_to_blame(solver: str) -> None:
+    conflict = solve(infeasible(), solver=solver).conflict
+    assert "need" in conflict
+    assert "harmless" not in conflict
+    assert set(conflict) <= {"need", "keep[0]", "keep[1]", "keep[2]"}
+
+
+@few
+@given(small_programs())
+def test_rows_of_a_cpsat_conflict_are_infeasible_by_themselves(program: Program) -> None:
+    if best_by_enumeration(program) is not None:
+        return
+    conflict = solve(program, solver="cpsat").conflict
+    rows = [row for row in range(program.row_count) if program.row_label(row) in conflict]
+    free = np.setdiff1d(np.arange(program.row_count), rows)
+    low, high = program.row_lower.copy(), program.row_upper.copy()
+    low[free], high[free] = -np.inf, np.inf
+    assert best_by_enumeration(dataclasses.replace(program, row_lower=low, row_upper=high)) is None
+
+
+def test_infeasible_for_integrality_alone_has_no_conflict_to_name() -> None:
+    builder = ProgramBuilder()
+    x = builder.columns("x", 2, upper=4, integer=True)
+    builder.rows("odd", (), [(0, x, 2.0)], lower=3, upper=3)
+    solution = solve(builder.build())
+    assert solution.status is SolverStatus.INFEASIBLE
+    assert solution.conflict == ()
+
+
+@pytest.mark.parametrize("integer", [True, False])
+def test_unbounded(integer: bool) -> None:
+    builder = ProgramBuilder()
+    x = builder.columns("x", 2, integer=integer, cost=[-1.0, 0.0])
+    builder.rows("link", (), [(0, x, [1.0, -1.0])], upper=1.0)
+    solution = solve(builder.build())
+    assert (solution.status, solution.stopped_by) == (SolverStatus.UNBOUNDED, StoppedBy.PROOF)
+    assert solution.values is None
+
+
+def test_infeasible_with_an_unbounded_ray_is_infeasible() -> None:
+    builder = ProgramBuilder()
+    x = builder.columns("x", 2, cost=[-1.0, 0.0])
+    builder.rows("low", (), [(0, x[1], 1.0)], upper=-1.0)
+    assert solve(builder.build()).status is SolverStatus.INFEASIBLE
+
+
+@pytest.mark.parametrize("solver", ["highs", "pulp:PULP_CBC_CMD"])
+def test_linear_program(solver: str) -> None:
+    """minimize -x - 2y over x + y <= 4, x + 3y <= 6, x, y >= 0: the vertex (3, 1), by hand."""
+    builder = ProgramBuilder()
+    x = builder.columns("x", 2, cost=[-1.0, -2.0])
+    builder.rows("r", 2, [(np.arange(2)[:, None], x[None, :], [[1.0, 1.0], [1.0, 3.0]])], upper=[4.0, 6.0])
+    builder.offset = 10.0
+    solution = solve(builder.build(), solver=solver)
+    assert solution.status is SolverStatus.OPTIMAL
+    np.testing.assert_allclose(solution.values, [3.0, 1.0])
+    assert solution.objective == solution.bound == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_programs_without_rows_or_columns(solver: str) -> None:
+    empty = ProgramBuilder()
+    empty.offset = 3.0
+    assert solve(empty.build(), solver=solver).objective == 3.0
+    empty.rows("impossible", (), [], lower=1.0)
+    assert solve(empty.build(), solver=solver).conflict == ("impossible",)
+    rowless = ProgramBuilder()
+    rowless.columns("x", 2, lower=-1, upper=2, cost=[1.0, -1.0], integer=True)
+    np.testing.assert_array_equal(solve(rowless.build(), solver=solver).values, [-1.0, 2.0])
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_crossed_bounds_are_infeasible_and_named(solver: str) -> None:
+    builder = ProgramBuilder()
+    builder.columns("x", 2, lower=[0.0, 0.25], upper=[1.0, 0.75], integer=True)
+    solution = solve(builder.build(), solver=solver)
+    assert solution.status is SolverStatus.INFEASIBLE
+    assert solution.conflict == ("x[1]",)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_the_cutoff_is_kept(solver: str) -> None:
+    good = solve(knapsack(), SolveOptions(cutoff=-7.5), solver=solver)
+    assert good.objective == pytest.approx(-8.0)
+    none = solve(knapsack(), SolveOptions(cutoff=-8.5), solver=solver)
+    assert none.status is SolverStatus.INFEASIBLE
+    assert none.bound == -8.5
+
+
+@pytest.mark.parametrize("solver", ["highs", "cpsat"])
+def test_a_whole_start_is_never_lost(solver: str) -> None:
+    """A start that the solver alone would not find in no time, given back or bettered."""
+    program = hard(100, 20)
+    good = solve(program, SolveOptions(node_limit=20))
+    options = SolveOptions(node_limit=0, start_columns=np.arange(program.column_count), start_values=good.values)
+    with start(program, options, solver=solver) as running:
+        running.cancel()
+        solution = running.wait()
+    assert solution.objective is None or solution.objective <= good.objective
+    assert solve(program, options).objective <= good.objective
+
+
+def test_a_partial_start_is_completed() -> None:
+    program = hard(40, 5)
+    best = solve(program, SolveOptions(gap=0.0, time_limit_s=60))
+    chosen = np.arange(0, 40, 2)
+    options = SolveOptions(node_limit=0, start_columns=chosen, start_values=best.values[chosen])
+    assert solve(program, options).objective == pytest.approx(best.objective)
+
+
+def test_a_useless_start_does_no_harm() -> None:
+    program = knapsack()
+    options = SolveOptions(start_columns=np.arange(3), start_values=np.ones(3))
+    for solver in ("highs", "cpsat"):
+        assert solve(program, options, solver=solver).objective == pytest.approx(-8.0)
+
+
+@pytest.mark.parametrize(("solver", "limit"), [("highs", 3), ("cpsat", 1)])
+def test_same_seed_and_node_limit_give_the_same_answer(solver: str, limit: int) -> None:
+    program = hard(150, 30)
+    options = SolveOptions(node_limit=limit, seed=7)
+    first, second = (solve(program, options, solver=solver) for _ in range(2))
+    assert first.stopped_by is StoppedBy.NODES
+    assert first.status is SolverStatus.FEASIBLE
+    np.testing.assert_array_equal(first.values, second.values)
+    assert (first.bound, first.nodes) == (second.bound, second.nodes)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_the_gap_is_respected(solver: str) -> None:
+    program = hard(60, 5)
+    solution = solve(program, SolveOptions(gap=0.2), solver=solver)
+    assert solution.status is SolverStatus.OPTIMAL
+    assert solution.gap <= 0.2 + 1e-9
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_unknown_parameters_are_refused(solver: str) -> None:
+    with pytest.raises(InputError) as caught:
+        solve(knapsack(), SolveOptions(parameters={"no_such_thing": 1}), solver=solver)
+    assert "no_such_thing" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("solver", "parameters"), [("highs", {"mip_heuristic_effort": 0.0}), ("cpsat", {"linearization_level": 2})]
+)
+def test_known_parameters_are_passed(solver: str, parameters: dict[str, float]) -> None:
+    assert solve(knapsack(), SolveOptions(parameters=parameters), solver=solver).objective == pytest.approx(-8)
+
+
+def one_row(**columns: object) -> Program:
+    builder = ProgramBuilder()
+    settings = {"upper": 3.0, "integer": True, "cost": -1.0, **columns}
+    x = builder.columns("x", 2, **settings)
+    builder.rows("r", (), [(0, x, [1.0, 1.0])], upper=4.0)
+    return builder.build()
+
+
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [
+        (one_row(integer=[True, False]), r"x\[1\]: it is continuous"),
+        (one_row(upper=[3.0, np.inf]), r"x\[1\]: it is without an upper bound"),
+        (one_row(lower=[-np.inf, 0.0]), r"x\[0\]: it is without a lower bound"),
+        (one_row(upper=2e18), "row r overflows"),
+        (one_row().with_row("pi", np.array([np.pi, 1.0]), upper=1.0), "row pi is no ratio"),
+    ],
+)
+def test_cpsat_says_why_it_cannot(program: Program, problem: str) -> None:
+    with pytest.raises(InputError, match=problem) as caught:
+        solve(program, solver="cpsat")
+    assert "use highs" in caught.value.remedy
+
+
+def test_cpsat_scales_fractions_exactly() -> None:
+    """x/3 + 0.1 y <= 1 with integers up to 10: x = 2 leaves y <= 10/3, so -2*2 - 3; x = 3 leaves y = 0."""
+    builder = ProgramBuilder()
+    x = builder.columns("x", 2, upper=10, integer=True, cost=[-2.0, -1.0])
+    builder.rows("r", (), [(0, x, [1 / 3, 0.1])], upper=1.0)
+    program = builder.build()
+    points = [p for p in itertools.product(range(11), repeat=2) if 10 * p[0] + 3 * p[1] <= 30]
+    expected = min(-2 * a - b for a, b in points)
+    assert solve(program, EXACT, solver="cpsat").objective == expected
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3))
+@few
+def test_cpsat_takes_any_measured_costs(cost: list[float]) -> None:
+    program = dataclasses.replace(knapsack(), cost=np.array(cost))
+    best = best_by_enumeration(program)
+    solution = solve(program, EXACT, solver="cpsat")
+    assert solution.objective == pytest.approx(best, abs=1e-3)
+    assert solution.bound <= best + 1e-6
+
+
+def test_numbers_no_solver_can_use_are_refused() -> None:
+    broken = dataclasses.replace(knapsack(), cost=np.array([np.nan, 1.0, 1.0]))
+    with pytest.raises(InputError, match="keep\\[0\\]: not a number"):
+        solve(broken)
+    broken = dataclasses.replace(knapsack(), value=np.array([1.0, np.inf, 1.0]))
+    with pytest.raises(InputError, match="budget: not a finite number"):
+        solve(broken)
