@@ -1,0 +1,24 @@
+"""What a cost model is: time and workspace of graph nodes, from the fake tensors in ``node.meta["val"]``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import fx
+
+
+class CostModel(Protocol):
+    """Estimated or measured costs of the operators of one graph on one device."""
+
+    def node_us(self, node: fx.Node) -> float:
+        """Time of one operator on its own, microseconds; 0 for views and for what is no operator."""
+        ...
+
+    def workspace_bytes(self, node: fx.Node) -> int:
+        """Memory that the operator takes while it runs, beside its inputs and results."""
+        ...
+
+    def group_us(self, nodes: Sequence[fx.Node]) -> float:
+        """Time of operators that a compiler runs as one: values read and written only inside cost no traffic."""
+        ...

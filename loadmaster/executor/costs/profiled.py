@@ -1,0 +1,203 @@
+"""Costs measured on the device at hand: every distinct operator is run on real tensors of its shapes.
+
+Repeated layers are measured once. The whole takes a bounded time: what does not fit, or cannot be run on made-up
+values, is estimated by the roofline, scaled to what was measured.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from loadmaster.errors import InputError
+from loadmaster.executor.costs.materialize import index_limit, materialize
+from loadmaster.executor.costs.model import CostModel
+from loadmaster.executor.costs.roofline import Roofline
+from loadmaster.executor.costs.traffic import flops, group_bytes, is_free, value_of
+from loadmaster.executor.costs.workspace import workspace_formula_bytes
+from loadmaster.models.hardware import hardware, hardware_reported_as
+
+logger = logging.getLogger(__name__)
+
+OPERATOR_LIMIT_S = 0.15  # repetitions of one operator stop here
+MAX_REPEATS = 15
+COPY_BYTES = {"cpu": 1 << 22, "cuda": 1 << 28}  # what the bandwidth of fused groups is measured with
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One operator's time and workspace on the device."""
+
+    time_us: float
+    workspace_bytes: int
+
+
+class Profiler:
+    """Measured costs on one device.
+
+    Args:
+        device: where to run the operators.
+        limit_s: total time for measuring; estimates from then on.
+    """
+
+    def __init__(self, device: torch.device, limit_s: float) -> None:
+        self.device = device
+        self.limit_s = limit_s
+        self.spent_s = 0.0
+        self._measured: dict[Hashable, Measurement | None] = {}
+        self._ratios: list[float] = []
+        self._copy_gbps: float | None = None
+        self._estimate = _nearest_roofline(device)
+
+    def node_us(self, node: fx.Node) -> float:
+        """Median time of the operator on its own, us."""
+        if is_free(node):
+            return 0.0
+        measured = self._measure(node)
+        return self._estimated_us(node) if measured is None else measured.time_us
+
+    def workspace_bytes(self, node: fx.Node) -> int:
+        """The allocator's peak beside inputs and results; on the CPU, which has no such counter, the formulas."""
+        if is_free(node):
+            return 0
+        measured = self._measure(node) if self.device.type == "cuda" else None
+        return workspace_formula_bytes(node) if measured is None else measured.workspace_bytes
+
+    def group_us(self, nodes: Sequence[fx.Node]) -> float:
+        """Products as measured, the rest by what the group moves at the measured bandwidth of a copy."""
+        running = [n for n in nodes if not is_free(n)]
+        if not running:
+            return 0.0
+        if len(running) == 1:
+            return self.node_us(running[0])
+        products = sum(self.node_us(n) for n in running if flops(n))
+        move_us = group_bytes(nodes) / (self._bandwidth_gbps() * 1e3)
+        return max(products, move_us) + self._estimate.hardware.launch_us
+
+    def _measure(self, node: fx.Node) -> Measurement | None:
+        key = _key(node)
+        if key not in self._measured:
+            if self.spent_s >= self.limit_s:
+                return None
+            start = time.perf_counter()
+            self._measured[key] = measured = self._run(node)
+            self.spent_s += time.perf_counter() - start
+            if measured is not None:
+                self._ratios.append(measured.time_us / self._estimate.node_us(node))
+        return self._measured[key]
+
+    def _run(self, node: fx.Node) -> Measurement | None:
+        assert callable(node.target)
+        target: Callable[..., Any] = node.target
+        try:
+            limit = index_limit(node)
+            args = materialize(fx.node.map_arg(node.args, value_of), self.device, limit)
+            kwargs = materialize(fx.node.map_arg(node.kwargs, value_of), self.device, limit)
+            with torch.no_grad():
+                workspace = self._workspace(node, target, args, kwargs)
+                return Measurement(self._time_us(target, args, kwargs), workspace)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            # Made-up values do not suit every operator, and a device can be too small for one: estimate instead.
+            logger.info("%s is estimated, it could not be measured: %s", node.target, error)
+            return None
+
+    def _workspace(self, node: fx.Node, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> int:
+        target(*args, **kwargs)
+        if self.device.type != "cuda":
+            return workspace_formula_bytes(node)
+        torch.cuda.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        result = target(*args, **kwargs)
+        torch.cuda.synchronize(self.device)
+        peak = torch.cuda.max_memory_allocated(self.device)
+        held = torch.cuda.memory_allocated(self.device)
+        del result
+        return max(0, peak - max(held, before))
+
+    def _time_us(self, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> float:
+        timed = self._cuda_us if self.device.type == "cuda" else self._cpu_us
+        times = [timed(target, args, kwargs)]
+        while len(times) < MAX_REPEATS and sum(times) < OPERATOR_LIMIT_S * 1e6:
+            times.append(timed(target, args, kwargs))
+        return statistics.median(times)
+
+    def _cpu_us(self, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> float:
+        start = time.perf_counter()
+        target(*args, **kwargs)
+        return (time.perf_counter() - start) * 1e6
+
+    def _cuda_us(self, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> float:
+        start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        stop: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        # The spin lets the host run ahead: the events then enclose the kernels, not the time to launch them.
+        torch.cuda._sleep(200_000)  # type: ignore[no-untyped-call]
+        start.record()
+        target(*args, **kwargs)
+        stop.record()
+        stop.synchronize()
+        return float(start.elapsed_time(stop)) * 1e3
+
+    def _estimated_us(self, node: fx.Node) -> float:
+        ratio = statistics.median(self._ratios) if self._ratios else 1.0
+        return self._estimate.node_us(node) * ratio
+
+    def _bandwidth_gbps(self) -> float:
+        if self._copy_gbps is None:
+            size_bytes = COPY_BYTES[self.device.type]
+            source = torch.ones(size_bytes // 4, device=self.device)
+            time_us = self._time_us(torch.add, (source, 1.0), {})
+            self._copy_gbps = 2 * size_bytes / (time_us * 1e3)
+        return self._copy_gbps
+
+
+def profiled(device: torch.device, limit_s: float = 120.0) -> CostModel:
+    """Costs measured on the device.
+
+    Args:
+        device: a CPU or CUDA device that is there.
+        limit_s: total time for measuring, seconds; estimates from then on.
+
+    Raises:
+        InputError: no such device here.
+    """
+    device = torch.device(device)
+    if device.type not in COPY_BYTES or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise InputError(
+            "device",
+            str(device),
+            "cannot be measured here",
+            "Use a CPU or a CUDA device that is there, or estimate with roofline(name).",
+        )
+    return Profiler(device, limit_s)
+
+
+def _nearest_roofline(device: torch.device) -> Roofline:
+    entry = hardware("cpu")
+    if device.type == "cuda":
+        entry = hardware_reported_as(torch.cuda.get_device_name(device)) or hardware("a100-40gb")
+    return Roofline(
+        entry,
+        tf32_matmul=torch.get_float32_matmul_precision() != "highest",
+        tf32_convolution=torch.backends.cudnn.allow_tf32,
+    )
+
+
+def _key(node: fx.Node) -> Hashable:
+    """Equal for operators that run the same: target, shapes, strides, dtypes and plain arguments."""
+
+    def described(leaf: object) -> str:
+        if isinstance(leaf, Tensor):
+            return f"{leaf.dtype}{tuple(leaf.shape)}{leaf.stride()}"
+        return repr(leaf)
+
+    values = fx.node.map_arg((node.args, dict(node.kwargs)), value_of)
+    leaves, structure = torch.utils._pytree.tree_flatten(values)
+    return (str(node.target), str(structure), tuple(map(described, leaves)))

@@ -1,0 +1,86 @@
+"""Costs estimated from a catalogue entry: the slower of computing and moving bytes, plus a launch.
+
+time = max(FLOPs / (peak x share), bytes / (bandwidth x share)) + launch. Source: the roofline model (Williams,
+Waterman and Patterson, Roofline: an insightful visual performance model, 2009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from loadmaster.executor.costs.model import CostModel
+from loadmaster.executor.costs.traffic import flops, group_bytes, is_free, node_bytes, precision
+from loadmaster.executor.costs.workspace import workspace_formula_bytes
+from loadmaster.models.hardware import DType, Hardware, hardware
+
+FORMATS: dict[torch.dtype, DType] = {
+    torch.float64: "float64",
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+CONVOLUTIONS = frozenset({torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default})
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Estimated costs on one catalogue entry.
+
+    Attributes:
+        hardware: the entry.
+        tf32_matmul, tf32_convolution: whether float32 products run in TF32 where the device has it.
+    """
+
+    hardware: Hardware
+    tf32_matmul: bool
+    tf32_convolution: bool
+
+    def node_us(self, node: fx.Node) -> float:
+        """Time of one operator on its own, us."""
+        if is_free(node):
+            return 0.0
+        return max(self._compute_us(node), self._move_us(node_bytes(node))) + self.hardware.launch_us
+
+    def workspace_bytes(self, node: fx.Node) -> int:
+        """From the registered formulas."""
+        return workspace_formula_bytes(node)
+
+    def group_us(self, nodes: Sequence[fx.Node]) -> float:
+        """Time of a fused group, us: one launch, and no traffic for what stays inside.
+
+        Products are kernels of their own: each that computes for longer than the group moves adds up.
+        """
+        if all(is_free(n) for n in nodes):
+            return 0.0
+        compute = sum(self._compute_us(n) for n in nodes if not is_free(n))
+        return max(compute, self._move_us(group_bytes(nodes))) + self.hardware.launch_us
+
+    def _compute_us(self, node: fx.Node) -> float:
+        work = flops(node)
+        if not work:
+            return 0.0
+        name = FORMATS.get(precision(node), "float32")
+        tf32 = self.tf32_convolution if node.target in CONVOLUTIONS else self.tf32_matmul
+        if name == "float32" and tf32:
+            name = "tf32"
+        return work / (self.hardware.tflops_for(name) * self.hardware.compute_share * 1e6)
+
+    def _move_us(self, size_bytes: int) -> float:
+        return size_bytes / (self.hardware.dram_gbps * self.hardware.dram_share * 1e3)
+
+
+def roofline(hardware_name: str) -> CostModel:
+    """Estimated costs on a device of the catalogue, under PyTorch's present TF32 settings.
+
+    Raises:
+        InputError: no such entry.
+    """
+    return Roofline(
+        hardware(hardware_name),
+        tf32_matmul=torch.get_float32_matmul_precision() != "highest",
+        tf32_convolution=torch.backends.cudnn.allow_tf32,
+    )

@@ -1,0 +1,143 @@
+"""How much an operator computes and moves: FLOPs, bytes read and written, whether it is only a view."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+aten = torch.ops.aten
+
+# Operators that read rows of their first argument by index: traffic is what they return, not the table.
+GATHERS = frozenset(
+    {
+        aten.embedding.default,
+        aten.index.Tensor,
+        aten.index_select.default,
+        aten.gather.default,
+        aten.nll_loss_forward.default,
+    }
+)
+
+# Operators whose name does not end in "backward" but that read an input more than once: passes over the first one.
+PASSES = {
+    aten._native_batch_norm_legit_functional.default: 2,
+    aten._native_batch_norm_legit.default: 2,
+    aten.native_batch_norm.default: 2,
+    aten.cudnn_batch_norm.default: 2,
+    aten.native_batch_norm_backward.default: 2,
+    aten.cudnn_batch_norm_backward.default: 2,
+    aten._log_softmax.default: 2,
+    aten._softmax.default: 2,
+}
+
+# Operators that only describe a tensor, though their schema does not say that they return an alias.
+FREE = frozenset({aten._unsafe_view.default, aten.empty.memory_format, aten.new_empty.default, operator.getitem})
+
+
+def attention_flop(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> int:
+    """Two products of every query with every key and value. Shapes are [batch, heads, tokens, width]."""
+    batch, heads, tokens, width = query
+    return 2 * batch * heads * tokens * key[2] * (width + value[3])
+
+
+# What the CPU runs for scaled_dot_product_attention has no formula in PyTorch. Its backward computes five products.
+if aten._scaled_dot_product_flash_attention_for_cpu not in flop_registry:
+
+    @register_flop_formula(aten._scaled_dot_product_flash_attention_for_cpu)
+    def _(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_args: object, **_kwargs: object) -> int:
+        return attention_flop(query, key, value)
+
+    @register_flop_formula(aten._scaled_dot_product_flash_attention_for_cpu_backward)
+    def _(
+        gradient: Sequence[int],
+        query: Sequence[int],
+        key: Sequence[int],
+        value: Sequence[int],
+        *_args: object,
+        **_kwargs: object,
+    ) -> int:
+        return attention_flop(query, key, value) * 5 // 2
+
+
+def is_free(node: fx.Node) -> bool:
+    """Views, tuple elements, allocations, and nodes that call nothing: no kernel runs."""
+    if node.op != "call_function" or node.target in FREE:
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    returns = node.target._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def tensors(value: object) -> list[Tensor]:
+    """The tensors in a node's (possibly nested) value."""
+    return [t for t in torch.utils._pytree.tree_leaves(value) if isinstance(t, Tensor)]
+
+
+def tensor_bytes(tensor: Tensor) -> int:
+    """Distinct bytes that reading or writing the tensor touches: a broadcast dimension counts once."""
+    sizes = (int(n) for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0 or n == 0)
+    return math.prod(sizes) * tensor.element_size()
+
+
+def value_bytes(value: object) -> int:
+    """Of all tensors in the value."""
+    return sum(tensor_bytes(t) for t in tensors(value))
+
+
+def value_of(node: fx.Node) -> Any:
+    """The node's fake result, None if it has none."""
+    return node.meta.get("val")
+
+
+def flops(node: fx.Node) -> int:
+    """Multiplications and additions of matrix products, convolutions and attention; 0 for everything else.
+
+    Formulas are those of ``torch.utils.flop_counter``; add one for an operator of your own with its
+    ``register_flop_formula``.
+    """
+    formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if formula is None:
+        return 0
+    args = fx.node.map_arg(node.args, value_of)
+    kwargs = fx.node.map_arg(node.kwargs, value_of)
+    return int(formula(*args, **kwargs, out_val=value_of(node)))
+
+
+def node_bytes(node: fx.Node) -> int:
+    """Bytes that the operator moves when it runs on its own."""
+    written = value_bytes(value_of(node))
+    read = [value_of(n) for n in node.all_input_nodes]
+    if node.target in GATHERS:
+        return written + sum(min(value_bytes(v), written) for v in read)
+    passes = PASSES.get(node.target, 1) - 1  # type: ignore[call-overload]
+    return written + sum(map(value_bytes, read)) + (passes * value_bytes(read[0]) if read else 0)
+
+
+def group_bytes(nodes: Sequence[fx.Node]) -> int:
+    """Bytes that a fused group moves: each external input read once, each result that is used outside written once."""
+    inside = set(nodes)
+    read = {n: None for node in nodes for n in node.all_input_nodes if n not in inside}
+    written = [n for n in nodes if not is_free(n) and _used_outside(n, inside)]
+    return sum(value_bytes(value_of(n)) for n in (*read, *written))
+
+
+def _used_outside(node: fx.Node, inside: set[fx.Node]) -> bool:
+    """Whether anybody outside reads the node's memory, through views inside the group as well."""
+    return any(user not in inside or (is_free(user) and _used_outside(user, inside)) for user in node.users)
+
+
+def precision(node: fx.Node) -> torch.dtype:
+    """The floating-point format that the operator computes in: of its first floating-point tensor."""
+    values: Iterable[object] = (*(value_of(n) for n in node.all_input_nodes), value_of(node))
+    for value in values:
+        for tensor in tensors(value):
+            if tensor.dtype.is_floating_point:
+                return tensor.dtype
+    return torch.float32

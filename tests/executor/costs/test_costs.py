@@ -1,0 +1,191 @@
+"""Cost models: FLOPs and bytes against counts by hand, fused groups, and measurement that is bounded and cached."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from loadmaster.errors import InputError
+from loadmaster.executor.costs import CostModel, profiled, roofline
+from loadmaster.executor.costs.profiled import Profiler
+from loadmaster.executor.costs.traffic import flops, group_bytes, is_free, node_bytes
+from loadmaster.executor.costs.workspace import register_workspace
+from loadmaster.models.hardware import catalogue, hardware
+
+aten = torch.ops.aten
+torch.set_num_threads(1)
+
+
+class Tape:
+    """Builds a graph whose nodes carry fake results."""
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode()
+        self.graph = fx.Graph()
+
+    def input(self, *shape: int, dtype: torch.dtype = torch.float32) -> fx.Node:
+        node = self.graph.placeholder("x")
+        with self.mode:
+            node.meta["val"] = torch.empty(shape, dtype=dtype)
+        return node
+
+    def call(self, op, *args) -> fx.Node:
+        node = self.graph.call_function(op, args)
+        with self.mode:
+            node.meta["val"] = op(*fx.node.map_arg(args, lambda n: n.meta["val"]))
+        return node
+
+
+@settings(max_examples=20, deadline=None)
+@given(n=st.integers(1, 9), k=st.integers(1, 9), m=st.integers(1, 9))
+def test_matmul_counts(n, k, m):
+    tape = Tape()
+    node = tape.call(aten.mm.default, tape.input(n, k), tape.input(k, m))
+    assert flops(node) == 2 * n * k * m
+    assert node_bytes(node) == 4 * (n * k + k * m + n * m)
+
+
+def test_convolution_and_attention_counts():
+    tape = Tape()
+    x, w = tape.input(2, 3, 9, 9), tape.input(5, 3, 3, 3)
+    conv = tape.call(aten.convolution.default, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    assert flops(conv) == 2 * (2 * 5 * 9 * 9) * (3 * 3 * 3)
+    q, k, v = (tape.input(2, 4, tokens, 8) for tokens in (6, 7, 7))
+    attention = tape.call(aten._scaled_dot_product_flash_attention_for_cpu.default, q, k, v)
+    assert flops(attention) == 2 * 2 * (2 * 4 * 6 * 7 * 8)
+
+
+def test_views_cost_nothing_and_broadcasts_are_read_once():
+    tape = Tape()
+    x = tape.input(6, 4)
+    expanded = tape.call(aten.expand.default, tape.input(1, 4), [6, 4])
+    assert is_free(expanded)
+    assert is_free(tape.call(aten.t.default, x))
+    assert not is_free(tape.call(aten.relu.default, x))
+    assert node_bytes(tape.call(aten.add.Tensor, x, expanded)) == 4 * (24 + 4 + 24)
+    for model in (roofline("h200"), profiled(torch.device("cpu"))):
+        assert model.node_us(expanded) == 0
+        assert model.group_us([expanded]) == 0
+        assert model.workspace_bytes(expanded) == 0
+
+
+def test_embedding_reads_rows_not_the_table():
+    tape = Tape()
+    node = tape.call(aten.embedding.default, tape.input(10_000, 8), tape.input(3, dtype=torch.int64))
+    assert node_bytes(node) == 3 * 8 * 4 * 2 + 3 * 8
+
+
+def test_fused_group_moves_only_its_external_values():
+    tape = Tape()
+    x, y = tape.input(1000), tape.input(1000)
+    a = tape.call(aten.add.Tensor, x, y)
+    b = tape.call(aten.relu.default, a)
+    c = tape.call(aten.mul.Tensor, b, x)
+    tape.call(aten.neg.default, c)
+    assert group_bytes([a, b, c]) == 4 * 3 * 1000
+    kept = tape.call(aten.neg.default, tape.call(aten.view.default, b, [10, 100]))
+    assert group_bytes([a, b, c]) == 4 * 4 * 1000
+    assert kept.meta["val"].shape == (10, 100)
+    model = roofline("h200")
+    assert model.group_us([a, b, c]) < sum(model.node_us(n) for n in (a, b, c))
+    assert model.group_us([a]) == model.node_us(a)
+
+
+def test_roofline_is_the_slower_of_computing_and_moving():
+    tape = Tape()
+    entry = hardware("a100-80gb")
+    model = roofline("a100-80gb")
+    product = tape.call(aten.mm.default, *(tape.input(4096, 4096, dtype=torch.bfloat16) for _ in range(2)))
+    compute_us = 2 * 4096**3 / (312e12 * entry.compute_share) * 1e6
+    assert model.node_us(product) == pytest.approx(compute_us + entry.launch_us)
+    pointwise = tape.call(aten.relu.default, tape.input(1 << 24))
+    move_us = 2 * (4 << 24) / (2039e9 * entry.dram_share) * 1e6
+    assert model.node_us(pointwise) == pytest.approx(move_us + entry.launch_us)
+
+
+def test_tf32_follows_the_settings():
+    tape = Tape()
+    product = tape.call(aten.mm.default, tape.input(2048, 2048), tape.input(2048, 2048))
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("highest")
+        exact = roofline("h200").node_us(product)
+        torch.set_float32_matmul_precision("high")
+        assert roofline("h200").node_us(product) < exact / 3
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in catalogue()])
+def test_every_catalogue_entry_gives_costs(name):
+    tape = Tape()
+    x = tape.input(8, 8, dtype=torch.bfloat16)
+    assert 0 < roofline(name).node_us(tape.call(aten.mm.default, x, x)) < 1000
+
+
+def test_workspace_formula():
+    @torch.library.custom_op("loadmaster_test::scratchy", mutates_args=())
+    def scratchy(x: torch.Tensor, rows: int) -> torch.Tensor:
+        return x.clone()
+
+    scratchy.register_fake(lambda x, rows: torch.empty_like(x))
+    register_workspace(scratchy._opoverload, lambda x, rows: rows * x.shape[0])
+    tape = Tape()
+    node = tape.call(scratchy._opoverload, tape.input(7), 3)
+    assert roofline("cpu").workspace_bytes(node) == 21
+    assert profiled(torch.device("cpu")).workspace_bytes(node) == 21
+    with pytest.raises(InputError, match="already has"):
+        register_workspace(scratchy._opoverload, lambda x, rows: 0)
+
+
+def test_measurement_runs_each_shape_once(monkeypatch):
+    tape = Tape()
+    x, w = tape.input(32, 64), tape.input(64, 16)
+    nodes = [tape.call(aten.mm.default, x, w) for _ in range(3)]
+    other = tape.call(aten.mm.default, w, tape.input(16, 8))
+    runs = []
+    run = Profiler._run
+    monkeypatch.setattr(Profiler, "_run", lambda self, node: runs.append(node) or run(self, node))
+    model: CostModel = profiled(torch.device("cpu"))
+    times = {model.node_us(n) for n in nodes}
+    assert len(times) == 1
+    assert times.pop() > 0
+    assert model.node_us(other) > 0
+    assert runs == [nodes[0], other]
+    assert model.group_us(nodes[:2]) >= 2 * model.node_us(nodes[0])
+
+
+def test_no_time_left_means_estimates():
+    tape = Tape()
+    node = tape.call(aten.relu.default, tape.input(1000))
+    assert profiled(torch.device("cpu"), limit_s=0.0).node_us(node) == roofline("cpu").node_us(node)
+
+
+def test_indices_are_in_range_and_failures_are_estimated():
+    tape = Tape()
+    index = tape.input(50, dtype=torch.int64)
+    lookup = tape.call(aten.embedding.default, tape.input(3, 4), index)
+    scores = tape.input(50, 7)
+    loss = tape.call(aten.nll_loss_forward.default, scores, index, None, 1, -100)
+    model = Profiler(torch.device("cpu"), 10.0)
+    assert all(model.node_us(n) > 0 for n in (lookup, loss))
+    assert all(m is not None for m in model._measured.values())
+
+    @torch.library.custom_op("loadmaster_test::broken", mutates_args=())
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("does not run")
+
+    broken.register_fake(torch.empty_like)
+    node = tape.call(broken._opoverload, scores)
+    assert model.node_us(node) > 0
+
+
+def test_devices_that_are_not_there_are_refused():
+    with pytest.raises(InputError, match=r"device: .*roofline"):
+        profiled(torch.device("meta"))
+    with pytest.raises(InputError, match=r"hardware: .*a100-80gb"):
+        roofline("a99")
