@@ -1,0 +1,416 @@
+"""The Python client of the service: :class:`Client`, and :class:`AsyncClient`, its twin for asyncio.
+
+>>> from loadmaster import Client
+>>> with Client("http://127.0.0.1:8642") as client:                     # doctest: +SKIP
+...     handle = client.submit("problem.json", {"budget_bytes": 8 << 30})
+...     plan = handle.result()
+
+A call that gets no answer is repeated after a pause; submissions carry a key, so that a repeated one makes no second
+job. Refusals raise what planning in this process would raise (:class:`~loadmaster.errors.InputError` and so on), or
+a :class:`~loadmaster.api.errors.ServiceError`. Needs the base install only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from loadmaster.api import protocol
+from loadmaster.api.documents import FrontierResource, PlanPage, PlanResource, Sizing
+from loadmaster.api.protocol import DEFAULT_URL, Backoff, Call, Deadline, Event, Options, ProblemSource
+from loadmaster.models import kinds
+
+__all__ = ["AsyncClient", "AsyncPlanHandle", "Client", "Event", "PlanHandle"]
+
+
+class Client:
+    """A service, for blocking code. Safe to share between threads.
+
+    Args:
+        backoff: how calls are repeated.
+        transport: of httpx, for tests or special networks.
+    """
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        backoff: Backoff | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._http = httpx.Client(base_url=base_url, transport=transport)
+        self._backoff = backoff or Backoff()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._http.close()
+
+    def submit(
+        self, problem: ProblemSource, options: Options = None, *, labels: Mapping[str, str] | None = None
+    ) -> PlanHandle:
+        """Submit a problem (typed, a document, or the path of one).
+
+        Raises:
+            InputError: problem or options are wrong, here or in the service's eyes.
+        """
+        answer = self.call(protocol.submit_call(problem, options, labels, dry_run=False))
+        return PlanHandle(self, protocol.resource(PlanResource, answer).id)
+
+    def dry_run(self, problem: ProblemSource, options: Options = None) -> Sizing:
+        """Only validate, and tell how large the model is."""
+        return protocol.resource(Sizing, self.call(protocol.submit_call(problem, options, None, dry_run=True)))
+
+    def plan(self, plan_id: str) -> PlanHandle:
+        """The handle of a plan that was submitted before. Asks nothing yet."""
+        return PlanHandle(self, plan_id)
+
+    def list(
+        self, *, state: str | None = None, kind: str | None = None, label: tuple[str, str] | None = None
+    ) -> Iterator[PlanResource]:
+        """Plans, newest first, as long as the caller goes on asking."""
+        call: Call | None = protocol.list_call(state, kind, label)
+        while call is not None:
+            page = protocol.resource(PlanPage, self.call(call))
+            yield from page.plans
+            call = None if page.next is None else Call("GET", page.next)
+
+    def frontier(
+        self,
+        problem: ProblemSource,
+        budgets_bytes: Sequence[int],
+        options: Options = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> FrontierResource:
+        """Plan a problem under several budgets, and wait for all of them.
+
+        Raises:
+            WaitTimeoutError: it took longer; the plans go on.
+        """
+        deadline = Deadline(timeout_s)
+        call = protocol.frontier_call(problem, budgets_bytes, options, labels)
+        found = protocol.resource(FrontierResource, self.call(call))
+        while not found.final:
+            if deadline.over:
+                raise protocol.waited(found.id, timeout_s)
+            time.sleep(protocol.FRONTIER_POLL_S)
+            found = protocol.resource(FrontierResource, self.call(Call("GET", found.links["self"])))
+        return found
+
+    def get(self, path: str) -> Any:
+        """Any document of the service, such as ``/v1/solvers`` or ``/v1/hardware``."""
+        return self.call(Call("GET", path)).json()
+
+    def call(self, call: Call) -> httpx.Response:
+        """Make a call, repeating it as long as that may help.
+
+        Raises:
+            InputError, ServiceError: the service refused, or cannot be reached.
+        """
+        attempt = 1
+        while True:
+            answer: httpx.Response | None = None
+            try:
+                answer = self._http.send(call.build(self._http))
+            except httpx.TransportError as error:
+                if not self._backoff.again(attempt, None):
+                    raise protocol.unreachable(str(self._http.base_url), error) from error
+            if answer is not None and not self._backoff.again(attempt, answer):
+                protocol.raise_for_problem(answer)
+                return answer
+            time.sleep(self._backoff.pause_s(attempt, answer))
+            attempt += 1
+
+    def stream(self, path: str, after: int) -> Iterator[Event]:
+        """Events of a plan; a connection that is lost is made again, and goes on where it was cut."""
+        attempt = 1
+        while True:
+            answer: httpx.Response | None = None
+            try:
+                call = Call("GET", path, headers={"Last-Event-ID": str(after)}, timeout_s=protocol.STREAM_TIMEOUT_S)
+                answer = self._http.send(call.build(self._http), stream=True)
+                if answer.status_code == httpx.codes.NO_CONTENT:
+                    return
+                if answer.is_success:
+                    for event in _events(answer):
+                        attempt, after = 1, event.id
+                        yield event
+                        if event.type == "done":
+                            return
+                elif not self._backoff.again(attempt, answer):
+                    answer.read()
+                    protocol.raise_for_problem(answer)
+            except httpx.TransportError as error:
+                if not self._backoff.again(attempt, None):
+                    raise protocol.unreachable(str(self._http.base_url), error) from error
+            finally:
+                if answer is not None:
+                    answer.close()
+            time.sleep(self._backoff.pause_s(attempt, answer))
+            attempt += 1
+
+
+class PlanHandle:
+    """A plan that was submitted."""
+
+    def __init__(self, client: Client, plan_id: str) -> None:
+        self.id = plan_id
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"PlanHandle({self.id!r})"
+
+    def state(self) -> PlanResource:
+        """Where it stands now."""
+        return protocol.resource(PlanResource, self._client.call(Call("GET", protocol.plan_path(self.id))))
+
+    def wait(self, timeout_s: float | None = None) -> PlanResource:
+        """Where it stands when it is final.
+
+        Raises:
+            WaitTimeoutError: that took longer than ``timeout_s``; the plan goes on.
+        """
+        deadline = Deadline(timeout_s)
+        while True:
+            answer = self._client.call(protocol.wait_call(self.id, deadline.remaining_s))
+            plan = protocol.resource(PlanResource, answer)
+            if plan.final:
+                return plan
+            if deadline.over:
+                raise protocol.waited(self.id, timeout_s)
+
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """What happens to it, from event ``after`` to its end; survives lost connections."""
+        return self._client.stream(protocol.plan_path(self.id, "/events"), after)
+
+    def result(self, timeout_s: float | None = None) -> kinds.Plan:
+        """The plan, when it is done; also an infeasible one, or the best that was found before a cancel.
+
+        Raises:
+            WaitTimeoutError: that took longer than ``timeout_s``; the plan goes on.
+            LoadmasterError: the error that ended the planning.
+        """
+        return kinds.read_plan(self.document(timeout_s))
+
+    def document(self, timeout_s: float | None = None) -> dict[str, Any]:
+        """The same as :meth:`result`, as the JSON document."""
+        plan = self.wait(timeout_s)
+        if "result" not in plan.links:
+            raise protocol.failure(plan)
+        return protocol.json_object(self._client.call(Call("GET", plan.links["result"])))
+
+    def log(self, offset: int = 0) -> str:
+        """The log from that byte on."""
+        call = Call("GET", protocol.plan_path(self.id, "/log"), {"offset": str(offset)})
+        return self._client.call(call).text
+
+    def cancel(self) -> PlanResource:
+        """Cancel it; what was found is kept. Cancelling what is final changes nothing."""
+        return protocol.resource(PlanResource, self._client.call(Call("POST", protocol.plan_path(self.id, ":cancel"))))
+
+    def purge(self) -> None:
+        """Remove it from the service."""
+        self._client.call(Call("DELETE", protocol.plan_path(self.id)))
+
+
+class AsyncClient:
+    """A service, for asyncio: :class:`Client` with ``await``."""
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        backoff: Backoff | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._http = httpx.AsyncClient(base_url=base_url, transport=transport)
+        self._backoff = backoff or Backoff()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """See :meth:`Client.close`."""
+        await self._http.aclose()
+
+    async def submit(
+        self, problem: ProblemSource, options: Options = None, *, labels: Mapping[str, str] | None = None
+    ) -> AsyncPlanHandle:
+        """See :meth:`Client.submit`."""
+        answer = await self.call(protocol.submit_call(problem, options, labels, dry_run=False))
+        return AsyncPlanHandle(self, protocol.resource(PlanResource, answer).id)
+
+    async def dry_run(self, problem: ProblemSource, options: Options = None) -> Sizing:
+        """See :meth:`Client.dry_run`."""
+        call = protocol.submit_call(problem, options, None, dry_run=True)
+        return protocol.resource(Sizing, await self.call(call))
+
+    def plan(self, plan_id: str) -> AsyncPlanHandle:
+        """See :meth:`Client.plan`."""
+        return AsyncPlanHandle(self, plan_id)
+
+    async def list(
+        self, *, state: str | None = None, kind: str | None = None, label: tuple[str, str] | None = None
+    ) -> AsyncIterator[PlanResource]:
+        """See :meth:`Client.list`."""
+        call: Call | None = protocol.list_call(state, kind, label)
+        while call is not None:
+            page = protocol.resource(PlanPage, await self.call(call))
+            for plan in page.plans:
+                yield plan
+            call = None if page.next is None else Call("GET", page.next)
+
+    async def frontier(
+        self,
+        problem: ProblemSource,
+        budgets_bytes: Sequence[int],
+        options: Options = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> FrontierResource:
+        """See :meth:`Client.frontier`."""
+        deadline = Deadline(timeout_s)
+        call = protocol.frontier_call(problem, budgets_bytes, options, labels)
+        found = protocol.resource(FrontierResource, await self.call(call))
+        while not found.final:
+            if deadline.over:
+                raise protocol.waited(found.id, timeout_s)
+            await asyncio.sleep(protocol.FRONTIER_POLL_S)
+            found = protocol.resource(FrontierResource, await self.call(Call("GET", found.links["self"])))
+        return found
+
+    async def get(self, path: str) -> Any:
+        """See :meth:`Client.get`."""
+        return (await self.call(Call("GET", path))).json()
+
+    async def call(self, call: Call) -> httpx.Response:
+        """See :meth:`Client.call`."""
+        attempt = 1
+        while True:
+            answer: httpx.Response | None = None
+            try:
+                answer = await self._http.send(call.build(self._http))
+            except httpx.TransportError as error:
+                if not self._backoff.again(attempt, None):
+                    raise protocol.unreachable(str(self._http.base_url), error) from error
+            if answer is not None and not self._backoff.again(attempt, answer):
+                protocol.raise_for_problem(answer)
+                return answer
+            await asyncio.sleep(self._backoff.pause_s(attempt, answer))
+            attempt += 1
+
+    async def stream(self, path: str, after: int) -> AsyncIterator[Event]:
+        """See :meth:`Client.stream`."""
+        attempt = 1
+        while True:
+            answer: httpx.Response | None = None
+            try:
+                call = Call("GET", path, headers={"Last-Event-ID": str(after)}, timeout_s=protocol.STREAM_TIMEOUT_S)
+                answer = await self._http.send(call.build(self._http), stream=True)
+                if answer.status_code == httpx.codes.NO_CONTENT:
+                    return
+                if answer.is_success:
+                    decoder = protocol.EventDecoder()
+                    async for line in answer.aiter_lines():
+                        event = decoder.feed(line)
+                        if event is None:
+                            continue
+                        attempt, after = 1, event.id
+                        yield event
+                        if event.type == "done":
+                            return
+                elif not self._backoff.again(attempt, answer):
+                    await answer.aread()
+                    protocol.raise_for_problem(answer)
+            except httpx.TransportError as error:
+                if not self._backoff.again(attempt, None):
+                    raise protocol.unreachable(str(self._http.base_url), error) from error
+            finally:
+                if answer is not None:
+                    await answer.aclose()
+            await asyncio.sleep(self._backoff.pause_s(attempt, answer))
+            attempt += 1
+
+
+class AsyncPlanHandle:
+    """A plan that was submitted: :class:`PlanHandle` with ``await``."""
+
+    def __init__(self, client: AsyncClient, plan_id: str) -> None:
+        self.id = plan_id
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"AsyncPlanHandle({self.id!r})"
+
+    async def state(self) -> PlanResource:
+        """See :meth:`PlanHandle.state`."""
+        answer = await self._client.call(Call("GET", protocol.plan_path(self.id)))
+        return protocol.resource(PlanResource, answer)
+
+    async def wait(self, timeout_s: float | None = None) -> PlanResource:
+        """See :meth:`PlanHandle.wait`."""
+        deadline = Deadline(timeout_s)
+        while True:
+            answer = await self._client.call(protocol.wait_call(self.id, deadline.remaining_s))
+            plan = protocol.resource(PlanResource, answer)
+            if plan.final:
+                return plan
+            if deadline.over:
+                raise protocol.waited(self.id, timeout_s)
+
+    def events(self, after: int = 0) -> AsyncIterator[Event]:
+        """See :meth:`PlanHandle.events`."""
+        return self._client.stream(protocol.plan_path(self.id, "/events"), after)
+
+    async def result(self, timeout_s: float | None = None) -> kinds.Plan:
+        """See :meth:`PlanHandle.result`."""
+        return kinds.read_plan(await self.document(timeout_s))
+
+    async def document(self, timeout_s: float | None = None) -> dict[str, Any]:
+        """See :meth:`PlanHandle.document`."""
+        plan = await self.wait(timeout_s)
+        if "result" not in plan.links:
+            raise protocol.failure(plan)
+        return protocol.json_object(await self._client.call(Call("GET", plan.links["result"])))
+
+    async def log(self, offset: int = 0) -> str:
+        """See :meth:`PlanHandle.log`."""
+        call = Call("GET", protocol.plan_path(self.id, "/log"), {"offset": str(offset)})
+        return (await self._client.call(call)).text
+
+    async def cancel(self) -> PlanResource:
+        """See :meth:`PlanHandle.cancel`."""
+        answer = await self._client.call(Call("POST", protocol.plan_path(self.id, ":cancel")))
+        return protocol.resource(PlanResource, answer)
+
+    async def purge(self) -> None:
+        """See :meth:`PlanHandle.purge`."""
+        await self._client.call(Call("DELETE", protocol.plan_path(self.id)))
+
+
+def _events(answer: httpx.Response) -> Iterator[Event]:
+    decoder = protocol.EventDecoder()
+    for line in answer.iter_lines():
+        event = decoder.feed(line)
+        if event is not None:
+            yield event

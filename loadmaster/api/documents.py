@@ -1,0 +1,178 @@
+"""The JSON of the HTTP interface, shared by server and client. Problems and plans themselves are documents of the
+models floor and pass through here as they are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+StateName = Literal["queued", "running", "succeeded", "infeasible", "failed", "cancelled"]
+FrontierStateName = Literal["queued", "running", "succeeded", "infeasible", "failed", "cancelled"]
+FINAL_STATES = frozenset({"succeeded", "infeasible", "failed", "cancelled"})
+
+LabelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._/-]{1,64}$")]
+LabelValue = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{0,256}$")]
+Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=16)]
+BudgetBytes = Annotated[int, Field(ge=0, le=1 << 60)]
+
+
+class _Incoming(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class PlanRequest(_Incoming):
+    """What to plan: a problem document, options of the planner, labels of the caller's own."""
+
+    problem: dict[str, Any]
+    options: dict[str, Any] = Field(default_factory=dict, description="time_limit_s, gap, seed, solver, ...")
+    labels: Labels = Field(default_factory=dict)
+
+
+class FrontierRequest(PlanRequest):
+    """The same problem under several budgets."""
+
+    budgets_bytes: Annotated[list[BudgetBytes], Field(min_length=1, max_length=64)]
+
+
+class Sizing(BaseModel):
+    """The answer to a dry run: the request is good, and this large."""
+
+    kind: str
+    name: str
+    budget_bytes: int | None
+    options: dict[str, Any]
+    sizes: dict[str, int]
+    cached: bool = Field(description="whether a real request would be answered at once")
+
+
+class FailureDocument(BaseModel):
+    """Why a job failed: the class of the error and its message; the other fields are of an InputError."""
+
+    type: str
+    detail: str
+    field: str | None = None
+    value: str | None = None
+    problem: str | None = None
+    remedy: str | None = None
+
+
+class PlanResource(BaseModel):
+    """A job and where it stands. Objective and bound are in ``unit``; times are seconds since the epoch."""
+
+    id: str
+    kind: str
+    name: str
+    labels: dict[str, str]
+    state: StateName
+    status: Literal["optimal", "feasible", "infeasible"] | None
+    budget_bytes: int | None
+    objective: float | None
+    bound: float | None
+    gap: float | None
+    unit: str | None
+    cached: bool
+    cancel_requested: bool
+    attempts: int
+    error: FailureDocument | None
+    options: dict[str, Any]
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    links: dict[str, str]
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing about it changes any more."""
+        return self.state in FINAL_STATES
+
+
+class PlanPage(BaseModel):
+    """One page of jobs, newest first; ``next`` is the address of the following page."""
+
+    plans: list[PlanResource]
+    next: str | None
+
+
+class FrontierPoint(BaseModel):
+    """One budget of a frontier.
+
+    A plan for a smaller budget fits a larger one, and a bound for a larger budget holds for a smaller one:
+    objective and bound are the best over the frontier, ``plan`` is the job whose plan gives that objective.
+    """
+
+    budget_bytes: int
+    job: str
+    state: StateName
+    plan: str | None
+    objective: float | None
+    bound: float | None
+    gap: float | None
+
+
+class FrontierResource(BaseModel):
+    """A frontier and where it stands; points ascend in budget, their objectives never do."""
+
+    id: str
+    kind: str
+    name: str
+    labels: dict[str, str]
+    state: FrontierStateName
+    unit: str | None
+    created_at: float
+    points: list[FrontierPoint]
+    links: dict[str, str]
+
+    @property
+    def final(self) -> bool:
+        """Whether all its points are final."""
+        return self.state in FINAL_STATES
+
+
+class SolverResource(BaseModel):
+    """A solver that can be asked for."""
+
+    name: str
+    version: str
+    features: list[str]
+
+
+class SolverList(BaseModel):
+    """The solvers installed on the server."""
+
+    solvers: list[SolverResource]
+
+
+class HardwareList(BaseModel):
+    """The devices known by name; their fields are those of :class:`loadmaster.models.hardware.Hardware`."""
+
+    hardware: list[dict[str, Any]]
+
+
+class Health(BaseModel):
+    """The answer of /livez and /readyz."""
+
+    status: Literal["ok", "unavailable"]
+    version: str | None = None
+    checks: dict[str, str] = Field(default_factory=dict)
+
+
+class ProblemError(BaseModel):
+    """One thing that is wrong with a request: where (a JSON pointer, and in words), what was found, the remedy."""
+
+    pointer: str
+    field: str
+    value: str
+    problem: str
+    remedy: str
+
+
+class ProblemDetails(BaseModel):
+    """RFC 9457 problem details."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str | None = None
+    errors: list[ProblemError] = Field(default_factory=list)

@@ -1,0 +1,83 @@
+"""The errors of the HTTP interface: their stable ``type`` URIs, and the exceptions the client makes of them."""
+
+from __future__ import annotations
+
+import enum
+
+from loadmaster import errors
+from loadmaster.errors import LoadmasterError
+
+
+class ProblemType(enum.StrEnum):
+    """``type`` of problem details. These never change; new ones may come."""
+
+    INVALID_INPUT = "urn:loadmaster:problem:invalid-input"
+    NOT_FOUND = "urn:loadmaster:problem:not-found"
+    METHOD_NOT_ALLOWED = "urn:loadmaster:problem:method-not-allowed"
+    TOO_LARGE = "urn:loadmaster:problem:too-large"
+    UNSUPPORTED_MEDIA_TYPE = "urn:loadmaster:problem:unsupported-media-type"
+    NOT_READY = "urn:loadmaster:problem:not-ready"
+    NO_PLAN = "urn:loadmaster:problem:no-plan"
+    NOT_FINAL = "urn:loadmaster:problem:not-final"
+    UNAVAILABLE = "urn:loadmaster:problem:unavailable"
+    INTERNAL = "urn:loadmaster:problem:internal"
+    HTTP = "urn:loadmaster:problem:http"
+
+
+class ServiceError(LoadmasterError):
+    """The service refused or could not answer.
+
+    Attributes:
+        status: of HTTP; None when no answer came.
+        type: the problem's ``type`` URI; None when the answer was no problem document.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, type_: str | None = None) -> None:
+        self.status, self.type = status, type_
+        super().__init__(message)
+
+
+class UnknownPlanError(ServiceError):
+    """The service knows no plan of that id."""
+
+    exit_status = 2
+
+
+class NotReadyError(ServiceError):
+    """There is no result yet, or the plan must be final first."""
+
+
+class NoPlanError(ServiceError):
+    """The job is final, and there is no plan: it failed, or was cancelled too early."""
+
+
+class TooLargeError(ServiceError):
+    """The request is larger than the service accepts."""
+
+    exit_status = 2
+
+
+class UnavailableError(ServiceError):
+    """The service cannot be reached, or is not ready, and retrying did not help."""
+
+
+class WaitTimeoutError(ServiceError, TimeoutError):
+    """The plan was not final within the time the caller was willing to wait; the job goes on."""
+
+    exit_status = 4
+
+
+BY_TYPE: dict[str, type[ServiceError]] = {
+    ProblemType.NOT_FOUND: UnknownPlanError,
+    ProblemType.NOT_READY: NotReadyError,
+    ProblemType.NOT_FINAL: NotReadyError,
+    ProblemType.NO_PLAN: NoPlanError,
+    ProblemType.TOO_LARGE: TooLargeError,
+    ProblemType.UNAVAILABLE: UnavailableError,
+}
+
+# What a failed job raises in the client: the error that the planner raised in the worker.
+BY_NAME: dict[str, type[LoadmasterError]] = {
+    error.__name__: error
+    for error in (errors.SolverError, errors.LimitReachedError, errors.CancelledError, errors.CheckFailedError)
+}

@@ -1,0 +1,112 @@
+"""The seam between the service and the planner floor: all that server and workers ask of planning.
+
+``Settings.planner`` names the class, so that another way of planning (in tests, or on another machine) can take
+its place without the service knowing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from loadmaster import planner
+from loadmaster.errors import InputError
+from loadmaster.models import kinds
+from loadmaster.models.documents import Document
+from loadmaster.planner import PlanOptions, PlanProgress
+
+
+@dataclass(frozen=True)
+class Request:
+    """A submission that was read and found good.
+
+    Attributes:
+        options: complete, with the defaults filled in.
+        cache_key: equal for requests that have the same answers.
+        sizes: how large the model is: entries of each list of the problem.
+    """
+
+    kind: str
+    name: str
+    options: Mapping[str, Any]
+    gap: float
+    time_limit_s: float
+    budget_bytes: int | None
+    cache_key: str
+    sizes: Mapping[str, int]
+
+
+class Planner(Protocol):
+    """What the service needs of planning. One instance serves many threads."""
+
+    def read(self, problem: Document, options: Document) -> Request:
+        """Validate a submission.
+
+        Raises:
+            InputError: with a field that starts with ``problem`` or ``options``.
+        """
+        ...
+
+    def plan(
+        self,
+        problem: Document,
+        options: Document,
+        *,
+        on_progress: Callable[[PlanProgress], None],
+        cancelled: Callable[[], bool],
+    ) -> dict[str, Any]:
+        """Plan, and give the plan's document. Raises any LoadmasterError."""
+        ...
+
+
+class FloorPlanner:
+    """The planner floor in this process."""
+
+    def read(self, problem: Document, options: Document) -> Request:
+        asked = PlanOptions.from_document(options)
+        try:
+            typed = kinds.read_problem(problem)
+            budget_bytes = typed.budget_bytes if asked.budget_bytes is None else asked.budget_bytes
+            if budget_bytes is None:
+                raise InputError(
+                    "budget_bytes", None, "is given neither here nor in the options", "Give options.budget_bytes."
+                )
+        except InputError as error:
+            raise InputError(f"problem.{error.field}", error.value, error.problem, error.remedy) from None
+        return Request(
+            kind=typed.kind,
+            name=typed.name,
+            options=asked.to_document(),
+            gap=asked.gap,
+            time_limit_s=asked.time_limit_s,
+            budget_bytes=budget_bytes,
+            cache_key=planner.cache_key(typed, asked),
+            sizes={name: len(value) for name, value in problem.items() if isinstance(value, list)},
+        )
+
+    def plan(
+        self,
+        problem: Document,
+        options: Document,
+        *,
+        on_progress: Callable[[PlanProgress], None],
+        cancelled: Callable[[], bool],
+    ) -> dict[str, Any]:
+        asked = PlanOptions.from_document(options)
+        plan = planner.plan(kinds.read_problem(problem), asked, on_progress=on_progress, cancelled=cancelled)
+        return kinds.write_plan(plan)
+
+
+def load_planner(path: str) -> Planner:
+    """An instance of the planner named ``module:name``.
+
+    Raises:
+        InputError: there is no such thing.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return cast(Planner, getattr(importlib.import_module(module), name)())
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError("planner", path, f"cannot be loaded: {error}", "Give module:name of a planner.") from None

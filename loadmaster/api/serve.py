@@ -1,0 +1,55 @@
+"""``loadmaster serve``: the HTTP server, with its workers."""
+
+from __future__ import annotations
+
+import threading
+from types import FrameType
+
+import uvicorn
+
+from loadmaster.api import logs
+from loadmaster.api.server.app import create_app
+from loadmaster.api.settings import Settings
+
+_FINISH_REQUESTS_S = 5
+
+
+class Server(uvicorn.Server):
+    """A server whose open event streams end when it is told to stop, so that it can."""
+
+    def __init__(self, config: uvicorn.Config, stopping: threading.Event) -> None:
+        super().__init__(config)
+        self._stopping = stopping
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._stopping.set()
+        super().handle_exit(sig, frame)
+
+
+def make_server(settings: Settings) -> Server:
+    """A server that is ready to ``run()``.
+
+    Raises:
+        InputError: settings that cannot be used.
+    """
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        log_level=settings.log_level,
+        timeout_graceful_shutdown=_FINISH_REQUESTS_S,
+        server_header=False,
+    )
+    return Server(config, app.state.service.stopping)
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Raises:
+        InputError: settings that cannot be used.
+    """
+    logs.configure(settings)
+    make_server(settings).run()

@@ -1,0 +1,51 @@
+"""What the endpoints share: settings, store, planner. Held by the app, handed to endpoints as a dependency."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Path, Request
+
+from loadmaster.api.planning import Planner
+from loadmaster.api.server.problems import not_found
+from loadmaster.api.settings import Settings
+from loadmaster.api.store.jobs import Jobs
+from loadmaster.api.store.queue import Queue
+from loadmaster.api.store.records import Job
+from loadmaster.api.store.schema import Database
+
+
+@dataclass(frozen=True)
+class Service:
+    """The parts of a running service. ``stopping`` is set when the server has begun to shut down."""
+
+    settings: Settings
+    database: Database
+    jobs: Jobs
+    queue: Queue
+    planner: Planner
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+
+def service(request: Request) -> Service:
+    """The service of the app that a request came to."""
+    found = request.app.state.service
+    assert isinstance(found, Service)
+    return found
+
+
+ServiceDep = Annotated[Service, Depends(service)]
+PlanId = Annotated[str, Path(max_length=64, description="id of a plan")]
+
+
+def existing_job(plan_id: PlanId, service: ServiceDep) -> Job:
+    """The job that the path names. Raises Refusal 404."""
+    job = service.jobs.get(plan_id)
+    if job is None:
+        raise not_found("plan", plan_id)
+    return job
+
+
+JobDep = Annotated[Job, Depends(existing_job)]

@@ -1,0 +1,60 @@
+"""``/v1/plans/{id}/events``: what happens to a plan, as server-sent events that resume where they were cut."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+import anyio
+import anyio.to_thread
+from fastapi import APIRouter, Depends, Header, Query
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from loadmaster.api.server.context import JobDep, ServiceDep
+from loadmaster.api.server.plans import problem_answers
+from loadmaster.api.server.problems import NoMoreEvents
+from loadmaster.errors import InputError
+
+router = APIRouter(tags=["plans"])
+
+_RECONNECT_MS = 1000
+
+
+def first_event(
+    job: JobDep,
+    last_event_id: Annotated[str | None, Header(max_length=20, description="the last event already seen")] = None,
+    after: Annotated[int | None, Query(ge=0, description="the same as Last-Event-ID, for the first request")] = None,
+) -> int:
+    """The number of the event to go on after. Checked here, because a stream that has begun cannot refuse."""
+    if last_event_id is not None:
+        if not (last_event_id.isascii() and last_event_id.isdigit()):
+            raise InputError("header.Last-Event-ID", last_event_id, "is no event number", "Give the id of an event.")
+        seen = int(last_event_id)
+    else:
+        seen = after or 0
+    if job.state.final and seen >= job.event_seq:
+        raise NoMoreEvents
+    return seen
+
+
+@router.get(
+    "/v1/plans/{plan_id}/events",
+    response_class=EventSourceResponse,
+    responses={204: {"description": "the last event was seen already: do not reconnect"}, **problem_answers(404, 422)},
+)
+async def plan_events(
+    service: ServiceDep, job: JobDep, seen: Annotated[int, Depends(first_event)]
+) -> AsyncIterator[ServerSentEvent]:
+    """Events of the types state, progress, incumbent, log and done; the stream ends after done."""
+    while not service.stopping.is_set():
+        events = await anyio.to_thread.run_sync(service.jobs.events, job.id, seen)
+        for event in events:
+            seen = event.seq
+            data = {"at": event.at, **event.data}
+            yield ServerSentEvent(data=data, event=event.type, id=str(event.seq), retry=_RECONNECT_MS)
+            if event.type == "done":
+                return
+        if not events:
+            if await anyio.to_thread.run_sync(service.jobs.get, job.id) is None:
+                return
+            await anyio.sleep(service.settings.poll_s)

@@ -1,0 +1,96 @@
+"""``/v1/frontiers``: one problem under several budgets, as a parent of plans."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+
+from loadmaster.api.documents import FrontierRequest, FrontierResource
+from loadmaster.api.server.body import parse_body
+from loadmaster.api.server.context import Service, ServiceDep
+from loadmaster.api.server.plans import (
+    RETRY_AFTER_S,
+    BodyDep,
+    IdempotencyKey,
+    body_schema,
+    new_job,
+    problem_answers,
+    read_request,
+)
+from loadmaster.api.server.problems import not_found
+from loadmaster.api.server.resources import frontier_resource
+from loadmaster.api.store.jobs import Frontier
+from loadmaster.errors import InputError
+
+router = APIRouter(tags=["frontiers"])
+FrontierId = Annotated[str, Path(max_length=64, description="id of a frontier")]
+
+
+@router.post(
+    "/v1/frontiers",
+    status_code=202,
+    response_model=FrontierResource,
+    responses={200: {"model": FrontierResource}, **problem_answers(413, 415, 422, 503)},
+    openapi_extra=body_schema("FrontierRequest"),
+)
+def submit_frontier(service: ServiceDep, body: BodyDep, idempotency_key: IdempotencyKey = None) -> Response:
+    """Queue a problem under several budgets."""
+    request = parse_body(FrontierRequest, body)
+    if "budget_bytes" in request.options:
+        raise InputError(
+            "options.budget_bytes",
+            request.options["budget_bytes"],
+            "is given beside the budgets of the frontier",
+            "Leave it out.",
+        )
+    points = [
+        new_job(read_request(service, request.problem, {**request.options, "budget_bytes": budget_bytes}))
+        for budget_bytes in sorted(set(request.budgets_bytes))
+    ]
+    frontier = service.jobs.submit_frontier(
+        points,
+        request.problem,
+        request.labels,
+        request_sha256=hashlib.sha256(b"frontier\n" + body).hexdigest(),
+        idempotency_key=idempotency_key,
+    )
+    return _frontier_response(frontier, submitted=True)
+
+
+@router.get("/v1/frontiers/{frontier_id}", response_model=FrontierResource, responses=problem_answers(404))
+def show_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
+    """The points so far."""
+    return _frontier_response(_existing(service, frontier_id))
+
+
+@router.post(
+    "/v1/frontiers/{frontier_id}:cancel",
+    status_code=202,
+    response_model=FrontierResource,
+    responses=problem_answers(404),
+)
+def cancel_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
+    """Cancel all its plans; what was found is kept."""
+    for job in _existing(service, frontier_id).jobs:
+        service.jobs.cancel(job.id)
+    return _frontier_response(_existing(service, frontier_id), status=202)
+
+
+def _existing(service: Service, frontier_id: str) -> Frontier:
+    frontier = service.jobs.get_frontier(frontier_id)
+    if frontier is None:
+        raise not_found("frontier", frontier_id)
+    return frontier
+
+
+def _frontier_response(frontier: Frontier, *, submitted: bool = False, status: int = 200) -> Response:
+    resource = frontier_resource(frontier)
+    headers = {}
+    if submitted:
+        headers["Location"] = resource.links["self"]
+    if not resource.final:
+        headers["Retry-After"] = RETRY_AFTER_S
+        status = 202 if submitted else status
+    return Response(resource.model_dump_json(), status_code=status, media_type="application/json", headers=headers)

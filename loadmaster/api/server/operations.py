@@ -1,0 +1,53 @@
+"""``/livez`` and ``/readyz``, and the catalogues ``/v1/solvers`` and ``/v1/hardware``."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+from sqlalchemy.exc import SQLAlchemyError
+
+from loadmaster.api.documents import HardwareList, Health, SolverList, SolverResource
+from loadmaster.api.server.context import ServiceDep
+from loadmaster.api.store import figures
+from loadmaster.models.hardware import catalogue
+from loadmaster.solvers import registry
+
+router = APIRouter()
+
+
+@router.get("/livez", tags=["operations"])
+async def livez() -> Health:
+    """Whether this process answers at all: nothing else is asked. Restart it when it does not."""
+    return Health(status="ok")
+
+
+@router.get("/readyz", tags=["operations"], responses={503: {"model": Health}})
+def readyz(service: ServiceDep, response: Response) -> Health:
+    """Whether plans can be submitted and will be worked on: the store answers, and workers are alive."""
+    checks = {"server": "stopping" if service.stopping.is_set() else "ok"}
+    try:
+        found = figures.read(service.database, seen_within_s=service.settings.lease_s)
+        checks["database"] = "ok"
+        # Without workers of its own the server takes jobs for workers that may come later.
+        lacking = service.settings.workers > 0 and found.workers == 0
+        checks["workers"] = "none alive" if lacking else "ok"
+    except SQLAlchemyError:
+        checks["database"] = "does not answer"
+    ready = all(value == "ok" for value in checks.values())
+    response.status_code = 200 if ready else 503
+    return Health(status="ok" if ready else "unavailable", checks=checks)
+
+
+@router.get("/v1/solvers", tags=["catalogue"])
+def list_solvers() -> SolverList:
+    """The solvers installed here."""
+    found = [
+        SolverResource(name=solver.name, version=solver.version, features=list(solver.features))
+        for solver in registry.available()
+    ]
+    return SolverList(solvers=found)
+
+
+@router.get("/v1/hardware", tags=["catalogue"])
+def list_hardware() -> HardwareList:
+    """The devices that problems can be built and priced for by name."""
+    return HardwareList(hardware=[device.document() for device in catalogue()])

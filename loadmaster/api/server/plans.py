@@ -1,0 +1,254 @@
+"""``/v1/plans``: submit, look, list, result, log, cancel, purge. (Events: :mod:`loadmaster.api.server.events`.)"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+import anyio
+import anyio.to_thread
+from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel
+
+from loadmaster.api.documents import PlanPage, PlanRequest, PlanResource, ProblemDetails, Sizing
+from loadmaster.api.errors import ProblemType
+from loadmaster.api.planning import Request as Planning
+from loadmaster.api.server.body import json_bytes, parse_body
+from loadmaster.api.server.context import JobDep, PlanId, Service, ServiceDep
+from loadmaster.api.server.problems import MEDIA_TYPE, Refusal, not_found
+from loadmaster.api.server.resources import plan_resource
+from loadmaster.api.store.jobs import NewJob, NotFinalError
+from loadmaster.api.store.records import Job, State
+from loadmaster.errors import InputError
+from loadmaster.models.documents import Document
+
+RETRY_AFTER_S = "1"
+LONGEST_WAIT_S = 60.0
+LARGEST_PAGE = 200
+
+router = APIRouter(tags=["plans"])
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(max_length=255, description="the same key with the same request gives the same plan, not a second one"),
+]
+BodyDep = Annotated[bytes, Depends(json_bytes)]
+
+
+def problem_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The refusals of an endpoint, for its description."""
+    answer = {"model": ProblemDetails, "content": {MEDIA_TYPE: {}}}
+    return {status: answer for status in statuses}
+
+
+def body_schema(name: str) -> dict[str, Any]:
+    """Describes a body that the endpoint reads by itself."""
+    schema = {"$ref": f"#/components/schemas/{name}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def read_request(service: Service, problem: Document, options: Document) -> Planning:
+    """Validate problem and options, and hold them to the server's own limits.
+
+    Raises:
+        InputError: naming the field.
+    """
+    try:
+        planning = service.planner.read(problem, options)
+    except RecursionError:
+        raise InputError("problem", "...", "is nested too deeply", "Send a problem document.") from None
+    longest = service.settings.max_time_limit_s
+    if planning.time_limit_s > longest:
+        raise InputError(
+            "options.time_limit_s",
+            planning.time_limit_s,
+            "is more than this server allows",
+            f"Ask for at most {longest:g} seconds.",
+        )
+    return planning
+
+
+def new_job(planning: Planning) -> NewJob:
+    """The columns of a job from a request that was read."""
+    return NewJob(
+        kind=planning.kind,
+        name=planning.name[:200],
+        options=planning.options,
+        asked_gap=planning.gap,
+        time_limit_s=planning.time_limit_s,
+        budget_bytes=planning.budget_bytes,
+        cache_key=planning.cache_key,
+    )
+
+
+@router.post(
+    "/v1/plans",
+    status_code=202,
+    response_model=PlanResource,
+    responses={200: {"model": PlanResource | Sizing}, **problem_answers(413, 415, 422, 503)},
+    openapi_extra=body_schema("PlanRequest"),
+)
+def submit_plan(
+    service: ServiceDep,
+    body: BodyDep,
+    idempotency_key: IdempotencyKey = None,
+    dry_run: Annotated[bool, Query(description="only validate, and tell how large the model is")] = False,
+) -> Response:
+    """Queue a problem for planning; 200 at once when the answer is known already."""
+    request = parse_body(PlanRequest, body)
+    planning = read_request(service, request.problem, request.options)
+    if dry_run:
+        return _json(_sizing(service, planning), 200)
+    job = service.jobs.submit(
+        new_job(planning),
+        request.problem,
+        request.labels,
+        request_sha256=hashlib.sha256(b"plan\n" + body).hexdigest(),
+        idempotency_key=idempotency_key,
+    )
+    return _plan_response(job, 200 if job.state.final else 202, location=True)
+
+
+@router.get("/v1/plans", responses=problem_answers(422))
+def list_plans(
+    service: ServiceDep,
+    state: Annotated[State | None, Query()] = None,
+    kind: Annotated[str | None, Query(max_length=40)] = None,
+    label: Annotated[str | None, Query(description="name:value", max_length=330)] = None,
+    cursor: Annotated[str | None, Query(max_length=64, description="from the link to the next page")] = None,
+    limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = 50,
+) -> PlanPage:
+    """Plans, newest first."""
+    named: tuple[str, str] | None = None
+    if label is not None:
+        name, separator, value = label.partition(":")
+        if not separator:
+            raise InputError("query.label", label, "has no colon", "Give label=name:value.")
+        named = (name, value)
+    # One more than asked for tells whether there is another page.
+    jobs = service.jobs.latest(state=state, kind=kind, label=named, before=cursor, limit=limit + 1)
+    following = None
+    if len(jobs) > limit:
+        filters = {"state": state, "kind": kind, "label": label, "limit": limit, "cursor": jobs[limit - 1].id}
+        following = "/v1/plans?" + urlencode({name: value for name, value in filters.items() if value is not None})
+    return PlanPage(plans=[plan_resource(job) for job in jobs[:limit]], next=following)
+
+
+@router.get(
+    "/v1/plans/{plan_id}",
+    response_model=PlanResource,
+    responses={304: {"description": "not changed since the given ETag"}, **problem_answers(404, 422)},
+)
+async def show_plan(
+    service: ServiceDep,
+    plan_id: PlanId,
+    wait: Annotated[
+        float,
+        Query(ge=0, le=LONGEST_WAIT_S, description="seconds to wait for the end, or with If-None-Match for a change"),
+    ] = 0.0,
+    if_none_match: Annotated[str | None, Header(max_length=255)] = None,
+) -> Response:
+    """State and figures of a plan."""
+    known = {tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")} - {""}
+    deadline = time.monotonic() + wait
+    while True:
+        job = await anyio.to_thread.run_sync(service.jobs.get, plan_id)
+        if job is None:
+            raise not_found("plan", plan_id)
+        news = _etag(job) not in known if known else job.state.final
+        remaining = deadline - time.monotonic()
+        if news or job.state.final or remaining <= 0 or service.stopping.is_set():
+            break
+        await anyio.sleep(min(service.settings.poll_s, remaining))
+    if _etag(job) in known:
+        return Response(status_code=304, headers={"ETag": _etag(job)})
+    return _plan_response(job, 200)
+
+
+@router.get(
+    "/v1/plans/{plan_id}/result",
+    responses={200: {"content": {"application/json": {}}}, **problem_answers(404, 409)},
+    response_class=JSONResponse,
+)
+def plan_result(service: ServiceDep, job: JobDep) -> Response:
+    """The plan document. Of a cancelled plan it is the best one found before."""
+    if job.plan_sha256 is not None:
+        return Response(service.jobs.document(job.plan_sha256), media_type="application/json")
+    if not job.state.final:
+        detail = f"The plan is {job.state}; its result comes when it is done."
+        raise Refusal(409, ProblemType.NOT_READY, detail, {"Retry-After": RETRY_AFTER_S})
+    why = job.error["detail"] if job.error is not None else "It was cancelled before any plan was found."
+    raise Refusal(409, ProblemType.NO_PLAN, f"The plan is {job.state} and has no result. {why}")
+
+
+@router.get(
+    "/v1/plans/{plan_id}/problem",
+    responses={200: {"content": {"application/json": {}}}, **problem_answers(404)},
+    response_class=JSONResponse,
+)
+def plan_problem(service: ServiceDep, job: JobDep) -> Response:
+    """The problem document that was submitted."""
+    return Response(service.jobs.document(job.problem_sha256), media_type="application/json")
+
+
+@router.get("/v1/plans/{plan_id}/log", response_class=PlainTextResponse, responses=problem_answers(404, 422))
+def plan_log(
+    service: ServiceDep, job: JobDep, offset: Annotated[int, Query(ge=0, description="bytes already read")] = 0
+) -> Response:
+    """The log as text from a byte offset on; the header Log-Offset tells where to go on."""
+    events = service.jobs.events(job.id, type_="log", limit=None)
+    text = "".join(event.data["line"] + "\n" for event in events).encode()
+    headers = {"Log-Offset": str(max(offset, len(text)))}
+    return PlainTextResponse(text[offset:], headers=headers)
+
+
+@router.post("/v1/plans/{plan_id}:cancel", status_code=202, response_model=PlanResource, responses=problem_answers(404))
+def cancel_plan(service: ServiceDep, plan_id: PlanId) -> Response:
+    """Cancel; the best plan found so far is kept. Cancelling what is final changes nothing."""
+    job = service.jobs.cancel(plan_id)
+    if job is None:
+        raise not_found("plan", plan_id)
+    return _plan_response(job, 202)
+
+
+@router.delete("/v1/plans/{plan_id}", status_code=204, responses=problem_answers(404, 409))
+def purge_plan(service: ServiceDep, plan_id: PlanId) -> Response:
+    """Remove a final plan with its events and documents."""
+    try:
+        known = service.jobs.purge(plan_id)
+    except NotFinalError as error:
+        raise Refusal(409, ProblemType.NOT_FINAL, str(error)) from None
+    if not known:
+        raise not_found("plan", plan_id)
+    return Response(status_code=204)
+
+
+def _etag(job: Job) -> str:
+    return f'"{job.event_seq}"'
+
+
+def _plan_response(job: Job, status: int, *, location: bool = False) -> Response:
+    headers = {"ETag": _etag(job)}
+    if location:
+        headers["Location"] = f"/v1/plans/{job.id}"
+    if not job.state.final:
+        headers["Retry-After"] = RETRY_AFTER_S
+    return _json(plan_resource(job), status, headers)
+
+
+def _sizing(service: Service, planning: Planning) -> Sizing:
+    return Sizing(
+        kind=planning.kind,
+        name=planning.name,
+        budget_bytes=planning.budget_bytes,
+        options=dict(planning.options),
+        sizes=dict(planning.sizes),
+        cached=service.jobs.is_cached(planning.cache_key, planning.gap),
+    )
+
+
+def _json(body: BaseModel, status: int, headers: dict[str, str] | None = None) -> Response:
+    return Response(body.model_dump_json(), status_code=status, media_type="application/json", headers=headers)

@@ -1,0 +1,99 @@
+"""What can be set about the service, from the environment (``LOADMASTER_*``) or from the command line's flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadmaster.errors import InputError
+
+PREFIX = "LOADMASTER_"
+MEBIBYTE = 1024 * 1024
+
+
+def _default_database_url() -> str:
+    return f"sqlite:///{Path.home() / '.loadmaster' / 'service.db'}"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a server and its workers; every field ``x`` is read from ``LOADMASTER_X``.
+
+    Attributes:
+        database_url: any SQLAlchemy URL; SQLite (in WAL mode) by default.
+        workers: worker processes that ``serve`` starts and keeps alive; 0 for none (run ``loadmaster worker``).
+        max_body_bytes: larger request bodies are refused (413).
+        max_time_limit_s: the longest time limit a request may ask for.
+        max_job_memory_bytes: address-space cap of a job's process; 0 is no cap.
+        lease_s: a running job whose worker is silent for this long goes back to the queue.
+        max_attempts: how often a job is started before a crash makes it fail.
+        poll_s: how often workers look for jobs and streams look for events.
+        cancel_grace_s: how long a cancelled job may take to hand over its incumbent before it is killed.
+        overrun_s: how long beyond its time limit a job may run before it is killed.
+        planner: ``module:name`` of the :class:`~loadmaster.api.planning.Planner` that does the planning.
+        log_format: ``text`` or ``json`` (one object per line).
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8642
+    database_url: str = dataclasses.field(default_factory=_default_database_url)
+    workers: int = 1
+    max_body_bytes: int = 64 * MEBIBYTE
+    max_time_limit_s: float = 86_400.0
+    max_job_memory_bytes: int = 0
+    lease_s: float = 15.0
+    max_attempts: int = 2
+    poll_s: float = 0.2
+    cancel_grace_s: float = 2.0
+    overrun_s: float = 60.0
+    planner: str = "loadmaster.api.planning:FloorPlanner"
+    log_format: str = "text"
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        positive = ("max_body_bytes", "max_time_limit_s", "lease_s", "max_attempts", "poll_s")
+        for name, value in dataclasses.asdict(self).items():
+            if isinstance(value, str):
+                continue
+            if not 0 <= value < float("inf") or (name in positive and value == 0):
+                raise InputError(name, value, "is out of range", "Give a positive number.")
+        if self.port > 65_535:
+            raise InputError("port", self.port, "is no port", "Give a number up to 65535.")
+        _one_of("log_format", self.log_format, ("text", "json"))
+        _one_of("log_level", self.log_level, ("debug", "info", "warning", "error"))
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ, **overrides: Any) -> Settings:
+        """Settings from the environment; ``overrides`` that are not None win (the command line's flags).
+
+        Raises:
+            InputError: a value that is no number, or out of range.
+        """
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            text = environment.get(PREFIX + field.name.upper())
+            if text is not None:
+                values[field.name] = _convert(PREFIX + field.name.upper(), text, str(field.type))
+        values.update({name: value for name, value in overrides.items() if value is not None})
+        return cls(**values)
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables from which :meth:`from_environment` makes these settings again (for a child process)."""
+        return {PREFIX + name.upper(): str(value) for name, value in dataclasses.asdict(self).items()}
+
+
+def _convert(name: str, text: str, wanted: str) -> str | int | float:
+    try:
+        return int(text) if wanted == "int" else float(text) if wanted == "float" else text
+    except ValueError:
+        kind = "a whole number" if wanted == "int" else "a number"
+        raise InputError(name, text, f"is not {kind}", f"Set it to {kind}.") from None
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InputError(name, value, "is not one of the choices", f"Use one of {', '.join(allowed)}.")

@@ -1,0 +1,279 @@
+"""Jobs as their owners see them: submit, look, list, follow, cancel, purge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
+
+from loadmaster.api.store import records, schema
+from loadmaster.api.store.records import Event, Job, Outcome, State
+from loadmaster.errors import InputError, LoadmasterError
+from loadmaster.models.documents import Document
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """What a submission says, validated: the columns of the job that its owner decides."""
+
+    kind: str
+    name: str
+    options: Mapping[str, Any]
+    asked_gap: float
+    time_limit_s: float
+    budget_bytes: int | None
+    cache_key: str
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """A sweep of budgets: a parent and its jobs, in ascending order of their budgets."""
+
+    id: str
+    labels: Mapping[str, str]
+    created_at: float
+    jobs: tuple[Job, ...]
+
+
+class NotFinalError(LoadmasterError):
+    """The job is not final yet, and only final jobs can be purged."""
+
+
+class Jobs:
+    """Submissions and reads. Safe to call from any thread."""
+
+    def __init__(self, database: schema.Database) -> None:
+        self._database = database
+
+    def submit(
+        self,
+        new: NewJob,
+        problem: Document,
+        labels: Mapping[str, str],
+        *,
+        request_sha256: str,
+        idempotency_key: str | None = None,
+    ) -> Job:
+        """Queue a job, or finish it at once from the cache; the same idempotency key gives the same job.
+
+        Raises:
+            InputError: the idempotency key was used for another request.
+        """
+
+        def insert(connection: Connection) -> Job:
+            job_id = _by_key(connection, schema.job, idempotency_key, request_sha256)
+            if job_id is None:
+                job_id = self._insert(connection, new, problem, labels, request_sha256, idempotency_key, None)
+            return records.require_job(connection, job_id)
+
+        return self._retry_on_race(insert)
+
+    def submit_frontier(
+        self,
+        points: Sequence[NewJob],
+        problem: Document,
+        labels: Mapping[str, str],
+        *,
+        request_sha256: str,
+        idempotency_key: str | None = None,
+    ) -> Frontier:
+        """Queue one job per point, under one parent.
+
+        Raises:
+            InputError: the idempotency key was used for another request.
+        """
+
+        def insert(connection: Connection) -> Frontier:
+            known = _by_key(connection, schema.frontier, idempotency_key, request_sha256)
+            if known is None:
+                known = schema.new_id("frontier")
+                connection.execute(
+                    sa.insert(schema.frontier).values(
+                        id=known,
+                        labels=dict(labels),
+                        created_at=time.time(),
+                        idempotency_key=idempotency_key,
+                        request_sha256=request_sha256,
+                    )
+                )
+                for point in points:
+                    self._insert(connection, point, problem, labels, request_sha256, None, known)
+            return _frontier(connection, known)
+
+        return self._retry_on_race(insert)
+
+    def get(self, job_id: str) -> Job | None:
+        """The job, or None for an id that is not known."""
+        with self._database.read() as connection:
+            return records.get_job(connection, job_id)
+
+    def get_frontier(self, frontier_id: str) -> Frontier | None:
+        """The frontier with its jobs, or None for an id that is not known."""
+        with self._database.read() as connection:
+            known = sa.select(schema.frontier.c.id).where(schema.frontier.c.id == frontier_id)
+            return None if connection.execute(known).scalar() is None else _frontier(connection, frontier_id)
+
+    def latest(
+        self,
+        *,
+        state: State | None = None,
+        kind: str | None = None,
+        label: tuple[str, str] | None = None,
+        before: str | None = None,
+        limit: int = 50,
+    ) -> list[Job]:
+        """Jobs, newest first; ``before`` is the id of the last one already seen."""
+        query = sa.select(schema.job).order_by(schema.job.c.id.desc()).limit(limit)
+        if state is not None:
+            query = query.where(schema.job.c.state == state.value)
+        if kind is not None:
+            query = query.where(schema.job.c.kind == kind)
+        if label is not None:
+            query = query.join(schema.label, schema.label.c.job_id == schema.job.c.id).where(
+                schema.label.c.name == label[0], schema.label.c.value == label[1]
+            )
+        if before is not None:
+            query = query.where(schema.job.c.id < before)
+        with self._database.read() as connection:
+            return [Job.from_row(row) for row in connection.execute(query)]
+
+    def is_cached(self, cache_key: str, asked_gap: float) -> bool:
+        """Whether a submission would be answered at once."""
+        with self._database.read() as connection:
+            return records.find_reusable(connection, cache_key, asked_gap) is not None
+
+    def document(self, key: str) -> bytes:
+        """The canonical JSON of a problem or plan by its hash."""
+        with self._database.read() as connection:
+            return records.get_document(connection, key)
+
+    def events(self, job_id: str, after: int = 0, *, type_: str | None = None, limit: int | None = 500) -> list[Event]:
+        """The events of a job that follow event ``after``, in order."""
+        columns = schema.event.c
+        query = sa.select(columns.seq, columns.at, columns.type, columns.data).order_by(columns.seq).limit(limit)
+        query = query.where(columns.job_id == job_id, columns.seq > after)
+        if type_ is not None:
+            query = query.where(columns.type == type_)
+        with self._database.read() as connection:
+            return [Event(*row) for row in connection.execute(query)]
+
+    def cancel(self, job_id: str) -> Job | None:
+        """Cancel a queued job at once, ask the worker of a running one to stop; nothing happens to a final one."""
+        with self._database.write() as connection:
+            job = records.get_job(connection, job_id)
+            if job is None:
+                return None
+            if job.state is State.QUEUED:
+                records.finish(connection, job, Outcome(State.CANCELLED))
+            elif job.state is State.RUNNING and not job.cancel_requested:
+                connection.execute(sa.update(schema.job).where(schema.job.c.id == job_id).values(cancel_requested=True))
+                records.append_event(connection, job_id, "state", {"state": "running", "cancel_requested": True})
+            return records.get_job(connection, job_id)
+
+    def purge(self, job_id: str) -> bool:
+        """Remove a final job, its events, and its documents unless other jobs use them; False if not known.
+
+        Raises:
+            NotFinalError: it is queued or running.
+        """
+        with self._database.write() as connection:
+            job = records.get_job(connection, job_id)
+            if job is None:
+                return False
+            if not job.state.final:
+                raise NotFinalError(f"{job_id} is {job.state}: cancel it before it can be purged")
+            for table in (schema.event, schema.label):
+                connection.execute(sa.delete(table).where(table.c.job_id == job_id))
+            connection.execute(sa.delete(schema.job).where(schema.job.c.id == job_id))
+            for key in {job.problem_sha256, job.plan_sha256} - {None}:
+                users = sa.select(schema.job.c.id).where(
+                    sa.or_(schema.job.c.problem_sha256 == key, schema.job.c.plan_sha256 == key)
+                )
+                connection.execute(sa.delete(schema.document).where(schema.document.c.sha256 == key, ~users.exists()))
+            return True
+
+    def _insert(
+        self,
+        connection: Connection,
+        new: NewJob,
+        problem: Document,
+        labels: Mapping[str, str],
+        request_sha256: str,
+        idempotency_key: str | None,
+        frontier_id: str | None,
+    ) -> str:
+        job_id = schema.new_id("plan")
+        connection.execute(
+            sa.insert(schema.job).values(
+                id=job_id,
+                frontier_id=frontier_id,
+                kind=new.kind,
+                name=new.name,
+                labels=dict(labels),
+                problem_sha256=records.put_document(connection, problem),
+                options=dict(new.options),
+                asked_gap=new.asked_gap,
+                time_limit_s=new.time_limit_s,
+                budget_bytes=new.budget_bytes,
+                cache_key=new.cache_key,
+                idempotency_key=idempotency_key,
+                request_sha256=request_sha256,
+                state=State.QUEUED.value,
+                created_at=time.time(),
+            )
+        )
+        for name, value in labels.items():
+            connection.execute(sa.insert(schema.label).values(job_id=job_id, name=name, value=value))
+        records.append_event(connection, job_id, "state", {"state": State.QUEUED.value})
+        found = records.find_reusable(connection, new.cache_key, new.asked_gap)
+        if found is not None:
+            job = records.require_job(connection, job_id)
+            records.finish(connection, job, Outcome(found[0], found[1]), cached=True)
+        return job_id
+
+    def _retry_on_race(self, insert: Callable[[Connection], ResultT]) -> ResultT:
+        # Databases that let several transactions write at a time find equal keys only at the insert: the second
+        # attempt then sees what the other one wrote.
+        try:
+            with self._database.write() as connection:
+                return insert(connection)
+        except IntegrityError:
+            with self._database.write() as connection:
+                return insert(connection)
+
+
+def _by_key(connection: Connection, table: sa.Table, key: str | None, request_sha256: str) -> str | None:
+    """The id of what an idempotency key made before."""
+    if key is None:
+        return None
+    row = connection.execute(
+        sa.select(table.c.id, table.c.request_sha256).where(table.c.idempotency_key == key)
+    ).one_or_none()
+    if row is None:
+        return None
+    if row.request_sha256 != request_sha256:
+        raise InputError(
+            "Idempotency-Key",
+            key,
+            "was used for another request",
+            "Use a new key for every new request, the same key only to repeat one.",
+        )
+    return str(row.id)
+
+
+def _frontier(connection: Connection, frontier_id: str) -> Frontier:
+    columns = schema.frontier.c
+    row = connection.execute(
+        sa.select(columns.id, columns.labels, columns.created_at).where(columns.id == frontier_id)
+    ).one()
+    jobs = connection.execute(
+        sa.select(schema.job).where(schema.job.c.frontier_id == frontier_id).order_by(schema.job.c.budget_bytes)
+    )
+    return Frontier(row.id, row.labels, row.created_at, tuple(Job.from_row(job) for job in jobs))

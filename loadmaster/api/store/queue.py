@@ -1,0 +1,218 @@
+"""The queue as workers see it: a job is leased, kept by heartbeats, and goes back when its worker falls silent.
+
+Every write of a worker names itself as the lease's owner. A worker that has lost its lease (it was stopped for too
+long, say) therefore cannot touch a job that another one runs by now.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from loadmaster.api.store import records, schema
+from loadmaster.api.store.records import Job, Outcome, State
+from loadmaster.models.documents import Document
+
+
+class Beat(enum.Enum):
+    """What a heartbeat learns about the job."""
+
+    RUN = "run"
+    CANCEL = "cancel"
+    LOST = "lost"  # the lease is another worker's, or the job is final
+
+
+class Queue:
+    """Leases of jobs. Safe to call from any thread and any number of processes.
+
+    Args:
+        lease_s: a job whose lease is not renewed for this long goes back to the queue.
+        max_attempts: a job that has been started this often is not started again: it fails.
+    """
+
+    def __init__(self, database: schema.Database, *, lease_s: float, max_attempts: int) -> None:
+        self._database = database
+        self._lease_s = lease_s
+        self._max_attempts = max_attempts
+
+    def claim(self, owner: str) -> Job | None:
+        """Lease the oldest job that waits, or None. Of equal requests only one runs at a time."""
+        candidate, running = schema.job.alias("candidate"), schema.job.alias("running")
+        same_is_running = sa.select(running.c.id).where(
+            running.c.cache_key == candidate.c.cache_key, running.c.state == State.RUNNING.value
+        )
+        oldest = (
+            sa.select(candidate.c.id)
+            .where(candidate.c.state == State.QUEUED.value, ~same_is_running.exists())
+            .order_by(candidate.c.id)
+            .limit(1)
+            .with_for_update(skip_locked=True)
+            .scalar_subquery()
+        )
+        now = time.time()
+        with self._database.write() as connection:
+            job_id = connection.execute(
+                sa.update(schema.job)
+                .where(schema.job.c.id == oldest)
+                .values(
+                    state=State.RUNNING.value,
+                    lease_owner=owner,
+                    lease_until=now + self._lease_s,
+                    attempts=schema.job.c.attempts + 1,
+                    started_at=now,
+                )
+                .returning(schema.job.c.id)
+            ).scalar()
+            if job_id is None:
+                return None
+            job = records.require_job(connection, job_id)
+            found = records.find_reusable(connection, job.cache_key, job.asked_gap)
+            if found is not None:
+                records.finish(connection, job, Outcome(found[0], found[1]), cached=True)
+            else:
+                data = {"state": State.RUNNING.value, "attempt": job.attempts}
+                records.append_event(connection, job_id, "state", data)
+            return records.require_job(connection, job_id)
+
+    def beat(self, job_id: str, owner: str) -> Beat:
+        """Renew the lease."""
+        with self._database.write() as connection:
+            asked = connection.execute(
+                sa.update(schema.job)
+                .where(*_owned(job_id, owner))
+                .values(lease_until=time.time() + self._lease_s)
+                .returning(schema.job.c.cancel_requested)
+            ).scalar()
+        return _beat(asked)
+
+    def look(self, job_id: str, owner: str) -> Beat:
+        """The same question without renewing the lease: cheap enough to ask several times a second."""
+        with self._database.read() as connection:
+            asked = connection.execute(sa.select(schema.job.c.cancel_requested).where(*_owned(job_id, owner))).scalar()
+        return _beat(asked)
+
+    def record(self, job_id: str, owner: str, events: Iterable[tuple[str, Mapping[str, Any]]]) -> bool:
+        """Write events (type, data) of a running job; the last progress or incumbent sets its figures.
+
+        Returns False, and writes nothing, when the lease is lost.
+        """
+        with self._database.write() as connection:
+            if not _holds(connection, job_id, owner):
+                return False
+            for type_, data in events:
+                records.append_event(connection, job_id, type_, data)
+                if type_ in ("progress", "incumbent"):
+                    figures = {name: data.get(name) for name in ("objective", "bound", "gap")}
+                    connection.execute(sa.update(schema.job).where(schema.job.c.id == job_id).values(**figures))
+            return True
+
+    def problem(self, job: Job) -> bytes:
+        """The canonical JSON of the job's problem."""
+        with self._database.read() as connection:
+            return records.get_document(connection, job.problem_sha256)
+
+    def finish(
+        self, job_id: str, owner: str, state: State, plan: Document | None = None, error: Document | None = None
+    ) -> bool:
+        """Make a job final. Returns False, and writes nothing, when the lease is lost."""
+        with self._database.write() as connection:
+            if not _holds(connection, job_id, owner):
+                return False
+            records.finish(connection, records.require_job(connection, job_id), Outcome(state, plan, error))
+            return True
+
+    def release(self, job_id: str, owner: str) -> None:
+        """Give a job back unharmed, because its worker stops: the start does not count as an attempt."""
+        with self._database.write() as connection:
+            if _holds(connection, job_id, owner):
+                job = records.require_job(connection, job_id)
+                if job.cancel_requested:
+                    records.finish(connection, job, Outcome(State.CANCELLED))
+                else:
+                    self._requeue(connection, job, "its worker was stopped", attempts=job.attempts - 1)
+
+    def give_up(self, job_id: str, owner: str, reason: str) -> None:
+        """The job's process crashed: back to the queue, or failed if it has been tried often enough."""
+        with self._database.write() as connection:
+            if _holds(connection, job_id, owner):
+                self._retry(connection, records.require_job(connection, job_id), reason)
+
+    def abandon(self, owner: str) -> int:
+        """A worker is known to be dead: its jobs need not wait for their leases to expire. Returns how many."""
+        return self._reclaim(schema.job.c.lease_owner == owner, "its worker died")
+
+    def reclaim(self) -> int:
+        """Take back the jobs whose leases have expired. Returns how many."""
+        return self._reclaim(schema.job.c.lease_until < time.time(), "its worker fell silent")
+
+    def seen(self, owner: str) -> None:
+        """Note that a worker is alive; forget those that have not been for long."""
+        columns, now = schema.worker.c, time.time()
+        with self._database.write() as connection:
+            updated = connection.execute(sa.update(schema.worker).where(columns.id == owner).values(seen_at=now))
+            if updated.rowcount == 0:
+                connection.execute(sa.insert(schema.worker).values(id=owner, seen_at=now))
+            connection.execute(sa.delete(schema.worker).where(columns.seen_at < now - 10 * self._lease_s))
+
+    def gone(self, owner: str) -> None:
+        """Note that a worker has ended."""
+        with self._database.write() as connection:
+            connection.execute(sa.delete(schema.worker).where(schema.worker.c.id == owner))
+
+    def _reclaim(self, whose: sa.ColumnElement[bool], reason: str) -> int:
+        stale = sa.select(schema.job).where(schema.job.c.state == State.RUNNING.value, whose)
+        with self._database.read() as connection:
+            if connection.execute(stale.limit(1)).first() is None:
+                return 0
+        with self._database.write() as connection:
+            jobs = [Job.from_row(row) for row in connection.execute(stale.with_for_update(skip_locked=True))]
+            for job in jobs:
+                self._retry(connection, job, reason)
+        return len(jobs)
+
+    def _retry(self, connection: Connection, job: Job, reason: str) -> None:
+        if job.cancel_requested:
+            records.finish(connection, job, Outcome(State.CANCELLED))
+        elif job.attempts < self._max_attempts:
+            self._requeue(connection, job, reason, attempts=job.attempts)
+        else:
+            times = "once" if job.attempts == 1 else f"{job.attempts} times"
+            detail = f"The job was started {times} and did not come to an end: the last time {reason}."
+            records.finish(connection, job, Outcome(State.FAILED, error={"type": "SolverError", "detail": detail}))
+
+    def _requeue(self, connection: Connection, job: Job, reason: str, *, attempts: int) -> None:
+        connection.execute(
+            sa.update(schema.job)
+            .where(schema.job.c.id == job.id)
+            .values(
+                state=State.QUEUED.value,
+                lease_owner=None,
+                lease_until=None,
+                attempts=attempts,
+                objective=None,
+                bound=None,
+                gap=None,
+            )
+        )
+        records.append_event(connection, job.id, "state", {"state": State.QUEUED.value, "reason": reason})
+
+
+def _owned(job_id: str, owner: str) -> tuple[sa.ColumnElement[bool], ...]:
+    columns = schema.job.c
+    return (columns.id == job_id, columns.lease_owner == owner, columns.state == State.RUNNING.value)
+
+
+def _holds(connection: Connection, job_id: str, owner: str) -> bool:
+    held = sa.select(schema.job.c.id).where(*_owned(job_id, owner)).with_for_update()
+    return connection.execute(held).scalar() is not None
+
+
+def _beat(cancel_requested: bool | None) -> Beat:
+    if cancel_requested is None:
+        return Beat.LOST
+    return Beat.CANCEL if cancel_requested else Beat.RUN

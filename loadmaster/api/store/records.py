@@ -1,0 +1,201 @@
+"""What the store keeps, as typed data, and the small pieces that submissions and the queue share."""
+
+from __future__ import annotations
+
+import enum
+import json
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from loadmaster.api.store import schema
+from loadmaster.models.canonical import canonical_json, sha256
+from loadmaster.models.documents import Document
+
+
+class State(enum.StrEnum):
+    """States of a job. The last four are final: nothing about the job changes any more."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    INFEASIBLE = "infeasible"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def final(self) -> bool:
+        return self not in (State.QUEUED, State.RUNNING)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row of the table of jobs. Times in seconds since the epoch; see :mod:`loadmaster.api.store.schema`."""
+
+    id: str
+    frontier_id: str | None
+    kind: str
+    name: str
+    labels: Mapping[str, str]
+    problem_sha256: str
+    options: Mapping[str, Any]
+    asked_gap: float
+    time_limit_s: float
+    budget_bytes: int | None
+    cache_key: str
+    idempotency_key: str | None
+    request_sha256: str
+    state: State
+    status: str | None
+    objective: float | None
+    bound: float | None
+    gap: float | None
+    unit: str | None
+    plan_sha256: str | None
+    error: Mapping[str, Any] | None
+    cached: bool
+    reusable: bool
+    cancel_requested: bool
+    attempts: int
+    lease_owner: str | None
+    lease_until: float | None
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    event_seq: int
+
+    @classmethod
+    def from_row(cls, row: Row[Any]) -> Job:
+        """The job of a row that has all columns."""
+        values = dict(row._mapping)
+        values["state"] = State(values["state"])
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event of a job: type is state, progress, incumbent, log or done; ``seq`` counts from 1 in each job."""
+
+    seq: int
+    at: float
+    type: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ends: its final state and the plan or the error that says why."""
+
+    state: State
+    plan: Document | None = None
+    error: Mapping[str, Any] | None = None
+
+
+def get_job(connection: Connection, job_id: str) -> Job | None:
+    """The job of that id."""
+    row = connection.execute(sa.select(schema.job).where(schema.job.c.id == job_id)).one_or_none()
+    return None if row is None else Job.from_row(row)
+
+
+def require_job(connection: Connection, job_id: str) -> Job:
+    """The job of an id that this transaction knows to exist."""
+    return Job.from_row(connection.execute(sa.select(schema.job).where(schema.job.c.id == job_id)).one())
+
+
+def append_event(connection: Connection, job_id: str, type_: str, data: Mapping[str, Any]) -> None:
+    """Write the next event of a job. The counter in the job's row orders writers, on every database."""
+    seq = connection.execute(
+        sa.update(schema.job)
+        .where(schema.job.c.id == job_id)
+        .values(event_seq=schema.job.c.event_seq + 1)
+        .returning(schema.job.c.event_seq)
+    ).scalar_one()
+    row = {"job_id": job_id, "seq": seq, "at": time.time(), "type": type_, "data": dict(data)}
+    connection.execute(sa.insert(schema.event).values(**row))
+
+
+def put_document(connection: Connection, body: Document) -> str:
+    """Keep a document under the hash of its content; returns the hash."""
+    key = sha256(body)
+    known = connection.execute(sa.select(schema.document.c.sha256).where(schema.document.c.sha256 == key)).scalar()
+    if known is None:
+        packed = zlib.compress(canonical_json(body))
+        connection.execute(sa.insert(schema.document).values(sha256=key, body=packed))
+    return key
+
+
+def get_document(connection: Connection, key: str) -> bytes:
+    """The canonical JSON of a document."""
+    packed = connection.execute(sa.select(schema.document.c.body).where(schema.document.c.sha256 == key)).scalar_one()
+    return zlib.decompress(packed)
+
+
+def count(connection: Connection, metric: str) -> None:
+    """Add one to a plain counter."""
+    connection.execute(_add(metric, 1.0).where(schema.tally.c.bucket == "count"))
+
+
+def observe(connection: Connection, metric: str, value: float) -> None:
+    """Add a value to a histogram: to every bucket it falls in, and to the sum."""
+    connection.execute(_add(metric, 1.0).where(schema.tally.c.upper >= value))
+    connection.execute(_add(metric, value).where(schema.tally.c.bucket == "sum"))
+
+
+def _add(metric: str, amount: float) -> sa.Update:
+    return sa.update(schema.tally).where(schema.tally.c.metric == metric).values(value=schema.tally.c.value + amount)
+
+
+def finish(connection: Connection, job: Job, outcome: Outcome, *, cached: bool = False) -> None:
+    """Make a job final: state, figures of its plan, the last two events, the counters."""
+    plan = outcome.plan or {}
+    now = time.time()
+    gap = plan.get("gap")
+    proved = outcome.state is State.INFEASIBLE or (gap is not None and gap <= job.asked_gap)
+    figures = {name: plan.get(name) for name in ("status", "objective", "bound", "gap", "unit")}
+    connection.execute(
+        sa.update(schema.job)
+        .where(schema.job.c.id == job.id)
+        .values(
+            state=outcome.state.value,
+            plan_sha256=put_document(connection, outcome.plan) if outcome.plan is not None else None,
+            error=dict(outcome.error) if outcome.error is not None else None,
+            cached=cached,
+            reusable=proved and outcome.state in (State.SUCCEEDED, State.INFEASIBLE),
+            lease_owner=None,
+            lease_until=None,
+            finished_at=now,
+            **figures,
+        )
+    )
+    if cached:
+        count(connection, schema.CACHE_HITS)
+    elif outcome.plan is not None and job.started_at is not None:
+        observe(connection, "solve_seconds", now - job.started_at)
+        if gap is not None:
+            observe(connection, "gap_at_stop", gap)
+    append_event(connection, job.id, "state", {"state": outcome.state.value, "cached": cached})
+    done = {"state": outcome.state.value, **figures, "error": outcome.error}
+    append_event(connection, job.id, "done", json.loads(json.dumps(done)))
+
+
+def find_reusable(connection: Connection, cache_key: str, asked_gap: float) -> tuple[State, Document] | None:
+    """The latest plan of the same problem and options that was proved to the asked gap, with its state."""
+    row = connection.execute(
+        sa.select(schema.job.c.state, schema.job.c.plan_sha256)
+        .where(
+            schema.job.c.cache_key == cache_key,
+            schema.job.c.reusable,
+            schema.job.c.plan_sha256.is_not(None),
+            sa.or_(schema.job.c.state == State.INFEASIBLE.value, schema.job.c.gap <= asked_gap),
+        )
+        .order_by(schema.job.c.id.desc())
+        .limit(1)
+    ).one_or_none()
+    if row is None:
+        return None
+    return State(row.state), json.loads(get_document(connection, row.plan_sha256))

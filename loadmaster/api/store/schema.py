@@ -1,0 +1,222 @@
+"""The tables, and the database behind them.
+
+Times are seconds since the epoch. Ids sort by time of creation, so that lists and the queue need no other order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+from loadmaster.errors import InputError
+
+SCHEMA_VERSION = 1
+_BUSY_TIMEOUT_MS = 30_000
+
+# Buckets of the histograms kept in the table ``tally``; the last one is everything.
+INFINITY = "+Inf"
+HISTOGRAMS = {
+    "solve_seconds": ("0.1", "0.5", "1", "2", "5", "10", "30", "60", "120", "300", "900", "3600", INFINITY),
+    "gap_at_stop": ("0", "0.001", "0.005", "0.01", "0.02", "0.05", "0.1", "0.2", "0.5", "1", INFINITY),
+}
+CACHE_HITS = "cache_hits"
+
+metadata = sa.MetaData()
+
+schema_version = sa.Table("schema_version", metadata, sa.Column("version", sa.Integer, primary_key=True))
+
+# Problems and plans by content: canonical JSON, compressed.
+document = sa.Table(
+    "document",
+    metadata,
+    sa.Column("sha256", sa.String(64), primary_key=True),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+
+frontier = sa.Table(
+    "frontier",
+    metadata,
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("labels", sa.JSON, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("idempotency_key", sa.String(255), unique=True),
+    sa.Column("request_sha256", sa.String(64), nullable=False),
+)
+
+job = sa.Table(
+    "job",
+    metadata,
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("frontier_id", sa.ForeignKey("frontier.id"), index=True),
+    sa.Column("kind", sa.String(40), nullable=False),
+    sa.Column("name", sa.String(200), nullable=False),
+    sa.Column("labels", sa.JSON, nullable=False),
+    sa.Column("problem_sha256", sa.ForeignKey("document.sha256"), nullable=False, index=True),
+    sa.Column("options", sa.JSON, nullable=False),
+    sa.Column("asked_gap", sa.Float, nullable=False),
+    sa.Column("time_limit_s", sa.Float, nullable=False),
+    sa.Column("budget_bytes", sa.BigInteger),
+    sa.Column("cache_key", sa.String(64), nullable=False),
+    sa.Column("idempotency_key", sa.String(255), unique=True),
+    sa.Column("request_sha256", sa.String(64), nullable=False),
+    sa.Column("state", sa.String(12), nullable=False, index=True),
+    sa.Column("status", sa.String(12)),
+    sa.Column("objective", sa.Float),
+    sa.Column("bound", sa.Float),
+    sa.Column("gap", sa.Float),
+    sa.Column("unit", sa.String(12)),
+    sa.Column("plan_sha256", sa.ForeignKey("document.sha256"), index=True),
+    sa.Column("error", sa.JSON),
+    sa.Column("cached", sa.Boolean, nullable=False, default=False),
+    # Proved to the asked gap (or proved infeasible): may answer the same request again.
+    sa.Column("reusable", sa.Boolean, nullable=False, default=False),
+    sa.Column("cancel_requested", sa.Boolean, nullable=False, default=False),
+    sa.Column("attempts", sa.Integer, nullable=False, default=0),
+    sa.Column("lease_owner", sa.String(64), index=True),
+    sa.Column("lease_until", sa.Float),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("started_at", sa.Float),
+    sa.Column("finished_at", sa.Float),
+    # Number of the latest event; every change of a job writes one, so this is the job's version as well.
+    sa.Column("event_seq", sa.Integer, nullable=False, default=0),
+    sa.Index("job_by_cache_key", "cache_key", "reusable"),
+)
+
+label = sa.Table(
+    "label",
+    metadata,
+    sa.Column("job_id", sa.ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("value", sa.String(256), nullable=False),
+    sa.Index("label_by_value", "name", "value"),
+)
+
+event = sa.Table(
+    "event",
+    metadata,
+    sa.Column("job_id", sa.ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("seq", sa.Integer, primary_key=True),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("type", sa.String(12), nullable=False),
+    sa.Column("data", sa.JSON, nullable=False),
+)
+
+worker = sa.Table(
+    "worker",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("seen_at", sa.Float, nullable=False),
+)
+
+# Counters of /metrics that must survive restarts and purges: cumulative histogram buckets, sums, plain counts.
+tally = sa.Table(
+    "tally",
+    metadata,
+    sa.Column("metric", sa.String(40), primary_key=True),
+    sa.Column("bucket", sa.String(12), primary_key=True),
+    sa.Column("upper", sa.Float, nullable=False),
+    sa.Column("value", sa.Float, nullable=False),
+)
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id: prefix, milliseconds since the epoch, randomness. Later ids sort after earlier ones."""
+    return f"{prefix}_{int(time.time() * 1000):012x}{secrets.token_hex(8)}"
+
+
+class Database:
+    """The database of the service: opens it, creates the tables, refuses another version.
+
+    Raises:
+        InputError: the URL cannot be used, or the database was written by another version.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            parsed = make_url(url)
+            url = parsed.render_as_string(hide_password=True)
+            if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
+                Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
+            self.engine = _engine(parsed)
+            self._write_engine = self.engine.execution_options(loadmaster_write=True)
+            found = self._create()
+        except (ArgumentError, NoSuchModuleError, ImportError, OSError) as error:
+            raise _unusable(url, error) from None
+        except SQLAlchemyError as error:
+            raise _unusable(url, error) from error
+        if found != SCHEMA_VERSION:
+            raise InputError(
+                "database_url",
+                url,
+                f"holds a database of version {found}; this Loadmaster uses version {SCHEMA_VERSION}",
+                "Give another database, or move this one away.",
+            )
+
+    def _create(self) -> int:
+        with self.write() as connection:
+            metadata.create_all(connection)
+            found = connection.execute(sa.select(schema_version.c.version)).scalar()
+            if found is not None:
+                return int(found)
+            connection.execute(sa.insert(schema_version).values(version=SCHEMA_VERSION))
+            rows = [
+                {"metric": metric, "bucket": bucket, "upper": float(bucket) if bucket != INFINITY else 1e300}
+                for metric, buckets in HISTOGRAMS.items()
+                for bucket in buckets
+            ]
+            # Negative: never counted as a bucket of its metric.
+            rows += [{"metric": metric, "bucket": "sum", "upper": -1.0} for metric in HISTOGRAMS]
+            rows += [{"metric": CACHE_HITS, "bucket": "count", "upper": -1.0}]
+            connection.execute(sa.insert(tally), [{**row, "value": 0.0} for row in rows])
+            return SCHEMA_VERSION
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that only reads: it sees one state of the database and blocks nobody."""
+        with self.engine.begin() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction that writes: on SQLite the only one at a time, others wait for it."""
+        with self._write_engine.begin() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self.engine.dispose()
+
+
+def _unusable(url: str, error: Exception) -> InputError:
+    reason = str(error).splitlines()[0]
+    return InputError("database_url", url, f"cannot be opened: {reason}", "Give an SQLAlchemy URL that can.")
+
+
+def _engine(url: sa.URL) -> Engine:
+    if url.get_backend_name() != "sqlite":
+        return sa.create_engine(url, pool_pre_ping=True)
+    engine = sa.create_engine(url, connect_args={"check_same_thread": False})
+
+    @sa.event.listens_for(engine, "connect")
+    def _prepare(connection: object, _record: object) -> None:
+        # The driver must not open transactions of its own: _begin does.
+        connection.isolation_level = None  # type: ignore[attr-defined]
+        cursor = connection.cursor()  # type: ignore[attr-defined]
+        for pragma in (f"busy_timeout={_BUSY_TIMEOUT_MS}", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        # A transaction that reads first and writes later could otherwise fail at its first write (SQLITE_BUSY).
+        write = connection.get_execution_options().get("loadmaster_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine

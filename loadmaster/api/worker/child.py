@@ -1,0 +1,133 @@
+"""The process of one job: ``python -m loadmaster.api.worker.child FD MEMORY_BYTES``.
+
+Started by :mod:`loadmaster.api.worker.process`, never by hand. It reads the job from the inherited connection FD,
+plans, and sends messages back: ("progress", ...), ("log", line), and at the end ("plan", document) or
+("error", document). It ends itself, and everything it has started, when its parent is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+from loadmaster.api.planning import load_planner
+from loadmaster.errors import InputError, LoadmasterError, SolverError
+from loadmaster.planner import PlanProgress
+
+CANCEL = "cancel"
+_WATCH_EVERY_S = 0.25
+_REPORT_EVERY_S = 0.5
+
+
+class Line:
+    """The child's end of the connection: sends from any thread, listens for a cancel, watches the parent."""
+
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._cancelled = threading.Event()
+        self._last_phase: tuple[str, str] | None = None
+        self._best: float | None = None
+        self._due = 0.0
+
+    def send(self, kind: str, content: Any) -> None:
+        with self._lock:
+            self._connection.send((kind, content))
+
+    def progress(self, progress: PlanProgress) -> None:
+        """Report: new phases and better plans at once, the rest at most twice a second."""
+        better = progress.objective is not None and (self._best is None or progress.objective < self._best)
+        phase = (progress.phase, progress.message)
+        now = time.monotonic()
+        if not better and phase == self._last_phase and now < self._due:
+            return
+        if phase != self._last_phase:
+            self.send("log", f"{progress.seconds:.1f} s  {progress.phase}: {progress.message}")
+        self._last_phase, self._due = phase, now + _REPORT_EVERY_S
+        if better:
+            self._best = progress.objective
+        self.send("incumbent" if better else "progress", _finite(dataclasses.asdict(progress)))
+
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    def watch(self) -> None:
+        """Until the process ends: note a cancel; do not outlive the parent, and let no solver outlive either."""
+        parent = os.getppid()
+        while os.getppid() == parent:
+            if not self._connection.poll(_WATCH_EVERY_S):
+                continue
+            try:
+                if self._connection.recv() == CANCEL:
+                    self._cancelled.set()
+            except (EOFError, OSError):
+                break
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def _finite(figures: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinities: a bound or gap that is not known yet is None."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in figures.items()
+    }
+
+
+class LineHandler(logging.Handler):
+    """Sends Loadmaster's own log records over the line, for the job's log."""
+
+    def __init__(self, line: Line) -> None:
+        super().__init__(logging.INFO)
+        self._line = line
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # The parent may be gone already; a lost log line must not end the planning.
+        with contextlib.suppress(OSError):
+            self._line.send("log", f"{record.levelname.lower()} {record.name}: {record.getMessage()}")
+
+
+def error_document(error: LoadmasterError) -> dict[str, Any]:
+    """An error as the job keeps it: its class by name, its message, and the parts of an InputError."""
+    document: dict[str, Any] = {"type": type(error).__name__, "detail": str(error)}
+    if isinstance(error, InputError):
+        document.update(field=error.field, value=repr(error.value)[:80], problem=error.problem, remedy=error.remedy)
+    return document
+
+
+def main() -> None:
+    """Receive one job, plan it, send the answer."""
+    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    memory_bytes = int(sys.argv[2])
+    if memory_bytes:
+        # Some systems know the limit but refuse to set it: the job then runs without one.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    line = Line(connection)
+    planner_path, problem, options = connection.recv()
+    threading.Thread(target=line.watch, daemon=True).start()
+    logging.getLogger("loadmaster").addHandler(LineHandler(line))
+    logging.getLogger("loadmaster").setLevel(logging.INFO)
+    try:
+        planner = load_planner(planner_path)
+        plan = planner.plan(problem, options, on_progress=line.progress, cancelled=line.cancelled)
+        line.send("plan", plan)
+    except LoadmasterError as error:
+        line.send("error", error_document(error))
+    except MemoryError:
+        line.send("error", error_document(SolverError(OUT_OF_MEMORY)))
+
+
+OUT_OF_MEMORY = "Planning ran out of memory. Raise max_job_memory_bytes, or use a machine with more memory."
+
+if __name__ == "__main__":
+    main()

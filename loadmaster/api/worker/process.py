@@ -1,0 +1,124 @@
+"""A job in a process of its own, seen from the worker: listen to it, cancel it, kill it, learn how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from loadmaster.api.settings import Settings
+from loadmaster.api.worker.child import CANCEL
+from loadmaster.models.documents import Document
+
+Message = tuple[str, Any]
+CRASH = "crash"
+_STDERR_TAIL_BYTES = 2000
+_BURIAL_S = 5.0
+
+
+class RunningJob(Protocol):
+    """A job that runs somewhere; :class:`LocalJob` is the one on this machine."""
+
+    def listen(self, timeout_s: float) -> list[Message]:
+        """What it has said, waiting up to ``timeout_s`` for a first word.
+
+        Kinds: progress, incumbent, log; then exactly one of plan, error, or crash (with the reason as text).
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Ask it to come to an end with what it has."""
+        ...
+
+    def kill(self) -> None:
+        """End it now, with everything it has started. No more messages follow."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts a job somewhere."""
+
+    def __call__(self, problem: Document, options: Document, settings: Settings) -> RunningJob: ...
+
+
+class LocalJob:
+    """A :class:`RunningJob` in a fresh interpreter on this machine."""
+
+    def __init__(self, problem: Document, options: Document, settings: Settings) -> None:
+        ours, theirs = Pipe()
+        self._connection: Connection[Any, Any] = ours
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by kill)
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "loadmaster.api.worker.child",
+                    str(theirs.fileno()),
+                    str(settings.max_job_memory_bytes),
+                ],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr,
+                stderr=self._stderr,
+                start_new_session=True,
+            )
+        # A process that dies before it has read everything shows as the end of its messages.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            ours.send((settings.planner, dict(problem), dict(options)))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def listen(self, timeout_s: float) -> list[Message]:
+        messages: list[Message] = []
+        deadline = time.monotonic() + timeout_s
+        try:
+            while self._connection.poll(0 if messages else max(0.0, deadline - time.monotonic())):
+                messages.append(self._connection.recv())
+                if messages[-1][0] in ("plan", "error"):
+                    self.kill()
+                    return messages
+        except (EOFError, OSError):
+            messages.append((CRASH, self._autopsy()))
+        return messages
+
+    def cancel(self) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._connection.send(CANCEL)
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(_BURIAL_S)
+        self._connection.close()
+        self._stderr.close()
+
+    def _autopsy(self) -> str:
+        """Why the process ended without an answer."""
+        try:
+            code = self._process.wait(_BURIAL_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - _STDERR_TAIL_BYTES))
+        said = self._stderr.read().decode(errors="replace").strip()
+        self.kill()
+        if code is None:
+            how = "the planning process closed its connection and hung"
+        elif code < 0:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
+            memory = " (the system may be out of memory)" if name == "SIGKILL" else ""
+            how = f"the planning process was killed by {name}{memory}"
+        else:
+            how = f"the planning process ended with status {code}"
+        return f"{how}: {said}" if said else how

@@ -1,0 +1,118 @@
+"""Keeps a server's own workers alive: starts them, replaces those that die, stops them at the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from loadmaster.api.settings import Settings
+from loadmaster.api.store.queue import Queue
+from loadmaster.api.worker.worker import new_worker_id
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.2
+_LONGEST_PAUSE_S = 30.0
+_HEALTHY_AFTER_S = 10.0
+_STOP_WITHIN_S = 10.0
+
+
+class Supervisor:
+    """Runs ``settings.workers`` worker processes between :meth:`start` and :meth:`stop`."""
+
+    def __init__(self, settings: Settings, queue: Queue) -> None:
+        self._settings = settings
+        self._queue = queue
+        self._stopping = threading.Event()
+        self._slots = [_Slot() for _ in range(settings.workers)]
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
+
+    def start(self) -> None:
+        """Start the workers, and the thread that looks after them."""
+        for slot in self._slots:
+            slot.start(self._settings)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the workers in good order; those that do not stop are killed."""
+        self._stopping.set()
+        self._thread.join()
+        for slot in self._slots:
+            slot.terminate()
+        deadline = time.monotonic() + _STOP_WITHIN_S
+        for slot in self._slots:
+            slot.bury(deadline)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers that are alive."""
+        return [slot.process.pid for slot in self._slots if slot.process is not None and slot.alive]
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_LOOK_EVERY_S):
+            for slot in self._slots:
+                if not slot.alive:
+                    self._replace(slot)
+
+    def _replace(self, slot: _Slot) -> None:
+        if slot.worker_id is not None:
+            logger.warning("worker %s died", slot.worker_id)
+            try:
+                self._queue.abandon(slot.worker_id)
+                self._queue.gone(slot.worker_id)
+            except SQLAlchemyError:
+                logger.exception("the database does not answer; the dead worker's lease will expire")
+            slot.mourn()
+        if time.monotonic() >= slot.start_at:
+            slot.start(self._settings)
+
+
+class _Slot:
+    """The place of one worker. One that dies at once again and again is restarted ever more slowly."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.worker_id: str | None = None
+        self.start_at = 0.0
+        self._started_at = 0.0
+        self._pause_s = 0.0
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def start(self, settings: Settings) -> None:
+        self.worker_id = new_worker_id()
+        self._started_at = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "loadmaster.api.worker", self.worker_id],
+            env={**os.environ, **settings.to_environment()},
+            stdin=subprocess.DEVNULL,
+            # A Ctrl-C in the terminal is for the server: it stops its workers in good order.
+            start_new_session=True,
+        )
+
+    def mourn(self) -> None:
+        self.worker_id = None
+        lived_s = time.monotonic() - self._started_at
+        self._pause_s = 0.0 if lived_s > _HEALTHY_AFTER_S else min(2 * self._pause_s + 0.5, _LONGEST_PAUSE_S)
+        self.start_at = time.monotonic() + self._pause_s
+
+    def terminate(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+
+    def bury(self, deadline: float) -> None:
+        if self.process is None:
+            return
+        try:
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()

@@ -1,0 +1,156 @@
+"""A worker: takes one job at a time from the queue, plans it in a process of its own, reports, and goes on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from loadmaster.api.settings import Settings
+from loadmaster.api.store.queue import Beat, Queue
+from loadmaster.api.store.records import Job, State
+from loadmaster.api.store.schema import Database
+from loadmaster.api.worker.process import CRASH, Launcher, LocalJob, Message, RunningJob
+
+logger = logging.getLogger(__name__)
+
+_DATABASE_PAUSE_S = 2.0
+_STATES = {"optimal": State.SUCCEEDED, "feasible": State.SUCCEEDED, "infeasible": State.INFEASIBLE}
+_LIVE_EVENTS = ("progress", "incumbent", "log")
+
+
+def new_worker_id() -> str:
+    """An id that says where the worker runs."""
+    return f"{socket.gethostname()[:32]}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+class Worker:
+    """Leases jobs and plans them until :meth:`stop`.
+
+    Args:
+        launch: starts the job's process; the seam for running jobs elsewhere.
+    """
+
+    def __init__(self, settings: Settings, *, worker_id: str | None = None, launch: Launcher = LocalJob) -> None:
+        self.id = worker_id or new_worker_id()
+        self._settings = settings
+        self._launch = launch
+        self._stopping = threading.Event()
+        self._database = Database(settings.database_url)
+        self._queue = Queue(self._database, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
+
+    def stop(self) -> None:
+        """Ask the worker to end: a running job goes back to the queue unharmed. Safe in a signal handler."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Work until :meth:`stop`. A database that does not answer is waited for."""
+        logger.info("worker %s is ready", self.id)
+        seen_at = 0.0
+        while not self._stopping.is_set():
+            try:
+                if time.monotonic() - seen_at > self._settings.lease_s / 3:
+                    self._queue.seen(self.id)
+                    self._queue.reclaim()
+                    seen_at = time.monotonic()
+                if not self.work_once():
+                    self._stopping.wait(self._settings.poll_s)
+            except SQLAlchemyError:
+                logger.exception("the database does not answer; trying again")
+                self._stopping.wait(_DATABASE_PAUSE_S)
+        self._queue.gone(self.id)
+        self._database.close()
+
+    def work_once(self) -> bool:
+        """Take a job and bring it to an end; False if none waits."""
+        job = self._queue.claim(self.id)
+        if job is None:
+            return False
+        if not job.state.final:
+            self._bring_to_end(job)
+        return True
+
+    def _bring_to_end(self, job: Job) -> None:
+        logger.info("job %s: attempt %d", job.id, job.attempts)
+        running = self._launch(json.loads(self._queue.problem(job)), job.options, self._settings)
+        try:
+            self._follow(job, running)
+        finally:
+            running.kill()
+
+    def _follow(self, job: Job, running: RunningJob) -> None:
+        """Pass on what the job says, keep its lease, and hold it to cancels and limits."""
+        started = time.monotonic()
+        kill_at = started + job.time_limit_s + self._settings.overrun_s
+        beat_at = started
+        cancelling = False
+        while True:
+            messages = running.listen(self._settings.poll_s)
+            if not self._record(job, messages):
+                return
+            if messages and messages[-1][0] not in _LIVE_EVENTS:
+                self._conclude(job, messages[-1], cancelling)
+                return
+            now = time.monotonic()
+            if self._stopping.is_set():
+                self._queue.release(job.id, self.id)
+                return
+            if now >= kill_at:
+                self._overrun(job, cancelling)
+                return
+            if now - beat_at > self._settings.lease_s / 3:
+                beat, beat_at = self._queue.beat(job.id, self.id), now
+                self._queue.seen(self.id)
+            else:
+                beat = self._queue.look(job.id, self.id)
+            if beat is Beat.LOST:
+                logger.warning("job %s: the lease was lost", job.id)
+                return
+            if beat is Beat.CANCEL and not cancelling:
+                cancelling = True
+                running.cancel()
+                kill_at = now + self._settings.cancel_grace_s
+
+    def _record(self, job: Job, messages: Sequence[Message]) -> bool:
+        events = [
+            (kind, {"line": content} if kind == "log" else content)
+            for kind, content in messages
+            if kind in _LIVE_EVENTS
+        ]
+        return not events or self._queue.record(job.id, self.id, events)
+
+    def _conclude(self, job: Job, last: Message, cancelling: bool) -> None:
+        kind, content = last
+        logger.info("job %s: ends with %s", job.id, kind)
+        if kind == "plan":
+            # What was stopped by a cancel keeps its plan; what was proved infeasible meanwhile is an answer.
+            state = _STATES[content["status"]]
+            if cancelling and state is State.SUCCEEDED:
+                state = State.CANCELLED
+            self._queue.finish(job.id, self.id, state, plan=content)
+        elif kind == "error":
+            cancelled = cancelling or content["type"] == "CancelledError"
+            state = State.CANCELLED if cancelled else State.FAILED
+            self._queue.finish(job.id, self.id, state, error=None if cancelled else content)
+        elif kind == CRASH and cancelling:
+            self._queue.finish(job.id, self.id, State.CANCELLED)
+        else:
+            logger.warning("job %s: %s", job.id, content)
+            self._queue.give_up(job.id, self.id, content)
+
+    def _overrun(self, job: Job, cancelling: bool) -> None:
+        if cancelling:
+            self._queue.finish(job.id, self.id, State.CANCELLED)
+            return
+        detail = (
+            f"Planning did not stop at its time limit of {job.time_limit_s:g} s and was ended "
+            f"{self._settings.overrun_s:g} s later."
+        )
+        self._queue.finish(job.id, self.id, State.FAILED, error={"type": "LimitReachedError", "detail": detail})
