@@ -1,0 +1,73 @@
+"""Sizes and budgets as people write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadmaster.api.units import parse_budget, parse_bytes, show_bytes, show_cost, show_share
+from loadmaster.errors import InputError
+from loadmaster.models.kinds import read_problem
+from loadmaster.models.memory.presets import chain
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("5368709120", 5_368_709_120),
+        ("5GiB", 5_368_709_120),
+        (" 5 GiB ", 5_368_709_120),
+        ("1.5KiB", 1536),
+        ("800MB", 800_000_000),
+        ("2kB", 2000),
+        ("7B", 7),
+        ("1TiB", 2**40),
+    ],
+)
+def test_sizes(text: str, size_bytes: int) -> None:
+    assert parse_bytes(text, "--budget") == size_bytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "-5GiB", "5 gigs", "5e9", "1,5GiB", "0", "0.2B", "nan", "inf", "٣GiB", "9" * 30]
+)
+def test_bad_sizes_name_the_field(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_bytes(text, "--budget")
+    assert caught.value.field == "--budget"
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(("text", "meant"), [("5gib", "5GiB"), ("800mb", "800MB"), ("3KB", "3kB")])
+def test_the_wrong_letter_case_is_told_what_to_write(text: str, meant: str) -> None:
+    with pytest.raises(InputError, match=f"Write {meant}"):
+        parse_bytes(text, "--budget")
+
+
+def test_a_share_is_of_the_unconstrained_peak() -> None:
+    problem = read_problem(chain(4, 100))
+    # By hand: when the loss goes backward there are the four results and the gradient that it makes.
+    assert parse_budget("100%").resolve(problem) == 4 * 100 + 100
+    assert parse_budget("50%").resolve(problem) == (4 * 100 + 100) // 2
+
+
+@pytest.mark.parametrize("text", ["0%", "-5%", "%", "half%", "1e3%", "20000%"])
+def test_bad_shares(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_budget(text)
+
+
+@given(st.integers(1, 2**50))
+def test_shown_sizes_read_back_within_their_digits(size_bytes: int) -> None:
+    again = parse_bytes(show_bytes(size_bytes), "shown")
+    assert abs(again - size_bytes) <= 0.006 * size_bytes
+
+
+def test_shown_costs() -> None:
+    assert show_cost(1_023_420.0, "us") == "1023 ms"
+    assert show_cost(12_345_678.0, "us") == "12.35 s"
+    assert show_cost(12.5, "us") == "12.50 us"
+    assert show_cost(2_500.0, "uj") == "2.500 mJ"
+    assert show_share(0.0123) == "1.23 %"
+    assert show_share(None) == "unknown"
