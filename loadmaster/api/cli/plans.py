@@ -24,6 +24,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
     plan.add_argument("--budget", metavar="SIZE", help="5GiB, 800MB, bytes, or 50%% of the unconstrained peak")
     add_options(plan)
+    plan.add_argument("--server", metavar="URL", help="plan on a running service")
     plan.add_argument("--json", action="store_true", help="print the plan document instead of a summary")
     plan.set_defaults(run=_plan)
 
@@ -112,6 +113,10 @@ def _plan(arguments: argparse.Namespace, terminal: Terminal) -> int:
     options = options_of(arguments, problem)
     if options.budget_bytes is None and problem.budget_bytes is None:
         raise InputError("--budget", None, "is missing, and the problem has none", "Give one, as in --budget 5GiB.")
+    if arguments.server is not None:
+        from loadmaster.api.cli.service import plan_on_server
+
+        return plan_on_server(problem, options, arguments, terminal)
     from loadmaster.planner import plan
 
     with interruptible(terminal) as cancelled:

@@ -1,0 +1,185 @@
+"""The service from the command line: ``serve`` and ``worker`` run it, the others talk to one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from datetime import datetime
+
+from loadmaster.api.cli import plans
+from loadmaster.api.cli.files import expect_writable
+from loadmaster.api.cli.terminal import Terminal, table
+from loadmaster.api.client import Client, PlanHandle
+from loadmaster.api.documents import PlanResource
+from loadmaster.api.protocol import DEFAULT_URL
+from loadmaster.api.units import show_bytes, show_cost, show_share
+from loadmaster.errors import InputError
+from loadmaster.models.kinds import Problem, read_problem
+from loadmaster.planner.options import PlanOptions, PlanProgress
+
+SERVER_VARIABLE = "LOADMASTER_SERVER"
+# How long an interrupted command waits for the plan that the service has so far.
+_INCUMBENT_WITHIN_S = 15.0
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add this module's commands."""
+    serve = commands.add_parser("serve", help="run the service", description=_serve.__doc__)
+    serve.add_argument("--host", help="address to listen on (127.0.0.1)")
+    serve.add_argument("--port", type=int, help="port to listen on (8642)")
+    serve.add_argument("--workers", type=int, metavar="N", help="local workers (1); 0: only remote ones")
+    _add_settings(serve)
+    serve.set_defaults(run=_serve)
+
+    worker = commands.add_parser("worker", help="run one worker of a service", description=_worker.__doc__)
+    _add_settings(worker)
+    worker.set_defaults(run=_worker)
+
+    submit = commands.add_parser("submit", help="hand a problem to a service", description=_submit.__doc__)
+    submit.add_argument("problem", metavar="PROBLEM.json")
+    submit.add_argument("--budget", metavar="SIZE", help="5GiB, 800MB, bytes, or 50%% of the unconstrained peak")
+    plans.add_options(submit)
+    submit.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="as many as you like")
+    _add_server(submit)
+    submit.set_defaults(run=_submit)
+
+    watch = commands.add_parser("watch", help="follow a plan on a service", description=_watch.__doc__)
+    watch.add_argument("id", metavar="ID")
+    watch.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here when it is done")
+    _add_server(watch)
+    watch.set_defaults(run=_watch)
+
+    cancel = commands.add_parser("cancel", help="cancel a plan on a service", description=_cancel.__doc__)
+    cancel.add_argument("id", metavar="ID")
+    _add_server(cancel)
+    cancel.set_defaults(run=_cancel)
+
+    every = commands.add_parser("list", help="the plans of a service, newest first")
+    every.add_argument("--state", help="queued, running, succeeded, infeasible, failed or cancelled")
+    every.add_argument("--label", metavar="NAME=VALUE")
+    every.add_argument("--limit", type=int, default=20, metavar="N", help="at most this many (20)")
+    _add_server(every)
+    every.set_defaults(run=_list)
+
+
+def _add_settings(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--database-url", metavar="URL", help="of the job store (SQLite in the home folder)")
+    command.add_argument("--log-format", choices=("text", "json"), help="of the log on stderr (text)")
+
+
+def _add_server(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--server", default=server_url(), metavar="URL", help=f"default: ${SERVER_VARIABLE}")
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def server_url() -> str:
+    """Where the service is unless a flag says otherwise."""
+    return os.environ.get(SERVER_VARIABLE) or DEFAULT_URL
+
+
+def plan_on_server(problem: Problem, options: PlanOptions, arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """``plan --server``: submit, follow, fetch. An interrupt cancels the job and keeps what it has found."""
+    with Client(arguments.server) as client:
+        handle = client.submit(problem, options)
+        terminal.say(f"submitted to {arguments.server}: {handle.id}")
+        try:
+            _follow(handle, terminal, problem.unit)
+            return plans.finish(handle.result(), arguments, terminal)
+        except KeyboardInterrupt:
+            terminal.say("cancelling, keeping the best plan so far (interrupt again to stop at once)")
+            handle.cancel()
+            plans.finish(handle.result(_INCUMBENT_WITHIN_S), arguments, terminal)
+            return plans.INTERRUPTED
+
+
+def _follow(handle: PlanHandle, terminal: Terminal, unit: str) -> None:
+    """Show what happens to a plan until it is final."""
+    for event in handle.events():
+        if event.type in ("progress", "incumbent"):
+            plans.report_progress(terminal, PlanProgress(**event.data), unit)
+        elif event.type == "state":
+            terminal.progress(f"{handle.id}: {event.data['state']}")
+
+
+def _serve(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Run the HTTP service and, unless told otherwise, one local worker. Settings come from LOADMASTER_* too."""
+    from loadmaster.api.serve import serve
+    from loadmaster.api.settings import Settings
+
+    names = ("host", "port", "workers", "database_url", "log_format")
+    serve(Settings.from_environment(**{name: getattr(arguments, name) for name in names}))
+    return 0
+
+
+def _worker(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Run one worker on the job store of a service, on this machine or another. Several may run."""
+    from loadmaster.api import logs
+    from loadmaster.api.settings import Settings
+    from loadmaster.api.worker.__main__ import work
+
+    settings = Settings.from_environment(database_url=arguments.database_url, log_format=arguments.log_format)
+    logs.configure(settings)
+    work(settings)
+    return 0
+
+
+def _submit(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Hand a problem to a service and print the plan's id, for watch and cancel."""
+    problem = read_problem(arguments.problem)
+    options = plans.options_of(arguments, problem)
+    labels = dict(_label(text) for text in arguments.label)
+    with Client(arguments.server) as client:
+        handle = client.submit(problem, options, labels=labels)
+        if arguments.json:
+            terminal.json(handle.state().model_dump())
+        else:
+            terminal.data(handle.id)
+    return 0
+
+
+def _watch(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Follow a plan to its end; the exit status is that of planning here. An interrupt leaves the job running."""
+    expect_writable(arguments.output, "-o")
+    with Client(arguments.server) as client:
+        handle = client.plan(arguments.id)
+        _follow(handle, terminal, handle.state().unit or "us")
+        return plans.finish(handle.result(), arguments, terminal)
+
+
+def _cancel(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Cancel a plan; the best one found so far is kept. Cancelling what is final changes nothing."""
+    with Client(arguments.server) as client:
+        plan = client.plan(arguments.id).cancel()
+    if arguments.json:
+        terminal.json(plan.model_dump())
+    else:
+        terminal.data(plan.state)
+    return 0
+
+
+def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """The plans of a service, newest first."""
+    label = None if arguments.label is None else _label(arguments.label)
+    with Client(arguments.server) as client:
+        found = client.list(state=arguments.state, label=label)
+        resources = [plan for plan, _ in zip(found, range(arguments.limit), strict=False)]
+    if arguments.json:
+        terminal.json([plan.model_dump() for plan in resources])
+    else:
+        terminal.data(table([_row(p) for p in resources], ["id", "state", "name", "budget", "step", "gap", "created"]))
+    return 0
+
+
+def _row(plan: PlanResource) -> list[str]:
+    budget = "" if plan.budget_bytes is None else show_bytes(plan.budget_bytes)
+    step = "" if plan.objective is None else show_cost(plan.objective, plan.unit or "us")
+    gap = "" if plan.gap is None else show_share(plan.gap)
+    created = datetime.fromtimestamp(plan.created_at).strftime("%Y-%m-%d %H:%M:%S")
+    return [plan.id, plan.state, plan.name, budget, step, gap, created]
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise InputError("--label", text, "is not NAME=VALUE", "Write it as --label run=baseline.")
+    return name, value
