@@ -1,0 +1,52 @@
+"""Dropping what a schedule does for nothing: computes nobody reads, results kept for nobody."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from loadmaster.models.memory.plan import Compute, Schedule, Stage
+from loadmaster.models.memory.problem import MemoryProblem
+
+
+def tidy(problem: MemoryProblem, schedule: Schedule) -> Schedule:
+    """The same schedule without needless recomputation, encoded results and keeps: never dearer, never larger.
+
+    From the last stage back, a compute stays if its result is not stored already and is read later in the stage, by
+    the stage's backward operator or by a later stage, or if an encoded result that stays needs it beside itself.
+    A needless keep goes, unless the stage's own backward operator reads the result: there the accounting charges a
+    result that is kept once, and one that is not kept beside the live inputs of every operator. Schedules that
+    offload come back as they are, because every compute dropped would move the copies in time.
+    """
+    if schedule.offload or any(stage.fetches for stage in schedule.stages):
+        return schedule
+    stages = list(schedule.stages)
+    needed_next: set[int] = set()
+    for t in reversed(range(len(stages))):
+        stored = frozenset(stages[t - 1].keep) if t > 0 else frozenset()
+        stages[t], needed_next = _tidy_stage(problem, t, stages[t], stored, needed_next)
+    return replace(schedule, stages=tuple(stages))
+
+
+def _tidy_stage(
+    problem: MemoryProblem, t: int, stage: Stage, stored: frozenset[int], needed_next: set[int]
+) -> tuple[Stage, set[int]]:
+    """One stage, given what it finds stored and what later ones need of it; returns it and what it needs stored."""
+    reads: set[int] = set()
+    if t > 0 and stage.implementation is not None:
+        reads = set(problem.backward[t - 1].implementations[stage.implementation].needs)
+    keep = tuple(i for i in stage.keep if i in needed_next or i in reads)
+    needed = reads | set(keep)
+    parents: set[int] = set()
+    computes: list[Compute] = []
+    for c in reversed(stage.computes):
+        operator = problem.forward[c.forward]
+        compulsory = t == 0 and operator.encodes is None
+        read = c.forward in needed and c.forward not in stored
+        if not (compulsory or read or c.forward in parents):
+            continue
+        computes.append(c)
+        needed.discard(c.forward)
+        needed.update(operator.inputs)
+        if operator.encodes is not None:
+            parents.add(operator.encodes)
+    return replace(stage, computes=tuple(reversed(computes)), keep=keep), needed

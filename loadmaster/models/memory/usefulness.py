@@ -1,0 +1,61 @@
+"""Which results can still be of use when: cells of the stage-by-operator grid that no optimal schedule fills."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadmaster.models.memory.choices import backward_choices
+from loadmaster.models.memory.problem import MemoryProblem
+
+BoolArray = NDArray[np.bool_]
+
+
+class Usefulness:
+    """Where computing or keeping a result can help.
+
+    Attributes:
+        compute: [stages, V], whether forward operator i is worth running in stage t. In stage 0 that says something
+            about encoded results only: the others always run there.
+        keep: [stages, V], whether result i is worth handing from stage t to stage t + 1.
+    """
+
+    def __init__(self, problem: MemoryProblem, may_recompute: BoolArray | None = None) -> None:
+        stages, count = problem.stage_count, len(problem.forward)
+        needed = np.zeros((stages, count), dtype=bool)
+        for k in range(1, stages):
+            for c in backward_choices(problem, k):
+                needed[k, list(c.needs)] = True
+        allowed = np.ones((stages, count), dtype=bool) if may_recompute is None else may_recompute.copy()
+        allowed[0] = False
+        allowed[:, [not f.recomputable for f in problem.forward]] = False
+        stage = np.arange(stages)
+        self.compute = np.zeros((stages, count), dtype=bool)
+        self.keep = np.zeros((stages, count), dtype=bool)
+        # The last stage that can read i: readers and encoded results have higher ids, so they are known already.
+        last_run = np.zeros(count, dtype=np.int64)
+        for i in reversed(range(count)):
+            last_read = max([0, *np.flatnonzero(needed[:, i]), *(last_run[j] for j in problem.consumers[i])])
+            last_use = max([last_read, *(last_run[e] for e in problem.encodings[i])])
+            runs = allowed[:, i] & (stage <= last_use)
+            self.compute[:, i] = runs
+            self.compute[0, i] = last_read > 0
+            last_run[i] = max(np.flatnonzero(runs), default=0)
+            # The stage that reads it for its backward operator may also keep it: see ``tidy``.
+            self.keep[:, i] = (stage + 1 <= last_read) | needed[:, i]
+
+
+def fits_alone(problem: MemoryProblem, budget_bytes: int) -> BoolArray:
+    """[stages, V]: whether a recomputation fits into the budget with nothing else kept. No plan holds others.
+
+    Row 0 says it of the forward pass. Resident are at least the stage's gradients and fixed bytes, the live inputs, the
+    result, and the least workspace that any implementation, in place or not, gets by with.
+    """
+    least = np.zeros((2, len(problem.forward)), dtype=np.int64)
+    for f in problem.forward:
+        saved = 0 if f.in_place is None else min(0, f.in_place.workspace_delta_bytes)
+        for row, choices in enumerate((f.implementations, f.recompute_implementations)):
+            least[row, f.id] = min(c.workspace_bytes for c in choices) + saved + f.output_bytes + f.live_bytes
+    gradients = np.array([problem.gradient_bytes(t) for t in range(problem.stage_count)])
+    recompute = np.minimum(np.arange(problem.stage_count), 1)
+    return np.asarray(gradients[:, None] + least[recompute] <= budget_bytes)
