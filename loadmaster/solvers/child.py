@@ -7,7 +7,6 @@ else, answers over the inherited connection FD, and ends itself when its parent 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import resource
 import signal
@@ -21,7 +20,7 @@ import numpy as np
 
 from loadmaster.errors import LoadmasterError, SolverError
 from loadmaster.solvers import registry
-from loadmaster.solvers.driver import OUT_OF_MEMORY, STOP, Driver
+from loadmaster.solvers.driver import OUT_OF_MEMORY, STOP, Driver, Incumbent, Settled
 from loadmaster.solvers.program import FloatArray, Program
 from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy
 
@@ -40,7 +39,7 @@ class PipeLink:
         self._progress_due = 0.0
         self._incumbent_due = 0.0
         self._best = float("inf")
-        self._unsent: tuple[float, FloatArray] | None = None
+        self._unsent: Incumbent | None = None
 
     def progress(self, progress: Progress) -> None:
         with self._lock:
@@ -55,10 +54,14 @@ class PipeLink:
             if objective >= self._best:
                 return
             self._best = objective
-            self._unsent = (objective, values)
+            self._unsent = Incumbent(objective, values)
             now = time.monotonic()
             if now >= self._incumbent_due:
                 self._send_incumbent(now)
+
+    def settled(self, solution: Solution) -> None:
+        with self._lock:
+            self._connection.send(Settled(solution))
 
     def stop_asked(self) -> bool:
         return self._stop.is_set()
@@ -110,10 +113,7 @@ def answer(driver: Driver, program: Program, options: SolveOptions, link: PipeLi
         start = _whole_start(program, options.start_columns, options.start_values)
         if start is not None:
             link.incumbent(program.objective(start), start)
-    solution = driver(program, options, link)
-    if solution.status is SolverStatus.INFEASIBLE:
-        return dataclasses.replace(solution, bound=options.cutoff)
-    return solution
+    return driver(program, options, link)
 
 
 def _whole_start(program: Program, columns: Any, values: Any) -> FloatArray | None:

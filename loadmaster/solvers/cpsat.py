@@ -62,10 +62,7 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
 
     status, stopped_by = _outcome(response, options, link, model)
     values = np.array(list(response.solution), dtype=np.float64) if len(response.solution) else None
-    conflict: tuple[str, ...] = ()
-    if status is SolverStatus.INFEASIBLE:
-        conflict = _conflict(program, model, options, time.perf_counter() - started)
-    return Solution(
+    solution = Solution(
         status=status,
         stopped_by=stopped_by,
         values=values,
@@ -76,8 +73,12 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
         nodes=int(response.num_branches),
         solver="cpsat",
         solver_version=importlib.metadata.version("ortools"),
-        conflict=conflict,
     )
+    if status is not SolverStatus.INFEASIBLE:
+        return solution
+    link.settled(solution)
+    conflict = _conflict(program, model, options, solution.seconds)
+    return dataclasses.replace(solution, conflict=conflict, seconds=time.perf_counter() - started)
 
 
 def build_model(program: Program) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from loadmaster.solvers.program import FloatArray, Program
@@ -14,6 +15,21 @@ OUT_OF_MEMORY = (
 )
 
 
+@dataclass(frozen=True, eq=False)
+class Incumbent:
+    """A feasible point [columns], on its way from a solve to its caller."""
+
+    objective: float
+    values: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """An answer that is final but for its explanation, sent before the search for one."""
+
+    solution: Solution
+
+
 class Link(Protocol):
     """The driver's side of the line to whoever asked for the solve. Safe to call from any thread, often."""
 
@@ -23,6 +39,10 @@ class Link(Protocol):
 
     def incumbent(self, objective: float, values: FloatArray) -> None:
         """Report a feasible point [columns]; the best is what a killed solve still answers."""
+        ...
+
+    def settled(self, solution: Solution) -> None:
+        """Report an answer that only its conflict is still missing from."""
         ...
 
     def stop_asked(self) -> bool:

@@ -57,19 +57,15 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
 
     values: FloatArray | None = None
     bound: float | None = None
-    nodes = 0
-    conflict: tuple[str, ...] = ()
     if status == _Status.kInfeasible:
         outcome = (SolverStatus.INFEASIBLE, StoppedBy.PROOF)
-        conflict = _conflict(program, options, time.perf_counter() - started)
     elif status == _Status.kUnbounded:
         outcome = (SolverStatus.UNBOUNDED, StoppedBy.PROOF)
     else:
         values = _incumbent(highs, program)
         bound = _finite(_bound(highs, program, status))
-        nodes = max(0, int(highs.getInfo().mip_node_count))
         outcome = _outcome(status, values is not None, highs.modelStatusToString(status))
-    return Solution(
+    solution = Solution(
         status=outcome[0],
         stopped_by=outcome[1],
         values=values,
@@ -77,11 +73,15 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
         bound=bound,
         seconds=time.perf_counter() - started,
         cpu_seconds=time.process_time(),
-        nodes=nodes,
+        nodes=max(0, int(highs.getInfo().mip_node_count)),
         solver="highs",
         solver_version=highs.version(),
-        conflict=conflict,
     )
+    if solution.status is not SolverStatus.INFEASIBLE:
+        return solution
+    link.settled(solution)
+    conflict = _conflict(program, options, solution.seconds)
+    return dataclasses.replace(solution, conflict=conflict, seconds=time.perf_counter() - started)
 
 
 def pass_program(highs: Any, program: Program) -> None:

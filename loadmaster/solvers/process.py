@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
@@ -28,7 +27,7 @@ import numpy as np
 
 from loadmaster.errors import InputError, LoadmasterError, SolverError
 from loadmaster.solvers import registry
-from loadmaster.solvers.driver import OUT_OF_MEMORY, STOP
+from loadmaster.solvers.driver import OUT_OF_MEMORY, STOP, Incumbent, Settled
 from loadmaster.solvers.program import FloatArray, Program
 from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy
 
@@ -39,8 +38,6 @@ _GRACE_S = 5.0
 _GRACE_SHARE = 0.1
 _LOOK_EVERY_S = 0.05
 _STDERR_TAIL_BYTES = 2000
-# One thread unless asked for: numerical libraries otherwise start one per core in every solve.
-_SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def solve(
@@ -82,6 +79,8 @@ def start(program: Program, options: SolveOptions | None = None, *, solver: str 
     options = SolveOptions() if options is None else options
     check_program(program)
     check_options(program, options)
+    # A plain dict, whatever mapping it was: the options are about to be pickled.
+    options = dataclasses.replace(options, parameters=dict(options.parameters))
     return RunningSolve(program, options, registry.resolve(solver))
 
 
@@ -96,7 +95,8 @@ class RunningSolve:
         self._abandoned = threading.Event()
         self._finished = threading.Event()
         self._progress: Progress | None = None
-        self._incumbent: tuple[float, FloatArray] | None = None
+        self._incumbent: Incumbent | None = None
+        self._settled: Solution | None = None
         self._outcome: Solution | LoadmasterError | None = None
         self._started = time.monotonic()
         self._noise: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the supervising thread
@@ -111,7 +111,7 @@ class RunningSolve:
                 stdout=self._noise,
                 stderr=self._noise,
                 pass_fds=[child_end.fileno()],
-                env=_environment(),
+                env=registry.child_environment(),
                 start_new_session=True,
             )
         # A daemon: a program that ends without waiting takes its solves with it.
@@ -144,7 +144,7 @@ class RunningSolve:
 
     def incumbent(self) -> FloatArray | None:
         """The best point [columns] reported so far."""
-        return None if self._incumbent is None else self._incumbent[1]
+        return None if self._incumbent is None else self._incumbent.values
 
     def cancel(self) -> None:
         """Ask the solve to end; within a second it answers with what it has. Returns at once."""
@@ -160,7 +160,18 @@ class RunningSolve:
         self._finished.wait()
 
     def _supervise(self) -> None:
-        """The whole life of the process, in one thread: hand over, listen, hold to limits, bury, answer."""
+        try:
+            self._outcome = self._converse()
+        finally:
+            if self._outcome is None:
+                self._outcome = SolverError(f"The {self._solver} process could not be supervised.")
+                self._bury(killed=True)
+            self._connection.close()
+            self._noise.close()
+            self._finished.set()
+
+    def _converse(self) -> Solution | LoadmasterError:
+        """The whole life of the process: hand over, listen, hold to limits, bury, conclude."""
         connection: Connection[Any, Any] = self._connection
         # A process that dies before it has read everything shows as the end of its messages, below.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -185,18 +196,19 @@ class RunningSolve:
             except (EOFError, OSError, pickle.UnpicklingError):
                 break
         cpu_seconds, exit_code = self._bury(killed=stopped_by is not None and final is None)
-        self._outcome = self._conclude(final, stopped_by, cpu_seconds, exit_code)
-        connection.close()
-        self._noise.close()
-        self._finished.set()
+        if not isinstance(final, Solution) and self._settled is not None:
+            final = self._settled
+        return self._conclude(final, stopped_by, cpu_seconds, exit_code)
 
     def _take(self, message: Any) -> Solution | LoadmasterError | None:
         if isinstance(message, Solution | LoadmasterError):
             return message
         if isinstance(message, Progress):
             self._progress = message
-        else:
+        elif isinstance(message, Incumbent):
             self._incumbent = message
+        elif isinstance(message, Settled):
+            self._settled = message.solution
         return None
 
     def _bury(self, *, killed: bool) -> tuple[float | None, int | None]:
@@ -234,20 +246,21 @@ class RunningSolve:
             return final
         if final is None and stopped_by is None:
             return SolverError(_cause_of_death(self._noise, exit_code, self._options, self._solver))
-        if final is None or (final.values is None and stopped_by is not None and self._incumbent is not None):
-            final = self._best_so_far(stopped_by or StoppedBy.CANCEL)
+        if final is None or (final.status is SolverStatus.NO_SOLUTION and self._incumbent is not None):
+            final = self._best_so_far(stopped_by or (final.stopped_by if final else StoppedBy.CANCEL))
         elif final.stopped_by is StoppedBy.CANCEL and stopped_by is StoppedBy.TIME:
             final = dataclasses.replace(final, stopped_by=StoppedBy.TIME)
+        if final.status is SolverStatus.INFEASIBLE:
+            final = dataclasses.replace(final, bound=self._options.cutoff)
         return final if cpu_seconds is None else dataclasses.replace(final, cpu_seconds=cpu_seconds)
 
     def _best_so_far(self, stopped_by: StoppedBy) -> Solution:
-        objective, values = (None, None) if self._incumbent is None else self._incumbent
-        progress = self._progress
+        incumbent, progress = self._incumbent, self._progress
         return Solution(
-            status=SolverStatus.NO_SOLUTION if values is None else SolverStatus.FEASIBLE,
+            status=SolverStatus.NO_SOLUTION if incumbent is None else SolverStatus.FEASIBLE,
             stopped_by=stopped_by,
-            values=values,
-            objective=objective,
+            values=None if incumbent is None else incumbent.values,
+            objective=None if incumbent is None else incumbent.objective,
             bound=None if progress is None else progress.bound,
             seconds=time.monotonic() - self._started,
             cpu_seconds=0.0,
@@ -320,13 +333,6 @@ def check_options(program: Program, options: SolveOptions) -> None:
         )
     if not np.isfinite(values).all():
         raise InputError("start_values", "nan or inf", "not finite", "Leave out columns without a value.")
-
-
-def _environment() -> dict[str, str]:
-    """The child finds every package where this process finds it."""
-    places = [place for place in sys.path if place]
-    places.append(str(Path(__file__).resolve().parents[2]))
-    return {**os.environ, **_SINGLE_THREADED, "PYTHONPATH": os.pathsep.join(places)}
 
 
 def _hard_deadline(options: SolveOptions) -> float:

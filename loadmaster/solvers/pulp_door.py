@@ -8,6 +8,7 @@ knows them.
 from __future__ import annotations
 
 import inspect
+import sys
 import tempfile
 import time
 from functools import partial
@@ -51,12 +52,13 @@ def _solve(name: str, program: Program, options: SolveOptions, link: Link) -> So
     if options.start_columns is not None and options.start_values is not None:
         for column, value in zip(options.start_columns.tolist(), options.start_values.tolist(), strict=True):
             columns[f"c{column}"].setInitialValue(value, check=False)
-    try:
-        problem.solve(_solver(name, options))
-    except pulp.PulpError as error:
-        raise SolverError(f"pulp:{name} failed: {error}. Check its installation, or use highs.") from error
+    status, stopped_by = _run(name, problem, options, started)
+    if status is SolverStatus.INFEASIBLE and program.cost.any() and _has_infinite_bounds(program):
+        # Some solvers say "infeasible" where they mean "infeasible or unbounded".
+        problem.setObjective(pulp.LpAffineExpression())
+        again, _ = _run(name, problem, options, started)
+        status = SolverStatus.UNBOUNDED if again is SolverStatus.OPTIMAL else status
     seconds = time.perf_counter() - started
-    status, stopped_by = _outcome(name, problem, options, seconds)
     values: FloatArray | None = None
     if status in (SolverStatus.OPTIMAL, SolverStatus.FEASIBLE):
         values = np.array([columns[f"c{column}"].varValue or 0.0 for column in range(program.column_count)])
@@ -74,6 +76,18 @@ def _solve(name: str, program: Program, options: SolveOptions, link: Link) -> So
         solver=f"pulp:{name}",
         solver_version=str(pulp.VERSION),
     )
+
+
+def _run(name: str, problem: Any, options: SolveOptions, started: float) -> tuple[SolverStatus, StoppedBy]:
+    try:
+        problem.solve(_solver(name, options))
+    except pulp.PulpError as error:
+        raise SolverError(f"pulp:{name} failed: {error}. Check its installation, or use highs.") from error
+    return _outcome(name, problem, options, time.perf_counter() - started)
+
+
+def _has_infinite_bounds(program: Program) -> bool:
+    return bool(np.isinf(program.lower).any() or np.isinf(program.upper).any())
 
 
 def _problem(program: Program) -> Any:
@@ -129,3 +143,7 @@ def _bound(status: SolverStatus, objective: float | None, options: SolveOptions,
     if status is not SolverStatus.OPTIMAL or objective is None:
         return None
     return objective - options.gap * abs(objective) if mixed else objective
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n".join(installed()))

@@ -5,13 +5,21 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import cast
 
 from loadmaster.errors import InputError, MissingExtraError
 from loadmaster.solvers.driver import Driver
 
 DEFAULT = "highs"
+
+# One thread unless asked for: numerical libraries otherwise start one per core in every solve.
+_SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -76,10 +84,30 @@ def version(name: str) -> str:
 
 
 def available() -> list[SolverInfo]:
-    """The solvers whose packages are installed. PuLP's own are listed by ``pulp_door.installed``."""
+    """The solvers that can be asked for on this machine, those behind PuLP by their full names."""
     found = []
     for name, (_, _, package, features) in _DRIVERS.items():
         if importlib.util.find_spec(package) is not None:
-            shown = "pulp:NAME" if name == "pulp" else name
-            found.append(SolverInfo(shown, version(name), features))
+            names = _behind_pulp() if name == "pulp" else (name,)
+            found += [SolverInfo(full, version(name), features) for full in names]
     return found
+
+
+def child_environment() -> dict[str, str]:
+    """Environment of a process that finds every package where this one finds it, and stays on one thread."""
+    places = [place for place in sys.path if place]
+    places.append(str(Path(__file__).resolve().parents[2]))
+    return {**os.environ, **_SINGLE_THREADED, "PYTHONPATH": os.pathsep.join(places)}
+
+
+@cache
+def _behind_pulp() -> tuple[str, ...]:
+    # In a process of its own: importing PuLP imports highspy, which would lock ortools out of this one.
+    listing = subprocess.run(
+        [sys.executable, "-P", "-m", "loadmaster.solvers.pulp_door"],
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return tuple(f"pulp:{name}" for name in listing.stdout.split())

@@ -21,7 +21,7 @@ from loadmaster.solvers.child import PipeLink, answer
 from loadmaster.solvers.process import RunningSolve, solve, start
 from loadmaster.solvers.program import FloatArray, Program, ProgramBuilder
 from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy
-from tests.solvers.programs import hard, knapsack
+from tests.solvers.programs import hard, infeasible, knapsack
 
 ROOT = Path(__file__).resolve().parents[2]
 BOTH = pytest.mark.parametrize("solver", ["highs", "cpsat"])
@@ -241,6 +241,19 @@ def test_a_solve_outlives_the_thread_that_started_it() -> None:
         assert running.wait().status is SolverStatus.OPTIMAL
 
 
+def test_a_proof_is_kept_when_the_search_for_its_conflict_is_cut_short(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import time\nfrom loadmaster.solvers import highs\nhighs._conflict = lambda *_: time.sleep(60)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(process, "_GRACE_S", 3.0)
+    solution = solve(infeasible(), SolveOptions(time_limit_s=0.5, cutoff=100.0))
+    assert (solution.status, solution.stopped_by) == (SolverStatus.INFEASIBLE, StoppedBy.PROOF)
+    assert solution.bound == 100.0
+
+
 def test_leaving_the_block_ends_the_solve() -> None:
     with start(hard()) as running:
         wait_for_incumbent(running)
@@ -338,7 +351,9 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_available_lists_what_can_be_asked_for() -> None:
     found = {info.name: info for info in registry.available()}
-    assert set(found) == {"highs", "cpsat", "pulp:NAME"}
+    assert set(found) >= {"highs", "cpsat", "pulp:PULP_CBC_CMD"}
+    for name in found:
+        assert solve(knapsack(), solver=name).objective == -8.0
     assert "cancel" in found["highs"].features
     assert found["highs"].version == solve(knapsack()).solver_version
 
