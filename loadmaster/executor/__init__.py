@@ -1,1 +1,16 @@
 """PyTorch: capture and profile a model into a problem, apply a plan, hold what happened against it."""
+
+from __future__ import annotations
+
+from loadmaster.errors import MissingExtraError
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError:
+    raise MissingExtraError("torch", "torch") from None
+
+from loadmaster.executor.memory.apply import PlannedStep, apply
+from loadmaster.executor.memory.capture import capture
+from loadmaster.executor.memory.measure import Measurement, measure
+
+__all__ = ["Measurement", "PlannedStep", "apply", "capture", "measure"]

@@ -109,11 +109,14 @@ def expect_fit(operators: Operators, schedule: Schedule) -> None:
             raise InputError(where, ids, "does not compute in ascending order", REMEDY)
         if any(c.in_place or c.implementation != 0 for c in stage.computes):
             raise InputError(where, ids, "asks for an implementation that was not captured", REMEDY)
+        apart = [i for i in ids if operators.forward[i].encodes not in (None, *ids)]
+        if apart:
+            raise InputError(where, apart, "derives results of operators that this stage does not compute", REMEDY)
         choices = len(operators.backward[t - 1].choices) if t else 0
         if t and not (stage.implementation is not None and 0 <= stage.implementation < choices):
             raise InputError(where, stage.implementation, f"is none of the {choices} implementations", REMEDY)
     first = {c.forward for c in schedule.stages[0].computes}
-    skipped = [f.id for f in operators.forward if f.encoding is None and f.id not in first]
+    skipped = [f.id for f in operators.forward if f.encodes is None and f.id not in first]
     if skipped:
         raise InputError("schedule.stages[0]", skipped, "leaves forward operators out", REMEDY)
 
@@ -140,7 +143,6 @@ def _forward_graph(operators: Operators, schedule: Schedule, saved: Sequence[fx.
         group = operators.forward[compute.forward]
         if group.encoding is not None:
             _emit_encoding(emitter, group)
-            continue
         for node in (*group.nodes, *group.side):
             emitter.run(node)
     outputs = [emitter.value(n) if isinstance(n, fx.Node) else n for n in joint.forward_outputs]
@@ -213,11 +215,12 @@ class _BackwardEmission:
         if unmet or not group.recomputable:
             problem = "cannot be computed twice" if not unmet else f"is computed without its inputs {unmet}"
             raise InputError(f"schedule.stages[{self.stage}]", group.name, problem, REMEDY)
-        self._drop({group.id})
-        self.available.add(group.id)
         if group.encoding is not None:
+            self._drop({group.id})
             _emit_encoding(self.emitter, group)
-            return
+        elif group.encodes is None:
+            self._drop({group.id})
+        self.available.add(group.id)
         for node in group.nodes:
             recomputes = self.operators.recomputes.get(node)
             if recomputes is None:

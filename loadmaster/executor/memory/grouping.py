@@ -54,7 +54,7 @@ class _Grouping:
         self.small_bytes = max(sizes, default=0) // _SMALL_SHARE
 
     def operators(self) -> Operators:
-        forward, encoded = self._with_encodings(self._forward())
+        forward, encoded = self._with_derived(self._forward())
         backward = self._backward(encoded)
         return Operators(self.joint, tuple(forward), tuple(backward), self.owner, self.pinned, self.recomputes)
 
@@ -139,32 +139,44 @@ class _Grouping:
             )
         return groups
 
-    def _with_encodings(self, forward: list[ForwardGroup]) -> tuple[list[ForwardGroup], dict[registry.Site, int]]:
-        """Put every encoded result right after its parent, and renumber."""
-        encodings: dict[int, list[Encoding]] = {}
+    def _with_derived(self, forward: list[ForwardGroup]) -> tuple[list[ForwardGroup], dict[registry.Site, int]]:
+        """Put what is derived from an operator's result right after it, and renumber."""
+        derived: dict[int, list[Encoding | fx.Node]] = {f.id: [] for f in forward}
+        for f in forward:
+            parts = [r for r in f.results if self._is_part(r)]
+            derived[f.id] += parts if len(parts) < len(f.results) else []
         for backward, offered in self.sites.items():
-            usable = [(a, s) for a, s in offered if self._usable(s)]
-            self.sites[backward] = usable
+            self.sites[backward] = usable = [(a, s) for a, s in offered if self._usable(s)]
             for alternative, site in usable:
                 if site.parent is not None:
                     parent = self.owner[self.joint.roots[site.parent]]
-                    encodings.setdefault(parent, []).append(Encoding(alternative, site))
-        order: list[tuple[int, Encoding | None]] = []
-        for f in forward:
-            order.append((f.id, None))
-            order += [(f.id, e) for e in encodings.get(f.id, ())]
-        number = {old: i for i, (old, encoding) in enumerate(order) if encoding is None}
-        groups = []
+                    derived[parent].append(Encoding(alternative, site))
+        number: dict[int, int] = {}
+        groups: list[ForwardGroup] = []
         encoded: dict[registry.Site, int] = {}
-        for i, (old, encoding) in enumerate(order):
-            if encoding is None:
-                inputs = tuple(number[j] for j in forward[old].inputs)
-                groups.append(replace(forward[old], id=i, inputs=inputs))
-            else:
-                encoded[encoding.site] = i
-                groups.append(ForwardGroup(i, (), (), (number[old],), forward[old].recomputable, encoding=encoding))
-        self.owner = {root: number[i] for root, i in self.owner.items()}
+        owner: dict[fx.Node, int] = {}
+        for f in forward:
+            number[f.id] = parent = len(groups)
+            parts = [d for d in derived[f.id] if isinstance(d, fx.Node)]
+            results = tuple(r for r in f.results if r not in parts)
+            inputs = tuple(number[j] for j in f.inputs)
+            groups.append(replace(f, id=parent, inputs=inputs, results=results))
+            owner.update(dict.fromkeys(results, parent))
+            for d in derived[f.id]:
+                i = len(groups)
+                part = ForwardGroup(i, (), (), (parent,), f.recomputable, encodes=parent)
+                if isinstance(d, fx.Node):
+                    groups.append(replace(part, results=(d,)))
+                    owner[d] = i
+                else:
+                    groups.append(replace(part, encoding=d))
+                    encoded[d.site] = i
+        self.owner = owner
         return groups, encoded
+
+    def _is_part(self, root: fx.Node) -> bool:
+        """Whether a result is worth a decision of its own: large, and read by the backward pass alone."""
+        return root not in self.read_forward and self.joint.bytes_of(root) > self.small_bytes
 
     def _usable(self, site: registry.Site) -> bool:
         """Whether the plan can hold what the alternative reads (an input, say, has no operator to encode)."""

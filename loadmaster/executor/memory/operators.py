@@ -37,7 +37,10 @@ class ForwardGroup:
         results: roots that others read: what is kept or recomputed.
         inputs: forward operators it reads, ascending.
         side: nodes that only update buffers: run once, in the forward pass.
-        encoding: set for an encoded result (of the operator ``inputs[0]``), which has no nodes of its own.
+        encodes: the operator that this one is derived from, and in whose stage alone it can be had; it has no nodes
+            of its own then.
+        encoding: how it is encoded. None with ``encodes`` set: a large result that only the backward pass reads
+            (indices of a max-pool), made by the operator itself and kept or dropped on its own.
     """
 
     id: int
@@ -46,13 +49,14 @@ class ForwardGroup:
     inputs: tuple[int, ...]
     recomputable: bool = True
     side: tuple[fx.Node, ...] = ()
+    encodes: int | None = None
     encoding: Encoding | None = None
 
     @property
     def name(self) -> str:
         """The graph node that names this operator in documents."""
         if self.encoding is None:
-            return self.nodes[-1].name
+            return (self.results if self.encodes is not None else self.nodes)[-1].name
         return f"{self.encoding.alternative.name}:{self.encoding.site.backward.name}"
 
 

@@ -81,12 +81,16 @@ def expect_scalar_loss(joint: Joint) -> None:
 
 
 @contextlib.contextmanager
-def clear_errors() -> Iterator[None]:
-    """Turn the tracer's errors into an :class:`InputError` that names the place and the remedy."""
+def clear_errors(passing: type[Exception] = LoadmasterError) -> Iterator[None]:
+    """Turn the tracer's errors into an :class:`InputError` that names the place and the remedy.
+
+    Args:
+        passing: errors of our own that go through as they are, beside Loadmaster's.
+    """
     try:
         yield
     except exc.BackendCompilerFailed as error:
-        if isinstance(error.inner_exception, LoadmasterError):
+        if isinstance(error.inner_exception, (LoadmasterError, passing)):
             raise error.inner_exception from None
         raise _untraceable(error.inner_exception) from error
     except (exc.Unsupported, exc.UserError, exc.TorchRuntimeError, exc.InternalTorchDynamoError) as error:

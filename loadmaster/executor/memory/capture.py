@@ -1,0 +1,199 @@
+"""Capturing a model: its training step as a memory problem with costs.
+
+The step is traced with fake tensors and nothing of it runs, so that a small machine can capture for a large GPU;
+only the costs are measured, operator by operator, when they are not estimated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from loadmaster.errors import InputError
+from loadmaster.executor.costs import CostModel, profiled, roofline
+from loadmaster.executor.memory import backends
+from loadmaster.executor.memory.accounting import Accountant
+from loadmaster.executor.memory.grouping import group
+from loadmaster.executor.memory.joint import Joint, tensor_bytes, tensors
+from loadmaster.executor.memory.operators import ForwardGroup, Operators
+from loadmaster.executor.memory.tracing import Loss, Step, clear_errors, compiled
+from loadmaster.models.memory.problem import (
+    BackwardImplementation,
+    BackwardOperator,
+    ForwardOperator,
+    Implementation,
+    MemoryProblem,
+)
+
+
+class _TracedError(Exception):
+    """Ends a trace as soon as the joint graph is there. Never leaves this module."""
+
+    def __init__(self, joint: Joint) -> None:
+        super().__init__("traced")
+        self.joint = joint
+
+
+def trace(model: nn.Module, inputs: Sequence[Any], loss: Loss | None = None) -> Joint:
+    """The joint graph of one training step, prepared for planning.
+
+    Raises:
+        InputError: the step cannot be traced as one graph, needs no gradient, or returns no scalar loss.
+    """
+
+    def partition(joint: Joint) -> tuple[fx.GraphModule, fx.GraphModule]:
+        raise _TracedError(joint)
+
+    step = Step(model, loss)
+    try:
+        with torch.enable_grad(), clear_errors(passing=_TracedError):
+            compiled(step, partition, backends.eager)(*inputs)
+    except _TracedError as traced:
+        return traced.joint
+    raise InputError(
+        "model", type(model).__name__, "has no gradient to compute", "Give it a parameter that requires one."
+    )
+
+
+def capture(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    loss: Loss | None = None,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    hardware: str | None = None,
+    costs: CostModel | None = None,
+    backend: str = "inductor",
+    name: str | None = None,
+) -> MemoryProblem:
+    """The memory problem of one training step of a model.
+
+    Args:
+        model: an ordinary module, in the mode and on the device it trains on.
+        inputs: one batch, a tuple. Trace under ``torch.autocast`` if the training does.
+        loss: called as ``loss(model(*inputs[:-1]), inputs[-1])``; None if ``model(*inputs)`` is the loss.
+        optimizer: its state counts as resident.
+        hardware: estimate costs for this device of the catalogue ("h200"). None: measure on the model's device.
+        costs: a cost model of your own, instead of either.
+        backend: what the plan will be applied with: ``inductor`` counts fused operators, ``eager`` single ones.
+        name: of the problem; the graph's fingerprint is appended, which :func:`apply` holds a plan against.
+
+    Raises:
+        InputError: the step cannot be traced as one graph (names place and remedy), or returns no scalar loss.
+    """
+    inputs = tuple(inputs)
+    operators = group(trace(model, inputs, loss))
+    device = _device(model, inputs)
+    if costs is None:
+        costs = profiled(device) if hardware is None else roofline(hardware)
+    held = (*model.parameters(), *model.buffers(), *tensors(inputs))
+    state_bytes = 0 if optimizer is None else optimizer_state_bytes(optimizer)
+    resident_bytes = _storage_bytes(held) + state_bytes
+    accountant = Accountant(operators, costs, fused=backend == "inductor", resident_bytes=resident_bytes)
+    return MemoryProblem(
+        name=f"{name or type(model).__name__}-{operators.fingerprint}",
+        title=f"{type(model).__name__}, costs {'measured on ' + device.type if hardware is None else 'of ' + hardware}",
+        forward=_forward(operators, accountant),
+        backward=_backward(operators, accountant),
+    )
+
+
+def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the optimizer's state: as it is, or, before the first step, as a step on stand-ins would make it.
+
+    The stand-ins have no memory (device meta). An optimizer that cannot step there counts only what it has.
+    """
+    present = [t for state in optimizer.state.values() for t in tensors(list(state.values()))]
+    if present:
+        return _storage_bytes(present)
+    groups = []
+    for g in optimizer.param_groups:
+        stand_ins = [torch.nn.Parameter(torch.empty_like(p, device="meta")) for p in g["params"]]
+        for p in stand_ins:
+            p.grad = torch.empty_like(p)
+        groups.append({**g, "params": stand_ins})
+    try:
+        twin = type(optimizer)(groups)  # type: ignore[call-arg]
+        twin.step()
+    except (RuntimeError, TypeError, ValueError):
+        return 0
+    return sum(t.numel() * t.element_size() for s in twin.state.values() for t in tensors(list(s.values())))
+
+
+def _device(model: nn.Module, inputs: Sequence[Any]) -> torch.device:
+    for tensor in (*model.parameters(), *tensors(inputs)):
+        return tensor.device
+    return torch.device("cpu")
+
+
+def _storage_bytes(held: Iterable[torch.Tensor]) -> int:
+    """Bytes of the distinct storages of tensors."""
+    distinct = {t.untyped_storage()._cdata: t for t in held}
+    return sum(tensor_bytes(t) for t in distinct.values())
+
+
+def _op(node: fx.Node) -> str:
+    return str(node.target).removesuffix(".default")
+
+
+def _forward(operators: Operators, accountant: Accountant) -> tuple[ForwardOperator, ...]:
+    sizes = [accountant.output_bytes(f) for f in operators.forward]
+    last_reader = list(range(len(sizes)))
+    for f in operators.forward:
+        for i in f.inputs:
+            last_reader[i] = max(last_reader[i], f.id)
+    captured = []
+    for f in operators.forward:
+        size, encodes = sizes[f.id], f.encodes
+        live = tuple(i for i in range(f.id) if last_reader[i] >= f.id)
+        first, again = accountant.forward(f), accountant.recompute(f)
+        is_part = encodes is not None and f.encoding is None
+        captured.append(
+            ForwardOperator(
+                id=f.id,
+                op=_forward_op(f, operators),
+                inputs=f.inputs,
+                output_bytes=size,
+                live_inputs=live,
+                live_bytes=sum(sizes[i] for i in live),
+                fixed_bytes=accountant.resident_bytes,
+                implementations=(Implementation(first.time_us, 0 if is_part else first.peak_bytes - size),),
+                recompute_implementations=(Implementation(again.time_us, 0 if is_part else again.peak_bytes - size),),
+                encodes=encodes,
+                recomputable=f.recomputable,
+                node=f.name,
+            )
+        )
+    return tuple(captured)
+
+
+def _forward_op(group: ForwardGroup, operators: Operators) -> str:
+    if group.encoding is not None:
+        return group.encoding.alternative.name
+    if group.encodes is not None:
+        return f"part of {_forward_op(operators.forward[group.encodes], operators)}"
+    return _op(group.nodes[-1])
+
+
+def _backward(operators: Operators, accountant: Accountant) -> tuple[BackwardOperator, ...]:
+    captured = []
+    for b, usage in zip(operators.backward, accountant.backward(), strict=True):
+        choices = []
+        for choice, time_us, workspace in zip(b.choices, usage.time_us, usage.workspace_bytes, strict=True):
+            name = None if choice.alternative is None else choice.alternative.name
+            choices.append(BackwardImplementation(time_us, workspace, choice.needs, name=name))
+        captured.append(
+            BackwardOperator(
+                id=b.id,
+                op=_op(b.nodes[-1]),
+                output_bytes=usage.output_bytes,
+                live_bytes=usage.live_bytes,
+                fixed_bytes=usage.fixed_bytes,
+                implementations=tuple(choices),
+                node=b.name,
+            )
+        )
+    return tuple(captured)

@@ -1,0 +1,84 @@
+"""Hand-made schedules for memory problems, independent of the planner: which results are kept, the rest just in time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from loadmaster.models.memory.plan import Compute, MemoryPlan, Schedule, Stage
+from loadmaster.models.memory.problem import MemoryProblem
+
+
+def schedule(
+    problem: MemoryProblem,
+    keep: Callable[[int], bool],
+    choose: Callable[[int], int] = lambda k: 0,
+    keep_recomputed: Callable[[int, int], bool] = lambda k, i: False,
+) -> Schedule:
+    """Keep some forward results from the forward pass; recompute the others in the stage whose backward reads them.
+
+    Args:
+        keep: whether forward result i is kept from stage 0. Results that must not be recomputed always are.
+        choose: implementation of backward operator k.
+        keep_recomputed: whether result i, computed again in stage k, stays for later stages.
+    """
+    needs = [set(b.implementations[choose(b.id)].needs) for b in problem.backward]
+    later: list[set[int]] = [set()]
+    for need in reversed(needs):
+        later.append(later[-1] | need)
+    later.reverse()  # later[t]: needs of stages t+1..K
+    fixed = {f.id for f in problem.forward if not f.recomputable and f.id in _reachable(problem, later[0])}
+    held = {f.id for f in problem.forward if f.encodes is None and keep(f.id)} | fixed
+    held |= {i for i in later[0] if problem.forward[i].encodes is not None and keep(i)}
+    computes = [f.id for f in problem.forward if f.encodes is None or f.id in held]
+    stages = [_stage(computes, None, held)]
+    for k, need in enumerate(needs, start=1):
+        again = _closure(problem, need, held)
+        stays = {i for i in again | held if i in held or keep_recomputed(k, i)}
+        held = set() if k == len(needs) else stays & (_reachable(problem, later[k]) | fixed)
+        stages.append(_stage(sorted(again), choose(k), held))
+    return Schedule(tuple(stages))
+
+
+def _closure(problem: MemoryProblem, wanted: Collection[int], held: Collection[int]) -> set[int]:
+    again: set[int] = set()
+    stack = [i for i in wanted if i not in held]
+    while stack:
+        i = stack.pop()
+        if i in again:
+            continue
+        again.add(i)
+        f = problem.forward[i]
+        stack += [j for j in f.inputs if j not in held]
+        if f.encodes is not None:
+            stack.append(f.encodes)
+    return again
+
+
+def _reachable(problem: MemoryProblem, wanted: Collection[int]) -> set[int]:
+    return _closure(problem, wanted, ())
+
+
+def _stage(computes: Collection[int], implementation: int | None, keep: Collection[int]) -> Stage:
+    return Stage(tuple(Compute(i) for i in computes), implementation, tuple(sorted(keep)))
+
+
+def plan(problem: MemoryProblem, by_hand: Schedule, budget_bytes: int = 1 << 50) -> MemoryPlan:
+    """A plan document around a schedule."""
+    return MemoryPlan(
+        name=problem.name,
+        problem_sha256=problem.sha256,
+        budget_bytes=budget_bytes,
+        status="feasible",
+        objective=None,
+        bound=None,
+        gap=None,
+        overhead_gap=None,
+        unconstrained=problem.unconstrained_cost,
+        unit=problem.unit,
+        method="by hand",
+        stopped_by="gap",
+        seconds={},
+        solver={},
+        check={},
+        schedule=by_hand,
+    )
