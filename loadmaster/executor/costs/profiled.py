@@ -20,8 +20,9 @@ from loadmaster.errors import InputError
 from loadmaster.executor.costs.materialize import index_limit, materialize
 from loadmaster.executor.costs.model import CostModel
 from loadmaster.executor.costs.roofline import Roofline
-from loadmaster.executor.costs.traffic import flops, group_bytes, is_free, value_of
+from loadmaster.executor.costs.traffic import flops, group_bytes, is_free, tensors, value_of
 from loadmaster.executor.costs.workspace import workspace_formula_bytes
+from loadmaster.executor.memory.measure import cpu_peak_bytes
 from loadmaster.models.hardware import hardware, hardware_reported_as
 
 logger = logging.getLogger(__name__)
@@ -64,10 +65,10 @@ class Profiler:
         return self._estimated_us(node) if measured is None else measured.time_us
 
     def workspace_bytes(self, node: fx.Node) -> int:
-        """The allocator's peak beside inputs and results; on the CPU, which has no such counter, the formulas."""
+        """The allocator's peak beside inputs and results."""
         if is_free(node):
             return 0
-        measured = self._measure(node) if self.device.type == "cuda" else None
+        measured = self._measure(node)
         return workspace_formula_bytes(node) if measured is None else measured.workspace_bytes
 
     def group_us(self, nodes: Sequence[fx.Node]) -> float:
@@ -109,9 +110,11 @@ class Profiler:
             return None
 
     def _workspace(self, node: fx.Node, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> int:
-        target(*args, **kwargs)
+        result = target(*args, **kwargs)
         if self.device.type != "cuda":
-            return workspace_formula_bytes(node)
+            held = sum(t.untyped_storage().nbytes() for t in tensors(result))
+            return max(workspace_formula_bytes(node), cpu_peak_bytes(lambda: target(*args, **kwargs)) - held)
+        del result
         torch.cuda.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)

@@ -7,6 +7,7 @@ compiled code are seen too, not only operator results.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -66,6 +67,7 @@ def measure(
 
 def cpu_peak_bytes(run: Callable[[], object]) -> int:
     """Highest bytes that PyTorch's CPU allocator hands out during the call, beyond what was allocated before."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it announces every start and stop on stderr
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     results = profiler.profiler.kineto_results
