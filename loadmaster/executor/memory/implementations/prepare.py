@@ -11,10 +11,12 @@ from collections.abc import Callable, Collection
 from torch import fx
 
 from loadmaster.errors import InputError
+from loadmaster.executor.memory.implementations.cross_entropy_pass import chunk_cross_entropy
 from loadmaster.executor.memory.implementations.dropout import seed_dropout
 
 PASSES: dict[str, Callable[[fx.Graph], None]] = {
     "seeded_dropout": seed_dropout,
+    "linear_cross_entropy": chunk_cross_entropy,
 }
 """By name, in the order they run. Each changes the graph in place."""
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import aot_module, make_boxed_func
 from torch._functorch.partitioners import default_partition
 
+from loadmaster.executor.memory.implementations.prepare import prepare
 from loadmaster.executor.memory.implementations.registry import BackwardAlternative
 
 
@@ -57,3 +59,22 @@ def substitute(joint: fx.GraphModule, alternative: BackwardAlternative) -> tuple
 def flat(result: Any) -> list[Tensor]:
     """The tensors among a joint graph's outputs."""
     return [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, Tensor)]
+
+
+def prepared_step(
+    step: Callable[..., Tensor], exclude: Collection[str] = ()
+) -> tuple[Callable[..., Tensor], list[str]]:
+    """The step compiled eagerly from its prepared joint graph, and the operators of that graph once it has run."""
+    operators: list[str] = []
+
+    def split(joint: fx.GraphModule, *args: Any, **options: Any) -> Any:
+        prepared = prepare(joint, exclude)
+        operators.extend(str(n.target) for n in prepared.graph.nodes if n.op == "call_function")
+        return default_partition(prepared, *args, **options)
+
+    def run(graph: fx.GraphModule, _: Any) -> Any:
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=run, bw_compiler=run, partition_fn=split)
+    torch._dynamo.reset()
+    return torch.compile(step, backend=backend, fullgraph=True, dynamic=False), operators

@@ -1,0 +1,247 @@
+"""Chunked linear + cross-entropy against plain PyTorch: as a function, and found in joint graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from joint_graphs import prepared_step
+from torch import nn
+from torch.nn import functional as F
+
+from loadmaster.errors import InputError
+from loadmaster.executor.memory.implementations.cross_entropy import (
+    chunk_rows,
+    chunked_linear_cross_entropy,
+    default_chunks,
+    linear_cross_entropy,
+    linear_cross_entropy_backward,
+)
+
+torch.set_num_threads(1)
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+def with_gradients(loss, *tensors):
+    return [loss, *torch.autograd.grad(loss, [t for t in tensors if t is not None])]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(1, 13),
+    width=st.integers(1, 6),
+    classes=st.integers(1, 9),
+    chunks=st.integers(1, 20),
+    reduction=st.sampled_from(["mean", "sum"]),
+    biased=st.booleans(),
+    ignored=st.booleans(),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    seed=st.integers(0, 1000),
+)
+def test_equals_linear_then_cross_entropy(rows, width, classes, chunks, reduction, biased, ignored, dtype, seed):
+    torch.manual_seed(seed)
+    hidden = torch.randn(width, rows, dtype=dtype).t().requires_grad_()
+    weight = torch.randn(classes, width, dtype=dtype, requires_grad=True)
+    bias = torch.randn(classes, dtype=dtype, requires_grad=True) if biased else None
+    targets = torch.randint(classes, (rows,))
+    if ignored:
+        targets[torch.rand(rows) < 0.3] = -100
+    plain = F.cross_entropy(F.linear(hidden, weight, bias), targets, reduction=reduction)
+    chunked = chunked_linear_cross_entropy(hidden, weight, targets, bias, chunks=chunks, reduction=reduction)
+    expected = with_gradients(plain, hidden, weight, bias)
+    for got, want in zip(with_gradients(chunked, hidden, weight, bias), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype], equal_nan=True)
+
+
+def test_no_rows():
+    hidden = torch.randn(0, 3, requires_grad=True)
+    weight = torch.randn(5, 3, requires_grad=True)
+    loss = chunked_linear_cross_entropy(hidden, weight, torch.empty(0, dtype=torch.int64), reduction="sum")
+    loss.backward()
+    assert loss.item() == 0
+    assert weight.grad.abs().max() == 0
+
+
+def test_batches_of_sequences_and_another_ignored_class():
+    hidden = torch.randn(3, 5, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(7, (3, 5))
+    targets[0, :3] = 2
+    plain = F.cross_entropy(F.linear(hidden, weight).flatten(0, 1), targets.flatten(), ignore_index=2)
+    chunked = chunked_linear_cross_entropy(hidden, weight, targets, chunks=4, ignore_index=2)
+    for got, want in zip(with_gradients(chunked, hidden, weight), with_gradients(plain, hidden, weight), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_autocast_is_closer_to_the_truth_than_its_precision():
+    torch.manual_seed(0)
+    hidden = torch.randn(40, 16, requires_grad=True)
+    weight = torch.randn(30, 16, requires_grad=True)
+    targets = torch.randint(30, (40,))
+    truth = with_gradients(F.cross_entropy(F.linear(hidden, weight), targets), hidden, weight)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = chunked_linear_cross_entropy(hidden, weight, targets, chunks=5)
+    assert loss.dtype == torch.float32
+    for got, want in zip(with_gradients(loss, hidden, weight), truth, strict=True):
+        assert got.dtype == torch.float32
+        assert (got - want).norm() < 0.02 * want.norm()
+
+
+def test_large_logits_do_not_overflow():
+    hidden = 1e3 * torch.randn(6, 4)
+    weight, targets = torch.randn(9, 4), torch.randint(9, (6,))
+    plain = F.cross_entropy(F.linear(hidden, weight), targets)
+    torch.testing.assert_close(chunked_linear_cross_entropy(hidden, weight, targets, chunks=3), plain)
+
+
+class Head(nn.Module):
+    """An embedding, a layer, and a head of more classes than it is wide."""
+
+    def __init__(self, biased: bool, tied: bool = False, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(40, 6)
+        self.layer = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 40, bias=biased)
+        if tied:
+            self.head.weight = self.tokens.weight
+        self.to(dtype)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(self.tokens(tokens)).tanh())
+
+
+def tokens_and_targets(count: int = 300) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    tokens, targets = (torch.randint(40, (2, count)) for _ in range(2))
+    targets[0, ::7] = -100
+    return tokens, targets
+
+
+def loss_and_gradients(step, module, *inputs):
+    module.zero_grad()
+    loss = step(*inputs)
+    (3 * loss).backward()
+    return [loss.detach(), *(p.grad for p in module.parameters())]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(("biased", "tied"), [(True, False), (False, False), (False, True)])
+def test_found_in_a_joint_graph(biased, tied, reduction):
+    module = Head(biased, tied)
+    inputs = tokens_and_targets()
+
+    def step(tokens, targets):
+        return F.cross_entropy(module(tokens).flatten(0, 1), targets.flatten(), reduction=reduction)
+
+    compiled, operators = prepared_step(step)
+    got = loss_and_gradients(compiled, module, *inputs)
+    for have, want in zip(got, loss_and_gradients(step, module, *inputs), strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-11, atol=1e-11)
+    assert sum("linear_cross_entropy" in o for o in operators) == 2
+    assert not any("log_softmax" in o or "nll_loss" in o for o in operators)
+
+
+def test_found_under_autocast_as_precise_as_plain_autocast():
+    module = Head(biased=True, dtype=torch.float32)
+    inputs = tokens_and_targets()
+
+    def step(tokens, targets):
+        return F.cross_entropy(module(tokens).flatten(0, 1), targets.flatten())
+
+    truth = loss_and_gradients(step, module, *inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled, operators = prepared_step(step)
+        got = loss_and_gradients(compiled, module, *inputs)
+        plain = loss_and_gradients(step, module, *inputs)
+    assert any("linear_cross_entropy" in o for o in operators)
+    for have, other, want in zip(got, plain, truth, strict=True):
+        assert have.dtype == other.dtype
+        assert (have - want).norm() <= 1.2 * (other - want).norm() + 1e-3 * want.norm()
+
+
+def test_frozen_head_needs_only_the_gradient_of_hidden():
+    module = Head(biased=True)
+    module.head.requires_grad_(False)
+    inputs = tokens_and_targets()
+
+    def step(tokens, targets):
+        return F.cross_entropy(module(tokens).flatten(0, 1), targets.flatten())
+
+    compiled, operators = prepared_step(step)
+    compiled(*inputs).backward()
+    got = [p.grad.clone() for p in module.parameters() if p.requires_grad]
+    module.zero_grad()
+    step(*inputs).backward()
+    for have, want in zip(got, [p.grad for p in module.parameters() if p.requires_grad], strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-11, atol=1e-11)
+    assert any("linear_cross_entropy_backward" in o for o in operators)
+
+
+@pytest.mark.parametrize("why", ["few rows", "few classes", "logits are read", "class weights", "smoothing"])
+def test_left_alone(why):
+    module = Head(biased=True)
+    if why == "few classes":
+        module.head = nn.Linear(6, 5).double()
+    tokens, targets = tokens_and_targets(100 if why == "few rows" else 300)
+    weights = torch.rand(40, dtype=torch.float64) if why == "class weights" else None
+    smoothing = 0.1 if why == "smoothing" else 0.0
+
+    def step(tokens, targets):
+        logits = module(tokens).flatten(0, 1)
+        loss = F.cross_entropy(logits, targets.flatten(), weights, label_smoothing=smoothing)
+        return loss + logits.square().mean() if why == "logits are read" else loss
+
+    compiled, operators = prepared_step(step)
+    inputs = (tokens, targets.clamp(max=4) if why == "few classes" else targets)
+    got = loss_and_gradients(compiled, module, *inputs)
+    for have, want in zip(got, loss_and_gradients(step, module, *inputs), strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-11, atol=1e-11)
+    assert not any("linear_cross_entropy" in o for o in operators)
+
+
+def test_excluded_pass():
+    module = Head(biased=True)
+    compiled, operators = prepared_step(
+        lambda tokens, targets: F.cross_entropy(module(tokens).flatten(0, 1), targets.flatten()),
+        exclude=["linear_cross_entropy"],
+    )
+    compiled(*tokens_and_targets())
+    assert not any("linear_cross_entropy" in o for o in operators)
+
+
+def test_chunks_cover_the_rows():
+    assert default_chunks(32_768, 1024) == 16
+    assert default_chunks(0, 8) == 1
+    assert chunk_rows(4) >= 256
+
+
+def test_operators_pass_the_framework_checks():
+    hidden, weight, targets = torch.randn(7, 3), torch.randn(3, 5), torch.randint(5, (7,))
+    plain = (2, -100, True)
+    args = (hidden, weight, torch.randn(5), targets)
+    torch.library.opcheck(linear_cross_entropy, (*args, *plain, torch.float32))
+    _, normalizer, total = linear_cross_entropy(*args, *plain, torch.float32)
+    torch.library.opcheck(linear_cross_entropy_backward, (torch.ones(()), *args, normalizer, total, *plain))
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"weight": torch.randn(5, 4)}, "weight"),
+        ({"targets": torch.zeros(6, dtype=torch.int64)}, "targets"),
+        ({"targets": torch.zeros(7)}, "targets"),
+        ({"bias": torch.randn(4)}, "bias"),
+        ({"chunks": 0}, "chunks"),
+        ({"reduction": "none"}, "reduction"),
+    ],
+)
+def test_bad_input_names_the_field(changed, field):
+    arguments = {
+        "hidden": torch.randn(7, 3),
+        "weight": torch.randn(5, 3),
+        "targets": torch.zeros(7, dtype=torch.int64),
+    }
+    with pytest.raises(InputError) as caught:
+        chunked_linear_cross_entropy(**(arguments | changed))
+    assert caught.value.field == field
