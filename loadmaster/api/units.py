@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from loadmaster.errors import InputError
-from loadmaster.models.memory.plain import unconstrained_peak_bytes
+from loadmaster.models.memory import plain
 from loadmaster.models.memory.problem import MemoryProblem
 
 _FACTORS = {
@@ -41,7 +41,7 @@ class Budget:
         if self.share is None:
             assert self.size_bytes is not None
             return self.size_bytes
-        return int(self.share * unconstrained_peak_bytes(problem))
+        return int(self.share * plain.peak_bytes(problem))
 
 
 def parse_bytes(text: str, field: str) -> int:

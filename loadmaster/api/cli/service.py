@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from datetime import datetime
+from typing import Any
 
 from loadmaster.api.cli import plans
 from loadmaster.api.cli.files import expect_writable
@@ -96,7 +98,8 @@ def _follow(handle: PlanHandle, terminal: Terminal, unit: str) -> None:
     """Show what happens to a plan until it is final."""
     for event in handle.events():
         if event.type in ("progress", "incumbent"):
-            plans.report_progress(terminal, PlanProgress(**event.data), unit)
+            figures: dict[str, Any] = {f.name: event.data.get(f.name) for f in dataclasses.fields(PlanProgress)}
+            plans.report_progress(terminal, PlanProgress(**figures), unit)
         elif event.type == "state":
             terminal.progress(f"{handle.id}: {event.data['state']}")
 

@@ -14,7 +14,7 @@ from loadmaster.models.hardware import hardware
 from loadmaster.models.kinds import read_problem
 from loadmaster.models.memory import presets
 from loadmaster.models.memory.checker import check
-from loadmaster.models.memory.plain import plain_schedule
+from loadmaster.models.memory.plain import formulate
 
 
 def run(*arguments: str) -> int:
@@ -37,7 +37,7 @@ def test_every_example_makes_a_problem(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", presets.example_names())
 def test_the_plain_step_of_an_example_holds(name: str) -> None:
     problem = read_problem(presets.example(name))
-    verdict = check(problem, plain_schedule(problem), 1 << 60)
+    verdict = check(problem, formulate(problem), 1 << 60)
     assert verdict.ok, verdict.violations
     assert verdict.recomputed == 0
     # Running in place only where nothing is lost may cost a little more than the unconstrained bound.
@@ -56,7 +56,7 @@ def test_without_output_the_document_is_on_stdout(capsys: pytest.CaptureFixture[
 def test_a_transformer_trains(layers: int, hidden: int, sequence: int, batch: int) -> None:
     problem = read_problem(presets.transformer(layers, hidden, sequence, batch, hardware("h200"), vocabulary=100))
     assert len(problem.forward) == len(problem.backward) == 10 * layers + 4
-    verdict = check(problem, plain_schedule(problem), 1 << 60)
+    verdict = check(problem, formulate(problem), 1 << 60)
     assert verdict.ok, verdict.violations
     assert verdict.objective == pytest.approx(problem.unconstrained_cost)
 

@@ -1,0 +1,130 @@
+"""The commands that talk to a service, against a real one whose planner answers by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadmaster.api.cli import app
+from loadmaster.api.client import Client
+from loadmaster.models.kinds import read_plan
+from loadmaster.models.memory.presets import chain
+from tests.api.cli.plans_by_hand import MEGABYTE, plan_by_hand
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def run(*arguments: str | Path) -> int:
+    """Exit status of a command; argparse ends a process where main returns."""
+    try:
+        return app.main([str(a) for a in arguments])
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+@pytest.fixture
+def service(start_service: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of a service; it is also the default one."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    url: str = start_service(planner="tests.api.cli.hand_planner:HandPlanner", workers=1).url
+    monkeypatch.setenv("LOADMASTER_SERVER", url)
+    return url
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> Path:
+    path = tmp_path / "problem.json"
+    path.write_text(json.dumps(chain(6, MEGABYTE)))
+    return path
+
+
+def test_plan_on_a_server(service: str, problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = problem.parent / "plan.json"
+    assert run("plan", problem, "--budget", "8MB", "--server", service, "-o", output) == 0
+    assert read_plan(output) == plan_by_hand(chain(6, MEGABYTE), 8 * MEGABYTE)
+    out, err = capsys.readouterr()
+    assert "gap 10.00 %" in out
+    assert "submitted to" in err
+
+
+def test_submit_watch_list(service: str, problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("submit", problem, "--budget", "8MB", "--label", "run=first") == 0
+    plan_id = capsys.readouterr().out.strip()
+    output = problem.parent / "plan.json"
+    assert run("watch", plan_id, "-o", output) == 0
+    assert read_plan(output).budget_bytes == 8 * MEGABYTE
+    capsys.readouterr()
+    assert run("list", "--label", "run=first") == 0
+    assert plan_id in capsys.readouterr().out
+    assert run("list", "--label", "run=second", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_infeasible_on_a_server(service: str, problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", problem, "--budget", "1MB", "--seed", "2", "--server", service) == 3
+    assert "2000000 bytes" in capsys.readouterr().err
+
+
+def test_cancel(service: str, problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("submit", problem, "--budget", "8MB", "--seed", "1") == 0
+    plan_id = capsys.readouterr().out.strip()
+    with Client(service) as client:
+        for event in client.plan(plan_id).events():
+            if event.type == "incumbent":
+                break
+        assert run("cancel", plan_id) == 0
+        assert client.plan(plan_id).wait(20).state == "cancelled"
+    assert run("watch", plan_id) == 130
+
+
+def test_an_interrupt_cancels_the_job_and_keeps_the_plan(service: str, problem: Path) -> None:
+    output = problem.parent / "plan.json"
+    command = [sys.executable, "-m", "loadmaster.api.cli", "plan", str(problem), "--budget", "8MB", "--seed", "1"]
+    done: list[int] = []
+    with subprocess.Popen([*command, "--server", service, "-o", str(output)], cwd=ROOT) as process:
+        waiting = threading.Thread(target=lambda: done.append(process.wait()))
+        waiting.start()
+        with Client(service) as client:
+            while not any(plan.state == "running" and plan.objective for plan in client.list()):
+                assert not done, "the command ended before it was interrupted"
+            os.kill(process.pid, signal.SIGINT)
+            waiting.join(30)
+            assert done == [130]
+            assert [plan.state for plan in client.list()] == ["cancelled"]
+    assert read_plan(output).stopped_by == "cancel"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["watch", "nothing"], "nothing"),
+        (["cancel", "no/such"], "id"),
+        (["submit", "problem.json", "--budget", "8MB", "--label", "x"], "--label"),
+        (["list", "--state", "asleep"], "state"),
+    ],
+)
+def test_bad_input_is_two(
+    arguments: list[str],
+    says: str,
+    service: str,
+    problem: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(problem.parent)
+    assert run(*arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_no_service_is_an_error_that_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("list", "--server", "http://127.0.0.1:9") == 1
+    assert "loadmaster serve" in capsys.readouterr().err
