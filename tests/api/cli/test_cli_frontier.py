@@ -1,0 +1,128 @@
+"""``frontier`` around a planner that answers by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadmaster import planner
+from loadmaster.api.cli import app
+from loadmaster.api.report.frontier_page import frontier_page
+from loadmaster.models.memory.plan import Infeasibility, MemoryPlan
+from loadmaster.models.memory.presets import chain, reference
+from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.planner.options import PlanOptions
+from tests.api.cli.plans_by_hand import MEGABYTE, no_plan, plan_by_hand
+
+
+def run(*arguments: str | Path) -> int:
+    """Exit status of a command; argparse ends a process where main returns."""
+    try:
+        return app.main([str(a) for a in arguments])
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+@dataclass(frozen=True)
+class Point:
+    budget_bytes: int
+    plan: MemoryPlan
+
+
+@dataclass(frozen=True)
+class Points:
+    points: tuple[Point, ...]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """A planner in whose sweeps budgets below 3 MB are too small, and larger ones are better; what it was asked."""
+    calls: list[dict[str, Any]] = []
+
+    def frontier(
+        problem: MemoryProblem,
+        options: PlanOptions,
+        budgets_bytes: Sequence[int] | None = None,
+        count: int = 6,
+        workers: int = 2,
+        on_progress: Callable[..., None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Points:
+        calls.append({"options": options, "budgets_bytes": budgets_bytes, "count": count, "workers": workers})
+        budgets = budgets_bytes or [(n + 3) * MEGABYTE for n in range(count)]
+        return Points(tuple(Point(b, answer(b)) for b in budgets))
+
+    def answer(budget_bytes: int) -> MemoryPlan:
+        if budget_bytes < 3 * MEGABYTE:
+            short = 3 * MEGABYTE - budget_bytes
+            return no_plan(chain(6, MEGABYTE), budget_bytes, Infeasibility(3 * MEGABYTE, short, "backward 2", ()))
+        return plan_by_hand(
+            chain(6, MEGABYTE), budget_bytes, objective=4e10 / budget_bytes, bound=3.6e10 / budget_bytes
+        )
+
+    monkeypatch.setattr(planner, "frontier", frontier, raising=False)
+    return calls
+
+
+@pytest.fixture
+def problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "problem.json"
+    path.write_text(json.dumps(chain(6, MEGABYTE)))
+    return path
+
+
+def test_a_sweep_is_a_table_and_two_pictures(
+    asked: list[dict[str, Any]], problem: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("frontier", problem, "--count", "4", "--workers", "1", "--gap", "0.1") == 0
+    assert asked == [{"options": PlanOptions(gap=0.1), "budgets_bytes": None, "count": 4, "workers": 1}]
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert Path("chain-6-frontier.png").read_bytes().startswith(b"\x89PNG")
+    page = Path("chain-6-frontier.html").read_text()
+    assert page.count("<circle") == 4
+    assert "http-equiv" not in page and "src=" not in page
+
+
+def test_budgets_that_are_too_small_are_points_too(
+    asked: list[dict[str, Any]], problem: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--budgets", "2MB,100%,5MB", "-o", "f.json", "--html", "f.html", "--png", "f.png", "--json"]
+    assert run("frontier", problem, *flags) == 0
+    points = json.loads(capsys.readouterr().out)
+    assert [p["status"] for p in points] == ["infeasible", "feasible", "feasible"]
+    assert [p["budget_bytes"] for p in points] == asked[0]["budgets_bytes"]
+    document = json.loads(Path("f.json").read_text())
+    assert [p["plan"]["budget_bytes"] for p in document["points"]] == asked[0]["budgets_bytes"]
+    assert "needs 2.86 MiB" in Path("f.html").read_text()
+
+
+def test_no_feasible_budget_is_three(asked: list[dict[str, Any]], problem: Path) -> None:
+    assert run("frontier", problem, "--budgets", "1MB,2MB") == 3
+    assert list(Path().glob("*.png")) == []
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--count", "0"], ["--workers", "1000"], ["--budgets", "5mb"], ["--png", "no/such/f.png"], ["--budgets", ""]],
+)
+def test_bad_input_is_two(flags: list[str], asked: list[dict[str, Any]], problem: Path) -> None:
+    assert run("frontier", problem, *flags) == 2
+    assert asked == []
+
+
+def test_published_results_are_marked() -> None:
+    published = reference("resnet50-b184-p100-full")
+    assert sorted(published) == [gib << 30 for gib in range(5, 11)]
+    plans = [plan_by_hand(chain(6, MEGABYTE), budget, objective=1e6, bound=9e5) for budget in published]
+    page = frontier_page("title <b>", plans, published)
+    assert page.count('stroke="var(--reference)"') == 6
+    assert "981.6 ms" in page
+    assert "title &lt;b&gt;" in page and "<b>" not in page
+    assert 'stroke="var(--reference)"' not in frontier_page("title", plans, {})
