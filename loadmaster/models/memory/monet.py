@@ -31,8 +31,8 @@ subject to
 (4.16)  a[k,V] + workspace + gradients and fixed bytes of backward k <= M - `hold_backward`
 
 where G_t + a[t,j] <= M for j < V is a bound on the column, workspace is that of d, q, y or h, and |L_j kept| is the sum
-of m_i s[t,i] over L_j. With r[t,j] = 0, (4.14) follows from (4.15). Constraint (4.12) is one row for a result, not three
-for a product, and no weaker: w is pressed down to max(0, needed - kept), which is all that the products sum to.
+of m_i s[t,i] over L_j. With r[t,j] = 0, (4.14) follows from (4.15). Constraint (4.12) is one row for a result, where
+section 4.3.4 has three for a product, and no weaker: w is pressed down to max(0, needed - kept), all that they sum to.
 
 Fixed at zero, without losing the optimum (costs are not negative, and less kept takes no more room):
 - s[t,i] where neither backward t (see :func:`loadmaster.models.memory.tidy.tidy`) nor anything after t can read i;
@@ -73,7 +73,7 @@ def formulate(problem: MemoryProblem, budget_bytes: int, *, may_recompute: BoolA
     Args:
         may_recompute: [stages, V], which recomputations to consider (row 0 is not read); None: all.
     """
-    return Monet(problem, budget_bytes, Usefulness(problem, may_recompute))
+    return Monet(problem, budget_bytes, Usefulness(problem, may_recompute=may_recompute))
 
 
 class Monet:

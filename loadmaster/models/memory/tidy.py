@@ -13,8 +13,8 @@ def tidy(problem: MemoryProblem, schedule: Schedule) -> Schedule:
 
     From the last stage back, a compute stays if its result is not stored already and is read later in the stage, by
     the stage's backward operator or by a later stage, or if an encoded result that stays needs it beside itself.
-    A needless keep goes, unless the stage's own backward operator reads the result: there the accounting charges a
-    result that is kept once, and one that is not kept beside the live inputs of every operator. Schedules that
+    A needless keep goes, unless the stage's backward operator reads the result and one of its computes counts it among
+    its live inputs: there the accounting charges a result once if it is kept, and twice if it is not. Schedules that
     offload come back as they are, because every compute dropped would move the copies in time.
     """
     if schedule.offload or any(stage.fetches for stage in schedule.stages):
@@ -34,8 +34,7 @@ def _tidy_stage(
     reads: set[int] = set()
     if t > 0 and stage.implementation is not None:
         reads = set(problem.backward[t - 1].implementations[stage.implementation].needs)
-    keep = tuple(i for i in stage.keep if i in needed_next or i in reads)
-    needed = reads | set(keep)
+    needed = reads | (needed_next & set(stage.keep))
     parents: set[int] = set()
     computes: list[Compute] = []
     for c in reversed(stage.computes):
@@ -49,4 +48,6 @@ def _tidy_stage(
         needed.update(operator.inputs)
         if operator.encodes is not None:
             parents.add(operator.encodes)
+    live = {i for c in computes for i in problem.forward[c.forward].live_inputs}
+    keep = tuple(i for i in stage.keep if i in needed_next or i in reads & live)
     return replace(stage, computes=tuple(reversed(computes)), keep=keep), needed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,12 +22,21 @@ class Usefulness:
         keep: [stages, V], whether result i is worth handing from stage t to stage t + 1.
     """
 
-    def __init__(self, problem: MemoryProblem, may_recompute: BoolArray | None = None) -> None:
+    def __init__(
+        self,
+        problem: MemoryProblem,
+        *,
+        may_recompute: BoolArray | None = None,
+        needs: Sequence[Collection[int]] | None = None,
+    ) -> None:
+        """``may_recompute`` [stages, V] leaves out recomputations (row 0 is not read). ``needs`` [K]: what each
+        backward operator may read; None: what any of its undominated implementations needs."""
         stages, count = problem.stage_count, len(problem.forward)
+        if needs is None:
+            needs = [{i for c in backward_choices(problem, k) for i in c.needs} for k in range(1, stages)]
         needed = np.zeros((stages, count), dtype=bool)
-        for k in range(1, stages):
-            for c in backward_choices(problem, k):
-                needed[k, list(c.needs)] = True
+        for k, read in enumerate(needs, start=1):
+            needed[k, list(read)] = True
         allowed = np.ones((stages, count), dtype=bool) if may_recompute is None else may_recompute.copy()
         allowed[0] = False
         allowed[:, [not f.recomputable for f in problem.forward]] = False

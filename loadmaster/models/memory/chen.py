@@ -1,0 +1,88 @@
+"""Chen's sqrt(n) checkpointing: keep what crosses segment boundaries, recompute each segment once in the backward pass.
+
+Source: Chen, Xu, Zhang and Guestrin, Training deep nets with sublinear memory cost (2016), algorithm 3, on a graph
+instead of a chain: what crosses a boundary is every result that a later segment reads. Segments are of about equal
+bytes, and their number is searched on a grid around sqrt(n), as there. There is no budget: it is one point.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from loadmaster.models.memory import fixed
+from loadmaster.models.memory.checker import check
+from loadmaster.models.memory.plan import Schedule
+from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.solvers.program import IntArray
+
+# Numbers of segments that are tried, as powers of two of sqrt(n).
+_GRID = np.arange(-2.0, 2.1, 0.5)
+
+
+def formulate(problem: MemoryProblem) -> Schedule:
+    """The schedule of the number of segments with the least peak, and of those with equal peaks the least objective."""
+    count = len(problem.forward)
+    numbers = sorted({min(count, max(1, round(math.sqrt(count) * 2.0**power))) for power in _GRID})
+    schedules = [in_segments(problem, number) for number in numbers]
+    return min(schedules, key=lambda s: _peak_and_objective(problem, s))
+
+
+def _peak_and_objective(problem: MemoryProblem, schedule: Schedule) -> tuple[int, float]:
+    verdict = check(problem, schedule, budget_bytes=0)
+    return verdict.peak_bytes, verdict.objective
+
+
+def in_segments(problem: MemoryProblem, number: int) -> Schedule:
+    """The schedule with about ``number`` segments."""
+    ways = fixed.fastest_backward(problem)
+    needs = fixed.needs_of(problem, ways)
+    ids = fixed.forward_pass(problem, ways)
+    segment = _segments(problem, number)
+    kept = _kept(problem, ids, segment)
+    there = set(kept)
+    runs = [fixed.run(problem, 0, ids)]
+    for k, now in enumerate(needs):
+        entered = {int(segment[i]) for i in now if i not in there}
+        wanted = {i for later in needs[k:] for i in later if segment[i] in entered}
+        ran = _closure(problem, wanted - there, there)
+        there |= ran
+        runs.append(fixed.run(problem, k + 1, ran))
+    return fixed.schedule(problem, runs, ways, kept)
+
+
+def _segments(problem: MemoryProblem, number: int) -> IntArray:
+    """The segment of every forward operator [V]: consecutive, of about equal bytes."""
+    sizes = problem.output_bytes.astype(np.float64)
+    middle = np.cumsum(sizes) - sizes / 2
+    share = middle / max(float(sizes.sum()), 1.0)
+    return np.minimum((share * number).astype(np.int64), number - 1)
+
+
+def _kept(problem: MemoryProblem, ids: list[int], segment: IntArray) -> set[int]:
+    """Results that a later segment reads, and those that cannot be had a second time."""
+    kept: set[int] = set()
+    for i in ids:
+        operator = problem.forward[i]
+        parent = i if operator.encodes is None else operator.encodes
+        once = not (operator.recomputable and problem.forward[parent].recomputable)
+        if once or any(segment[j] > segment[i] for j in problem.consumers[i] if j in ids):
+            kept.add(i)
+    return kept
+
+
+def _closure(problem: MemoryProblem, wanted: set[int], there: set[int]) -> set[int]:
+    """What must run so that all wanted results exist, given those that are there."""
+    ran: set[int] = set()
+    open_ids = list(wanted)
+    while open_ids:
+        i = open_ids.pop()
+        if i in ran:
+            continue
+        ran.add(i)
+        operator = problem.forward[i]
+        open_ids += [j for j in operator.inputs if j not in there]
+        if operator.encodes is not None:
+            open_ids.append(operator.encodes)
+    return ran
