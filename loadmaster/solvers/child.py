@@ -83,11 +83,13 @@ class PipeLink:
             if not self._connection.poll(_WATCH_EVERY_S):
                 continue
             try:
-                message = self._connection.recv()
+                if self._connection.recv() == STOP:
+                    self._stop.set()
+                    # The solver may not look up before it is killed: what it has found goes out now.
+                    with self._lock:
+                        self._send_incumbent(time.monotonic())
             except (EOFError, OSError):
                 break
-            if message == STOP:
-                self._stop.set()
         # The group: a solver behind PuLP is a process of its own.
         os.killpg(os.getpgid(0), signal.SIGKILL)
 

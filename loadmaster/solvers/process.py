@@ -32,7 +32,7 @@ from loadmaster.solvers.program import FloatArray, Program
 from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy
 
 # A cancel answers within a second: this long to stop in good order, then the process is killed.
-_ORDERLY_STOP_S = 0.7
+_ORDERLY_STOP_S = 0.5
 # Solvers look at their clocks now and then only; start-up and hand-over come on top.
 _GRACE_S = 5.0
 _GRACE_SHARE = 0.1

@@ -55,7 +55,7 @@ def _solve(name: str, program: Program, options: SolveOptions, link: Link) -> So
     status, stopped_by = _run(name, problem, options, started)
     if status is SolverStatus.INFEASIBLE and program.cost.any() and _has_infinite_bounds(program):
         # Some solvers say "infeasible" where they mean "infeasible or unbounded".
-        problem.setObjective(pulp.LpAffineExpression())
+        problem.setObjective(pulp.LpAffineExpression(dict.fromkeys(columns.values(), 0.0)))
         again, _ = _run(name, problem, options, started)
         status = SolverStatus.UNBOUNDED if again is SolverStatus.OPTIMAL else status
     seconds = time.perf_counter() - started

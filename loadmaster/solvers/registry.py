@@ -45,7 +45,7 @@ _DRIVERS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         "ortools",
         ("start", "progress", "incumbents", "cancel", "node_limit", "cutoff", "conflict"),
     ),
-    "pulp": ("loadmaster.solvers.pulp_door", "pulp", "pulp", ("continuous", "start", "cutoff")),
+    "pulp": ("loadmaster.solvers.pulp_door", "pulp", "pulp", ("continuous", "start", "cancel", "cutoff")),
 }
 
 

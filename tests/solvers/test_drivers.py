@@ -105,21 +105,23 @@ def test_infeasible_for_integrality_alone_has_no_conflict_to_name() -> None:
     assert solution.conflict == ()
 
 
+@pytest.mark.parametrize("solver", ["highs", "pulp:PULP_CBC_CMD", "pulp:HiGHS"])
 @pytest.mark.parametrize("integer", [True, False])
-def test_unbounded(integer: bool) -> None:
+def test_unbounded(solver: str, integer: bool) -> None:
     builder = ProgramBuilder()
     x = builder.columns("x", 2, integer=integer, cost=[-1.0, 0.0])
     builder.rows("link", (), [(0, x, [1.0, -1.0])], upper=1.0)
-    solution = solve(builder.build())
+    solution = solve(builder.build(), solver=solver)
     assert (solution.status, solution.stopped_by) == (SolverStatus.UNBOUNDED, StoppedBy.PROOF)
     assert solution.values is None
 
 
-def test_infeasible_with_an_unbounded_ray_is_infeasible() -> None:
+@pytest.mark.parametrize("solver", ["highs", "pulp:PULP_CBC_CMD", "pulp:HiGHS"])
+def test_infeasible_with_an_unbounded_ray_is_infeasible(solver: str) -> None:
     builder = ProgramBuilder()
     x = builder.columns("x", 2, cost=[-1.0, 0.0])
     builder.rows("low", (), [(0, x[1], 1.0)], upper=-1.0)
-    assert solve(builder.build()).status is SolverStatus.INFEASIBLE
+    assert solve(builder.build(), solver=solver).status is SolverStatus.INFEASIBLE
 
 
 @pytest.mark.parametrize("solver", ["highs", "pulp:PULP_CBC_CMD"])
