@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
+from running_service import RunningService
 
 from loadmaster.api.client import Client
-from loadmaster.api.serve import make_server
 from loadmaster.api.server.app import create_app
 from loadmaster.api.settings import Settings
 from loadmaster.api.worker.worker import Worker
@@ -55,34 +52,6 @@ async def http(app: FastAPI) -> Any:
         yield client
 
 
-class RunningService:
-    """A uvicorn server in a thread of this process; its workers are real processes."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self._server = make_server(settings)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        wait_until(lambda: self._server.started)
-        port = self._server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-
-    @property
-    def server(self) -> uvicorn.Server:
-        return self._server
-
-    @property
-    def app(self) -> FastAPI:
-        app = self._server.config.app
-        assert isinstance(app, FastAPI)
-        return app
-
-    def stop(self) -> None:
-        self.app.state.service.stopping.set()
-        self._server.should_exit = True
-        self._thread.join()
-
-
 @pytest.fixture
 def start_service(make_settings: Callable[..., Settings]) -> Iterator[Callable[..., RunningService]]:
     """Starts real services; they end with the test."""
@@ -114,14 +83,3 @@ def client(live: RunningService) -> Iterator[Client]:
 def worker(make_settings: Callable[..., Settings], app: FastAPI) -> Worker:
     """A worker on the database of ``app``, to be driven one job at a time in this process."""
     return Worker(app.state.service.settings)
-
-
-def wait_until(holds: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-    """Wait for something that comes by itself; returns it."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        found = holds()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError("it did not happen in time")

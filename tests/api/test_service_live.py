@@ -1,10 +1,54 @@
-"""The whole path, for real: HTTP on a loopback port, worker processes, job processes."""
+"""The whole path, for real: HTTP on a loopback port, worker processes, job processes, and what is done to them."""
 
 from __future__ import annotations
 
-from fake_planner import OPTIMUM, problem
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from loadmaster.api.client import Client
+import httpx
+import pytest
+from fake_planner import OPTIMUM, problem
+from running_service import RunningService, wait_until
+
+from loadmaster.api.client import AsyncClient, Client
+from loadmaster.api.documents import PlanResource
+from loadmaster.api.errors import UnknownPlanError, WaitTimeoutError
+from loadmaster.api.settings import Settings
+from loadmaster.errors import CancelledError, InputError, LimitReachedError, SolverError
+
+
+def pids(marker: Path) -> list[int]:
+    """Job processes that have started on a problem with that marker."""
+    return [int(line) for line in marker.read_text().split()] if marker.exists() else []
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def worker_pid(job_pid: int) -> int:
+    """The parent of a job's process."""
+    return int(Path(f"/proc/{job_pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def with_incumbent(handle: Any) -> Callable[[], PlanResource | None]:
+    """A question that is answered once the plan runs and has an incumbent."""
+
+    def ask() -> PlanResource | None:
+        state: PlanResource = handle.state()
+        return state if state.state == "running" and state.objective is not None else None
+
+    return ask
 
 
 def test_submit_solve_result(client: Client) -> None:
@@ -14,4 +58,179 @@ def test_submit_solve_result(client: Client) -> None:
     state = handle.state()
     assert (state.state, state.gap, state.labels, state.attempts) == ("succeeded", 0.0, {"team": "a"}, 1)
     assert "two incumbents follow" in handle.log()
-    assert [e.type for e in handle.events()][-2:] == ["state", "done"]
+    assert [event.type for event in handle.events()][-2:] == ["state", "done"]
+    assert [plan.id for plan in client.list(label=("team", "a"))] == [handle.id]
+    handle.purge()
+    with pytest.raises(UnknownPlanError):
+        handle.state()
+
+
+def test_errors_arrive_as_they_were_raised(client: Client) -> None:
+    with pytest.raises(InputError) as refusal:
+        client.submit(problem("unheard of"))
+    assert (refusal.value.field, refusal.value.problem) == ("problem.behaviour", "is unknown")
+    assert "found 'unheard of'" in str(refusal.value)
+    with pytest.raises(SolverError, match="the solver broke"):
+        client.submit(problem("solver_error")).result(60)
+    with pytest.raises(LimitReachedError, match="the limit came"):
+        client.submit(problem("limit")).result(60)
+    assert client.dry_run(problem(forward=[1, 2])).sizes == {"forward": 2}
+
+
+def test_cancel_keeps_the_incumbent(client: Client) -> None:
+    handle = client.submit(problem("slow"))
+    wait_until(with_incumbent(handle))
+    with pytest.raises(WaitTimeoutError):
+        handle.wait(0.1)
+    assert handle.cancel().cancel_requested
+    assert handle.wait(30).state == "cancelled"
+    assert handle.document()["objective"] == pytest.approx(1.1 * OPTIMUM)
+    assert handle.cancel().state == "cancelled"
+
+
+def test_cancel_without_an_incumbent_has_no_plan(client: Client, tmp_path: Path) -> None:
+    handle = client.submit(problem("nothing", marker=str(tmp_path / "m")))
+    wait_until(lambda: pids(tmp_path / "m"))
+    handle.cancel()
+    with pytest.raises(CancelledError):
+        handle.document(timeout_s=30)
+
+
+def test_a_job_that_does_not_listen_is_killed(client: Client, tmp_path: Path) -> None:
+    handle = client.submit(problem("deaf", marker=str(tmp_path / "m")))
+    wait_until(with_incumbent(handle))
+    handle.cancel()
+    assert handle.wait(30).state == "cancelled"
+    (pid,) = pids(tmp_path / "m")
+    wait_until(lambda: not alive(pid))
+
+
+def test_a_killed_worker_is_replaced_and_its_job_runs_again(client: Client, tmp_path: Path) -> None:
+    marker = tmp_path / "m"
+    handle = client.submit(problem("slow", seconds=1.5, marker=str(marker)))
+    wait_until(with_incumbent(handle))
+    (first,) = pids(marker)
+    os.kill(worker_pid(first), signal.SIGKILL)
+    done = handle.wait(60)
+    assert (done.state, done.attempts, len(pids(marker))) == ("succeeded", 2, 2)
+    wait_until(lambda: not alive(first))
+    states = [event.data["state"] for event in handle.events() if event.type == "state"]
+    assert states == ["queued", "running", "queued", "running", "succeeded"]
+
+
+def test_two_killed_workers_are_a_failure_with_a_reason(client: Client, tmp_path: Path) -> None:
+    marker = tmp_path / "m"
+    handle = client.submit(problem("slow", marker=str(marker)))
+    for attempt in (1, 2):
+        wait_until(lambda n=attempt: len(pids(marker)) == n)
+        os.kill(worker_pid(pids(marker)[-1]), signal.SIGKILL)
+    with pytest.raises(SolverError, match="started 2 times"):
+        handle.document(timeout_s=60)
+
+
+def test_a_stopped_server_hands_its_job_back_and_loses_nothing(
+    start_service: Callable[..., RunningService], tmp_path: Path
+) -> None:
+    marker = tmp_path / "m"
+    first = start_service(workers=1)
+    with Client(first.url) as client:
+        slow = client.submit(problem("slow", seconds=1.0, marker=str(marker)))
+        queued = client.submit(problem(name="behind it"))
+        wait_until(lambda: pids(marker))
+    first.stop()
+    assert not any(alive(pid) for pid in pids(marker))
+    second = start_service(workers=1)
+    with Client(second.url) as client:
+        done = client.plan(slow.id).wait(60)
+        assert (done.state, done.attempts) == ("succeeded", 1)
+        assert client.plan(queued.id).wait(60).state == "succeeded"
+
+
+def test_a_worker_alone_ends_in_good_order(make_settings: Callable[..., Settings], tmp_path: Path) -> None:
+    settings = make_settings()
+    command = [sys.executable, "-m", "loadmaster.api.worker"]
+    worker = subprocess.Popen(command, env={**os.environ, **settings.to_environment()}, stderr=subprocess.PIPE)
+    assert worker.stderr is not None
+    assert b"is ready" in worker.stderr.readline()
+    worker.send_signal(signal.SIGTERM)
+    _, noise = worker.communicate(timeout=30)
+    assert (worker.returncode, b"Traceback" in noise) == (0, False)
+
+
+def test_ready_and_metrics_follow_the_workers(start_service: Callable[..., RunningService]) -> None:
+    service = start_service(workers=1)
+    with httpx.Client(base_url=service.url) as http, Client(service.url) as client:
+        wait_until(lambda: http.get("/readyz").status_code == 200)
+        client.submit(problem()).wait(60)
+        text = http.get("/metrics").text
+        for line in (
+            'loadmaster_jobs{state="succeeded"} 1.0',
+            "loadmaster_queue_depth 0.0",
+            "loadmaster_workers 1.0",
+            'loadmaster_solve_seconds_bucket{le="+Inf"} 1.0',
+            'loadmaster_gap_at_stop_bucket{le="0"} 1.0',
+        ):
+            assert line in text
+        service.app.state.service.stopping.set()
+        assert http.get("/readyz").status_code == 503
+        assert http.get("/livez").status_code == 200
+
+
+def test_a_server_whose_workers_cannot_start_is_not_ready(start_service: Callable[..., RunningService]) -> None:
+    service = start_service(workers=1)
+    service.app.state.service.queue.gone("nobody")
+    # Kill each worker as it comes: what is left is a server without any.
+    with httpx.Client(base_url=service.url) as http:
+        wait_until(lambda: http.get("/readyz").status_code == 200)
+        supervisor = service.app.state.supervisor
+
+        def unready() -> bool:
+            for pid in supervisor.pids:
+                os.kill(pid, signal.SIGKILL)
+            return http.get("/readyz").json()["checks"]["workers"] == "none alive"
+
+        wait_until(unready)
+        wait_until(lambda: http.get("/readyz").status_code == 200)
+
+
+async def test_the_async_client_is_a_twin(live: RunningService) -> None:
+    async with AsyncClient(live.url) as client:
+        handle = await client.submit(problem(), labels={"team": "b"})
+        types = [event.type async for event in handle.events()]
+        assert types[-1] == "done"
+        assert (await handle.document(timeout_s=60))["objective"] == OPTIMUM
+        assert (await handle.state()).state == "succeeded"
+        assert "two incumbents" in await handle.log()
+        assert [plan.id async for plan in client.list(label=("team", "b"))] == [handle.id]
+        frontier = await client.frontier(problem(name="f"), [2, 1], timeout_s=60)
+        assert [(p.budget_bytes, p.objective) for p in frontier.points] == [(1, OPTIMUM), (2, OPTIMUM)]
+        slow = await client.submit(problem("slow"))
+        with pytest.raises(WaitTimeoutError):
+            await slow.wait(0.1)
+        await slow.cancel()
+        assert (await slow.wait(30)).state == "cancelled"
+        with pytest.raises(InputError):
+            await client.submit(problem("unheard of"))
+        with pytest.raises(SolverError):
+            await (await client.submit(problem("solver_error"))).result(60)
+        await handle.purge()
+        with pytest.raises(UnknownPlanError):
+            await handle.state()
+        assert (await client.get("/v1/solvers"))["solvers"]
+
+
+async def test_many_watchers_see_the_same_events(live: RunningService) -> None:
+    async with AsyncClient(live.url) as client:
+        handle = await client.submit(problem("slow", seconds=0.5))
+
+        async def watch() -> list[Any]:
+            return [event async for event in handle.events()]
+
+        stories = await asyncio.gather(*(watch() for _ in range(5)))
+        assert all(story == stories[0] for story in stories)
+
+
+def test_the_frontier_waits_for_all_points(client: Client) -> None:
+    frontier = client.frontier(problem(worse_by={"2": 5.0}), [1, 2, 3], {"gap": 0.5}, timeout_s=60)
+    assert frontier.state == "succeeded"
+    assert [point.objective for point in frontier.points] == [OPTIMUM] * 3

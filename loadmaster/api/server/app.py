@@ -36,9 +36,10 @@ def create_app(settings: Settings) -> FastAPI:
     queue = Queue(database, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
     service = Service(settings, database, Jobs(database), queue, load_planner(settings.planner))
 
+    supervisor = Supervisor(settings, queue)
+
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        supervisor = Supervisor(settings, queue)
         supervisor.start()
         try:
             yield
@@ -51,6 +52,7 @@ def create_app(settings: Settings) -> FastAPI:
         title="Loadmaster", version=metadata.version("loadmaster"), description=DESCRIPTION, lifespan=lifespan
     )
     app.state.service = service
+    app.state.supervisor = supervisor
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     problems.install(app)
     for module in (plans, events, frontiers, operations, metrics, pages):

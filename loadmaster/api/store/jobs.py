@@ -197,6 +197,10 @@ class Jobs:
                     sa.or_(schema.job.c.problem_sha256 == key, schema.job.c.plan_sha256 == key)
                 )
                 connection.execute(sa.delete(schema.document).where(schema.document.c.sha256 == key, ~users.exists()))
+            siblings = sa.select(schema.job.c.id).where(schema.job.c.frontier_id == job.frontier_id)
+            connection.execute(
+                sa.delete(schema.frontier).where(schema.frontier.c.id == job.frontier_id, ~siblings.exists())
+            )
             return True
 
     def _insert(

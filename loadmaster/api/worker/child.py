@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
 import math
 import os
@@ -119,7 +120,7 @@ def main() -> None:
     logging.getLogger("loadmaster").setLevel(logging.INFO)
     try:
         planner = load_planner(planner_path)
-        plan = planner.plan(problem, options, on_progress=line.progress, cancelled=line.cancelled)
+        plan = planner.plan(json.loads(problem), options, on_progress=line.progress, cancelled=line.cancelled)
         line.send("plan", plan)
     except LoadmasterError as error:
         line.send("error", error_document(error))

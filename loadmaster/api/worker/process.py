@@ -43,15 +43,15 @@ class RunningJob(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts a job somewhere."""
+    """Starts a job somewhere. ``problem`` is the JSON of the problem document."""
 
-    def __call__(self, problem: Document, options: Document, settings: Settings) -> RunningJob: ...
+    def __call__(self, problem: bytes, options: Document, settings: Settings) -> RunningJob: ...
 
 
 class LocalJob:
     """A :class:`RunningJob` in a fresh interpreter on this machine."""
 
-    def __init__(self, problem: Document, options: Document, settings: Settings) -> None:
+    def __init__(self, problem: bytes, options: Document, settings: Settings) -> None:
         ours, theirs = Pipe()
         self._connection: Connection[Any, Any] = ours
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by kill)
@@ -72,7 +72,7 @@ class LocalJob:
             )
         # A process that dies before it has read everything shows as the end of its messages.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            ours.send((settings.planner, dict(problem), dict(options)))
+            ours.send((settings.planner, problem, dict(options)))
 
     @property
     def pid(self) -> int:

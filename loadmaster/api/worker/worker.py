@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
@@ -79,7 +78,7 @@ class Worker:
 
     def _bring_to_end(self, job: Job) -> None:
         logger.info("job %s: attempt %d", job.id, job.attempts)
-        running = self._launch(json.loads(self._queue.problem(job)), job.options, self._settings)
+        running = self._launch(self._queue.problem(job), job.options, self._settings)
         try:
             self._follow(job, running)
         finally:

@@ -1,0 +1,237 @@
+"""Leases: no job is claimed twice, none is lost, and who has lost a lease cannot write."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from loadmaster.api.store import schema
+from loadmaster.api.store.jobs import Jobs, NewJob
+from loadmaster.api.store.queue import Beat, Queue
+from loadmaster.api.store.records import State
+from loadmaster.api.store.schema import Database
+from loadmaster.errors import InputError
+
+PLAN = {"status": "optimal", "objective": 1.0, "bound": 1.0, "gap": 0.0, "unit": "us"}
+
+
+def open_queue(url: str, lease_s: float = 5.0) -> tuple[Jobs, Queue]:
+    """Submissions and leases of a database."""
+    database = Database(url)
+    return Jobs(database), Queue(database, lease_s=lease_s, max_attempts=2)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'queue.db'}"
+
+
+def submit(jobs: Jobs, number: int = 0, key: str | None = None) -> str:
+    """A job that is like no other, unless a cache key is given."""
+    new = NewJob("fake", str(number), {}, 0.02, 60.0, None, key or f"{number:064d}")
+    return jobs.submit(new, {"number": number}, {}, request_sha256=f"{number:064d}").id
+
+
+def claim_all(url: str, owner: str, start: float) -> list[str]:
+    """Claim until nothing waits."""
+    _, queue = open_queue(url)
+    time.sleep(max(0.0, start - time.time()))
+    claimed = []
+    while (job := queue.claim(owner)) is not None:
+        claimed.append(job.id)
+    return claimed
+
+
+def test_threads_claim_every_job_once(url: str) -> None:
+    jobs, _ = open_queue(url)
+    ids = [submit(jobs, number) for number in range(60)]
+    with ThreadPoolExecutor(6) as pool:
+        claims = list(pool.map(lambda n: claim_all(url, f"worker-{n}", time.time() + 0.2), range(6)))
+    assert sorted(job for claimed in claims for job in claimed) == ids
+
+
+def test_processes_claim_every_job_once(url: str) -> None:
+    jobs, _ = open_queue(url)
+    ids = [submit(jobs, number) for number in range(60)]
+    start = time.time() + 2.0
+    with multiprocessing.get_context("spawn").Pool(3) as pool:
+        claims = pool.starmap(claim_all, [(url, f"worker-{n}", start) for n in range(3)])
+    assert sorted(job for claimed in claims for job in claimed) == ids
+
+
+def test_the_oldest_comes_first(url: str) -> None:
+    jobs, queue = open_queue(url)
+    ids = [submit(jobs, number) for number in range(5)]
+    claimed = [queue.claim("w") for _ in range(5)]
+    # Ids order by time, and equal milliseconds by chance.
+    assert sorted(ids) == [job.id for job in claimed if job is not None]
+
+
+def test_of_equal_requests_one_runs_and_the_others_take_its_plan(url: str) -> None:
+    jobs, queue = open_queue(url)
+    first, second = sorted(submit(jobs, n, key="same") for n in range(2))
+    assert queue.claim("a") is not None
+    assert queue.claim("b") is None, "the second waits"
+    assert queue.finish(first, "a", State.SUCCEEDED, plan=PLAN)
+    job = queue.claim("b")
+    assert job is not None
+    assert (job.id, job.state, job.cached) == (second, State.SUCCEEDED, True)
+
+
+def test_an_unproved_plan_makes_the_second_run_itself(url: str) -> None:
+    jobs, queue = open_queue(url)
+    first, second = sorted(submit(jobs, n, key="same") for n in range(2))
+    queue.claim("a")
+    queue.finish(first, "a", State.SUCCEEDED, plan={**PLAN, "bound": 0.5, "gap": 0.5})
+    job = queue.claim("b")
+    assert job is not None
+    assert (job.id, job.state) == (second, State.RUNNING)
+
+
+def test_a_silent_worker_loses_its_lease_and_can_write_no_more(url: str) -> None:
+    jobs, queue = open_queue(url, lease_s=0.2)
+    job_id = submit(jobs)
+    queue.claim("silent")
+    assert queue.reclaim() == 0
+    time.sleep(0.3)
+    assert queue.reclaim() == 1
+    assert queue.beat(job_id, "silent") is Beat.LOST
+    assert queue.look(job_id, "silent") is Beat.LOST
+    assert not queue.record(job_id, "silent", [("log", {"line": "too late"})])
+    assert not queue.finish(job_id, "silent", State.SUCCEEDED, plan=PLAN)
+    again = queue.claim("other")
+    assert again is not None
+    assert (again.id, again.attempts) == (job_id, 2)
+    queue.release(job_id, "silent")
+    queue.give_up(job_id, "silent", "nonsense")
+    assert queue.beat(job_id, "other") is Beat.RUN
+    assert "too late" not in str(jobs.events(job_id))
+
+
+def test_heartbeats_keep_the_lease(url: str) -> None:
+    jobs, queue = open_queue(url, lease_s=0.4)
+    job_id = submit(jobs)
+    queue.claim("w")
+    for _ in range(6):
+        time.sleep(0.1)
+        assert queue.beat(job_id, "w") is Beat.RUN
+        assert queue.reclaim() == 0
+
+
+def test_the_second_death_is_a_failure_with_a_reason(url: str) -> None:
+    jobs, queue = open_queue(url)
+    job_id = submit(jobs)
+    for attempt in (1, 2):
+        job = queue.claim(f"w{attempt}")
+        assert job is not None
+        assert job.attempts == attempt
+        assert queue.abandon(f"w{attempt}") == 1
+    found = jobs.get(job_id)
+    assert found is not None
+    assert found.state is State.FAILED
+    assert found.error is not None
+    assert "2 times" in found.error["detail"]
+    assert queue.claim("w3") is None
+
+
+def test_a_released_job_has_lost_no_attempt(url: str) -> None:
+    jobs, queue = open_queue(url)
+    job_id = submit(jobs)
+    for _ in range(5):
+        job = queue.claim("w")
+        assert job is not None
+        assert job.attempts == 1
+        queue.release(job_id, "w")
+
+
+@pytest.mark.parametrize("end", ["release", "give_up", "abandon"])
+def test_a_cancel_is_not_forgotten_when_the_worker_goes(url: str, end: str) -> None:
+    jobs, queue = open_queue(url)
+    job_id = submit(jobs)
+    queue.claim("w")
+    jobs.cancel(job_id)
+    assert queue.look(job_id, "w") is Beat.CANCEL
+    if end == "release":
+        queue.release(job_id, "w")
+    elif end == "give_up":
+        queue.give_up(job_id, "w", "it crashed")
+    else:
+        queue.abandon("w")
+    found = jobs.get(job_id)
+    assert found is not None
+    assert found.state is State.CANCELLED
+
+
+def test_final_jobs_never_change(url: str) -> None:
+    jobs, queue = open_queue(url)
+    job_id = submit(jobs)
+    queue.claim("w")
+    queue.finish(job_id, "w", State.SUCCEEDED, plan=PLAN)
+    before = jobs.get(job_id)
+    queue.finish(job_id, "w", State.FAILED, error={"type": "SolverError", "detail": "no"})
+    queue.give_up(job_id, "w", "no")
+    queue.release(job_id, "w")
+    queue.abandon("w")
+    jobs.cancel(job_id)
+    assert jobs.get(job_id) == before
+
+
+def test_events_number_without_gaps_under_many_writers(url: str) -> None:
+    jobs, queue = open_queue(url)
+    job_id = submit(jobs)
+    queue.claim("w")
+    threads = [
+        threading.Thread(
+            target=lambda n=n: [queue.record(job_id, "w", [("log", {"line": f"{n}-{i}"})]) for i in range(10)]
+        )
+        for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    events = jobs.events(job_id)
+    assert [event.seq for event in events] == list(range(1, 2 + 1 + 40))
+    lines = [event.data["line"] for event in events if event.type == "log"]
+    assert len(set(lines)) == 40
+
+
+def test_purging_leaves_no_document_behind(url: str) -> None:
+    jobs, queue = open_queue(url)
+    job_id = submit(jobs)
+    queue.claim("w")
+    queue.finish(job_id, "w", State.SUCCEEDED, plan=PLAN)
+    assert jobs.purge(job_id)
+    with Database(url).read() as connection:
+        for table in (schema.document, schema.event, schema.job, schema.label):
+            assert connection.execute(sa.select(sa.func.count()).select_from(table)).scalar() == 0
+
+
+def test_sqlite_is_in_wal_mode(url: str) -> None:
+    with Database(url).read() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+
+
+def test_a_database_of_another_version_is_refused(url: str) -> None:
+    with Database(url).write() as connection:
+        connection.execute(sa.update(schema.schema_version).values(version=99))
+    with pytest.raises(InputError, match="version 99"):
+        Database(url)
+
+
+@pytest.mark.parametrize("bad", ["nonsense", "nosuchdialect://x", "sqlite:////proc/nowhere/x.db"])
+def test_an_unusable_database_is_an_input_error(bad: str) -> None:
+    with pytest.raises(InputError, match="database_url"):
+        Database(bad)
+
+
+def test_passwords_stay_out_of_messages() -> None:
+    with pytest.raises(InputError) as error:
+        Database("nosuchdialect://user:secret@host/x")
+    assert "secret" not in str(error.value)
