@@ -71,8 +71,10 @@ def pool_indices(
     """The int64 indices that :func:`pool_offsets` was made from."""
     top = _corner(offsets.shape[-2], stride[0], padding[0], offsets.device).unsqueeze(1)
     left = _corner(offsets.shape[-1], stride[1], padding[1], offsets.device)
-    row = (offsets // kernel[1]).to(torch.int64).mul_(dilation[0]).add_(top)
-    return row.mul_(width).add_((offsets % kernel[1]).to(torch.int64).mul_(dilation[1]).add_(left))
+    # A maximum is never in the padding; offsets made up for measuring may be, and must not become negative indices,
+    # which the operator that takes them does not check.
+    row = (offsets // kernel[1]).to(torch.int64).mul_(dilation[0]).add_(top).clamp_(min=0)
+    return row.mul_(width).add_((offsets % kernel[1]).to(torch.int64).mul_(dilation[1]).add_(left).clamp_(min=0))
 
 
 @torch.library.custom_op("loadmaster::pool_offset_backward", mutates_args=())
