@@ -232,7 +232,8 @@ class _BackwardEmission:
                     self.emitter.held[recompute.node] = new
         for node in group.nodes[:-1]:
             for root in self.joint.results[node]:
-                self.emitter.forget(root)
+                if root not in group.results and root not in self.operators.pinned:
+                    self.emitter.forget(root)
 
     def _differentiate(self, node: fx.Node, choice: Choice) -> None:
         if choice.site is None or choice.alternative is None or node is not choice.site.backward:

@@ -1,9 +1,9 @@
 """Grouping the nodes of a joint graph into forward and backward operators.
 
-Forward: a compute node whose results one other node alone reads, and the backward pass does not, is merged into its
-reader, since keeping what it makes never helps. Nodes that only update buffers run once, beside an operator.
-Backward: nodes in graph order, merged where holding the same forward results for longer costs nothing or next to
-nothing.
+Forward: a compute node whose results one other node alone reads, and the backward pass does not (small statistics
+aside), is merged into its reader, since keeping what it makes never helps. Nodes that only update buffers run once,
+beside an operator. Backward: nodes in graph order, merged where holding the same forward results for longer costs
+nothing or next to nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from loadmaster.executor.memory.implementations import registry
 from loadmaster.executor.memory.joint import Joint, is_collective, is_compute, is_mutating, is_random
 from loadmaster.executor.memory.operators import BackwardGroup, Choice, Encoding, ForwardGroup, Operators
 
-_SMALL_SHARE = 100  # a result below 1/100 of the largest one is not worth a stage of its own
+_SMALL_SHARE = 2000  # results below this share of all that the backward pass reads are not worth a decision
 
 OfferedSite = tuple[registry.BackwardAlternative, registry.Site]
 
@@ -50,8 +50,8 @@ class _Grouping:
         self.wanted = self._wanted()
         self.read_forward = set(joint.reads(self.forward_nodes))
         self.owner: dict[fx.Node, int] = {}
-        sizes = [joint.bytes_of(r) for results in joint.results.values() for r in results]
-        self.small_bytes = max(sizes, default=0) // _SMALL_SHARE
+        made = {r for n in self.forward_nodes for r in joint.results[n]}
+        self.small_bytes = sum(joint.bytes_of(r) for r in made & self.wanted) // _SMALL_SHARE
 
     def operators(self) -> Operators:
         forward, encoded = self._with_derived(self._forward())
@@ -100,7 +100,10 @@ class _Grouping:
                     readers[source][node] = None
         members: dict[fx.Node, list[fx.Node]] = {n: [n] for n in self.forward_nodes}
         for node in self.forward_nodes:
-            exposed = any(r in self.wanted or r in outputs or r in self.pinned for r in self.joint.results[node])
+            exposed = any(
+                r in outputs or r in self.pinned or (r in self.wanted and joint.bytes_of(r) > self.small_bytes)
+                for r in joint.results[node]
+            )
             if exposed or len(readers[node]) != 1 or node in self.recomputes or not self._recomputable(node):
                 continue
             reader = next(iter(readers[node]))
@@ -129,7 +132,10 @@ class _Grouping:
         for i, node in enumerate(order):
             nodes = tuple(sorted(members[node], key=joint.position.__getitem__))
             results = tuple(
-                r for r in joint.results[node] if r not in self.pinned and (r in self.wanted or r in self.read_forward)
+                r
+                for n in nodes
+                for r in joint.results[n]
+                if r not in self.pinned and (r in self.wanted or (n is node and r in self.read_forward))
             )
             inputs = {self.owner[r] for r in joint.reads(nodes) if r in self.owner}
             self.owner.update(dict.fromkeys(results, i))

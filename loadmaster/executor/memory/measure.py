@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 
@@ -73,7 +74,7 @@ def cpu_peak_bytes(run: Callable[[], object]) -> int:
     results = profiler.profiler.kineto_results
     current = peak = 0
     for event in sorted((e for e in results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-        if event.device_type() == torch.autograd.DeviceType.CPU:
+        if event.device_type() == DeviceType.CPU:
             current += event.nbytes()
             peak = max(peak, current)
     return peak
@@ -88,7 +89,7 @@ def _on_cuda(run: Callable[[], object], device: torch.device, repeats: int) -> M
     peak = torch.cuda.max_memory_allocated(device)
     times = []
     for _ in range(repeats):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, stop = (torch.Event(device, enable_timing=True) for _ in range(2))
         start.record()
         run()
         stop.record()

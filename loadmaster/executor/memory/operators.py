@@ -33,7 +33,7 @@ class ForwardGroup:
     """One forward operator.
 
     Attributes:
-        nodes: its compute nodes in order; the last one makes the results.
+        nodes: its compute nodes in order; the last one makes the result that forward operators read.
         results: roots that others read: what is kept or recomputed.
         inputs: forward operators it reads, ascending.
         side: nodes that only update buffers: run once, in the forward pass.
