@@ -172,6 +172,9 @@ def _(
 def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
     if total.dtype == right.dtype:
         total.addmm_(left, right)
+    elif total.device.type == "cuda":
+        # 16-bit factors, float32 sum: cuBLAS adds the product in without rounding it first.
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total += left @ right
 
@@ -279,8 +282,9 @@ def _(
 
 def _chunk_bytes(hidden: Tensor, weight: Tensor, chunks: int, exact: torch.dtype) -> int:
     rows = -(-hidden.shape[0] // chunks)
-    sizes = hidden.element_size() + (0 if hidden.dtype == exact else exact.itemsize)
-    return rows * weight.shape[1] * sizes
+    # The kernels reduce the logits where they are; PyTorch's operators need them widened, and a copy to reduce.
+    widened = 0 if has_kernels(hidden.device) else exact.itemsize
+    return rows * weight.shape[1] * (hidden.element_size() + widened)
 
 
 def _forward_workspace(
@@ -309,8 +313,9 @@ def _backward_workspace(
     mean: bool,
 ) -> int:
     exact = normalizer.dtype
-    # A 16-bit weight gradient is summed in float32 beside the chunk's own product.
-    summed = 0 if hidden.dtype == exact else weight.numel() * (exact.itemsize + hidden.element_size())
+    # A 16-bit weight gradient is summed in float32 first; without cuBLAS each chunk's product is a tensor too.
+    product = 0 if hidden.device.type == "cuda" else weight.numel() * hidden.element_size()
+    summed = 0 if hidden.dtype == exact else weight.numel() * exact.itemsize + product
     chunk = _chunk_bytes(hidden, weight, chunks, exact)
     return chunk + summed + 3 * targets.numel() * targets.element_size()
 

@@ -1,0 +1,116 @@
+"""The CUDA kernels compute what the PyTorch forms of the same operators compute on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from loadmaster.executor.memory.implementations.batch_norm import batch_norm_apply
+from loadmaster.executor.memory.implementations.cross_entropy import chunked_linear_cross_entropy
+from loadmaster.executor.memory.implementations.dropout import seeded_dropout
+from loadmaster.executor.memory.implementations.masks import masked_gradient, pack_inside
+from loadmaster.executor.memory.implementations.pooling import pool_offset_backward, pool_offsets
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+aten = torch.ops.aten
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(0,), (1,), (8,), (5, 7, 3), (4, 6, 9, 5), (100_003,)])
+@pytest.mark.parametrize("high", [None, 0.5])
+def test_masks(shape, dtype, high):
+    x = torch.randn(shape, dtype=dtype, device="cuda")
+    x.view(-1)[::5] = float("nan")
+    gradient = torch.randn(shape, dtype=dtype, device="cuda")
+    mask = pack_inside(x, 0.0, high)
+    assert torch.equal(mask.cpu(), pack_inside(x.cpu(), 0.0, high))
+    if high is None:
+        expected = aten.threshold_backward(gradient, x, 0.0)
+    else:
+        expected = aten.hardtanh_backward(gradient, x, 0.0, high)
+    assert torch.equal(masked_gradient(gradient, mask), expected)
+
+
+def test_masks_of_channels_last():
+    x, gradient = (torch.randn(2, 5, 7, 3, device="cuda").to(memory_format=torch.channels_last) for _ in range(2))
+    got = masked_gradient(gradient, pack_inside(x, 0.0))
+    assert torch.equal(got, aten.threshold_backward(gradient, x, 0.0))
+    assert got.stride() == gradient.stride()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 1.0])
+def test_dropout_mask_is_the_cpu_one(p, dtype):
+    x = torch.randn(1001, 3, dtype=dtype).t()
+    for seed in (0, 1, 2**63 - 2, 123_456_789_012_345_678):
+        seed = torch.tensor(seed)
+        got = seeded_dropout(x.cuda(), seed.cuda(), p)
+        assert torch.equal(got.cpu(), seeded_dropout(x, seed, p))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kernel", [([3, 3], [2, 2], [1, 1], [1, 1]), ([2, 3], [1, 2], [0, 1], [2, 1])])
+@pytest.mark.parametrize("ceil_mode", [False, True])
+def test_pooling(kernel, ceil_mode, dtype):
+    x = torch.randn(2, 3, 13, 11, device="cuda").to(dtype)
+    output, indices = aten.max_pool2d_with_indices(x, *kernel, ceil_mode)
+    gradient = torch.randn_like(output)
+    offsets = pool_offsets(indices, 11, *kernel)
+    got = pool_offset_backward(gradient, offsets, 13, 11, *kernel, ceil_mode)
+    expected = aten.max_pool2d_with_indices_backward(gradient, x, *kernel, ceil_mode, indices)
+    if dtype == torch.bfloat16:
+        torch.testing.assert_close(got, expected)
+    else:
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_batch_norm_apply(dtype):
+    x = (3 * torch.randn(4, 5, 6, 7, device="cuda") + 1).to(dtype)
+    weight, bias = torch.randn(2, 5, device="cuda", dtype=torch.promote_types(dtype, torch.float32)).unbind()
+    expected, mean, rstd = torch.native_batch_norm(x, weight, bias, None, None, True, 0.1, 1e-5)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(batch_norm_apply(x, mean, rstd, weight, bias), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("shape", [(300, 17, 5003), (7, 64, 3), (1, 8, 4096)])
+def test_cross_entropy(shape, biased, reduction):
+    rows, width, classes = shape
+    torch.manual_seed(0)
+    hidden = torch.randn(rows, width, dtype=torch.float64, device="cuda", requires_grad=True)
+    weight = torch.randn(classes, width, dtype=torch.float64, device="cuda", requires_grad=True)
+    bias = torch.randn(classes, dtype=torch.float64, device="cuda", requires_grad=True) if biased else None
+    leaves = [t for t in (hidden, weight, bias) if t is not None]
+    targets = torch.randint(classes, (rows,), device="cuda")
+    targets[1::4] = -100
+    plain = F.cross_entropy(F.linear(hidden, weight, bias), targets, reduction=reduction)
+    chunked = chunked_linear_cross_entropy(hidden, weight, targets, bias, chunks=3, reduction=reduction)
+    for got, want in zip(
+        (chunked, *torch.autograd.grad(chunked, leaves)), (plain, *torch.autograd.grad(plain, leaves)), strict=True
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+def test_cross_entropy_under_autocast_is_as_precise_as_plain():
+    torch.manual_seed(0)
+    hidden = torch.randn(2000, 64, device="cuda", requires_grad=True)
+    weight = (0.1 * torch.randn(5000, 64, device="cuda")).requires_grad_()
+    targets = torch.randint(5000, (2000,), device="cuda")
+    leaves = (hidden, weight)
+
+    def both(loss):
+        return [loss.detach(), *torch.autograd.grad(loss, leaves)]
+
+    truth = both(F.cross_entropy(F.linear(hidden, weight), targets))
+    with torch.autocast("cuda", torch.bfloat16):
+        plain = both(F.cross_entropy(F.linear(hidden, weight).float(), targets))
+        chunked = both(chunked_linear_cross_entropy(hidden, weight, targets, chunks=7))
+    for got, other, want in zip(chunked, plain, truth, strict=True):
+        assert (got - want).norm() <= 1.2 * (other - want).norm() + 1e-4 * want.norm()
