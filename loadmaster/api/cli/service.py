@@ -85,7 +85,7 @@ def plan_on_server(problem: Problem, options: PlanOptions, arguments: argparse.N
         handle = client.submit(problem, options)
         terminal.say(f"submitted to {arguments.server}: {handle.id}")
         try:
-            _follow(handle, terminal, problem.unit)
+            follow(handle, terminal, problem.unit)
             return plans.finish(handle.result(), arguments, terminal)
         except KeyboardInterrupt:
             terminal.say("cancelling, keeping the best plan so far (interrupt again to stop at once)")
@@ -94,7 +94,7 @@ def plan_on_server(problem: Problem, options: PlanOptions, arguments: argparse.N
             return plans.INTERRUPTED
 
 
-def _follow(handle: PlanHandle, terminal: Terminal, unit: str) -> None:
+def follow(handle: PlanHandle, terminal: Terminal, unit: str) -> None:
     """Show what happens to a plan until it is final."""
     for event in handle.events():
         if event.type in ("progress", "incumbent"):
@@ -118,7 +118,7 @@ def _worker(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Run one worker on the job store of a service, on this machine or another. Several may run."""
     from loadmaster.api import logs
     from loadmaster.api.settings import Settings
-    from loadmaster.api.worker.__main__ import work
+    from loadmaster.api.worker.worker import work
 
     settings = Settings.from_environment(database_url=arguments.database_url, log_format=arguments.log_format)
     logs.configure(settings)
@@ -145,7 +145,7 @@ def _watch(arguments: argparse.Namespace, terminal: Terminal) -> int:
     expect_writable(arguments.output, "-o")
     with Client(arguments.server) as client:
         handle = client.plan(arguments.id)
-        _follow(handle, terminal, handle.state().unit or "us")
+        follow(handle, terminal, handle.state().unit or "us")
         return plans.finish(handle.result(), arguments, terminal)
 
 
