@@ -7,8 +7,8 @@ from examples import resnet50 as resnet_model
 
 
 def resnet50() -> resnet_model.Example:
-    """ResNet-50 on 64 images of 64 x 64."""
-    return resnet_model.resnet50(batch=64, image=64)
+    """ResNet-50 on 96 images of 64 x 64."""
+    return resnet_model.resnet50(batch=96, image=64)
 
 
 def gpt() -> gpt_model.Example:

@@ -94,6 +94,14 @@ def show_bytes(size_bytes: float) -> str:
     return f"{sign}{_digits(size, 3)} TiB"
 
 
+def byte_scale(largest_bytes: float) -> tuple[float, str]:
+    """Bytes per unit, and the unit, in which an axis up to that size reads well."""
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if largest_bytes >= 1024.0**power:
+            return 1024.0**power, unit
+    return 1.0, "B"
+
+
 def show_cost(value: float, unit: str) -> str:
     """A cost in its unit: microseconds and microjoules in the fitting multiple, anything else as it is."""
     base = {"us": "s", "uj": "J"}.get(unit)

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from html import escape
 
 from loadmaster.api.report.page import Chart, html_table, keys, page
-from loadmaster.api.units import show_bytes, show_cost, show_share
+from loadmaster.api.units import byte_scale, show_bytes, show_cost, show_share
 from loadmaster.models.kinds import Plan
-
-_GIB = 2.0**30
 
 
 @dataclass(frozen=True)
@@ -51,12 +49,13 @@ def _chart(curve: Sequence[Plan], reference: Mapping[int, Mapping[str, float]]) 
     costs = [v for p in curve for v in (p.objective, p.bound, p.unconstrained) if v is not None]
     costs += [cost for _, cost in published]
     low, high = min(costs) / scale.factor, max(costs) / scale.factor
-    xs = [p.budget_bytes / _GIB for p in curve]
+    size, unit = byte_scale(curve[-1].budget_bytes)
+    xs = [p.budget_bytes / size for p in curve]
     pad_x, pad_y = (xs[-1] - xs[0] or 1) * 0.06, (high - low or 1) * 0.14
     chart = Chart((xs[0] - pad_x, xs[-1] + pad_x), (low - pad_y, high + pad_y), height=440)
-    chart.axes("budget, GiB", f"step, {scale.unit}")
+    chart.axes(f"budget, {unit}", f"step, {scale.unit}")
     chart.rule(curve[0].unconstrained / scale.factor, "quiet", "memory to spare", dash="2 4")
-    at = [(chart.px(p.budget_bytes / _GIB), chart.py((p.objective or 0.0) / scale.factor), p) for p in curve]
+    at = [(chart.px(p.budget_bytes / size), chart.py((p.objective or 0.0) / scale.factor), p) for p in curve]
     bounded = [(x, y, chart.py(p.bound / scale.factor)) for x, y, p in at if p.bound is not None]
     if len(bounded) > 1:
         outline = "L".join(f"{x} {y}" for x, y, _ in bounded)
@@ -65,7 +64,7 @@ def _chart(curve: Sequence[Plan], reference: Mapping[int, Mapping[str, float]]) 
     line = "L".join(f"{x} {y}" for x, y, _ in at)
     chart.add(f'<path d="M{line}" fill="none" stroke="var(--plan)" stroke-width="2"/>')
     for budget, cost in published:
-        x, y = chart.px(budget / _GIB), chart.py(cost / scale.factor)
+        x, y = chart.px(budget / size), chart.py(cost / scale.factor)
         chart.add(
             f'<path d="M{x - 6} {y}L{x} {y - 6}L{x + 6} {y}L{x} {y + 6}Z" fill="none" '
             f'stroke="var(--reference)" stroke-width="1.8"/>'

@@ -8,11 +8,10 @@ from typing import Any
 
 from loadmaster.api.report.frontier_page import feasible, scale_of
 from loadmaster.api.report.view import View
-from loadmaster.api.units import show_bytes
+from loadmaster.api.units import byte_scale, show_bytes
 from loadmaster.errors import InputError
 from loadmaster.models.kinds import Plan
 
-_GIB = 2.0**30
 _BLUE, _ORANGE, _GREEN, _PURPLE, _RED, _GREY = "#2b6cb0", "#e08e2b", "#3a9d7c", "#8a63c9", "#c2410c", "#667085"
 _PHASES = {"forward": "#4c8dd6", "recompute": _ORANGE, "backward": _GREEN}
 _STYLE: dict[Any, Any] = {
@@ -43,7 +42,8 @@ def frontier_png(
         raise InputError("budgets", len(plans), "no budget has a plan", "Sweep larger budgets.")
     scale = scale_of(curve[0].unit)
     figure, axes = _figure(title)
-    x = [p.budget_bytes / _GIB for p in curve]
+    size, unit = byte_scale(curve[-1].budget_bytes)
+    x = [p.budget_bytes / size for p in curve]
     y = [(p.objective or 0.0) / scale.factor for p in curve]
     bounded = [p for p in curve if p.bound is not None]
     axes.axhline(curve[0].unconstrained / scale.factor, color=_GREY, linestyle=(0, (1, 3)), linewidth=1.2)
@@ -57,7 +57,7 @@ def frontier_png(
         fontsize=9,
     )
     axes.fill_between(
-        [p.budget_bytes / _GIB for p in bounded],
+        [p.budget_bytes / size for p in bounded],
         [(p.bound or 0.0) / scale.factor for p in bounded],
         [(p.objective or 0.0) / scale.factor for p in bounded],
         color=_BLUE,
@@ -71,7 +71,7 @@ def frontier_png(
     )
     if published:
         axes.plot(
-            [b / _GIB for b, _ in published],
+            [b / size for b, _ in published],
             [cost / scale.factor for _, cost in published],
             linestyle="",
             marker="D",
@@ -85,7 +85,7 @@ def frontier_png(
         if p.gap is not None:
             axes.annotate(f"{100 * p.gap:.1f} %", (px, py), xytext=(8, 8), textcoords="offset points", fontsize=9)
     axes.margins(x=0.07, y=0.14)
-    axes.set_xlabel("budget, GiB")
+    axes.set_xlabel(f"budget, {unit}")
     axes.set_ylabel(f"step, {scale.unit}")
     axes.legend(loc="upper right", edgecolor="none", labelcolor=_GREY, fontsize=9)
     _save(figure, path)
@@ -99,24 +99,25 @@ def plan_png(path: str | Path, view: View) -> None:
     """
     title = f"{view.problem.name}, under {show_bytes(view.plan.budget_bytes)}"
     figure, axes = _figure(title)
+    size, unit = byte_scale(view.plan.budget_bytes)
     for phase, colour in _PHASES.items():
         chosen = [e for e in view.events if e.what == phase]
         if chosen:
             axes.bar(
                 [e.start_us / 1e3 for e in chosen],
-                [e.resident_bytes / _GIB for e in chosen],
+                [e.resident_bytes / size for e in chosen],
                 width=[e.duration_us / 1e3 for e in chosen],
                 align="edge",
                 color=colour,
                 linewidth=0,
                 label=phase,
             )
-    budget = view.plan.budget_bytes / _GIB
+    budget = view.plan.budget_bytes / size
     axes.axhline(budget, color=_RED, linestyle=(0, (5, 3)), linewidth=1.5, label="budget")
     axes.set_xlim(0, view.check.time_us / 1e3)
-    axes.set_ylim(0, max(budget, view.check.peak_bytes / _GIB) * 1.18)
+    axes.set_ylim(0, max(budget, view.check.peak_bytes / size) * 1.18)
     axes.set_xlabel("milliseconds")
-    axes.set_ylabel("resident, GiB")
+    axes.set_ylabel(f"resident, {unit}")
     axes.legend(loc="upper right", ncols=4, edgecolor="none", labelcolor=_GREY, fontsize=9)
     _save(figure, path)
 

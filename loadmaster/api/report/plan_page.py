@@ -7,9 +7,8 @@ from itertools import groupby
 
 from loadmaster.api.report.page import Chart, facts, html_table, keys, page
 from loadmaster.api.report.view import FATES, MEANING, Tensor, View
-from loadmaster.api.units import show_bytes, show_cost, show_share
+from loadmaster.api.units import byte_scale, show_bytes, show_cost, show_share
 
-_GIB = 2.0**30
 _PHASES = ("forward", "recompute", "backward")
 _LARGEST = 15
 
@@ -57,21 +56,22 @@ def _figure(svg: str, caption: str) -> str:
 
 def _timeline(view: View) -> str:
     """Steps of resident bytes, one filled shape per run of operators of the same phase."""
-    budget = view.plan.budget_bytes / _GIB
-    top = max(budget, view.check.peak_bytes / _GIB) * 1.1
+    factor, unit = byte_scale(view.plan.budget_bytes)
+    budget = view.plan.budget_bytes / factor
+    top = max(budget, view.check.peak_bytes / factor) * 1.1
     chart = Chart((0.0, view.check.time_us / 1e3), (0.0, top))
-    chart.axes("milliseconds", "GiB")
+    chart.axes("milliseconds", unit)
     floor = chart.py(0)
     for phase, group in groupby(view.events, key=lambda e: e.what):
         events = list(group)
         outline = f"M{chart.px(events[0].start_us / 1e3)} {floor}"
         for event in events:
-            outline += f"H{chart.px(event.start_us / 1e3)}V{chart.py(event.resident_bytes / _GIB)}"
+            outline += f"H{chart.px(event.start_us / 1e3)}V{chart.py(event.resident_bytes / factor)}"
         outline += f"H{chart.px((events[-1].start_us + events[-1].duration_us) / 1e3)}V{floor}Z"
         chart.add(f'<path d="{outline}" fill="var(--{phase})"/>')
     for event in view.events:
         left, right = chart.px(event.start_us / 1e3), chart.px((event.start_us + event.duration_us) / 1e3)
-        y = chart.py(event.resident_bytes / _GIB)
+        y = chart.py(event.resident_bytes / factor)
         words = f"{event.what} {event.operator}: {event.op}, {show_bytes(event.resident_bytes)}"
         words += f", {show_cost(event.duration_us, 'us')}"
         box = f'x="{left}" y="{y}" width="{max(right - left, 0.5):.2f}" height="{floor - y:.2f}"'
