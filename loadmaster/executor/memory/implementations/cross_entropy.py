@@ -36,8 +36,18 @@ def _slices(rows: int, chunks: int) -> Iterator[slice]:
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
-def _product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.mm(hidden, weight) if bias is None else torch.addmm(bias, hidden, weight)
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, chunks: int) -> Iterator[tuple[slice, Tensor]]:
+    """The rows of each chunk and their logits, all in one buffer: a chunk's logits are gone with the next one."""
+    buffer: Tensor | None = None
+    for rows in _slices(hidden.shape[0], chunks):
+        if buffer is None:
+            buffer = hidden.new_empty((rows.stop, weight.shape[1]))
+        logits = buffer[: rows.stop - rows.start]
+        if bias is None:
+            torch.mm(hidden[rows], weight, out=logits)
+        else:
+            torch.addmm(bias, hidden[rows], weight, out=logits)
+        yield rows, logits
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:
@@ -73,8 +83,7 @@ def linear_cross_entropy(
     counts = targets != ignore_index
     classes = targets.where(counts, 0)
     normalizer, picked = (hidden.new_empty(hidden.shape[0], dtype=exact) for _ in range(2))
-    for rows in _slices(hidden.shape[0], chunks):
-        logits = _product(hidden[rows], weight, bias)
+    for rows, logits in _logits(hidden, weight, bias, chunks):
         if has_kernels(hidden.device):
             kernels().normalize_rows(logits, classes[rows], normalizer[rows], picked[rows])
         else:
@@ -132,8 +141,7 @@ def linear_cross_entropy_backward(
     hidden_gradient = torch.empty_like(hidden, memory_format=torch.contiguous_format)
     weight_gradient = hidden.new_zeros((weight.shape[1], weight.shape[0]), dtype=exact)
     bias_gradient = hidden.new_zeros(0 if bias is None else weight.shape[1], dtype=exact)
-    for rows in _slices(hidden.shape[0], chunks):
-        logits = _product(hidden[rows], weight, bias)
+    for rows, logits in _logits(hidden, weight, bias, chunks):
         if has_kernels(hidden.device):
             kernels().differentiate_rows(logits, classes[rows], normalizer[rows], scales[rows])
             errors = logits

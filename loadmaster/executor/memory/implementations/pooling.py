@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx
 
+from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.executor.memory.implementations.emitting import aten, call, calls, source, with_strides_of
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
 from loadmaster.executor.memory.implementations.registry import Site, Value
@@ -41,6 +42,9 @@ def pool_offsets(
     Returns:
         uint8, contiguous, shape of ``indices``: row * kernel width + column inside the window.
     """
+    if has_kernels(indices.device):
+        offsets: Tensor = kernels().pool_offsets(indices, width, kernel, stride, padding, dilation)
+        return offsets
     top = _corner(indices.shape[-2], stride[0], padding[0], indices.device).unsqueeze(1)
     left = _corner(indices.shape[-1], stride[1], padding[1], indices.device)
     row = (indices // width - top) // dilation[0]
@@ -127,6 +131,13 @@ def _(
     ceil_mode: bool,
 ) -> Tensor:
     return gradient.new_empty((*gradient.shape[:-2], height, width))
+
+
+def _workspace(gradient: Tensor, offsets: Tensor, *_: object) -> int:
+    return 0 if has_kernels(gradient.device) else offsets.numel() * torch.int64.itemsize
+
+
+register_workspace(pool_offset_backward._opoverload, _workspace)
 
 
 class MaxPoolFromOffsets:

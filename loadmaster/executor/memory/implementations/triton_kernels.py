@@ -98,46 +98,97 @@ def seeded_dropout(x: Tensor, seed: Tensor, scale: float, threshold: int) -> Ten
 
 
 @triton.jit
+def _pool_offsets(
+    indices,
+    offsets,
+    WIDTH: tl.constexpr,
+    POOLED: tl.constexpr,
+    POOLED_WIDTH: tl.constexpr,
+    KERNEL_W: tl.constexpr,
+    STRIDE_H: tl.constexpr,
+    STRIDE_W: tl.constexpr,
+    PADDING_H: tl.constexpr,
+    PADDING_W: tl.constexpr,
+    DILATION_H: tl.constexpr,
+    DILATION_W: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    plane = tl.program_id(0).to(tl.int64)
+    window = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    index = tl.load(indices + plane * POOLED + window, mask=window < POOLED, other=0).to(tl.int32)
+    row = (index // WIDTH - (window // POOLED_WIDTH * STRIDE_H - PADDING_H)) // DILATION_H
+    column = (index % WIDTH - (window % POOLED_WIDTH * STRIDE_W - PADDING_W)) // DILATION_W
+    tl.store(offsets + plane * POOLED + window, (row * KERNEL_W + column).to(tl.uint8), mask=window < POOLED)
+
+
+def pool_offsets(
+    indices: Tensor,
+    width: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """See :func:`loadmaster.executor.memory.implementations.pooling.pool_offsets`."""
+    indices = indices.contiguous()
+    offsets = indices.new_empty(indices.shape, dtype=torch.uint8)
+    pooled = indices.shape[-2] * indices.shape[-1]
+    if indices.numel():
+        _pool_offsets[(indices.numel() // pooled, triton.cdiv(pooled, BLOCK))](
+            indices,
+            offsets,
+            WIDTH=width,
+            POOLED=pooled,
+            POOLED_WIDTH=indices.shape[-1],
+            KERNEL_W=kernel[1],
+            **_window(stride, padding, dilation),
+            BLOCK=BLOCK,
+        )
+    return offsets
+
+
+@triton.jit
 def _pool_offset_backward(
     gradient,
     offsets,
     result,
-    count,
-    height,
-    width,
-    pooled_height,
-    pooled_width,
-    stride_h,
-    stride_w,
-    padding_h,
-    padding_w,
-    dilation_h,
-    dilation_w,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    POOLED_HEIGHT: tl.constexpr,
+    POOLED_WIDTH: tl.constexpr,
     KERNEL_H: tl.constexpr,
     KERNEL_W: tl.constexpr,
+    STRIDE_H: tl.constexpr,
+    STRIDE_W: tl.constexpr,
+    PADDING_H: tl.constexpr,
+    PADDING_W: tl.constexpr,
+    DILATION_H: tl.constexpr,
+    DILATION_W: tl.constexpr,
     DOUBLE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    valid = element < count
-    plane = element // (height * width)
-    row = element % (height * width) // width + padding_h
-    column = element % width + padding_w
+    plane = tl.program_id(0).to(tl.int64)
+    element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = element // WIDTH + PADDING_H
+    column = element % WIDTH + PADDING_W
+    gradient += plane * POOLED_HEIGHT * POOLED_WIDTH
+    offsets += plane * POOLED_HEIGHT * POOLED_WIDTH
     total = tl.zeros([BLOCK], tl.float64 if DOUBLE else tl.float32)
-    # Windows in ascending order, the order in which PyTorch's own kernel adds them.
-    for i in range(KERNEL_H):
-        for j in range(KERNEL_W):
-            h = KERNEL_H - 1 - i
+    # From the last window position to the first is from the first window to the last: the order in which PyTorch's
+    # own kernel adds them.
+    for i in tl.static_range(KERNEL_H):
+        h = KERNEL_H - 1 - i
+        top = row - h * DILATION_H
+        rows = (element < SIZE) & (top >= 0) & (top % STRIDE_H == 0) & (top // STRIDE_H < POOLED_HEIGHT)
+        for j in tl.static_range(KERNEL_W):
             w = KERNEL_W - 1 - j
-            top = row - h * dilation_h
-            left = column - w * dilation_w
-            inside = valid & (top >= 0) & (left >= 0) & (top % stride_h == 0) & (left % stride_w == 0)
-            inside = inside & (top // stride_h < pooled_height) & (left // stride_w < pooled_width)
-            window = (plane * pooled_height + top // stride_h) * pooled_width + left // stride_w
+            left = column - w * DILATION_W
+            inside = rows & (left >= 0) & (left % STRIDE_W == 0) & (left // STRIDE_W < POOLED_WIDTH)
+            window = top // STRIDE_H * POOLED_WIDTH + left // STRIDE_W
             offset = tl.load(offsets + window, mask=inside, other=255).to(tl.int32)
             hit = inside & (offset == h * KERNEL_W + w)
             total += tl.load(gradient + window, mask=hit, other=0.0).to(total.dtype)
-    tl.store(result + element, total.to(result.dtype.element_ty), mask=valid)
+    tl.store(result + plane * SIZE + element, total.to(result.dtype.element_ty), mask=element < SIZE)
 
 
 def pool_offset_backward(
@@ -152,26 +203,34 @@ def pool_offset_backward(
     """See :func:`loadmaster.executor.memory.implementations.pooling.pool_offset_backward`."""
     gradient = gradient.contiguous()
     result = gradient.new_empty(shape)
-    count = result.numel()
-    if count:
-        _pool_offset_backward[_grid(count, BLOCK)](
+    size = shape[-2] * shape[-1]
+    if result.numel():
+        _pool_offset_backward[(result.numel() // size, triton.cdiv(size, BLOCK))](
             gradient,
             offsets,
             result,
-            count,
-            shape[-2],
-            shape[-1],
-            gradient.shape[-2],
-            gradient.shape[-1],
-            *stride,
-            *padding,
-            *dilation,
+            SIZE=size,
+            WIDTH=shape[-1],
+            POOLED_HEIGHT=gradient.shape[-2],
+            POOLED_WIDTH=gradient.shape[-1],
             KERNEL_H=kernel[0],
             KERNEL_W=kernel[1],
+            **_window(stride, padding, dilation),
             DOUBLE=gradient.dtype == torch.float64,
             BLOCK=BLOCK,
         )
     return result
+
+
+def _window(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> dict[str, int]:
+    return {
+        "STRIDE_H": stride[0],
+        "STRIDE_W": stride[1],
+        "PADDING_H": padding[0],
+        "PADDING_W": padding[1],
+        "DILATION_H": dilation[0],
+        "DILATION_W": dilation[1],
+    }
 
 
 @triton.jit
