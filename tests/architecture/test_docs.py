@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import shlex
@@ -75,3 +76,18 @@ def test_shown_commands_are_understood(page: str, line: str) -> None:
     words = words[: next((n for n, w in enumerate(words) if w in ("|", ">", "&", "&&")), len(words))]
     if words[0] != "capture":
         parser().parse_args(words)
+
+
+def imports() -> list[tuple[str, str, str]]:
+    """(page, module, name) of every ``from loadmaster... import ...`` line of the Python blocks."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.S):
+            for module, names in re.findall(r"^from (loadmaster\S*) import (.+)$", block, re.M):
+                found += [(page.name, module, name.strip()) for name in names.split(",")]
+    return found
+
+
+@pytest.mark.parametrize(("page", "module", "name"), imports())
+def test_shown_imports_work(page: str, module: str, name: str) -> None:
+    assert hasattr(importlib.import_module(module), name)
