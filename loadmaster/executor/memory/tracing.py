@@ -48,6 +48,7 @@ def compiled(step: Step, partition: Partition, compiler: Compiler) -> Callable[.
     """The step under torch.compile with a partition and a compiler of our own. Nothing runs before the first call."""
 
     def split(module: fx.GraphModule, _inputs: object, *, num_fwd_outputs: int, **_: Any) -> Any:
+        expect_static_shapes(module.graph)
         joint = Joint.split(prepare(module), num_fwd_outputs)
         expect_scalar_loss(joint)
         return partition(joint)
@@ -61,6 +62,24 @@ def compiled(step: Step, partition: Partition, compiler: Compiler) -> Callable[.
 
     call.__code__ = call.__code__.replace(co_firstlineno=call.__code__.co_firstlineno)
     return torch.compile(call, backend=backend, fullgraph=True, dynamic=False)
+
+
+def expect_static_shapes(graph: fx.Graph) -> None:
+    """Refuse a graph in which a shape depends on the data: nobody can plan for bytes that are not known.
+
+    Raises:
+        InputError: naming the operator and the user's line.
+    """
+    for node in graph.nodes:
+        for tensor in tensors(node.meta.get("val")):
+            if not all(isinstance(size, int) for size in tensor.shape):
+                where = _last_place(str(node.meta.get("stack_trace", "")))
+                raise InputError(
+                    "model",
+                    str(node.target),
+                    f"makes a shape that depends on the data{where}",
+                    "Use an operator whose result has a fixed shape, such as a mask.",
+                )
 
 
 def expect_scalar_loss(joint: Joint) -> None:
@@ -98,13 +117,20 @@ def clear_errors(passing: type[Exception] = LoadmasterError) -> Iterator[None]:
 
 
 def _untraceable(error: Exception) -> InputError:
-    text = str(error).strip() or type(error).__name__
-    reason = text.splitlines()[0].rstrip(".")
-    places = [line.strip() for line in text.splitlines() if line.strip().startswith("File ")]
-    where = f" at {places[-1]}" if places else ""
+    """What the tracer said, in one sentence: reason, explanation, and the last line of the user's code it names."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    reasons = [lines[0], *(line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:"))]
+    where = _last_place(str(error))
     return InputError(
         "model",
         type(error).__name__,
-        f"cannot be traced as one graph{where}: {reason}",
+        f"cannot be traced as one graph{where}: {'. '.join(r.rstrip('.') for r in reasons)}",
         "Rewrite that line without Python that depends on tensor values, or move it out of the step.",
     )
+
+
+def _last_place(trace: str) -> str:
+    """The last file, line and code of a printed stack, as " at ..."; empty where there is none."""
+    lines = [line.strip() for line in trace.splitlines() if line.strip()]
+    places = [i for i, line in enumerate(lines) if line.startswith("File ")]
+    return " at " + ": ".join(lines[places[-1] : places[-1] + 2]) if places else ""

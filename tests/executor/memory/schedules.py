@@ -1,4 +1,4 @@
-"""Hand-made schedules for memory problems, independent of the planner: which results are kept, the rest just in time."""
+"""Hand-made schedules, independent of the planner: some results are kept, the rest recomputed just in time."""
 
 from __future__ import annotations
 

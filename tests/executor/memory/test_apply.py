@@ -1,0 +1,235 @@
+"""A step under any valid schedule computes what plain PyTorch computes: loss, gradients, running statistics."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from loadmaster.errors import InputError
+from loadmaster.executor import apply, capture
+from loadmaster.models.memory.checker import check
+from loadmaster.models.memory.plan import Compute, Stage
+from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transformer_case
+from tests.executor.memory.schedules import plan, schedule
+
+CASES = {"mlp": mlp_case, "convnet": convnet_case, "transformer": transformer_case}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def captured():
+    """Every case with its problem, captured once."""
+    found = {}
+    for name, case in CASES.items():
+        model, inputs, loss = case()
+        problem = capture(model, inputs, loss, hardware="cpu", backend="eager", name=name)
+        found[name] = (model, inputs, loss, problem)
+    return found
+
+
+def plain(model, inputs, loss):
+    """Loss, gradients and buffers of plain PyTorch."""
+    model = copy.deepcopy(model)
+    value = model(*inputs) if loss is None else loss(model(*inputs[:-1]), inputs[-1])
+    value.backward()
+    return value, [p.grad for p in model.parameters()], list(model.buffers())
+
+
+def planned(model, inputs, loss, chosen, backend="eager"):
+    """The same under a plan."""
+    model = copy.deepcopy(model)
+    value = apply(chosen, model, loss, backend=backend)(*inputs)
+    value.backward()
+    return value, [p.grad for p in model.parameters()], list(model.buffers())
+
+
+def assert_same(got, expected, rtol=1e-10):
+    (loss, gradients, buffers), (loss0, gradients0, buffers0) = got, expected
+    torch.testing.assert_close(loss, loss0, rtol=rtol, atol=1e-12)
+    assert len(gradients) == len(gradients0)
+    for g, g0 in zip(gradients, gradients0, strict=True):
+        torch.testing.assert_close(g, g0, rtol=rtol, atol=1e-12)
+    for b, b0 in zip(buffers, buffers0, strict=True):
+        torch.testing.assert_close(b, b0, rtol=rtol, atol=1e-12)  # statistics and counts: updated exactly once
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("keep", [True, False])
+def test_keep_everything_and_recompute_everything(captured, name, keep):
+    model, inputs, loss, problem = captured[name]
+    by_hand = schedule(problem, lambda i: keep)
+    assert check(problem, by_hand, 1 << 50).ok
+    got = planned(model, inputs, loss, plan(problem, by_hand))
+    assert_same(got, plain(model, inputs, loss))
+
+
+@pytest.mark.parametrize("name", ["mlp", "convnet"])
+def test_gradients_are_bit_equal_where_operators_are_the_same(captured, name):
+    model, inputs, loss, problem = captured[name]
+    for keep in (True, False):
+        statistics_again = name == "convnet" and not keep  # BatchNorm has another recomputation, equal to rounding
+        loss1, gradients, _ = planned(model, inputs, loss, plan(problem, schedule(problem, lambda i, k=keep: k)))
+        loss0, gradients0, _ = plain(model, inputs, loss)
+        assert torch.equal(loss1, loss0)
+        if not statistics_again:
+            assert all(torch.equal(g, g0) for g, g0 in zip(gradients, gradients0, strict=True))
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 10**6), name=st.sampled_from(sorted(CASES)), share=st.floats(0, 1))
+def test_random_schedules_with_random_implementations(captured, seed, name, share):
+    model, inputs, loss, problem = captured[name]
+
+    def draw(*key: int) -> float:
+        return random.Random(hash((seed, *key))).random()
+
+    by_hand = schedule(
+        problem,
+        lambda i: draw(i) < share,
+        lambda k: int(draw(0, k) * len(problem.backward[k - 1].implementations)),
+        lambda k, i: draw(1, k, i) < share,
+    )
+    verdict = check(problem, by_hand, 1 << 50)
+    assert verdict.ok, verdict.violations
+    assert_same(planned(model, inputs, loss, plan(problem, by_hand)), plain(model, inputs, loss))
+
+
+def test_several_steps_of_training_follow_plain_pytorch():
+    model, inputs, loss = convnet_case()
+    problem = capture(model, inputs, loss, hardware="cpu", backend="eager")
+    twin = copy.deepcopy(model)
+    step = apply(plan(problem, schedule(problem, lambda i: i % 3 == 0)), model, loss, backend="eager")
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, twin)]
+    for _ in range(3):
+        losses = []
+        for optimizer, call in zip(optimizers, (step, lambda x, y: loss(twin(x), y)), strict=True):
+            optimizer.zero_grad()
+            value = call(*inputs)
+            value.backward()
+            optimizer.step()
+            losses.append(value.detach())
+        torch.testing.assert_close(*losses, rtol=1e-8, atol=1e-10)
+    for a, b in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
+
+
+def test_dropout_is_drawn_once_and_replayed():
+    model, inputs, loss = transformer_case(dropout=0.5)
+    problem = capture(model, inputs, loss, hardware="cpu", backend="eager")
+    results = []
+    for keep in (True, False):
+        torch.manual_seed(7)
+        results.append(planned(model, inputs, loss, plan(problem, schedule(problem, lambda i, k=keep: k))))
+    assert_same(*results)
+    torch.manual_seed(8)
+    other = planned(model, inputs, loss, plan(problem, schedule(problem, lambda i: True)))
+    assert not torch.equal(other[0], results[0][0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlp", "convnet", "transformer"])
+def test_inductor_computes_the_same(captured, name):
+    model, inputs, loss, problem = captured[name]
+    by_hand = schedule(problem, lambda i: i % 3 == 0)
+    got = planned(model, inputs, loss, plan(problem, by_hand), backend="inductor")
+    assert_same(got, plain(model, inputs, loss), rtol=1e-8)
+
+
+class Awkward(nn.Module):
+    """Unused parameter and result, an input that requires a gradient, a frozen layer, in-place operators, a split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x, scale):
+        self.calls += 1
+        a, b = self.used(x).chunk(2, -1)
+        y = torch.cat([a.sigmoid(), (b + 1).mul_(0.1)], -1)
+        y[:, 0] += 1
+        self.unused(x)
+        z = self.frozen(y).tanh()
+        return (z * scale + y[:, :1].expand_as(z)).pow(2).mean()
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_awkward_models(keep):
+    torch.manual_seed(0)
+    model = Awkward().double()
+    x, scale = torch.randn(4, 8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
+    problem = capture(model, (x.requires_grad_(), scale), hardware="cpu", backend="eager")
+    twin = copy.deepcopy(model)
+    x0 = x.detach().clone().requires_grad_()
+    twin(x0, scale).backward()
+    step = apply(plan(problem, schedule(problem, lambda i: keep)), model, backend="eager")
+    step(x, scale).backward()
+    assert torch.equal(x.grad, x0.grad)
+    assert torch.equal(model.calls, twin.calls)
+    for p, p0 in zip(model.parameters(), twin.parameters(), strict=True):
+        assert (p.grad is None) == (p0.grad is None)
+        assert p.grad is None or torch.equal(p.grad, p0.grad)
+
+
+def test_a_plan_for_another_model_or_batch_is_refused(captured):
+    model, (x, y), loss, problem = captured["mlp"]
+    chosen = plan(problem, schedule(problem, lambda i: True))
+    with pytest.raises(InputError, match="was made for the graph") as found:
+        apply(chosen, Mlp(depth=2).double(), loss, backend="eager")(x, y)
+    assert problem.name.rpartition("-")[2] in str(found.value)
+    with pytest.raises(InputError, match="was made for the graph"):
+        apply(chosen, model, loss, backend="eager")(x[:3], y[:3])
+
+
+def test_plans_that_cannot_be_applied(captured):
+    model, inputs, loss, problem = captured["mlp"]
+    chosen = plan(problem, schedule(problem, lambda i: True))
+    with pytest.raises(InputError, match="backend"):
+        apply(chosen, model, loss, backend="tensorrt")
+    with pytest.raises(InputError, match="status"):
+        apply(replace(chosen, schedule=None, status="infeasible"), model, loss)
+    with pytest.raises(InputError, match="fingerprint"):
+        apply(replace(chosen, name="resnet50"), model, loss)
+    stages = chosen.schedule.stages
+    wrong = {
+        "are not the": stages[:-1],
+        "outside": (stages[0], Stage((Compute(10**6),), 0, ()), *stages[2:]),
+        "none of the": (stages[0], replace(stages[1], implementation=7), *stages[2:]),
+        "not captured": (
+            replace(stages[0], computes=(*stages[0].computes[:-1], Compute(len(problem.forward) - 1, 1))),
+            *stages[1:],
+        ),
+        "leaves forward operators out": (replace(stages[0], computes=stages[0].computes[1:]), *stages[1:]),
+        "neither stored nor computed": (replace(stages[0], keep=()), *(replace(s, keep=()) for s in stages[1:])),
+    }
+    for message, bad in wrong.items():
+        broken = replace(chosen, schedule=replace(chosen.schedule, stages=tuple(bad)))
+        with pytest.raises(InputError, match=message):
+            apply(broken, model, loss, backend="eager")(*inputs)
+    with pytest.raises(InputError, match="offload"):
+        apply(replace(chosen, schedule=replace(chosen.schedule, offload=(0,))), model, loss, backend="eager")(*inputs)
+
+
+def test_loss_modules_work():
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(nn.Linear(4, 3)), (torch.randn(5, 4), torch.randint(0, 3, (5,)))
+    problem = capture(model, inputs, nn.CrossEntropyLoss(), hardware="cpu", backend="eager")
+    chosen = plan(problem, schedule(problem, lambda i: False))
+    got = planned(model, inputs, nn.CrossEntropyLoss(), chosen)
+    torch.testing.assert_close(got[0], F.cross_entropy(model(inputs[0]), inputs[1]))
