@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 from loadmaster import planner
-from loadmaster.errors import InputError
+from loadmaster.errors import InputError, MissingExtraError
 from loadmaster.models import kinds
 from loadmaster.models.documents import Document
 from loadmaster.planner import PlanOptions, PlanProgress
+from loadmaster.solvers import registry
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,15 @@ class FloorPlanner:
 
     def read(self, problem: Document, options: Document) -> Request:
         asked = PlanOptions.from_document(options)
+        _expect_solver(asked.solver)
         try:
             typed = kinds.read_problem(problem)
-            budget_bytes = typed.budget_bytes if asked.budget_bytes is None else asked.budget_bytes
-            if budget_bytes is None:
+            if asked.budget_bytes is None:
+                # From here on the budget is in one place only: what identifies a problem leaves its own out.
+                asked = replace(asked, budget_bytes=typed.budget_bytes)
+            if asked.budget_bytes is None:
                 raise InputError(
-                    "budget_bytes", None, "is given neither here nor in the options", "Give options.budget_bytes."
+                    "budget_bytes", None, "is missing here and in the options", "Give options.budget_bytes."
                 )
         except InputError as error:
             raise InputError(f"problem.{error.field}", error.value, error.problem, error.remedy) from None
@@ -81,7 +85,7 @@ class FloorPlanner:
             options=asked.to_document(),
             gap=asked.gap,
             time_limit_s=asked.time_limit_s,
-            budget_bytes=budget_bytes,
+            budget_bytes=asked.budget_bytes,
             cache_key=planner.cache_key(typed, asked),
             sizes={name: len(value) for name, value in problem.items() if isinstance(value, list)},
         )
@@ -97,6 +101,16 @@ class FloorPlanner:
         asked = PlanOptions.from_document(options)
         plan = planner.plan(kinds.read_problem(problem), asked, on_progress=on_progress, cancelled=cancelled)
         return kinds.write_plan(plan)
+
+
+def _expect_solver(name: str) -> None:
+    """Refuse a solver that is not installed here, before a worker finds out."""
+    try:
+        registry.resolve(name)
+    except MissingExtraError:
+        raise InputError("options.solver", name, "is not installed here", "Use one that /v1/solvers lists.") from None
+    except InputError as error:
+        raise InputError(f"options.{error.field}", error.value, error.problem, error.remedy) from None
 
 
 def load_planner(path: str) -> Planner:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import logging
 import threading
 from types import FrameType
 
@@ -10,6 +12,8 @@ import uvicorn
 from loadmaster.api import logs
 from loadmaster.api.server.app import create_app
 from loadmaster.api.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 _FINISH_REQUESTS_S = 5
 
@@ -45,6 +49,13 @@ def make_server(settings: Settings) -> Server:
     return Server(config, app.state.service.stopping)
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def serve(settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM.
 
@@ -52,4 +63,6 @@ def serve(settings: Settings) -> None:
         InputError: settings that cannot be used.
     """
     logs.configure(settings)
+    if not _is_loopback(settings.host):
+        logger.warning("listening on %s without authentication: everybody who reaches it can use it", settings.host)
     make_server(settings).run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -51,3 +52,10 @@ def wait_until(holds: Callable[[], Any], timeout_s: float = 30.0) -> Any:
             return found
         time.sleep(0.02)
     raise AssertionError("it did not happen in time")
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

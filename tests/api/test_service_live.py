@@ -14,12 +14,14 @@ from typing import Any
 import httpx
 import pytest
 from fake_planner import OPTIMUM, problem
-from running_service import RunningService, wait_until
+from running_service import RunningService, free_port, wait_until
 
 from loadmaster.api.client import AsyncClient, Client
 from loadmaster.api.documents import PlanResource
-from loadmaster.api.errors import UnknownPlanError, WaitTimeoutError
+from loadmaster.api.errors import TooLargeError, UnknownPlanError, WaitTimeoutError
 from loadmaster.api.settings import Settings
+from loadmaster.api.store.jobs import Jobs
+from loadmaster.api.store.schema import Database
 from loadmaster.errors import CancelledError, InputError, LimitReachedError, SolverError
 
 
@@ -36,9 +38,9 @@ def alive(pid: int) -> bool:
         return False
 
 
-def worker_pid(job_pid: int) -> int:
-    """The parent of a job's process."""
-    return int(Path(f"/proc/{job_pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+def parent(pid: int) -> int:
+    """The parent of a process: of a job's process, that is the worker."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
 def with_incumbent(handle: Any) -> Callable[[], PlanResource | None]:
@@ -110,7 +112,7 @@ def test_a_killed_worker_is_replaced_and_its_job_runs_again(client: Client, tmp_
     handle = client.submit(problem("slow", seconds=1.5, marker=str(marker)))
     wait_until(with_incumbent(handle))
     (first,) = pids(marker)
-    os.kill(worker_pid(first), signal.SIGKILL)
+    os.kill(parent(first), signal.SIGKILL)
     done = handle.wait(60)
     assert (done.state, done.attempts, len(pids(marker))) == ("succeeded", 2, 2)
     wait_until(lambda: not alive(first))
@@ -123,7 +125,7 @@ def test_two_killed_workers_are_a_failure_with_a_reason(client: Client, tmp_path
     handle = client.submit(problem("slow", marker=str(marker)))
     for attempt in (1, 2):
         wait_until(lambda n=attempt: len(pids(marker)) == n)
-        os.kill(worker_pid(pids(marker)[-1]), signal.SIGKILL)
+        os.kill(parent(pids(marker)[-1]), signal.SIGKILL)
     with pytest.raises(SolverError, match="started 2 times"):
         handle.document(timeout_s=60)
 
@@ -234,3 +236,52 @@ def test_the_frontier_waits_for_all_points(client: Client) -> None:
     frontier = client.frontier(problem(worse_by={"2": 5.0}), [1, 2, 3], {"gap": 0.5}, timeout_s=60)
     assert frontier.state == "succeeded"
     assert [point.objective for point in frontier.points] == [OPTIMUM] * 3
+
+
+SERVE = """
+from loadmaster.api.serve import serve
+from loadmaster.api.settings import Settings
+serve(Settings.from_environment())
+"""
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes below a process."""
+    running = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    parents = {child: parent(child) for child in running if alive(child)}
+    below = [child for child, above in parents.items() if above == pid]
+    return below + [further for child in below for further in descendants(child)]
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_ends_leaves_no_process_behind(
+    make_settings: Callable[..., Settings], tmp_path: Path, end: signal.Signals
+) -> None:
+    port = free_port()
+    environment = {**os.environ, **make_settings(workers=1, port=port).to_environment()}
+    with (
+        subprocess.Popen([sys.executable, "-c", SERVE], env=environment, stderr=subprocess.PIPE) as server,
+        Client(f"http://127.0.0.1:{port}") as client,
+    ):
+        handle = client.submit(problem("slow", marker=str(tmp_path / "m")))
+        # A stream that is open must not keep the server from ending.
+        events = handle.events()
+        while next(events).type != "incumbent":
+            pass
+        below = descendants(server.pid)
+        assert set(pids(tmp_path / "m")) <= set(below)
+        server.send_signal(end)
+        _, noise = server.communicate(timeout=30)
+        wait_until(lambda: not any(alive(pid) for pid in below))
+        if end is signal.SIGTERM:
+            assert b"Traceback" not in noise
+    database = Database(make_settings().database_url)
+    job = Jobs(database).get(handle.id)
+    assert job is not None
+    assert (job.state, job.attempts) == ("queued", 0)
+
+
+def test_a_body_that_is_too_large_is_refused_while_it_is_sent(start_service: Callable[..., RunningService]) -> None:
+    service = start_service(max_body_bytes=100_000)
+    with Client(service.url) as client, pytest.raises(TooLargeError):
+        client.submit(problem(padding="x" * 5_000_000))

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from loadmaster.api.store import records, schema
-from loadmaster.api.store.records import Event, Job, Outcome, State
+from loadmaster.api.store.records import Event, Job, Outcome, PackedDocument, State
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.models.documents import Document
 
@@ -66,11 +66,12 @@ class Jobs:
         Raises:
             InputError: the idempotency key was used for another request.
         """
+        packed = records.pack(problem)
 
         def insert(connection: Connection) -> Job:
             job_id = _by_key(connection, schema.job, idempotency_key, request_sha256)
             if job_id is None:
-                job_id = self._insert(connection, new, problem, labels, request_sha256, idempotency_key, None)
+                job_id = self._insert(connection, new, packed, labels, request_sha256, idempotency_key, None)
             return records.require_job(connection, job_id)
 
         return self._retry_on_race(insert)
@@ -89,6 +90,7 @@ class Jobs:
         Raises:
             InputError: the idempotency key was used for another request.
         """
+        packed = records.pack(problem)
 
         def insert(connection: Connection) -> Frontier:
             known = _by_key(connection, schema.frontier, idempotency_key, request_sha256)
@@ -104,7 +106,7 @@ class Jobs:
                     )
                 )
                 for point in points:
-                    self._insert(connection, point, problem, labels, request_sha256, None, known)
+                    self._insert(connection, point, packed, labels, request_sha256, None, known)
             return _frontier(connection, known)
 
         return self._retry_on_race(insert)
@@ -167,7 +169,7 @@ class Jobs:
     def cancel(self, job_id: str) -> Job | None:
         """Cancel a queued job at once, ask the worker of a running one to stop; nothing happens to a final one."""
         with self._database.write() as connection:
-            job = records.get_job(connection, job_id)
+            job = records.get_job(connection, job_id, lock=True)
             if job is None:
                 return None
             if job.state is State.QUEUED:
@@ -184,7 +186,7 @@ class Jobs:
             NotFinalError: it is queued or running.
         """
         with self._database.write() as connection:
-            job = records.get_job(connection, job_id)
+            job = records.get_job(connection, job_id, lock=True)
             if job is None:
                 return False
             if not job.state.final:
@@ -207,7 +209,7 @@ class Jobs:
         self,
         connection: Connection,
         new: NewJob,
-        problem: Document,
+        problem: PackedDocument,
         labels: Mapping[str, str],
         request_sha256: str,
         idempotency_key: str | None,
@@ -239,7 +241,7 @@ class Jobs:
         found = records.find_reusable(connection, new.cache_key, new.asked_gap)
         if found is not None:
             job = records.require_job(connection, job_id)
-            records.finish(connection, job, Outcome(found[0], found[1]), cached=True)
+            records.finish(connection, job, found, cached=True)
         return job_id
 
     def _retry_on_race(self, insert: Callable[[Connection], ResultT]) -> ResultT:

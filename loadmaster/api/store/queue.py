@@ -73,7 +73,7 @@ class Queue:
             job = records.require_job(connection, job_id)
             found = records.find_reusable(connection, job.cache_key, job.asked_gap)
             if found is not None:
-                records.finish(connection, job, Outcome(found[0], found[1]), cached=True)
+                records.finish(connection, job, found, cached=True)
             else:
                 data = {"state": State.RUNNING.value, "attempt": job.attempts}
                 records.append_event(connection, job_id, "state", data)

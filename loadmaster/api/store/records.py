@@ -7,7 +7,7 @@ import json
 import time
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -88,6 +88,14 @@ class Event:
 
 
 @dataclass(frozen=True)
+class PackedDocument:
+    """A document as the store keeps it: canonical JSON, compressed, under its hash."""
+
+    sha256: str
+    body: bytes
+
+
+@dataclass(frozen=True)
 class Outcome:
     """How a job ends: its final state and the plan or the error that says why."""
 
@@ -96,9 +104,10 @@ class Outcome:
     error: Mapping[str, Any] | None = None
 
 
-def get_job(connection: Connection, job_id: str) -> Job | None:
-    """The job of that id."""
-    row = connection.execute(sa.select(schema.job).where(schema.job.c.id == job_id)).one_or_none()
+def get_job(connection: Connection, job_id: str, *, lock: bool = False) -> Job | None:
+    """The job of that id; locked, nobody else changes it before this transaction ends."""
+    query = sa.select(schema.job).where(schema.job.c.id == job_id)
+    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
     return None if row is None else Job.from_row(row)
 
 
@@ -119,14 +128,18 @@ def append_event(connection: Connection, job_id: str, type_: str, data: Mapping[
     connection.execute(sa.insert(schema.event).values(**row))
 
 
-def put_document(connection: Connection, body: Document) -> str:
+def pack(body: Document) -> PackedDocument:
+    """Hash and compress a document: the slow part of keeping it, done before a transaction begins."""
+    return PackedDocument(sha256(body), zlib.compress(canonical_json(body)))
+
+
+def put_document(connection: Connection, packed: PackedDocument) -> str:
     """Keep a document under the hash of its content; returns the hash."""
-    key = sha256(body)
-    known = connection.execute(sa.select(schema.document.c.sha256).where(schema.document.c.sha256 == key)).scalar()
+    table = schema.document
+    known = connection.execute(sa.select(table.c.sha256).where(table.c.sha256 == packed.sha256)).scalar()
     if known is None:
-        packed = zlib.compress(canonical_json(body))
-        connection.execute(sa.insert(schema.document).values(sha256=key, body=packed))
-    return key
+        connection.execute(sa.insert(table).values(sha256=packed.sha256, body=packed.body))
+    return packed.sha256
 
 
 def get_document(connection: Connection, key: str) -> bytes:
@@ -152,6 +165,9 @@ def _add(metric: str, amount: float) -> sa.Update:
 
 def finish(connection: Connection, job: Job, outcome: Outcome, *, cached: bool = False) -> None:
     """Make a job final: state, figures of its plan, the last two events, the counters."""
+    if cached and outcome.plan is not None:
+        # The name is no part of what makes two requests equal.
+        outcome = replace(outcome, plan={**outcome.plan, "name": job.name})
     plan = outcome.plan or {}
     now = time.time()
     gap = plan.get("gap")
@@ -162,7 +178,7 @@ def finish(connection: Connection, job: Job, outcome: Outcome, *, cached: bool =
         .where(schema.job.c.id == job.id)
         .values(
             state=outcome.state.value,
-            plan_sha256=put_document(connection, outcome.plan) if outcome.plan is not None else None,
+            plan_sha256=put_document(connection, pack(outcome.plan)) if outcome.plan is not None else None,
             error=dict(outcome.error) if outcome.error is not None else None,
             cached=cached,
             reusable=proved and outcome.state in (State.SUCCEEDED, State.INFEASIBLE),
@@ -183,8 +199,8 @@ def finish(connection: Connection, job: Job, outcome: Outcome, *, cached: bool =
     append_event(connection, job.id, "done", json.loads(json.dumps(done)))
 
 
-def find_reusable(connection: Connection, cache_key: str, asked_gap: float) -> tuple[State, Document] | None:
-    """The latest plan of the same problem and options that was proved to the asked gap, with its state."""
+def find_reusable(connection: Connection, cache_key: str, asked_gap: float) -> Outcome | None:
+    """The latest end of a job of the same problem and options that was proved to the asked gap."""
     row = connection.execute(
         sa.select(schema.job.c.state, schema.job.c.plan_sha256)
         .where(
@@ -198,4 +214,4 @@ def find_reusable(connection: Connection, cache_key: str, asked_gap: float) -> t
     ).one_or_none()
     if row is None:
         return None
-    return State(row.state), json.loads(get_document(connection, row.plan_sha256))
+    return Outcome(State(row.state), json.loads(get_document(connection, row.plan_sha256)))

@@ -28,6 +28,7 @@ from loadmaster.planner import PlanProgress
 CANCEL = "cancel"
 _WATCH_EVERY_S = 0.25
 _REPORT_EVERY_S = 0.5
+_LONGEST_LINE = 4000
 
 
 class Line:
@@ -94,7 +95,7 @@ class LineHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         # The parent may be gone already; a lost log line must not end the planning.
         with contextlib.suppress(OSError):
-            self._line.send("log", f"{record.levelname.lower()} {record.name}: {record.getMessage()}")
+            self._line.send("log", f"{record.levelname.lower()} {record.name}: {record.getMessage()}"[:_LONGEST_LINE])
 
 
 def error_document(error: LoadmasterError) -> dict[str, Any]:

@@ -21,6 +21,7 @@ Message = tuple[str, Any]
 CRASH = "crash"
 _STDERR_TAIL_BYTES = 2000
 _BURIAL_S = 5.0
+_MOST_AT_ONCE = 200
 
 
 class RunningJob(Protocol):
@@ -82,7 +83,9 @@ class LocalJob:
         messages: list[Message] = []
         deadline = time.monotonic() + timeout_s
         try:
-            while self._connection.poll(0 if messages else max(0.0, deadline - time.monotonic())):
+            while len(messages) < _MOST_AT_ONCE and self._connection.poll(
+                0 if messages else max(0.0, deadline - time.monotonic())
+            ):
                 messages.append(self._connection.recv())
                 if messages[-1][0] in ("plan", "error"):
                     self.kill()

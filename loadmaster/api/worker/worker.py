@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -21,6 +22,7 @@ from loadmaster.api.worker.process import CRASH, Launcher, LocalJob, Message, Ru
 logger = logging.getLogger(__name__)
 
 _DATABASE_PAUSE_S = 2.0
+_WATCH_EVERY_S = 0.5
 _STATES = {"optimal": State.SUCCEEDED, "feasible": State.SUCCEEDED, "infeasible": State.INFEASIBLE}
 _LIVE_EVENTS = ("progress", "incumbent", "log")
 
@@ -153,3 +155,19 @@ class Worker:
             f"{self._settings.overrun_s:g} s later."
         )
         self._queue.finish(job.id, self.id, State.FAILED, error={"type": "LimitReachedError", "detail": detail})
+
+
+def work(settings: Settings, *, worker_id: str | None = None) -> None:
+    """Run a worker in this process until SIGTERM or SIGINT; its job then goes back to the queue."""
+    worker = Worker(settings, worker_id=worker_id)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: worker.stop())
+    if worker_id is not None:
+        threading.Thread(target=_watch_parent, args=(worker, os.getppid()), daemon=True).start()
+    worker.run()
+
+
+def _watch_parent(worker: Worker, parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_WATCH_EVERY_S)
+    worker.stop()
