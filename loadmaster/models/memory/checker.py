@@ -215,7 +215,7 @@ class _Replay:
                 self._wrong("stage 0 runs no backward operator")
             return None
         choices = self.problem.backward[t - 1].implementations
-        if stage.implementation is None or stage.implementation >= len(choices):
+        if stage.implementation is None or not 0 <= stage.implementation < len(choices):
             self._wrong(f"backward {t} has no implementation {stage.implementation}")
             return None
         return choices[stage.implementation]
@@ -236,7 +236,7 @@ class _Replay:
             operator = self.problem.forward[j]
             where = f"stage {t}: forward {j} ({operator.op})"
             choices = operator.implementations if t == 0 else operator.recompute_implementations
-            if c.implementation >= len(choices):
+            if not 0 <= c.implementation < len(choices):
                 self._wrong(f"{where} has no implementation {c.implementation}")
                 return intact
             if t > 0 and not operator.recomputable:

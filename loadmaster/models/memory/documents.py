@@ -216,6 +216,16 @@ def _check_graph(
             raise InputError(
                 f"{where}.in_place", f.encodes, "its parent has no in_place", "Remove it, or give the parent one."
             )
+        if f.in_place is not None:
+            _check_in_place(where, f, f.in_place)
+        parent = None if f.encodes is None else forward[f.encodes].in_place
+        if f.in_place is not None and parent is not None and f.in_place.overwrites != parent.overwrites:
+            raise InputError(
+                f"{where}.in_place.overwrites",
+                f.in_place.overwrites,
+                f"is not what its parent overwrites, forward {parent.overwrites}",
+                "Give the same: only the parent writes.",
+            )
     for position, b in enumerate(backward):
         where = f"backward[{position}]"
         if b.id != position + 1:
@@ -231,6 +241,28 @@ def _check_graph(
                     )
     if objective == "energy":
         _check_energies(forward, backward)
+
+
+def _check_in_place(where: str, operator: ForwardOperator, in_place: InPlace) -> None:
+    """In place an operator may save time and workspace, but not take less than none."""
+    least_us = min(c.time_us for c in (*operator.implementations, *operator.recompute_implementations))
+    if least_us + in_place.time_delta_us < 0:
+        raise InputError(
+            f"{where}.in_place.time_delta_us",
+            in_place.time_delta_us,
+            f"makes the operator's time of {least_us} us negative",
+            f"Give at least {-least_us}.",
+        )
+    energies = [c.energy_uj for c in (*operator.implementations, *operator.recompute_implementations)]
+    least_uj = min((e for e in energies if e is not None), default=0.0)
+    delta_uj = in_place.energy_delta_uj
+    if delta_uj is not None and least_uj + delta_uj < 0:
+        raise InputError(
+            f"{where}.in_place.energy_delta_uj",
+            delta_uj,
+            f"makes the operator's energy of {least_uj} uJ negative",
+            f"Give at least {-least_uj}.",
+        )
 
 
 def _check_energies(forward: tuple[ForwardOperator, ...], backward: tuple[BackwardOperator, ...]) -> None:
