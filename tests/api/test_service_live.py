@@ -32,15 +32,21 @@ def pids(marker: Path) -> list[int]:
 
 def alive(pid: int) -> bool:
     """Whether a process runs (a zombie does not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    return status(pid)[0] not in ("", "Z")
 
 
 def parent(pid: int) -> int:
-    """The parent of a process: of a job's process, that is the worker."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    """The parent of a process (of a job's process, that is the worker); 0 if there is no such process."""
+    return int(status(pid)[1])
+
+
+def status(pid: int) -> tuple[str, str]:
+    """State and parent of a process, as the kernel tells them."""
+    try:
+        state, above, *_ = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "", "0"
+    return state, above
 
 
 def with_incumbent(handle: Any) -> Callable[[], PlanResource | None]:
@@ -247,8 +253,7 @@ serve(Settings.from_environment())
 
 def descendants(pid: int) -> list[int]:
     """Processes below a process."""
-    running = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    parents = {child: parent(child) for child in running if alive(child)}
+    parents = {int(entry.name): parent(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
     below = [child for child, above in parents.items() if above == pid]
     return below + [further for child in below for further in descendants(child)]
 
@@ -259,22 +264,23 @@ def test_a_server_that_ends_leaves_no_process_behind(
 ) -> None:
     port = free_port()
     environment = {**os.environ, **make_settings(workers=1, port=port).to_environment()}
-    with (
-        subprocess.Popen([sys.executable, "-c", SERVE], env=environment, stderr=subprocess.PIPE) as server,
-        Client(f"http://127.0.0.1:{port}") as client,
-    ):
-        handle = client.submit(problem("slow", marker=str(tmp_path / "m")))
-        # A stream that is open must not keep the server from ending.
-        events = handle.events()
-        while next(events).type != "incumbent":
-            pass
-        below = descendants(server.pid)
-        assert set(pids(tmp_path / "m")) <= set(below)
-        server.send_signal(end)
-        _, noise = server.communicate(timeout=30)
-        wait_until(lambda: not any(alive(pid) for pid in below))
-        if end is signal.SIGTERM:
-            assert b"Traceback" not in noise
+    server = subprocess.Popen([sys.executable, "-c", SERVE], env=environment, stderr=subprocess.PIPE)
+    try:
+        with Client(f"http://127.0.0.1:{port}") as client:
+            handle = client.submit(problem("slow", marker=str(tmp_path / "m")))
+            # A stream that is open must not keep the server from ending.
+            events = handle.events()
+            while next(events).type != "incumbent":
+                pass
+            below = descendants(server.pid)
+            assert set(pids(tmp_path / "m")) <= set(below)
+            server.send_signal(end)
+            _, noise = server.communicate(timeout=30)
+    finally:
+        server.kill()
+    wait_until(lambda: not any(alive(pid) for pid in below))
+    if end is signal.SIGTERM:
+        assert b"Traceback" not in noise
     database = Database(make_settings().database_url)
     job = Jobs(database).get(handle.id)
     assert job is not None
