@@ -12,7 +12,9 @@ import operator
 import torch
 from torch import Tensor, fx
 
+from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.executor.memory.implementations.emitting import aten, call, with_strides_of
+from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
 from loadmaster.executor.memory.implementations.registry import Recompute, Value
 
 # Position of the "training" argument: without training the saved statistics are empty.
@@ -35,21 +37,38 @@ def batch_norm_apply(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | Non
         weight, bias: [C] or None.
 
     Returns:
-        A new tensor like ``x``. Computed in float32 for 16-bit inputs.
+        A new tensor like ``x``, bit-equal to the forward pass of PyTorch's own (not cuDNN's) kernels.
     """
     exact = torch.promote_types(x.dtype, torch.float32)
-    scale = rstd.to(exact) if weight is None else rstd.to(exact) * weight.to(exact)
-    shift = -mean.to(exact) * scale if bias is None else bias.to(exact) - mean.to(exact) * scale
-    per_channel = (1, -1, *(1,) * (x.dim() - 2))
+    if has_kernels(x.device):
+        normalized: Tensor = kernels().batch_norm_apply(x, mean, rstd, weight, bias)
+        return normalized
+    # Scale and shift are formed, and combined with fused multiply-adds, exactly as in PyTorch's own CPU kernel.
+    mean, rstd = mean.to(exact), rstd.to(exact)
+    scale = rstd if weight is None else rstd * weight.to(exact)
+    shift = torch.addcmul(torch.zeros_like(mean) if bias is None else bias.to(exact), mean, scale, value=-1)
+    per_channel = (-1, *(1,) * (x.dim() - 2))
+    scale, shift = scale.view(per_channel), shift.view(per_channel)
     result = torch.empty_like(x)
     if x.dtype == exact:
-        return torch.addcmul(shift.view(per_channel), x, scale.view(per_channel), out=result)
-    return result.copy_(torch.addcmul(shift.view(per_channel), x.to(exact), scale.view(per_channel)))
+        return torch.addcmul(shift, x, scale, out=result)
+    for sample, normalized in zip(x, result, strict=True):
+        normalized.copy_(torch.addcmul(shift, sample.to(exact), scale))
+    return result
 
 
 @batch_norm_apply.register_fake
 def _(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return torch.empty_like(x)
+
+
+def _workspace(x: Tensor, *_: object) -> int:
+    if has_kernels(x.device) or x.dtype.itemsize >= torch.float32.itemsize or not len(x):
+        return 0
+    return 2 * x.numel() // len(x) * torch.float32.itemsize
+
+
+register_workspace(batch_norm_apply._opoverload, _workspace)
 
 
 def reuse_statistics(node: fx.Node) -> Recompute | None:

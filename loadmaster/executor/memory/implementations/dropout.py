@@ -13,6 +13,8 @@ import operator
 import torch
 from torch import Tensor, fx
 
+from loadmaster.executor.costs.workspace import register_workspace
+from loadmaster.executor.memory.implementations.chunks import chunk_bytes, chunks, laid_out_like, row_major_bytes
 from loadmaster.executor.memory.implementations.emitting import aten, call
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
 
@@ -20,7 +22,6 @@ GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
 WORD = 32  # the upper half of the mixed word decides
-CHUNK = 1 << 18  # elements hashed at a time: bounds the 64-bit temporaries
 SEED_LIMIT = 2**63 - 1
 
 
@@ -29,7 +30,7 @@ def _signed(word: int) -> int:
 
 
 def _unsigned_shift(x: Tensor, bits: int) -> Tensor:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def drop_threshold(p: float) -> int:
@@ -37,18 +38,16 @@ def drop_threshold(p: float) -> int:
     return round(p * (1 << WORD))
 
 
-def kept(seed: Tensor, count: int, p: float) -> Tensor:
-    """Which elements dropout keeps: bool [count], each kept with probability 1 - p."""
-    keep = torch.empty(count, dtype=torch.bool, device=seed.device)
-    for start in range(0, count, CHUNK):
-        stop = min(start + CHUNK, count)
-        z = torch.arange(start + 1, stop + 1, dtype=torch.int64, device=seed.device)
-        z = z * _signed(GOLDEN) + seed
-        z = (z ^ _unsigned_shift(z, 30)) * _signed(MIX_1)
-        z = (z ^ _unsigned_shift(z, 27)) * _signed(MIX_2)
-        z = z ^ _unsigned_shift(z, 31)
-        torch.ge(_unsigned_shift(z, WORD), drop_threshold(p), out=keep[start:stop])
-    return keep
+def kept(seed: Tensor, elements: slice, p: float) -> Tensor:
+    """Which of these elements dropout keeps, each with probability 1 - p: bool [stop - start]."""
+    z = torch.arange(elements.start + 1, elements.stop + 1, dtype=torch.int64, device=seed.device)
+    z = z.mul_(_signed(GOLDEN)).add_(seed)
+    z ^= _unsigned_shift(z, 30)
+    z *= _signed(MIX_1)
+    z ^= _unsigned_shift(z, 27)
+    z *= _signed(MIX_2)
+    z ^= _unsigned_shift(z, 31)
+    return _unsigned_shift(z, WORD) >= drop_threshold(p)
 
 
 @torch.library.custom_op("loadmaster::seeded_dropout", mutates_args=())
@@ -68,14 +67,25 @@ def seeded_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
     if has_kernels(x.device):
         result = kernels().seeded_dropout(x, seed, scale, drop_threshold(p))
         return result
-    result = torch.empty_like(x)
-    torch.mul(x, scale, out=result)
-    return result.masked_fill_(~kept(seed, x.numel(), p).view(x.shape), 0)
+    result = x.clone(memory_format=torch.contiguous_format)
+    flat = result.view(-1).mul_(scale)
+    for part in chunks(x.numel()):
+        flat[part].masked_fill_(~kept(seed, part, p), 0)
+    return laid_out_like(result, x)
 
 
 @seeded_dropout.register_fake
 def _(x: Tensor, seed: Tensor, p: float) -> Tensor:
     return torch.empty_like(x)
+
+
+def _workspace(x: Tensor, seed: Tensor, p: float) -> int:
+    if has_kernels(x.device):
+        return 2 * row_major_bytes(x)
+    return row_major_bytes(x) + chunk_bytes(x, 2 * torch.int64.itemsize + 2)
+
+
+register_workspace(seeded_dropout._opoverload, _workspace)
 
 
 def seed_dropout(graph: fx.Graph) -> None:

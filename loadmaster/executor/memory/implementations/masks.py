@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from loadmaster.errors import InputError
+from loadmaster.executor.costs.workspace import register_workspace
+from loadmaster.executor.memory.implementations.chunks import chunk_bytes, chunks, laid_out_like, row_major_bytes
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
 
 BITS = 8
@@ -31,16 +33,20 @@ def pack_inside(x: Tensor, low: float, high: float | None = None) -> Tensor:
     if has_kernels(x.device):
         packed: Tensor = kernels().pack_inside(x, low, high)
         return packed
-    inside = ~(x <= low)
-    if high is not None:
-        inside &= ~(x >= high)
-    flat = torch.nn.functional.pad(inside.reshape(-1).view(torch.uint8), (0, -x.numel() % BITS))
-    return (flat.view(-1, BITS) * _bit_values(x.device)).sum(1, dtype=torch.uint8)
+    flat, values = x.reshape(-1), _bit_values(x.device)
+    packed = x.new_empty(_mask_shape(x), dtype=torch.uint8)
+    for part in chunks(x.numel()):
+        inside = ~(flat[part] <= low)
+        if high is not None:
+            inside &= ~(flat[part] >= high)
+        bits = torch.nn.functional.pad(inside.view(torch.uint8), (0, -inside.numel() % BITS)).view(-1, BITS)
+        torch.sum(bits * values, 1, dtype=torch.uint8, out=packed[part.start // BITS : -(-part.stop // BITS)])
+    return packed
 
 
 @pack_inside.register_fake
 def _(x: Tensor, low: float, high: float | None = None) -> Tensor:
-    return x.new_empty(((x.numel() + BITS - 1) // BITS,), dtype=torch.uint8)
+    return x.new_empty(_mask_shape(x), dtype=torch.uint8)
 
 
 @torch.library.custom_op("loadmaster::masked_gradient", mutates_args=())
@@ -58,13 +64,34 @@ def masked_gradient(gradient: Tensor, mask: Tensor) -> Tensor:
     if has_kernels(gradient.device):
         masked: Tensor = kernels().masked_gradient(gradient, mask)
         return masked
-    inside = (mask.unsqueeze(1) & _bit_values(mask.device)).view(-1)[: gradient.numel()] != 0
-    return gradient.clone().masked_fill_(~inside.view(gradient.shape), 0)
+    result, values = gradient.clone(memory_format=torch.contiguous_format), _bit_values(mask.device)
+    flat = result.view(-1)
+    for part in chunks(gradient.numel()):
+        bits = mask[part.start // BITS : -(-part.stop // BITS)].unsqueeze(1) & values
+        flat[part].masked_fill_(bits.view(-1)[: part.stop - part.start] == 0, 0)
+    return laid_out_like(result, gradient)
 
 
 @masked_gradient.register_fake
 def _(gradient: Tensor, mask: Tensor) -> Tensor:
     return torch.empty_like(gradient)
+
+
+def _pack_workspace(x: Tensor, low: float, high: float | None = None) -> int:
+    return row_major_bytes(x) + (0 if has_kernels(x.device) else chunk_bytes(x, 4))
+
+
+def _masked_workspace(gradient: Tensor, mask: Tensor) -> int:
+    copies = 2 if has_kernels(gradient.device) else 1
+    return copies * row_major_bytes(gradient) + (0 if copies == 2 else chunk_bytes(gradient, 2))
+
+
+register_workspace(pack_inside._opoverload, _pack_workspace)
+register_workspace(masked_gradient._opoverload, _masked_workspace)
+
+
+def _mask_shape(x: Tensor) -> tuple[int]:
+    return ((x.numel() + BITS - 1) // BITS,)
 
 
 def expect_bytes(gradient: Tensor, mask: Tensor) -> None:
@@ -73,11 +100,11 @@ def expect_bytes(gradient: Tensor, mask: Tensor) -> None:
     Raises:
         InputError: naming the number of bytes that fits.
     """
-    expected = (gradient.numel() + BITS - 1) // BITS
-    if mask.dtype != torch.uint8 or mask.shape != (expected,):
+    expected = _mask_shape(gradient)
+    if mask.dtype != torch.uint8 or mask.shape != expected:
         raise InputError(
             "mask",
             (tuple(mask.shape), str(mask.dtype)),
             f"does not fit a gradient of {gradient.numel()} elements",
-            f"Pass the {expected} bytes that pack_inside made from the tensor of the same shape.",
+            f"Pass the {expected[0]} bytes that pack_inside made from the tensor of the same shape.",
         )

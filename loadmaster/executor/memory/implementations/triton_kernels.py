@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loadmaster.executor.memory.implementations.chunks import laid_out_like
+
 BLOCK = 1024
 MASK_BYTES = 256  # bytes of a packed mask per program
 ROW_BLOCK = 4096  # logits of a row at a time
@@ -68,7 +70,7 @@ def masked_gradient(gradient: Tensor, mask: Tensor) -> Tensor:
     count = dense.numel()
     if count:
         _masked_gradient[_grid(count, BLOCK)](dense, mask, result, count, BLOCK=BLOCK)
-    return _laid_out_like(result, gradient)
+    return laid_out_like(result, gradient)
 
 
 @triton.jit
@@ -94,7 +96,7 @@ def seeded_dropout(x: Tensor, seed: Tensor, scale: float, threshold: int) -> Ten
     count = dense.numel()
     if count:
         _seeded_dropout[_grid(count, BLOCK)](dense, seed, result, count, threshold, SCALE=scale, BLOCK=BLOCK)
-    return _laid_out_like(result, x)
+    return laid_out_like(result, x)
 
 
 @triton.jit
@@ -234,6 +236,46 @@ def _window(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[in
 
 
 @triton.jit
+def _batch_norm_apply(
+    x, mean, rstd, weight, bias, result, count, CHANNELS: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr
+):
+    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    valid = element < count
+    channel = (element // INNER % CHANNELS).to(tl.int32)
+    value = tl.load(x + element, mask=valid, other=0.0)
+    if value.dtype != tl.float64:
+        value = value.to(tl.float32)
+    value -= tl.load(mean + channel).to(value.dtype)
+    if weight is not None:
+        value *= tl.load(weight + channel).to(value.dtype)
+    value *= tl.load(rstd + channel).to(value.dtype)
+    if bias is not None:
+        value += tl.load(bias + channel).to(value.dtype)
+    tl.store(result + element, value.to(result.dtype.element_ty), mask=valid)
+
+
+def batch_norm_apply(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """See :func:`loadmaster.executor.memory.implementations.batch_norm.batch_norm_apply`."""
+    channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    dense = x if channels_last else x.contiguous()
+    result = torch.empty_like(dense)
+    if x.numel():
+        _batch_norm_apply[_grid(x.numel(), BLOCK)](
+            dense,
+            mean,
+            rstd,
+            weight,
+            bias,
+            result,
+            x.numel(),
+            CHANNELS=x.shape[1],
+            INNER=1 if channels_last else x[0, 0].numel(),
+            BLOCK=BLOCK,
+        )
+    return result if channels_last else laid_out_like(result, x)
+
+
+@triton.jit
 def _normalize_rows(logits, classes, normalizer, picked, count, DOUBLE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     kind = tl.float64 if DOUBLE else tl.float32
@@ -294,10 +336,3 @@ def differentiate_rows(logits: Tensor, classes: Tensor, normalizer: Tensor, scal
         _differentiate_rows[(rows, triton.cdiv(count, ROW_BLOCK))](
             logits, classes, normalizer, scales, count, BLOCK=ROW_BLOCK, num_warps=ROW_WARPS
         )
-
-
-def _laid_out_like(result: Tensor, like: Tensor) -> Tensor:
-    """The same values with the strides that ``torch.empty_like(like)`` gives."""
-    if like.is_contiguous():
-        return result
-    return torch.empty_like(like).copy_(result)

@@ -10,6 +10,7 @@ from joint_graphs import arguments, flat, joint_graph, substitute
 from torch import nn
 
 from loadmaster.errors import InputError
+from loadmaster.executor.memory.implementations.chunks import CHUNK
 from loadmaster.executor.memory.implementations.masks import masked_gradient, pack_inside
 from loadmaster.executor.memory.implementations.registry import alternatives
 
@@ -78,6 +79,12 @@ def test_mask_is_threshold_backward(shape, dtype, transposed, seed):
     mask = pack_inside(x, 0.0)
     assert mask.numel() == -(-x.numel() // 8)
     assert torch.equal(masked_gradient(gradient, mask), torch.ops.aten.threshold_backward(gradient, x, 0))
+
+
+def test_mask_of_several_chunks():
+    x, gradient = torch.randn(2, 3 * CHUNK + 5).unbind()
+    got = masked_gradient(gradient, pack_inside(x, 0.0, 1.5))
+    assert torch.equal(got, torch.ops.aten.hardtanh_backward(gradient, x, 0.0, 1.5))
 
 
 def test_special_values():

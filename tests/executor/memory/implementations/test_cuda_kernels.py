@@ -69,13 +69,17 @@ def test_pooling(kernel, ceil_mode, dtype):
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_batch_norm_apply(dtype):
-    x = (3 * torch.randn(4, 5, 6, 7, device="cuda") + 1).to(dtype)
-    weight, bias = torch.randn(2, 5, device="cuda", dtype=torch.promote_types(dtype, torch.float32)).unbind()
+def test_batch_norm_apply_is_bit_equal(dtype, affine, layout):
+    x = (3 * torch.randn(4, 5, 16, 17, device="cuda") + 1).to(dtype).to(memory_format=layout)
+    exact = torch.promote_types(dtype, torch.float32)
+    weight, bias = torch.randn(2, 5, device="cuda", dtype=exact).unbind() if affine else (None, None)
     expected, mean, rstd = torch.native_batch_norm(x, weight, bias, None, None, True, 0.1, 1e-5)
-    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
-    torch.testing.assert_close(batch_norm_apply(x, mean, rstd, weight, bias), expected, rtol=tolerance, atol=tolerance)
+    got = batch_norm_apply(x, mean, rstd, weight, bias)
+    assert torch.equal(got, expected)
+    assert got.stride() == x.stride()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
