@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,23 +20,24 @@ from loadmaster.api.worker.worker import Worker
 HERE = Path(__file__).parent
 
 
+def quick_settings(folder: Path, **changes: Any) -> Settings:
+    """Settings for a fresh database in a folder, with quick looks."""
+    values: dict[str, Any] = {
+        "database_url": f"sqlite:///{folder / 'service.db'}",
+        "planner": "fake_planner:FakePlanner",
+        "workers": 0,
+        "poll_s": 0.05,
+        "lease_s": 5.0,
+    }
+    return Settings(**{**values, **changes})
+
+
 @pytest.fixture
 def make_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
-    """Settings for a fresh database, with quick looks."""
+    """Settings for a fresh database of this test."""
     # Worker processes must find the fake planner.
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-
-    def make(**changes: Any) -> Settings:
-        values: dict[str, Any] = {
-            "database_url": f"sqlite:///{tmp_path / 'service.db'}",
-            "planner": "fake_planner:FakePlanner",
-            "workers": 0,
-            "poll_s": 0.05,
-            "lease_s": 5.0,
-        }
-        return Settings(**{**values, **changes})
-
-    return make
+    return functools.partial(quick_settings, tmp_path)
 
 
 @pytest.fixture
@@ -66,10 +68,14 @@ def start_service(make_settings: Callable[..., Settings]) -> Iterator[Callable[.
         service.stop()
 
 
-@pytest.fixture
-def live(start_service: Callable[..., RunningService]) -> RunningService:
-    """A real service with one worker."""
-    return start_service(workers=1)
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    """A real service with one worker, shared by a file's tests: their problems must have names of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(HERE))
+        service = RunningService(quick_settings(tmp_path_factory.mktemp("live"), port=0, workers=1))
+        yield service
+        service.stop()
 
 
 @pytest.fixture

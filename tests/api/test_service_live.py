@@ -60,7 +60,7 @@ def with_incumbent(handle: Any) -> Callable[[], PlanResource | None]:
 
 
 def test_submit_solve_result(client: Client) -> None:
-    handle = client.submit(problem(), labels={"team": "a"})
+    handle = client.submit(problem(name="sync"), labels={"team": "a"})
     plan = handle.document(timeout_s=60)
     assert plan["objective"] == OPTIMUM
     state = handle.state()
@@ -203,7 +203,7 @@ def test_a_server_whose_workers_cannot_start_is_not_ready(start_service: Callabl
 
 async def test_the_async_client_is_a_twin(live: RunningService) -> None:
     async with AsyncClient(live.url) as client:
-        handle = await client.submit(problem(), labels={"team": "b"})
+        handle = await client.submit(problem(name="async"), labels={"team": "b"})
         types = [event.type async for event in handle.events()]
         assert types[-1] == "done"
         assert (await handle.document(timeout_s=60))["objective"] == OPTIMUM
