@@ -114,13 +114,13 @@ _CATALOGUE = (
         25.0,
         25.0,
     ),
-    # An estimate of one core with AVX-512 and its share of the memory channels: enough to order operators by cost.
+    # One core of a server with AVX-512, from the steps of examples/ on it: enough to order operators by cost.
     Hardware(
         "cpu",
         "one CPU core",
         16 * GIB,
-        12.0,
-        {"float64": 0.04, "float32": 0.08, "bfloat16": 0.08, "float16": 0.04},
+        24.0,
+        {"float64": 0.12, "float32": 0.24, "bfloat16": 0.24, "float16": 0.12},
         10.0,
         10.0,
         launch_us=5.0,

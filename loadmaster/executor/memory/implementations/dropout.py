@@ -30,29 +30,31 @@ def _signed(word: int) -> int:
 
 
 def _unsigned_shift(x: Tensor, bits: int) -> Tensor:
-    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def drop_threshold(p: float) -> int:
-    """Elements whose 32-bit word is below this are dropped: ``p`` rounded to 2**-32."""
-    return round(p * (1 << WORD))
+def scale_and_threshold(p: float) -> tuple[float, int]:
+    """What kept elements are multiplied by, and the 32-bit word from which on they are kept (p to within 2**-33)."""
+    return 0.0 if p == 1 else 1 / (1 - p), round(p * (1 << WORD))
+
+
+def mixed(numbers: Tensor, seed: Tensor) -> Tensor:
+    """The 32-bit words, as int64, that decide over elements number 1, 2, ... ([n] int64)."""
+    z = numbers * _signed(GOLDEN) + seed
+    z = (z ^ _unsigned_shift(z, 30)) * _signed(MIX_1)
+    z = (z ^ _unsigned_shift(z, 27)) * _signed(MIX_2)
+    return _unsigned_shift(z ^ _unsigned_shift(z, 31), WORD)
 
 
 def kept(seed: Tensor, elements: slice, p: float) -> Tensor:
     """Which of these elements dropout keeps, each with probability 1 - p: bool [stop - start]."""
-    z = torch.arange(elements.start + 1, elements.stop + 1, dtype=torch.int64, device=seed.device)
-    z = z.mul_(_signed(GOLDEN)).add_(seed)
-    z ^= _unsigned_shift(z, 30)
-    z *= _signed(MIX_1)
-    z ^= _unsigned_shift(z, 27)
-    z *= _signed(MIX_2)
-    z ^= _unsigned_shift(z, 31)
-    return _unsigned_shift(z, WORD) >= drop_threshold(p)
+    numbers = torch.arange(elements.start + 1, elements.stop + 1, dtype=torch.int64, device=seed.device)
+    return mixed(numbers, seed) >= scale_and_threshold(p)[1]
 
 
 @torch.library.custom_op("loadmaster::seeded_dropout", mutates_args=())
 def seeded_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
-    """``x / (1 - p)`` where the element is kept, zero elsewhere; the mask depends on seed, index and p alone.
+    """``x / (1 - p)`` times the mask, as PyTorch has it; the mask depends on seed, index and p alone.
 
     Args:
         x: any shape; elements are numbered in row-major order.
@@ -62,15 +64,15 @@ def seeded_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
     Returns:
         A new tensor like ``x``.
     """
-    scale = 0.0 if p == 1 else 1 / (1 - p)
+    scale, threshold = scale_and_threshold(p)
     result: Tensor
     if has_kernels(x.device):
-        result = kernels().seeded_dropout(x, seed, scale, drop_threshold(p))
+        result = kernels().seeded_dropout(x, seed, scale, threshold)
         return result
     result = x.clone(memory_format=torch.contiguous_format)
     flat = result.view(-1).mul_(scale)
     for part in chunks(x.numel()):
-        flat[part].masked_fill_(~kept(seed, part, p), 0)
+        flat[part].mul_(kept(seed, part, p))
     return laid_out_like(result, x)
 
 
@@ -82,7 +84,7 @@ def _(x: Tensor, seed: Tensor, p: float) -> Tensor:
 def _workspace(x: Tensor, seed: Tensor, p: float) -> int:
     if has_kernels(x.device):
         return 2 * row_major_bytes(x)
-    return row_major_bytes(x) + chunk_bytes(x, 2 * torch.int64.itemsize + 2)
+    return row_major_bytes(x) + chunk_bytes(x, 4 * torch.int64.itemsize)
 
 
 register_workspace(seeded_dropout._opoverload, _workspace)

@@ -85,7 +85,7 @@ def _seeded_dropout(x, seed, result, count, threshold, SCALE: tl.constexpr, BLOC
     value = tl.load(x + element, mask=valid, other=0.0)
     if value.dtype != tl.float64:
         value = value.to(tl.float32)
-    scaled = tl.where(keep, value * SCALE, 0.0)
+    scaled = value * SCALE * keep.to(value.dtype)
     tl.store(result + element, scaled.to(result.dtype.element_ty), mask=valid)
 
 
