@@ -41,7 +41,10 @@ class PlanOptions:
             raise InputError("options.method", self.method, "is no method", f"Use one of {', '.join(METHODS)}.")
         if self.solver not in ("auto", "highs", "cpsat") and not self.solver.startswith("pulp:"):
             raise InputError(
-                "options.solver", self.solver, "is no solver", "Use auto, highs, cpsat or pulp:NAME, e.g. pulp:PULP_CBC_CMD."
+                "options.solver",
+                self.solver,
+                "is no solver",
+                "Use auto, highs, cpsat or pulp:NAME, e.g. pulp:PULP_CBC_CMD.",
             )
         if self.budget_bytes is not None:
             _between("options.budget_bytes", self.budget_bytes, 0, 1 << 60, "bytes")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,6 +204,7 @@ class ProgramBuilder:
         self._row_bounds: list[tuple[FloatArray, FloatArray]] = []
         self._row_blocks: list[Block] = []
         self._row_count = 0
+        self._extra_costs: dict[int, float] = {}
         self.offset = 0.0
 
     def columns(
@@ -267,6 +268,11 @@ class ProgramBuilder:
         """A block of rows written one at a time, for rows whose length varies. Close it with ``done()``."""
         return RowList(self, name)
 
+    def add_costs(self, costs: Mapping[int, float]) -> None:
+        """Add to the costs of columns that exist already."""
+        for column, cost in costs.items():
+            self._extra_costs[column] = self._extra_costs.get(column, 0.0) + cost
+
     def build(self) -> Program:
         """Freeze. Entries of one row are sorted by column, repeated ones summed, exact zeros dropped."""
         if self._entries:
@@ -289,8 +295,11 @@ class ProgramBuilder:
         row, column = np.divmod(key, max(self._column_count, 1))
         row_start = np.zeros(self._row_count + 1, dtype=np.int64)
         np.cumsum(np.bincount(row, minlength=self._row_count), out=row_start[1:])
+        cost = _join([c[0] for c in self._columns], np.float64)
+        for index, extra in self._extra_costs.items():
+            cost[index] += extra
         return Program(
-            cost=_join([c[0] for c in self._columns], np.float64),
+            cost=cost,
             lower=_join([c[1] for c in self._columns], np.float64),
             upper=_join([c[2] for c in self._columns], np.float64),
             integer=_join([c[3] for c in self._columns], np.bool_),

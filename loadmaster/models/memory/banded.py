@@ -1,0 +1,457 @@
+r"""The banded restriction: MONeT with recomputation only at the start of *slots*, near where results are read.
+
+Source: MONeT, 003_283bdbbccdcfdb68.txt, equations 4.7 to 4.16, restricted; with offload after SSDTrain's
+recompute-offload-keep. Every point is a plan, so its optimum is an upper bound; its own bound proves nothing.
+
+Sets: as in :mod:`relaxation`; the groups are here called slots h = 0..H-1, slot h holding the stages a_h..b_h. Slot h
+may recompute the results of a *band* (:mod:`bands`), all at the start of its first stage.
+
+Variables (binary unless said):
+    s[h,i]  result i is on the device when slot h starts; one column serves until something can happen to i
+    r[h,i], y[h,i,c], q[h,i]  slot h recomputes i, with implementation c, in place
+    d[k,l], y0[i,c], q0[i]    backward implementation; forward implementation, in place
+    z[i]    continuous: encoded result i is computed beside a parent that runs in place
+    v[k,i]  continuous: i is present while stage k runs, because k or a later stage of the slot reads it, or s[h+1,i]
+    x[h,n]  continuous: bytes just before the n-th result whose presence changes while slot h recomputes
+    o[i], f[h,i]  i is sent to the host; arrives when slot h starts, on its way during slot h-1
+    b[j], stall[j], stall[h]  continuous: bytes waiting for the link before forward j; waits in microseconds
+
+Objective: forward + recomputation + backward costs + stalls (4.9).
+
+Constraints:
+(4.7)   r[h,j] <= s[h,i] + r[h,i] + f[h,i] for inputs i of j; r[h,e] <= r[h,parent] for encoded e - `add_dependencies`
+(4.7b)  s[h+1,i] <= s[h,i] + r[h,i] + f[h,i] - `add_presence`
+(4.8)   v[k,i] >= needs at k, v[k+1,i]; v[b_h,i] >= s[h+1,i]; v[a_h,i] <= s + r + f - `add_presence`
+(4.8b)  what the last stage of a slot reads from storage is stored into the next - `add_presence`
+(4.10)  q[h,j] + v[a_h,u] <= 1, q[h,j] <= r[h,j] where running j in place overwrites u - `add_in_place`
+(4.14)  slot h recomputes j: workspace + r (m_j + |L_j|) + bytes elsewhere <= M - `add_recompute_memory`
+(4.15)  x follows the bytes from result to result; x <= M - `add_levels`
+(4.12)  backward k: workspace + gradients + sum(m_i v[k,i]) <= M - `add_backward_memory`
+(4.1)   forward j: workspace + m_j + |L_j| + kept before + b[j] <= M - `_add_forward_pass`
+(O1)    b[j] >= b[j-1] + bytes last read by j-1 and sent - bandwidth (time of j-1 + stall[j]) - `add_sending`
+(O2)    o[i] + s[0,i] <= 1; f[h,i] <= o[i]; what is overwritten is not sent - `add_sending`
+(O3)    bytes arriving at slot h take no longer than slot h-1 and stall[h] - `add_fetching`
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+
+import numpy as np
+
+from loadmaster.models.memory.bands import BoolArray, slots_of_stages
+from loadmaster.models.memory.completion import Decisions, stored_at
+from loadmaster.models.memory.grouped import Grouped
+from loadmaster.models.memory.plan import Fetch, Schedule
+from loadmaster.models.memory.problem import ForwardOperator, MemoryProblem
+from loadmaster.models.memory.reach import MIB, Row, direct_uses, least_workspace_bytes, worthwhile
+from loadmaster.solvers.program import FloatArray, IntArray
+
+# A choice of implementation gets columns when it moves at least this share of the budget in workspace; below it the
+# least workspace is assumed here, and the cheapest that fits is taken afterwards (:mod:`completion`).
+NOTICEABLE = 0.002
+# At most so many implementations of a recomputation get columns: cheapest, middle of the front, least workspace.
+CHOICES = 3
+# Tensors below this share of the budget are not worth the link.
+WORTH_SENDING = 0.002
+# Kept off the budget so that solver tolerances (1e-6 of a MiB and row) never cost a byte.
+MARGIN_MIB = 1e-4
+
+
+class Banded(Grouped):
+    """The program of one restriction, and the way back from its points to decisions."""
+
+    def __init__(
+        self, problem: MemoryProblem, budget_bytes: int, starts: Sequence[int], allowed: BoolArray, *, offload: bool
+    ) -> None:
+        """
+        Args:
+            starts: first stages of the slots.
+            allowed: [slots, V], which recomputations are considered.
+            offload: whether results may travel to the host (needs a host link and a time objective).
+        """
+        super().__init__(problem, budget_bytes, starts, NOTICEABLE)
+        self.budget -= MARGIN_MIB
+        self.allowed = allowed
+        self.offloads = offload and problem.host_link is not None and problem.objective == "time"
+        self._slot = slots_of_stages(self.groups)
+        self._add_columns()
+        self._choose_backward()
+        if self.offloads:
+            self.add_sending()
+        self._add_forward_pass()
+        for h in range(len(self.groups)):
+            self.add_dependencies(h)
+            presence = self.add_presence(h)
+            self.add_in_place(h, presence)
+            level = self.add_levels(h, presence)
+            self.add_recompute_memory(h, presence, level)
+            self.add_backward_memory(h, presence, level)
+            if self.offloads and h > 0:
+                self.add_fetching(h)
+        self.program = self._build()
+
+    # -- variables ---------------------------------------------------------------------------------------------------
+
+    def _add_columns(self) -> None:
+        p, slots = self.problem, len(self.groups)
+        self._read_in = [{self._slot[k] for k in stages} for stages in direct_uses(p)]
+        events: list[set[int]] = [set(slots_) for slots_ in self._read_in]
+        for h, i in zip(*np.nonzero(self.allowed), strict=True):
+            events[i].add(int(h))
+            for u in p.forward[i].inputs:
+                events[u].add(int(h))
+        self.offload = self._cells("offload", self._sendable(events))
+        self.fetch = self._fetches(events)
+        self.stored = np.full((slots + 1, self.count), -1, dtype=np.int64)
+        for i, when in enumerate(events):
+            self._add_storage(i, when)
+        self.recompute = self._cells("recompute", self.allowed)
+        self.recompute_in_place = np.full((slots, self.count), -1, dtype=np.int64)
+        self.recompute_choices: dict[tuple[int, int], tuple[IntArray, tuple[int, ...]]] = {}
+        self._spent: list[Row] = [Row() for _ in range(slots)]
+        for h, i in zip(*np.nonzero(self.allowed), strict=True):
+            self._add_recompute(int(h), int(i))
+
+    def _sendable(self, events: list[set[int]]) -> BoolArray:
+        large = self.sizes >= WORTH_SENDING * self.budget
+        return np.array([self.offloads and f.offloadable and bool(events[f.id]) for f in self.problem.forward]) & large
+
+    def _fetches(self, events: list[set[int]]) -> IntArray:
+        """A fetch may arrive at any slot where something can happen to the result, but the first."""
+        mask = np.zeros((len(self.groups), self.count), dtype=bool)
+        for i in np.flatnonzero(self.offload >= 0):
+            mask[[h for h in events[i] if h > 0], i] = True
+        return self._cells("fetch", mask)
+
+    def _add_storage(self, i: int, events: set[int]) -> None:
+        """One column of s for result i from event to event; after the last one only if (4.8b) asks for it."""
+        if not events:
+            return
+        last = max(events)
+        column = int(self.builder.columns("stored", 1, upper=1.0, integer=True)[0])
+        for h in range(len(self.groups)):
+            before = h - 1
+            if before in events and before != last:
+                column = int(self.builder.columns("stored", 1, upper=1.0, integer=True)[0])
+            elif before == last:
+                column = self._presence("stored") if before in self._read_in[i] else -1
+            elif before > last:
+                column = -1
+            self.stored[h, i] = column
+
+    def _add_recompute(self, h: int, i: int) -> None:
+        f = self.problem.forward[i]
+        recompute = int(self.recompute[h, i])
+        choices = worthwhile(self.problem, f.recompute_implementations, self._noticeable_bytes)
+        if len(choices) > CHOICES:
+            choices = [choices[0], choices[len(choices) // 2], choices[-1]]
+        cheapest = self.problem.cost(choices[0][1])
+        self._spend(h, recompute, cheapest)
+        if len(choices) > 1:
+            columns = self.builder.columns("recompute_choice", len(choices), upper=1.0, integer=True)
+            self._eq("recompute_choice", Row({int(c): 1.0 for c in columns}).also(recompute, -1.0))
+            self.recompute_choices[h, i] = (columns, tuple(c for c, _ in choices))
+            for column, (_, choice) in zip(columns, choices, strict=True):
+                self._spend(h, int(column), self.problem.cost(choice) - cheapest)
+        if f.in_place is not None and f.encodes is None:
+            column = int(self.builder.columns("recompute_in_place", 1, upper=1.0, integer=True)[0])
+            self.recompute_in_place[h, i] = column
+            self._spend(h, column, self.problem.in_place_cost(f.in_place))
+
+    def _spend(self, h: int, column: int, cost: float) -> None:
+        self._cost(column, cost)
+        self._spent[h].also(column, cost)
+
+    def _s(self, h: int, i: int) -> Row:
+        return _term(self.stored, h, i) if h < len(self.groups) else Row()
+
+    def _arriving(self, h: int, i: int) -> Row:
+        return _term(self.fetch, h, i) if h < len(self.groups) else Row()
+
+    def _on_device(self, h: int, i: int) -> Row:
+        """s + f: there when slot h starts."""
+        return self._s(h, i).plus(self._arriving(h, i))
+
+    # -- the forward pass ----------------------------------------------------------------------------------------------
+
+    def _keep_encoded(self, f: ForwardOperator, before: Row, taken: float) -> None:
+        """(4.1) for an encoded result: computed exactly when kept, in place exactly when its parent is."""
+        kept = int(self.stored[0, f.id])
+        if kept < 0:
+            return
+        self._cost(kept, min(self.problem.cost(c) for c in f.implementations))
+        workspace = max(c.workspace_bytes for c in f.implementations) / MIB
+        parent = int(self.in_place[f.encodes]) if f.encodes is not None else -1
+        if f.in_place is not None and parent >= 0:
+            both = self._presence("encoded_in_place")
+            self._cost(both, self.problem.in_place_cost(f.in_place))
+            self._le("encoded_in_place", Row({both: 1.0, kept: -1.0}), 0.0)
+            self._le("encoded_in_place", Row({both: 1.0, parent: -1.0}), 0.0)
+            self._le("encoded_in_place", Row({both: -1.0, kept: 1.0, parent: 1.0}), 1.0)
+            before.also(both, f.in_place.workspace_delta_bytes / MIB)
+        gradients = self.problem.gradient_bytes(0) / MIB
+        self._fits("forward_encoded", before.also(kept, workspace + taken - gradients), gradients)
+
+    def _survives(self, i: int) -> Row:
+        return self._s(0, i).plus(_term(self.offload, i))
+
+    def _beside(self, f: ForwardOperator) -> Row:
+        """b[j] of (O1)."""
+        return Row({int(self._backlog[f.id]): 1.0}) if self.offloads else Row()
+
+    def add_sending(self) -> None:
+        """(O1), (O2): the queue of results on their way to the host during the forward pass."""
+        link = self.problem.host_link
+        assert link is not None
+        per_us = link.to_host_gbps * 1e3 / MIB
+        self._backlog = self.builder.columns("backlog", self.count + 1)
+        stalls = self.builder.columns("stall_us", self.count + 1, cost=1.0)
+        leaves: dict[int, Row] = {}
+        for i in np.flatnonzero(self.offload >= 0):
+            column = int(self.offload[i])
+            last_reader = max([int(i), *(j for j in self.problem.consumers[i])])
+            leaves.setdefault(last_reader, Row()).also(column, self.sizes[i])
+            self._le("offload", Row({column: 1.0}).plus(self._s(0, int(i))), 1.0)
+            for h in np.flatnonzero(self.fetch[:, i] >= 0):
+                self._le("fetch", _term(self.fetch, int(h), int(i)).also(column, -1.0), 0.0)
+        for j in range(1, self.count + 1):
+            f = self.problem.forward[j - 1]
+            worked = 0.0 if f.encodes is not None else min(c.time_us for c in f.implementations)
+            row = Row({int(self._backlog[j - 1]): 1.0, int(self._backlog[j]): -1.0, int(stalls[j]): -per_us})
+            self._le("backlog", row.plus(leaves.get(j - 1, Row())), per_us * worked)
+        # The backward pass starts when everything has left.
+        self._le("drained", Row({int(self._backlog[self.count]): 1.0}), 0.0)
+        if link.capacity_bytes is not None:
+            sent = Row({int(self.offload[i]): self.sizes[i] for i in np.flatnonzero(self.offload >= 0)})
+            self._le("capacity", sent, link.capacity_bytes / MIB)
+
+    # -- slots ---------------------------------------------------------------------------------------------------------
+
+    def add_dependencies(self, h: int) -> None:
+        """(4.7): inputs of what is recomputed are there, arrive, or are recomputed too."""
+        for j in map(int, np.flatnonzero(self.allowed[h])):
+            f = self.problem.forward[j]
+            for i in f.inputs:
+                have = self._on_device(h, i).plus(_term(self.recompute, h, i))
+                self._le("dependency", _term(self.recompute, h, j).plus(have, -1.0), 0.0)
+            if f.encodes is not None:
+                parent = _term(self.recompute, h, f.encodes)
+                self._le("encoded", _term(self.recompute, h, j).plus(parent, -1.0), 0.0)
+
+    def add_presence(self, h: int) -> dict[int, list[Row]]:
+        """(4.7b), (4.8): v, as rows [V] for each stage of the slot."""
+        a, b = self.groups[h]
+        current = [self._s(h + 1, i) for i in range(self.count)]
+        for i, later in enumerate(current):
+            if later and later != self._s(h, i):
+                have = self._on_device(h, i).plus(_term(self.recompute, h, i))
+                self._le("carry", Row(later).plus(have, -1.0), 0.0)
+        presence: dict[int, list[Row]] = {}
+        touched: set[int] = set()
+        for k in range(b, a - 1, -1):
+            for i in self._wanted(k):
+                touched.add(i)
+                needs = self._needs[k, i]
+                if current[i]:
+                    column = Row({self._presence("present"): 1.0})
+                    self._le("present", Row(needs).plus(column, -1.0), 0.0)
+                    self._le("present", Row(current[i]).plus(column, -1.0), 0.0)
+                    current[i] = column
+                else:
+                    current[i] = Row(needs)
+            presence[k] = list(current)
+        for i in touched:
+            have = self._on_device(h, i).plus(_term(self.recompute, h, i))
+            self._le("available", Row(presence[a][i]).plus(have, -1.0), 0.0)
+        for i in self._wanted(b):
+            if self._s(h + 1, i):
+                made_here = _term(self.recompute, h, i) if a == b else Row()
+                row = Row(self._needs[b, i]).plus(self._s(h + 1, i), -1.0).plus(made_here, -1.0)
+                self._le("stored_through", row, 0.0)
+        return presence
+
+    def add_in_place(self, h: int, presence: dict[int, list[Row]]) -> None:
+        """(4.10): what is overwritten is not present any more."""
+        for j in map(int, np.flatnonzero(self.recompute_in_place[h] >= 0)):
+            in_place = self.problem.forward[j].in_place
+            assert in_place is not None
+            inside = _term(self.recompute_in_place, h, j)
+            self._le("in_place", Row(inside).plus(_term(self.recompute, h, j), -1.0), 0.0)
+            row = inside.plus(presence[self.groups[h][0]][in_place.overwrites])
+            self._le("in_place", row, 1.0)
+            for reader in self.problem.consumers[in_place.overwrites]:
+                if reader > j and self.recompute[h, reader] >= 0:
+                    self._le(
+                        "in_place",
+                        Row(_term(self.recompute_in_place, h, j)).plus(_term(self.recompute, h, reader)),
+                        1.0,
+                    )
+
+    def add_levels(self, h: int, presence: dict[int, list[Row]]) -> _Level:
+        """(4.15): the bytes just before each result, as a chain from one changing result to the next.
+
+        What is stored and stays alike throughout the slot's recomputation is summed once, so that rows stay short.
+        """
+        a, _ = self.groups[h]
+        cap = self.budget - self.problem.gradient_bytes(a) / MIB
+        after = presence[a]
+        changing = [
+            i for i in range(self.count) if (self._on_device(h, i) or after[i]) and self._on_device(h, i) != after[i]
+        ]
+        first = Row()
+        for i in range(self.count):
+            first.plus(self._on_device(h, i), self.sizes[i])
+            first.plus(self._arriving(h + 1, i), self.sizes[i])
+        columns = [self._level_column("level", first, cap)]
+        for i in changing:
+            change = Row(after[i]).plus(self._on_device(h, i), -1.0)
+            step = Row({columns[-1]: 1.0}).plus(change, self.sizes[i])
+            columns.append(self._level_column("level", step, cap))
+        return _Level(changing, columns)
+
+    def _level_column(self, name: str, equals: Row, cap: float) -> int:
+        column = int(self.builder.columns(name, 1, upper=max(cap, 0.0))[0])
+        if cap < 0:
+            self._le("no_room", Row({column: 1.0}), cap)
+        self._eq(name, Row(equals).also(column, -1.0))
+        return column
+
+    def add_recompute_memory(self, h: int, presence: dict[int, list[Row]], level: _Level) -> None:
+        """(4.14): each recomputation at the start of the slot."""
+        a, b = self.groups[h]
+        gradients = self.problem.gradient_bytes(a) / MIB
+        wanted = set(self._wanted(a))
+        for j in map(int, np.flatnonzero(self.allowed[h])):
+            f = self.problem.forward[j]
+            row = Row({level.before(j): 1.0}).plus(self._on_device(h, j), -self.sizes[j])
+            for i in f.live_inputs:
+                kept = presence[a][i]
+                if i in wanted:
+                    kept = presence[a + 1][i] if a < b else self._s(h + 1, i)
+                row.plus(kept, -self.sizes[i])
+            held = self.sizes[j] + f.live_bytes / MIB
+            if (h, j) in self.recompute_choices:
+                columns, numbers = self.recompute_choices[h, j]
+                for column, number in zip(columns, numbers, strict=True):
+                    row.also(int(column), f.recompute_implementations[number].workspace_bytes / MIB)
+            else:
+                held += least_workspace_bytes(f.recompute_implementations) / MIB
+            if self.recompute_in_place[h, j] >= 0 and f.in_place is not None:
+                row.plus(_term(self.recompute_in_place, h, j), f.in_place.workspace_delta_bytes / MIB)
+            self._fits("recompute", row.plus(_term(self.recompute, h, j), held), gradients)
+
+    def add_backward_memory(self, h: int, presence: dict[int, list[Row]], level: _Level) -> None:
+        """(4.12): backward operators, with what the slot still holds."""
+        a, b = self.groups[h]
+        bytes_held = level.columns[-1]
+        for k in range(a, b + 1):
+            operator = self.problem.backward[k - 1]
+            if k > a:
+                # What stage k-1 held is stored when stage k starts; then what k-1 read last is gone.
+                self._fits("stage_start", Row({bytes_held: 1.0}), self.problem.gradient_bytes(k) / MIB)
+                step = Row({bytes_held: 1.0})
+                for i in range(self.count):
+                    if presence[k][i] != presence[k - 1][i]:
+                        step.plus(presence[k][i], self.sizes[i]).plus(presence[k - 1][i], -self.sizes[i])
+                bytes_held = self._level_column("held", step, self.budget)
+            row = Row({bytes_held: 1.0})
+            for column, choice in zip(self.backward[k - 1], operator.implementations, strict=True):
+                row.also(int(column), choice.workspace_bytes / MIB)
+            self._fits("backward", row, (operator.live_bytes + operator.fixed_bytes + operator.output_bytes) / MIB)
+
+    def add_fetching(self, h: int) -> None:
+        """(O3): what arrives at slot h travels while slot h-1 computes."""
+        link = self.problem.host_link
+        assert link is not None
+        row = Row()
+        for i in np.flatnonzero(self.fetch[h] >= 0):
+            row.also(int(self.fetch[h, i]), link.from_host_us(int(self.problem.output_bytes[i])))
+        if not row:
+            return
+        a, b = self.groups[h - 1]
+        row.plus(self._spent[h - 1], -1.0)
+        for k in range(a, b + 1):
+            for column, choice in zip(self.backward[k - 1], self.problem.backward[k - 1].implementations, strict=True):
+                row.also(int(column), -choice.time_us)
+        stall = int(self.builder.columns("fetch_stall_us", 1, cost=1.0)[0])
+        self._le("fetch_time", row.also(stall, -1.0), 0.0)
+
+    # -- points and plans ----------------------------------------------------------------------------------------------
+
+    def decisions(self, values: FloatArray) -> Decisions:
+        """What a point decides [columns]."""
+
+        def on(cells: IntArray) -> BoolArray:
+            chosen: BoolArray = (cells >= 0) & (values[np.maximum(cells, 0)] > 0.5)
+            return chosen
+
+        computes = [frozenset[int]()] * self.problem.stage_count
+        kept = set(np.flatnonzero(on(self.stored[0])))
+        computes[0] = frozenset(f.id for f in self.problem.forward if f.encodes is None or f.id in kept)
+        fetches: dict[int, tuple[Fetch, ...]] = {}
+        arriving = on(self.fetch)
+        for h, (a, _) in enumerate(self.groups):
+            computes[a] = frozenset(map(int, np.flatnonzero(on(self.recompute[h]))))
+            if arriving[h].any():
+                fetches[a] = tuple(Fetch(int(i), self.groups[h - 1][0]) for i in np.flatnonzero(arriving[h]))
+        return Decisions(
+            computes=tuple(computes),
+            backward=tuple(int(np.argmax(values[columns])) for columns in self.backward),
+            offload=tuple(map(int, np.flatnonzero(on(self.offload)))),
+            fetches=fetches,
+        )
+
+    def start(self, schedule: Schedule) -> tuple[IntArray, FloatArray]:
+        """A MIP start from a schedule: columns and values of everything binary it decides.
+
+        Recomputations outside the band or inside a slot are lost; the solver repairs or drops such a start.
+        """
+        point: dict[int, float] = {}
+
+        def put(cells: IntArray, chosen: set[int]) -> None:
+            for i in np.flatnonzero(cells >= 0):
+                point[int(cells[i])] = float(int(i) in chosen)
+
+        put(self.offload, set(schedule.offload))
+        first = {c.forward: c for c in schedule.stages[0].computes}
+        put(self.in_place, {i for i, c in first.items() if c.in_place})
+        for i, (columns, numbers) in self.forward_choices.items():
+            _choose(point, columns, numbers, first[i].implementation)
+        for k, columns in enumerate(self.backward, start=1):
+            _choose(point, columns, range(len(columns)), schedule.stages[k].implementation or 0)
+        for h, (a, _) in enumerate(self.groups):
+            made = {c.forward: c for c in schedule.stages[a].computes}
+            put(self.stored[h], set(stored_at(schedule, a)) - {f.forward for f in schedule.stages[a].fetches})
+            put(self.fetch[h], {f.forward for f in schedule.stages[a].fetches})
+            put(self.recompute[h], set(made))
+            put(self.recompute_in_place[h], {i for i, c in made.items() if c.in_place})
+            for i in made:
+                if (h, i) in self.recompute_choices:
+                    _choose(point, *self.recompute_choices[h, i], made[i].implementation)
+        columns_ = np.array(sorted(point), dtype=np.int64)
+        return columns_, np.array([point[int(c)] for c in columns_])
+
+
+class _Level:
+    """The chain of byte levels of one slot."""
+
+    def __init__(self, changing: list[int], columns: list[int]) -> None:
+        self.changing, self.columns = changing, columns
+
+    def before(self, j: int) -> int:
+        """The column of the bytes just before result j."""
+        return self.columns[bisect.bisect_left(self.changing, j)]
+
+
+def _term(cells: IntArray, *index: int) -> Row:
+    column = int(cells[index])
+    return Row({column: 1.0}) if column >= 0 else Row()
+
+
+def _choose(point: dict[int, float], columns: IntArray, numbers: Sequence[int], chosen: int) -> None:
+    """Set one choice; an implementation without a column is replaced by the next that has one."""
+    number = min((n for n in numbers if n >= chosen), default=numbers[-1])
+    for column, n in zip(columns, numbers, strict=True):
+        point[int(column)] = float(n == number)

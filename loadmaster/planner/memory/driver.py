@@ -1,0 +1,264 @@
+"""How a memory problem is solved: bound, plans, better bound, better plans, until the gap is proved or time is up.
+
+``auto`` first asks the boundary relaxation for a bound (a second), then a portfolio of banded restrictions for plans,
+each started from the best so far, in turn with relaxations of more boundaries, and on small graphs the exact
+formulation. The other methods are baselines; their bound is that of the relaxation too, so gaps compare.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from loadmaster.errors import CancelledError, CheckFailedError, InputError, LimitReachedError
+from loadmaster.models.memory import checkmate, chen, gist, monet, plain
+from loadmaster.models.memory.checker import check
+from loadmaster.models.memory.minimum import minimum_budget
+from loadmaster.models.memory.plan import Infeasibility, MemoryPlan, Schedule
+from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.memory.reach import MIB
+from loadmaster.models.memory.relaxation import Relaxation
+from loadmaster.planner.memory.search import Search, Slots
+from loadmaster.planner.options import PlanOptions, PlanProgress
+from loadmaster.solvers.program import IntArray
+from loadmaster.solvers.solution import Progress, SolveOptions, SolverStatus, relative_gap
+
+# Restrictions in the order tried. Few wide slots first: they answer in seconds on graphs of hundreds of operators. The
+# later ones have finer slots, or reach further back for long skips.
+PORTFOLIO = (Slots(30, 4, 0), Slots(45, 5, 6), Slots(40, 6, 12), Slots(60, 4, 4), Slots(30, 8, 12), Slots(90, 8, 0))
+# Boundaries of the relaxations after the first, each worth trying only while the gap is open.
+MORE_BOUNDARIES = (2, 4, 6, 9)
+# Up to this many stage-by-operator cells, the exact formulation is worth its while.
+EXACT_CELLS = 1_500
+# A relaxation over this share of the time limit has had its chance; likewise a restriction.
+RELAX_SHARE = 0.25
+RESTRICT_SHARE = 0.4
+
+
+def plan_memory(
+    problem: MemoryProblem,
+    options: PlanOptions,
+    *,
+    on_progress: Callable[[PlanProgress], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> MemoryPlan:
+    """Plan one memory problem under its budget, or the options'.
+
+    Raises:
+        InputError: no budget anywhere.
+        LimitReachedError: the limit came before any plan, or a baseline does not fit the budget.
+        CancelledError: cancelled before any plan.
+        SolverError: a solve broke.
+    """
+    budget_bytes = problem.budget_bytes if options.budget_bytes is None else options.budget_bytes
+    if budget_bytes is None:
+        raise InputError(
+            "budget_bytes", None, "is missing", "Give one in the problem or in the options, e.g. --budget 8GiB."
+        )
+    search = Search(problem, budget_bytes, options, on_progress, cancelled)
+    floor = minimum_budget(problem)
+    if floor.budget_bytes > budget_bytes:
+        search.infeasible = True
+        return _infeasible(search)
+    if options.method == "auto":
+        _auto(search)
+    elif options.method == "monet":
+        _exact(search)
+    else:
+        _baseline(search)
+    if search.infeasible:
+        return _infeasible(search)
+    return _answer(search)
+
+
+def _auto(search: Search) -> None:
+    limit = search.options.time_limit_s
+    search.say("start", f"{len(search.problem.forward)} forward and {len(search.problem.backward)} backward operators")
+    search.adopt(plain.formulate(search.problem), "plain")
+    search.relax(1, RELAX_SHARE * limit)
+    boundaries = iter(MORE_BOUNDARIES)
+    rounds = 0
+    while not search.done():
+        slots = PORTFOLIO[rounds % len(PORTFOLIO)]
+        search.restrict(slots, RESTRICT_SHARE * limit, seed=rounds // len(PORTFOLIO))
+        rounds += 1
+        cells = search.problem.stage_count * len(search.problem.forward)
+        if not search.done() and search.best is not None:
+            more = next(boundaries, None)
+            if more is not None:
+                search.relax(more, RELAX_SHARE * limit)
+        if not search.done() and rounds == 2 and cells <= EXACT_CELLS:
+            _exact(search)
+
+
+def _exact(search: Search) -> None:
+    """The published formulation, whole: its optimum is the optimum, its bound a proof."""
+    problem = search.problem
+    full = search.built(lambda: monet.formulate(problem, search.budget_bytes))
+    start = SolveOptions(seed=search.options.seed)
+    if search.best is not None and not search.best.offload:
+        values = full.start(search.best)
+        start = SolveOptions(seed=search.options.seed, start_columns=_all(len(values)), start_values=values)
+    # The exact formulation knows no offload: with a host link its bound would prove nothing.
+    proves = problem.host_link is None or problem.objective == "energy"
+
+    def live(progress: Progress) -> None:
+        if proves:
+            search.raise_bound(progress.bound)
+        search.say("exact", f"{progress.nodes} nodes", progress.objective)
+
+    solution = search.solved(full.program, search.left_s, search.options.gap, live, lambda: False, start)
+    if proves:
+        search.raise_bound(solution.bound)
+        search.infeasible = search.infeasible or solution.status is SolverStatus.INFEASIBLE
+    if solution.values is not None:
+        search.adopt(full.schedule(solution.values), "monet")
+
+
+def _baseline(search: Search) -> None:
+    """One baseline's schedule, as it is: no better one is looked for."""
+    problem, method = search.problem, search.options.method
+    search.relax(1, RELAX_SHARE * search.options.time_limit_s)
+    if search.infeasible:
+        return
+    schedule: Schedule
+    if method == "checkmate":
+        program = search.built(lambda: checkmate.formulate(problem, search.budget_bytes))
+
+        def live(progress: Progress) -> None:
+            search.say("checkmate", f"{progress.nodes} nodes", progress.objective)
+
+        solution = search.solved(program.program, search.left_s, search.options.gap, live, lambda: False)
+        if solution.values is None:
+            if solution.status is SolverStatus.INFEASIBLE:
+                raise LimitReachedError(
+                    f"checkmate has no schedule within {search.budget_bytes} bytes. "
+                    "Give a larger budget, or use --method auto, which has more to choose from."
+                )
+            return
+        schedule = program.schedule(solution.values)
+    else:
+        formulate = {"chen": chen.formulate, "gist": gist.formulate, "plain": plain.formulate}[method]
+        schedule = search.built(lambda: formulate(problem))
+        peak_bytes = check(problem, schedule, search.budget_bytes).peak_bytes
+        if peak_bytes > search.budget_bytes:
+            raise LimitReachedError(
+                f"{method} needs {peak_bytes} bytes, {peak_bytes - search.budget_bytes} more than the budget of "
+                f"{search.budget_bytes}. Give a larger budget, or use --method auto."
+            )
+    if not search.adopt(schedule, method):
+        raise CheckFailedError(f"the {method} schedule of {problem.name} fails its check: please report it")
+
+
+def _answer(search: Search) -> MemoryPlan:
+    """The plan in hand, as a document."""
+    if search.best is None or search.verdict is None:
+        if search.was_cancelled:
+            raise CancelledError("cancelled before a plan was found")
+        raise LimitReachedError(
+            f"no plan under {search.budget_bytes} bytes within {search.options.time_limit_s:g} s, and no proof that "
+            "there is none. Give more time (--time-limit) or a larger budget."
+        )
+    objective, gap = search.verdict.objective, search.gap
+    proved = gap is not None and gap <= search.options.gap
+    if proved:
+        stopped_by = "gap"
+    elif search.was_cancelled:
+        stopped_by = "cancel"
+    else:
+        stopped_by = "time" if search.left_s < 1 else "method"
+    return MemoryPlan(
+        name=search.problem.name,
+        problem_sha256=search.problem.sha256,
+        budget_bytes=search.budget_bytes,
+        status="optimal" if proved else "feasible",
+        objective=objective,
+        bound=search.bound,
+        gap=gap,
+        overhead_gap=_overhead_gap(objective, search.bound, search.problem.unconstrained_cost),
+        unconstrained=search.problem.unconstrained_cost,
+        unit=search.problem.unit,
+        method=search.method,
+        stopped_by=stopped_by,
+        seconds=dict(search.seconds),
+        solver=_solver(search),
+        check=search.verdict.summary(),
+        schedule=search.best,
+        options=search.options.to_document(),
+    )
+
+
+def with_bound(plan: MemoryPlan, bound: float | None, problem: MemoryProblem) -> MemoryPlan:
+    """A plan with another proved bound, and the gaps that follow from it."""
+    assert plan.objective is not None
+    gap = relative_gap(plan.objective, bound)
+    proved = gap is not None and gap <= float(plan.options.get("gap", 0.0))
+    return replace(
+        plan,
+        bound=bound,
+        gap=gap,
+        overhead_gap=_overhead_gap(plan.objective, bound, problem.unconstrained_cost),
+        status="optimal" if proved else "feasible",
+    )
+
+
+def _overhead_gap(objective: float, bound: float | None, unconstrained: float) -> float | None:
+    """The gap on what the budget costs beyond the unconstrained step."""
+    if bound is None:
+        return None
+    overhead = objective - unconstrained
+    if overhead <= 0:
+        return 0.0
+    return relative_gap(overhead, max(0.0, bound - unconstrained))
+
+
+def _solver(search: Search) -> dict[str, object]:
+    return {
+        "name": search.solver[0],
+        "version": search.solver[1],
+        "cpu_seconds": round(search.total_cpu_seconds, 3),
+        "solves": search.solves,
+        "nodes": search.nodes,
+    }
+
+
+def _infeasible(search: Search) -> MemoryPlan:
+    """No plan exists: how much more the budget needs, and what stands in the way."""
+    problem = search.problem
+    floor = minimum_budget(problem)
+    needed, where = floor.budget_bytes, floor.where
+    if needed <= search.budget_bytes:
+        # No single operator is in the way: the least budget of the relaxation is.
+        program = search.built(lambda: Relaxation(problem, None, [1]).program)
+        solution = search.solved(program, 10.0, 1e-3, lambda _: None, lambda: False)
+        if solution.bound is not None:
+            needed = max(needed, math.ceil(solution.bound * MIB))
+            where = f"the end of the forward pass; largest operator: {floor.where}"
+        needed = max(needed, search.budget_bytes + 1)
+    return MemoryPlan(
+        name=problem.name,
+        problem_sha256=problem.sha256,
+        budget_bytes=search.budget_bytes,
+        status="infeasible",
+        objective=None,
+        bound=None,
+        gap=None,
+        overhead_gap=None,
+        unconstrained=problem.unconstrained_cost,
+        unit=problem.unit,
+        method=search.options.method,
+        stopped_by="proof",
+        seconds=dict(search.seconds),
+        solver=_solver(search),
+        check={},
+        schedule=None,
+        infeasibility=Infeasibility(needed, needed - search.budget_bytes, where, floor.blockers),
+        options=search.options.to_document(),
+    )
+
+
+def _all(count: int) -> IntArray:
+    return np.arange(count, dtype=np.int64)

@@ -1,0 +1,250 @@
+"""The state of one search for a memory plan: the best checked schedule, the best proved bound, the clock.
+
+Two moves: *relax* raises the bound (:mod:`loadmaster.models.memory.relaxation`), *restrict* finds plans
+(:mod:`loadmaster.models.memory.banded`). Every plan is completed and checked before it counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from loadmaster.models.memory.banded import Banded
+from loadmaster.models.memory.bands import band, everything, slots_of_stages, with_pairs
+from loadmaster.models.memory.checker import Check, check
+from loadmaster.models.memory.completion import complete
+from loadmaster.models.memory.plan import Schedule
+from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.memory.reach import groups_by_mass, groups_of
+from loadmaster.models.memory.relaxation import Relaxation
+from loadmaster.planner.options import PlanOptions, PlanProgress
+from loadmaster.solvers.process import solve
+from loadmaster.solvers.program import Program
+from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy, relative_gap
+
+T = TypeVar("T")
+
+# No move is worth starting with less wall time than this left.
+LEAST_SECONDS = 0.5
+# A relaxation is solved to this gap: what is left over is lost from the bound.
+RELAXATION_GAP = 5e-4
+# A restriction is solved to this gap: finer is below what its slots cost anyway.
+RESTRICTION_GAP = 2e-3
+
+
+@dataclass(frozen=True)
+class Slots:
+    """One member of the portfolio of restrictions.
+
+    Attributes:
+        count: slots of equal mass to ask for.
+        width, reach: of the band, see :func:`loadmaster.models.memory.bands.band`; width None considers everything.
+    """
+
+    count: int
+    width: int | None
+    reach: int
+
+
+@dataclass
+class Search:
+    """One search. ``best`` and ``verdict`` belong together; ``bound`` is None until something is proved."""
+
+    problem: MemoryProblem
+    budget_bytes: int
+    options: PlanOptions
+    on_progress: Callable[[PlanProgress], None] | None = None
+    cancelled: Callable[[], bool] | None = None
+    best: Schedule | None = None
+    verdict: Check | None = None
+    method: str = ""
+    bound: float | None = None
+    infeasible: bool = False
+    seconds: dict[str, float] = field(default_factory=lambda: {"build": 0.0, "solve": 0.0, "check": 0.0})
+    cpu_seconds: float = 0.0
+    nodes: int = 0
+    solves: int = 0
+    solver: tuple[str, str] = ("none", "")
+    was_cancelled: bool = False
+    reached_node_limit: bool = False
+
+    def __post_init__(self) -> None:
+        self._began = time.monotonic()
+        self._processor_began = time.process_time()
+
+    # -- where we stand ----------------------------------------------------------------------------------------------
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall seconds since the search began."""
+        return time.monotonic() - self._began
+
+    @property
+    def left_s(self) -> float:
+        """Wall seconds until the time limit."""
+        return self.options.time_limit_s - self.elapsed_s
+
+    @property
+    def total_cpu_seconds(self) -> float:
+        """Processor seconds of this process and all its solves."""
+        return self.cpu_seconds + time.process_time() - self._processor_began
+
+    @property
+    def objective(self) -> float | None:
+        """Of the best plan so far."""
+        return None if self.verdict is None else self.verdict.objective
+
+    @property
+    def gap(self) -> float | None:
+        """Of the best plan to the best bound."""
+        return relative_gap(self.objective, self.bound)
+
+    def done(self) -> bool:
+        """Whether to stop: gap reached, infeasible, out of time, or cancelled."""
+        if self.cancelled is not None and self.cancelled():
+            self.was_cancelled = True
+        gap = self.gap
+        reached = gap is not None and gap <= self.options.gap
+        return reached or self.infeasible or self.was_cancelled or self.left_s < LEAST_SECONDS
+
+    def say(self, phase: str, message: str, objective: float | None = None) -> None:
+        """Report to the caller."""
+        if self.on_progress is not None:
+            shown = self.objective if objective is None else objective
+            gap = relative_gap(shown, self.bound)
+            self.on_progress(PlanProgress(self.elapsed_s, phase, message, shown, self.bound, gap))
+
+    # -- moves -------------------------------------------------------------------------------------------------------
+
+    def relax(self, groups: int, limit_s: float) -> None:
+        """Raise the bound with that many groups of backward stages; learn whether a plan can exist at all."""
+        program = self.built(
+            lambda: Relaxation(self.problem, self.budget_bytes, groups_by_mass(self.problem, groups)).program
+        )
+        phase = f"bound, {groups} boundar{'y' if groups == 1 else 'ies'}"
+
+        def live(progress: Progress) -> None:
+            self.raise_bound(progress.bound)
+            self.say(phase, f"{progress.nodes} nodes")
+
+        solution = self.solved(program, limit_s, RELAXATION_GAP, live, lambda: self._proved(None))
+        if solution.status is SolverStatus.INFEASIBLE:
+            self.infeasible = True
+        self.raise_bound(solution.bound)
+        self.say(phase, "done")
+
+    def raise_bound(self, bound: float | None) -> None:
+        """Take a proved lower bound if it is better (one from a relaxation, never from a restriction)."""
+        if bound is not None and bound > float("-inf") and (self.bound is None or bound > self.bound):
+            self.bound = bound
+
+    def restrict(self, slots: Slots, limit_s: float, *, seed: int = 0, offload: bool = True) -> None:
+        """Look for a better plan among those of one restriction, starting from the best so far."""
+        starts = set(groups_by_mass(self.problem, slots.count))
+        if self.best is not None:
+            # The plan in hand must be one of the points: slots begin wherever it recomputes.
+            starts |= {t for t, stage in enumerate(self.best.stages) if t > 0 and (stage.computes or stage.fetches)}
+        restriction = self.built(lambda: self._restriction(slots, sorted(starts), offload))
+        phase = f"plans, {len(starts)} slots"
+
+        def live(progress: Progress) -> None:
+            self.say(phase, f"{progress.nodes} nodes", _lesser(progress.objective, self.objective))
+
+        options = SolveOptions(seed=self.options.seed + seed)
+        if self.best is not None:
+            columns, values = restriction.start(self.best)
+            options = replace(options, start_columns=columns, start_values=values)
+        latest: list[float | None] = [None]
+
+        def watch(progress: Progress) -> None:
+            latest[0] = progress.objective
+            live(progress)
+
+        solution = self.solved(
+            restriction.program, limit_s, RESTRICTION_GAP, watch, lambda: self._proved(latest[0]), options
+        )
+        if solution.values is not None:
+            values_ = solution.values
+            self.adopt(
+                self.built(lambda: complete(self.problem, self.budget_bytes, restriction.decisions(values_))),
+                "banded",
+            )
+        self.say(phase, "done")
+
+    def _restriction(self, slots: Slots, starts: Sequence[int], offload: bool) -> Banded:
+        groups = groups_of(starts, self.problem.stage_count)
+        if slots.width is None:
+            allowed = everything(self.problem, groups)
+        else:
+            allowed = band(self.problem, groups, slots.width, slots.reach)
+        if self.best is not None:
+            slot = slots_of_stages(groups)
+            pairs = [(slot[t], c.forward) for t, stage in enumerate(self.best.stages) if t > 0 for c in stage.computes]
+            allowed = with_pairs(allowed, pairs)
+        return Banded(self.problem, self.budget_bytes, starts, allowed, offload=offload)
+
+    def adopt(self, schedule: Schedule, method: str) -> bool:
+        """Check a schedule and take it if it holds the budget and is better; says whether it was taken."""
+        began = time.monotonic()
+        verdict = check(self.problem, schedule, self.budget_bytes)
+        self.seconds["check"] += time.monotonic() - began
+        if not verdict.ok:
+            self.say("check", f"a {method} schedule was refused: {verdict.violations[0]}")
+            return False
+        if self.verdict is not None and verdict.objective >= self.verdict.objective:
+            return False
+        self.best, self.verdict, self.method = schedule, verdict, method
+        return True
+
+    def _proved(self, objective: float | None) -> bool:
+        """Whether the gap is reached with an objective that is still being solved."""
+        gap = relative_gap(_lesser(objective, self.objective), self.bound)
+        return gap is not None and gap <= self.options.gap
+
+    # -- tools -------------------------------------------------------------------------------------------------------
+
+    def built(self, make: Callable[[], T]) -> T:
+        """Run something that builds, on the build clock."""
+        began = time.monotonic()
+        made = make()
+        self.seconds["build"] += time.monotonic() - began
+        return made
+
+    def solved(
+        self,
+        program: Program,
+        limit_s: float,
+        gap: float,
+        on_progress: Callable[[Progress], None],
+        enough: Callable[[], bool],
+        options: SolveOptions | None = None,
+    ) -> Solution:
+        """Solve in a process of its own, within the time left; ends early when the caller cancels or has enough."""
+
+        def stop() -> bool:
+            if self.cancelled is not None and self.cancelled():
+                self.was_cancelled = True
+            return self.was_cancelled or enough()
+
+        asked = replace(
+            options or SolveOptions(seed=self.options.seed),
+            time_limit_s=max(LEAST_SECONDS, min(limit_s, self.left_s)),
+            gap=gap,
+            memory_limit_bytes=self.options.memory_limit_bytes,
+        )
+        began = time.monotonic()
+        solution = solve(program, asked, solver=self.options.solver, on_progress=on_progress, cancelled=stop)
+        self.seconds["solve"] += time.monotonic() - began
+        self.cpu_seconds += solution.cpu_seconds
+        self.nodes += solution.nodes
+        self.solves += 1
+        self.solver = (solution.solver, solution.solver_version)
+        self.reached_node_limit |= solution.stopped_by is StoppedBy.NODES
+        return solution
+
+
+def _lesser(a: float | None, b: float | None) -> float | None:
+    values = [v for v in (a, b) if v is not None]
+    return min(values) if values else None
