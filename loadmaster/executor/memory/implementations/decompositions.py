@@ -49,6 +49,7 @@ def _batch_norm_apply(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | No
     def per_channel(values: Tensor) -> Tensor:
         return values.to(exact).view(-1, *(1,) * (x.dim() - 2))
 
+    # In the order of the compiler's own BatchNorm, so that the second computation gives the bits of the first.
     result = (x.to(exact) - per_channel(mean)) * per_channel(rstd)
     if weight is not None:
         result = result * per_channel(weight)

@@ -40,7 +40,8 @@ def scale_and_threshold(p: float) -> tuple[float, int]:
 
 def mixed(numbers: Tensor, seed: Tensor) -> Tensor:
     """The 32-bit words, as int64, that decide over elements number 1, 2, ... ([n] int64)."""
-    z = numbers * _signed(GOLDEN) + seed
+    # The constant comes through the seed: compilers fold a plain one into 32-bit index arithmetic.
+    z = numbers * ((seed & 0) + _signed(GOLDEN)) + seed
     z = (z ^ _unsigned_shift(z, 30)) * _signed(MIX_1)
     z = (z ^ _unsigned_shift(z, 27)) * _signed(MIX_2)
     return _unsigned_shift(z ^ _unsigned_shift(z, 31), WORD)
