@@ -11,7 +11,7 @@ from loadmaster.api.cli.plans import INFEASIBLE, INTERRUPTED, add_options, optio
 from loadmaster.api.cli.terminal import Terminal, table
 from loadmaster.api.report.frontier_page import feasible, frontier_page
 from loadmaster.api.units import parse_budget, show_bytes, show_cost, show_share
-from loadmaster.errors import InputError, MissingExtraError
+from loadmaster.errors import InputError, LimitReachedError, MissingExtraError
 from loadmaster.models.kinds import Plan, Problem, read_problem, write_plan
 from loadmaster.models.memory.presets import reference
 
@@ -69,9 +69,13 @@ def _frontier(arguments: argparse.Namespace, terminal: Terminal) -> int:
         terminal.data(table([_row(p) for p in plans], header))
     if feasible(plans) and not arguments.no_picture:
         _draw(problem, plans, arguments, terminal)
+    for budget_bytes in found.undecided:
+        terminal.say(f"{show_bytes(budget_bytes)}: the limit came before any plan; give more with --time-limit")
     if stopped:
         return INTERRUPTED
-    return 0 if feasible(plans) else INFEASIBLE
+    if feasible(plans):
+        return 0
+    return LimitReachedError.exit_status if found.undecided else INFEASIBLE
 
 
 def _budgets(text: str | None, problem: Problem) -> list[int] | None:

@@ -19,6 +19,8 @@ from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner.options import PlanOptions
 from tests.api.cli.plans_by_hand import MEGABYTE, no_plan, plan_by_hand
 
+UNDECIDED = 4 * MEGABYTE
+
 
 def run(*arguments: str | Path) -> int:
     """Exit status of a command; argparse ends a process where main returns."""
@@ -37,6 +39,7 @@ class Point:
 @dataclass(frozen=True)
 class Points:
     points: tuple[Point, ...]
+    undecided: tuple[int, ...]
 
 
 @pytest.fixture
@@ -54,8 +57,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         cancelled: Callable[[], bool] | None = None,
     ) -> Points:
         calls.append({"options": options, "budgets_bytes": budgets_bytes, "count": count, "workers": workers})
-        budgets = budgets_bytes or [(n + 3) * MEGABYTE for n in range(count)]
-        return Points(tuple(Point(b, answer(b)) for b in budgets))
+        budgets = budgets_bytes or [n * MEGABYTE for n in range(5, 5 + count)]
+        undecided = tuple(b for b in budgets if b == UNDECIDED)
+        return Points(tuple(Point(b, answer(b)) for b in budgets if b != UNDECIDED), undecided)
 
     def answer(budget_bytes: int) -> MemoryPlan:
         if budget_bytes < 3 * MEGABYTE:
@@ -106,6 +110,14 @@ def test_budgets_that_are_too_small_are_points_too(
 def test_no_feasible_budget_is_three(asked: list[dict[str, Any]], problem: Path) -> None:
     assert run("frontier", problem, "--budgets", "1MB,2MB") == 3
     assert list(Path().glob("*.png")) == []
+
+
+def test_budgets_without_an_answer_are_said(
+    asked: list[dict[str, Any]], problem: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("frontier", problem, "--budgets", "4MB,5MB", "--no-picture") == 0
+    assert "3.81 MiB: the limit came" in capsys.readouterr().err
+    assert run("frontier", problem, "--budgets", "1MB,4MB") == 4
 
 
 @pytest.mark.parametrize(
