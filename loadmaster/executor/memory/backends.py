@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Any, cast
 
 from torch import fx
+from torch._guards import detect_fake_mode
+from torch._inductor import config
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import _BoxedCodeGen
 
-Runner = Callable[[list[Any]], Any]
+from loadmaster.executor.memory.implementations.decompositions import decompositions
+from loadmaster.executor.memory.segments import Runner, chain, cut, is_staged
 
 
 def eager(module: fx.GraphModule, _inputs: Sequence[Any]) -> Runner:
@@ -30,18 +36,50 @@ def eager(module: fx.GraphModule, _inputs: Sequence[Any]) -> Runner:
 
 
 def inductor(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
-    """Compile the graph with Inductor, after its own decompositions and with its reordering for memory off."""
-    from torch._guards import detect_fake_mode
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.decomposition import select_decomp_table
-    from torch.fx.experimental.proxy_tensor import make_fx
+    """Compile the graph with Inductor, its own reordering for memory off; a backward graph segment by segment."""
+    if not is_staged(module):
+        lowered = _lower(module, inputs)
+        return _compile(lowered, inputs)
+    segments = cut(module)
+    compiled: dict[Hashable, Runner] = {}
+    fakes = dict(zip((n.name for n in module.graph.find_nodes(op="placeholder")), inputs, strict=True))
+    runners = []
+    for segment in segments:
+        given = [fakes[name] for name in segment.reads]
+        lowered = _lower(segment.module, given)
+        made = lowered.graph.output_node()
+        results = list(cast(Sequence[fx.Node], made.args[0]))
+        fakes.update(zip(segment.makes, (n.meta["val"] for n in results), strict=True))
+        # The segments that follow are lowered for exactly these strides.
+        made.meta["user_visible_output_idxs"] = list(range(len(results)))
+        key = _key(lowered, given)
+        if key not in compiled:
+            compiled[key] = _compile(lowered, given)
+        runners.append(compiled[key])
+    return chain(module, segments, runners)
 
-    is_backward = any("tangents" in str(n.target) for n in module.graph.find_nodes(op="placeholder"))
+
+def _lower(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+    """The graph after Inductor's decompositions."""
     # Constants that decompositions create must be fake like the inputs.
     fake_mode = detect_fake_mode(inputs)
     with contextlib.nullcontext() if fake_mode is None else fake_mode:
-        lowered = make_fx(module, decomposition_table=select_decomp_table())(*inputs)
+        table = {**select_decomp_table(), **decompositions()}
+        lowered: fx.GraphModule = make_fx(module, decomposition_table=table)(*inputs)
+    return lowered
+
+
+def _key(module: fx.GraphModule, inputs: Sequence[Any]) -> Hashable:
+    """Equal for graphs that compile to the same code; a graph with constants of its own equals no other."""
+    if module.graph.find_nodes(op="get_attr"):
+        return id(module)
+    described = [(str(t.dtype), str(t.device), tuple(t.shape), t.stride()) for t in inputs]
+    return module.code, tuple(described)
+
+
+def _compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
+    # A segment is never compiled as a backward graph: Inductor would look up which inputs it may write over by
+    # their places in the whole backward graph.
     with config.patch(reorder_for_peak_memory=False, reorder_for_locality=False):
-        runner: Runner = compile_fx_inner(lowered, list(inputs), is_backward=is_backward)
+        runner: Runner = compile_fx_inner(module, list(inputs), is_backward=False)
     return runner

@@ -16,6 +16,7 @@ from torch import fx
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.joint import Joint
 from loadmaster.executor.memory.operators import Choice, ForwardGroup, Operators
+from loadmaster.executor.memory.segments import STAGE
 from loadmaster.models.memory.plan import Schedule, Stage
 
 Values = dict[fx.Node, fx.Node]
@@ -62,6 +63,10 @@ class Emitter:
             else:
                 element = self.graph.node_copy(root, lambda _: new)
                 self.held[root] = element
+
+    def forget_views(self) -> None:
+        """Make views again where they are read next: a graph can be cut between stages then."""
+        self._views.clear()
 
     def forget(self, root: fx.Node) -> None:
         """Drop a value and its views."""
@@ -209,6 +214,11 @@ class _BackwardEmission:
         for node in group.nodes:
             self._differentiate(node, choice)
         self._drop(self.available - set(stage.keep))
+        for node in reversed(self.graph.nodes):
+            if node.op == "placeholder" or STAGE in node.meta:
+                break
+            node.meta[STAGE] = (t, bool(stage.computes))
+        self.emitter.forget_views()
 
     def _recompute(self, group: ForwardGroup) -> None:
         unmet = [self.operators.forward[i].name for i in group.inputs if i not in self.available]

@@ -1,0 +1,90 @@
+"""A backward graph cut into segments, so that a compiler orders and fuses inside a segment only.
+
+Inductor orders and fuses as it sees fit, and would pull a recomputation to where its result is first thought of.
+A segment begins at every stage that recomputes something: what the plan recomputes late is compiled late. Identical
+segments (the layers of a transformer) are compiled once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import fx
+
+Runner = Callable[[list[Any]], Any]
+STAGE = "loadmaster_stage"
+"""Metadata key of a node: (stage, whether the stage recomputes anything)."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Part of a graph: its own graph module, and the names it reads and makes in order."""
+
+    module: fx.GraphModule
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+
+
+def is_staged(module: fx.GraphModule) -> bool:
+    """Whether the graph is a backward graph with stages."""
+    return any(STAGE in n.meta for n in module.graph.nodes)
+
+
+def cut(module: fx.GraphModule) -> list[Segment]:
+    """The graph's segments in order. Nodes carry :data:`STAGE`."""
+    runs: list[list[fx.Node]] = [[]]
+    stage = 0
+    for node in module.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        number, recomputes = node.meta.get(STAGE, (stage, False))
+        if number != stage and recomputes and runs[-1]:
+            runs.append([])
+        stage = number
+        runs[-1].append(node)
+    returned = set(module.graph.output_node().all_input_nodes)
+    return [_segment(module, run, returned) for run in runs if run]
+
+
+def _segment(module: fx.GraphModule, run: Sequence[fx.Node], returned: set[fx.Node]) -> Segment:
+    inside = set(run)
+    reads = tuple(dict.fromkeys(i for n in run for i in n.all_input_nodes if i not in inside))
+    makes = tuple(n for n in run if n in returned or any(u not in inside and u.op != "output" for u in n.users))
+    graph = fx.Graph()
+    held: dict[fx.Node, fx.Node] = {}
+    for node in reads:
+        held[node] = graph.placeholder(f"read_{len(held)}")
+        held[node].meta = dict(node.meta)
+    for node in run:
+        held[node] = graph.node_copy(node, held.__getitem__)
+    graph.output(tuple(held[n] for n in makes))
+    return Segment(fx.GraphModule(module, graph), tuple(n.name for n in reads), tuple(n.name for n in makes))
+
+
+def chain(module: fx.GraphModule, segments: Sequence[Segment], runners: Sequence[Runner]) -> Runner:
+    """Run segments one after another; every value is let go at its last reader."""
+    names = [n.name for n in module.graph.find_nodes(op="placeholder")]
+    # A gradient that an input does not have is None.
+    results = [
+        n.name if isinstance(n, fx.Node) else None for n in cast(Sequence[Any], module.graph.output_node().args[0])
+    ]
+    returned = {name for name in results if name is not None}
+    seen = set(returned)
+    last: list[frozenset[str]] = []
+    for segment in reversed(segments):
+        last.append(frozenset(segment.reads) - seen)
+        seen.update(segment.reads)
+    last.reverse()
+
+    def run(arguments: list[Any]) -> Any:
+        held = dict(zip(names, arguments, strict=True))
+        arguments.clear()
+        for segment, runner, dead in zip(segments, runners, last, strict=True):
+            given = [held.pop(name) if name in dead else held[name] for name in segment.reads]
+            held.update(zip(segment.makes, runner(given), strict=True))
+        return tuple(None if name is None else held[name] for name in results)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
