@@ -13,7 +13,8 @@ Variables (binary unless said):
     h[k,l]   ``backward``: backward k uses implementation l
     q[t,i]   ``in_place``: i runs in place; y[t,e] ``encoded_in_place``, continuous: encoded e beside a parent in place
     w[k,i]   ``need``, continuous: i is needed by backward k and not kept; stands for the products h s, see (4.12)
-    a[t,j]   ``resident``, continuous: kept and needed bytes just before j = 0..V, so that rows stay short
+    a[t,j]   ``resident``, continuous: stored, kept and needed bytes just before j, so that rows stay short
+    z[b,i]   ``again``, continuous: i is recomputed in stage b or later
 The seed's p[t,i] (computed and not overwritten) is projected out: s + p >= x becomes s + r >= x and 1 - q >= x.
 
 Minimize the costs of d, h, q and y (and of r where there is one implementation), which lie on the columns (4.9)
@@ -28,9 +29,15 @@ subject to
 (4.12)  w[k,i] >= sum of h[k,l] with i in D_k^l - s[k,i] - `count_needs_once`
 (4.15)  a[t,0] = sum of m_i s[t-1,i]; a[t,j+1] = a[t,j] + m_j (s[t,j] + w[t,j] - s[t-1,j]) - `hold_before`
 (4.14)  G_t + a[t,j] - m_j s[t-1,j] - |L_j kept| + workspace + r[t,j] (m_j + |L_j|) <= M - `hold_while_computing`
-(4.16)  a[k,V] + workspace + gradients and fixed bytes of backward k <= M - `hold_backward`
+(4.1)   the same for t = 0, where r = 1 - `hold_forward`
+(4.16)  sum of m_i (s[k,i] + w[k,i]) + workspace + gradients and fixed bytes of backward k <= M - `hold_backward`
 
-where G_t + a[t,j] <= M for j < V is a bound on the column, workspace is that of d, q, y or h, and |L_j kept| is the sum
+and, for a few boundaries b in B, rows that no schedule violates and that draw the linear relaxation towards the optimum
+(of a result recomputed in small parts over many stages, the inputs would otherwise be recomputed in one such part):
+(B)     z[b,i] <= sum of r[t,i] over t >= b; z[b,j] <= s[b-1,i] + z[b,i] for i in N_j; z[b,e] <= z[b,parent];
+        h[k,l] with i in D_k^l, k >= b, and s[c-1,i], c in B, c > b, <= s[b-1,i] + z[b,i] - `recompute_as_a_whole`
+
+where G_t + a[t,j] <= M is a bound on the column, workspace is that of d, q, y or h, and |L_j kept| is the sum
 of m_i s[t,i] over L_j. With r[t,j] = 0, (4.14) follows from (4.15). Constraint (4.12) is one row for a result, where
 section 4.3.4 has three for a product, and no weaker: w is pressed down to max(0, needed - kept), all that they sum to.
 
@@ -43,137 +50,53 @@ Fixed at zero, without losing the optimum (costs are not negative, and less kept
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from loadmaster.models.memory.choices import (
-    ByteScale,
-    Choice,
-    backward_choices,
-    forward_choices,
-    offered_backward,
-    offered_forward,
-    stand_in,
-)
-from loadmaster.models.memory.plan import Compute, Schedule, Stage
+from loadmaster.models.memory.choices import Choice
+from loadmaster.models.memory.monet_columns import MonetColumns, ints
 from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.models.memory.tidy import tidy
-from loadmaster.models.memory.usefulness import BoolArray, Usefulness, fits_alone
-from loadmaster.solvers.program import INFINITY, FloatArray, IntArray, Program, ProgramBuilder
+from loadmaster.models.memory.usefulness import BoolArray, Usefulness
+from loadmaster.solvers.program import FloatArray, IntArray
 
 Term = tuple[ArrayLike, ArrayLike, ArrayLike]
+# Boundaries of the strengthening rows unless the caller says which.
+_BOUNDARIES = 8
 
 
-def formulate(problem: MemoryProblem, budget_bytes: int, *, may_recompute: BoolArray | None = None) -> Monet:
+def formulate(
+    problem: MemoryProblem,
+    budget_bytes: int,
+    *,
+    may_recompute: BoolArray | None = None,
+    boundaries: Sequence[int] | None = None,
+) -> Monet:
     """The formulation under a budget.
 
     Args:
         may_recompute: [stages, V], which recomputations to consider (row 0 is not read); None: all.
+        boundaries: the stages B, any of 1..K; None: about eight, evenly spread. More of them bring the
+            linear relaxation closer to the optimum, and make it slower.
     """
-    return Monet(problem, budget_bytes, Usefulness(problem, may_recompute=may_recompute))
+    if boundaries is None:
+        boundaries = range(1, problem.stage_count, max(1, round((problem.stage_count - 1) / _BOUNDARIES)))
+    return Monet(problem, budget_bytes, Usefulness(problem, may_recompute=may_recompute), boundaries)
 
 
-class Monet:
+class Monet(MonetColumns):
     """The program and the way back from its points to schedules.
 
     Attributes:
         program: the arrays; its objective is the checker's, in the problem's unit.
     """
 
-    program: Program
-
-    def __init__(self, problem: MemoryProblem, budget_bytes: int, useful: Usefulness) -> None:
-        self.problem = problem
-        self.budget_bytes = budget_bytes
-        self._stages, self._count = problem.stage_count, len(problem.forward)
-        self._useful = useful
-        self._scale = ByteScale(problem, budget_bytes, terms=self._count + 2)
-        self._units = np.array([self._scale.units(int(m)) for m in problem.output_bytes])
-        self._builder = ProgramBuilder()
-        self._columns()
-        self._rows()
-        self.program = self._builder.build()
-        del self._builder
-
-    @cached_property
-    def _choices(self) -> tuple[list[tuple[Choice, ...]], list[tuple[Choice, ...]]]:
-        """Undominated implementations of every forward operator, in the forward pass and when recomputed."""
-        ids = range(self._count)
-        return (
-            [forward_choices(self.problem, i, recompute=False) for i in ids],
-            [forward_choices(self.problem, i, recompute=True) for i in ids],
-        )
-
-    @cached_property
-    def _backward_choices(self) -> list[tuple[Choice, ...]]:
-        return [backward_choices(self.problem, k) for k in range(1, self._stages)]
-
-    def _columns(self) -> None:
-        stages, count, forward = self._stages, self._count, self.problem.forward
-        b = self._builder
-        always = np.zeros((stages, count), dtype=bool)
-        always[0] = [f.encodes is None for f in forward]
-        self._may_compute = (self._useful.compute & fits_alone(self.problem, self.budget_bytes)) | always
-        # With one implementation its cost is on r itself, else on d.
-        cost = np.zeros((stages, count))
-        for i in range(count):
-            for part, choices in ((slice(0, 1), self._choices[0][i]), (slice(1, None), self._choices[1][i])):
-                cost[part, i] = choices[0].cost if len(choices) == 1 else 0.0
-        self.compute = b.columns(
-            "compute", (stages, count), lower=always, upper=self._may_compute, cost=cost, integer=True
-        )
-        self.keep = b.columns("keep", (stages, count), upper=self._useful.keep, integer=True)
-        picks = [
-            (t, i, c)
-            for t, i in np.argwhere(self._may_compute).tolist()
-            if len(self._choices[min(t, 1)][i]) > 1
-            for c in self._choices[min(t, 1)][i]
-        ]
-        self._pick_stage, self._pick_operator = _ints(p[0] for p in picks), _ints(p[1] for p in picks)
-        self._picks = [p[2] for p in picks]
-        self.choice = b.columns("choice", len(picks), upper=1, integer=True, cost=[c.cost for c in self._picks])
-        self._pick_at = {(t, i, c.index): int(column) for (t, i, c), column in zip(picks, self.choice, strict=True)}
-        self.in_place, self._in_place_at = self._in_place_columns("in_place", encoded=False)
-        self.encoded_in_place, self._encoded_in_place_at = self._in_place_columns("encoded_in_place", encoded=True)
-        ways = [(k, c) for k, choices in enumerate(self._backward_choices, start=1) for c in choices]
-        self._ways = ways
-        self.backward = b.columns("backward", len(ways), upper=1, integer=True, cost=[c.cost for _, c in ways])
-        self._way_at = {(k, c.index): int(column) for (k, c), column in zip(ways, self.backward, strict=True)}
-        needs = sorted({(k, i) for k, c in ways for i in c.needs})
-        self.need = b.columns("need", len(needs), upper=1)
-        self._need_at = {pair: int(column) for pair, column in zip(needs, self.need, strict=True)}
-        room = np.repeat(self._room[:, None], count + 1, axis=1)
-        # Past the last forward operator only the backward operator runs, and (4.16) holds that.
-        room[:, -1] = INFINITY
-        self.resident = b.columns("resident", (stages, count + 1), upper=room)
-
-    @cached_property
-    def _room(self) -> FloatArray:
-        """What stage t may hold beside G_t while it computes forward operators [stages]."""
-        return np.array(
-            [self._scale.room(self.budget_bytes - self.problem.gradient_bytes(t)) for t in range(self._stages)]
-        )
-
-    def _in_place_columns(self, name: str, *, encoded: bool) -> tuple[IntArray, IntArray]:
-        """Columns for in-place runs and where they are: [stages, V], -1 where there is none."""
-        at = np.full((self._stages, self._count), -1, dtype=np.int64)
-        places, cost = [], []
-        for i, f in enumerate(self.problem.forward):
-            if f.in_place is not None and (f.encodes is not None) == encoded:
-                stages = np.flatnonzero(self._may_compute[:, i])
-                places.append((stages, i))
-                cost += [self.problem.in_place_cost(f.in_place)] * len(stages)
-        columns = self._builder.columns(name, len(cost), upper=1, cost=cost, integer=not encoded)
-        position = 0
-        for stages, i in places:
-            at[stages, i] = columns[position : position + len(stages)]
-            position += len(stages)
-        return columns, at
-
-    def _rows(self) -> None:
+    def __init__(
+        self, problem: MemoryProblem, budget_bytes: int, useful: Usefulness, boundaries: Sequence[int]
+    ) -> None:
+        super().__init__(problem, budget_bytes, useful, boundaries)
         self.compute_from_inputs()
         self.keep_what_is_there()
         self.supply_the_backward_pass()
@@ -182,14 +105,19 @@ class Monet:
         self.run_in_place()
         self.encode_beside_the_parent()
         self.count_needs_once()
+        self.hold_forward()
         self.hold_before()
         self.hold_while_computing()
         self.hold_backward()
+        for row, first in enumerate(self._boundaries):
+            self.recompute_as_a_whole(first, self.again[row])
+        self.program = self._builder.build()
+        del self._builder
 
     def compute_from_inputs(self) -> None:
         """(4.7)"""
         edges = [(i, f.id) for f in self.problem.forward for i in f.inputs]
-        i, j = _ints(e[0] for e in edges), _ints(e[1] for e in edges)
+        i, j = ints(e[0] for e in edges), ints(e[1] for e in edges)
         t, e = np.nonzero(self._may_compute[1:, j])
         t, row = t + 1, np.arange(len(t))
         terms: list[Term] = [
@@ -230,7 +158,7 @@ class Monet:
 
     def choose_one_implementation(self) -> None:
         """(4.8b)"""
-        k = _ints(k for k, _ in self._ways)
+        k = ints(k for k, _ in self._ways)
         self._builder.rows("choose_backward", self._stages - 1, [(k - 1, self.backward, 1)], lower=1, upper=1)
         cell = self._pick_stage * self._count + self._pick_operator
         used, row = np.unique(cell, return_inverse=True)
@@ -269,7 +197,7 @@ class Monet:
 
     @cached_property
     def _parents(self) -> IntArray:
-        return _ints(-1 if f.encodes is None else f.encodes for f in self.problem.forward)
+        return ints(-1 if f.encodes is None else f.encodes for f in self.problem.forward)
 
     def encode_beside_the_parent(self) -> None:
         """(4.11b)"""
@@ -293,58 +221,87 @@ class Monet:
         t, i = np.indices((stages, count))
         carried: list[Term] = [(np.arange(stages), self.resident[:, 0], -1), (t[1:], self.keep[:-1], self._units)]
         self._builder.rows("carried", stages, carried, lower=0, upper=0)
-        row = t * count + i
-        k, n = _ints(p[0] for p in self._need_at), _ints(p[1] for p in self._need_at)
+        t, i = t[:, :-1], i[:, :-1]
+        row = t * (count - 1) + i
+        k, n = ints(p[0] for p in self._need_at), ints(p[1] for p in self._need_at)
+        before_last = n < count - 1
+        k, n, need = k[before_last], n[before_last], self.need[before_last]
         terms: list[Term] = [
             (row, self.resident[:, 1:], -1),
             (row, self.resident[:, :-1], 1),
-            (row, self.keep, self._units),
-            (row[1:], self.keep[:-1], -self._units),
-            (k * count + n, self.need, self._units[n]),
+            (row, self.keep[:, :-1], self._units[:-1]),
+            (row[1:], self.keep[:-1, :-1], -self._units[:-1]),
+            (k * (count - 1) + n, need, self._units[n]),
         ]
-        self._builder.rows("resident", (stages, count), terms, lower=0, upper=0)
+        self._builder.rows("resident", (stages, count - 1), terms, lower=0, upper=0)
 
     def hold_while_computing(self) -> None:
         """(4.14)"""
-        row_of = np.full((self._stages, self._count), -1, dtype=np.int64)
-        cells = np.nonzero(self._may_compute)
-        row_of[cells] = row = np.arange(len(cells[0]))
-        t, j = cells
+        cells = self._may_compute.copy()
+        cells[0, self._parents < 0] = False
+        row_of = np.full(cells.shape, -1, dtype=np.int64)
+        t, j = np.nonzero(cells)
+        row_of[t, j] = row = np.arange(len(t))
         scale, forward = self._scale, self.problem.forward
-        alone = np.array([scale.units(f.output_bytes + f.live_bytes) for f in forward])
-        # A single implementation's workspace is charged with r, more than one's with d.
+        # A single implementation's workspace is charged with r, that of several with d.
         single = np.array([[_only_workspace(c) for c in choices] for choices in self._choices])
-        charge = alone[j] + single[np.minimum(t, 1), j] / scale.unit_bytes
+        alone = (
+            np.array([f.output_bytes + f.live_bytes for f in forward])[j] + single[np.minimum(t, 1), j]
+        ) / scale.unit_bytes
         live = [(i, f.id) for f in forward for i in f.live_inputs]
-        i, reader = _ints(p[0] for p in live), _ints(p[1] for p in live)
-        lt, lp = np.nonzero(self._may_compute[:, reader])
+        i, reader = ints(p[0] for p in live), ints(p[1] for p in live)
+        lt, lp = np.nonzero(cells[:, reader])
         later = np.flatnonzero(t > 0)
         terms: list[Term] = [
             (row, self.resident[t, j], 1),
-            (row, self.compute[t, j], charge),
+            (row, self.compute[t, j], alone),
             (later, self.keep[t[later] - 1, j[later]], -self._units[j[later]]),
             (row_of[lt, reader[lp]], self.keep[lt, i[lp]], -self._units[i[lp]]),
-            (
-                row_of[self._pick_stage, self._pick_operator],
-                self.choice,
-                [scale.units(c.workspace_bytes) for c in self._picks],
-            ),
         ]
-        delta = np.array(
-            [0.0 if f.in_place is None else scale.units(f.in_place.workspace_delta_bytes) for f in forward]
-        )
+        picked = np.flatnonzero(cells[self._pick_stage, self._pick_operator])
+        space = np.array([scale.units(c.workspace_bytes) for c in self._picks])
+        at_pick = row_of[self._pick_stage[picked], self._pick_operator[picked]]
+        terms.append((at_pick, self.choice[picked], space[picked]))
         for at in (self._in_place_at, self._encoded_in_place_at):
-            qt, qi = np.nonzero(at >= 0)
-            terms.append((row_of[qt, qi], at[qt, qi], delta[qi]))
+            qt, qi = np.nonzero((at >= 0) & cells)
+            terms.append((row_of[qt, qi], at[qt, qi], self._in_place_units[qi]))
         self._builder.rows("hold_while_computing", len(row), terms, upper=self._room[t])
 
+    @cached_property
+    def _in_place_units(self) -> FloatArray:
+        """Workspace that running in place adds [V], in units."""
+        deltas = [0 if f.in_place is None else f.in_place.workspace_delta_bytes for f in self.problem.forward]
+        return np.array([self._scale.units(d) for d in deltas])
+
+    def hold_forward(self) -> None:
+        """(4.1): r is 1, so that (4.14) is a row of keep alone, from which solvers cut better."""
+        rows = self._builder.row_list("hold_forward")
+        gradients = self.problem.gradient_bytes(0)
+        for j, f in enumerate(self.problem.forward):
+            if f.encodes is not None:
+                continue
+            kept = [i for i in range(j) if i not in f.live_inputs]
+            columns, values = [int(c) for c in self.keep[0, kept]], self._units[kept].tolist()
+            choices = self._choices[0][j]
+            if len(choices) > 1:
+                columns += [self._pick_at[0, j, c.index] for c in choices]
+                values += [self._scale.units(c.workspace_bytes) for c in choices]
+            if self._in_place_at[0, j] >= 0:
+                columns.append(int(self._in_place_at[0, j]))
+                values.append(float(self._in_place_units[j]))
+            alone = gradients + f.output_bytes + f.live_bytes + _only_workspace(choices)
+            rows.add(columns, values, upper=self._scale.room(self.budget_bytes - alone))
+        rows.done()
+
     def hold_backward(self) -> None:
-        """(4.16)"""
+        """(4.16), with (4.12)"""
         stages = self._stages
-        k = _ints(k for k, _ in self._ways)
+        k, way = ints(k for k, _ in self._ways), [self._scale.units(c.workspace_bytes) for _, c in self._ways]
+        needing, needed = ints(p[0] for p in self._need_at), ints(p[1] for p in self._need_at)
         terms: list[Term] = [
-            (np.arange(stages - 1), self.resident[1:, -1], 1),
-            (k - 1, self.backward, [self._scale.units(c.workspace_bytes) for _, c in self._ways]),
+            (np.arange(stages - 1)[:, None], self.keep[1:], self._units),
+            (needing - 1, self.need, self._units[needed]),
+            (k - 1, self.backward, way),
         ]
         room = [
             self._scale.room(self.budget_bytes - b.live_bytes - b.fixed_bytes - b.output_bytes)
@@ -352,69 +309,30 @@ class Monet:
         ]
         self._builder.rows("hold_backward", stages - 1, terms, upper=room)
 
-    def schedule(self, values: FloatArray) -> Schedule:
-        """The schedule of an integral point [columns], without what it does for nothing."""
-        on = values > 0.5
-        picked = {(t, i): index for (t, i, index), column in self._pick_at.items() if on[column]}
-        ways = {k: c.index for (k, c), chosen in zip(self._ways, on[self.backward], strict=True) if chosen}
-        stages = []
-        for t in range(self._stages):
-            computes = []
-            for i in np.flatnonzero(on[self.compute[t]]).tolist():
-                index = picked.get((t, i), self._choices[min(t, 1)][i][0].index)
-                computes.append(Compute(i, index, self._runs_in_place(on, t, i)))
-            keep = tuple(np.flatnonzero(on[self.keep[t]]).tolist())
-            stages.append(Stage(tuple(computes), ways.get(t), keep))
-        return tidy(self.problem, Schedule(tuple(stages)))
-
-    def _runs_in_place(self, on: BoolArray, t: int, i: int) -> bool:
-        operator = self.problem.forward[i]
-        runner = i if operator.encodes is None else operator.encodes
-        column = self._in_place_at[t, runner]
-        return operator.in_place is not None and column >= 0 and bool(on[column])
-
-    def start(self, schedule: Schedule) -> FloatArray:
-        """The point [columns] of a schedule that stays inside the program, to start a solver from.
-
-        Implementations left out as dominated are replaced by ones that dominate them. Feasible if the schedule
-        passes the checker and neither computes nor keeps what this program fixes at zero (``tidy`` sees to that).
-        """
-        values = np.zeros(self.program.column_count)
-        for t, stage in enumerate(schedule.stages):
-            values[self.keep[t, list(stage.keep)]] = 1.0
-            for c in stage.computes:
-                values[self.compute[t, c.forward]] = 1.0
-                choices = self._choices[min(t, 1)][c.forward]
-                if len(choices) > 1:
-                    given = offered_forward(self.problem, c.forward, recompute=t > 0)[c.implementation]
-                    values[self._pick_at[t, c.forward, stand_in(given, choices).index]] = 1.0
-                for at in (self._in_place_at, self._encoded_in_place_at):
-                    if c.in_place and at[t, c.forward] >= 0:
-                        values[at[t, c.forward]] = 1.0
-            if t > 0 and stage.implementation is not None:
-                given = offered_backward(self.problem, t)[stage.implementation]
-                way = stand_in(given, self._backward_choices[t - 1])
-                values[self._way_at[t, way.index]] = 1.0
-                for i in way.needs:
-                    values[self._need_at[t, i]] = 1.0 - values[self.keep[t, i]]
-        self._fill_resident(values)
-        return values
-
-    def _fill_resident(self, values: FloatArray) -> None:
-        """(4.15), solved for a."""
-        kept = self._units * values[self.keep]
-        needed = np.zeros_like(kept)
-        for (k, i), column in self._need_at.items():
-            needed[k, i] = self._units[i] * values[column]
-        change = kept + needed
-        change[1:] -= kept[:-1]
-        values[self.resident[1:, 0]] = kept[:-1].sum(axis=1)
-        values[self.resident[:, 1:]] = values[self.resident[:, :1]] + np.cumsum(change, axis=1)
+    def recompute_as_a_whole(self, first: int, again: IntArray) -> None:
+        """(B) for one boundary b = ``first``; ``again`` are its z [V]."""
+        b, every = self._builder, np.arange(self._count)
+        stored = self.keep[first - 1]
+        t, i = np.nonzero(self._may_compute[first:])
+        b.rows("again_if_ever", self._count, [(every, again, 1), (i, self.compute[t + first, i], -1)], upper=0)
+        edges = [(i, f.id) for f in self.problem.forward for i in f.inputs]
+        i, j = ints(e[0] for e in edges), ints(e[1] for e in edges)
+        row = np.arange(len(edges))
+        inputs: list[Term] = [(row, again[j], 1), (row, again[i], -1), (row, stored[i], -1)]
+        b.rows("again_from_inputs", len(edges), inputs, upper=0)
+        e = np.flatnonzero(self._parents >= 0)
+        row = np.arange(len(e))
+        b.rows("again_beside_the_parent", len(e), [(row, again[e], 1), (row, again[self._parents[e]], -1)], upper=0)
+        supply = b.row_list("again_for_backward")
+        for (k, n), ways in self._ways_that_need.items():
+            if k >= first:
+                supply.add([*ways, int(stored[n]), int(again[n])], [1.0] * len(ways) + [-1.0, -1.0], upper=0.0)
+        supply.done()
+        for later in self._boundaries:
+            if later > first:
+                carried: list[Term] = [(every, self.keep[later - 1], 1), (every, stored, -1), (every, again, -1)]
+                b.rows("again_to_be_stored_later", self._count, carried, upper=0)
 
 
 def _only_workspace(choices: tuple[Choice, ...]) -> int:
     return choices[0].workspace_bytes if len(choices) == 1 else 0
-
-
-def _ints(values: Iterable[int]) -> IntArray:
-    return np.array(list(values), dtype=np.int64)
