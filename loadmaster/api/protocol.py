@@ -87,7 +87,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Backoff:
-    """How often and after which pauses a call is repeated: doubling, with full jitter, or as the server says."""
+    """How often and after which pauses a call is repeated: doubling, with jitter, or as the server says."""
 
     attempts: int = 6
     first_s: float = 0.2
@@ -95,7 +95,8 @@ class Backoff:
 
     def pause_s(self, attempt: int, answer: httpx.Response | None = None) -> float:
         """Seconds to wait after failed attempt 1, 2, ..."""
-        jitter = random.uniform(0.0, min(self.longest_s, self.first_s * 2.0 ** (attempt - 1)))
+        longest = min(self.longest_s, self.first_s * 2.0 ** (attempt - 1))
+        jitter = random.uniform(longest / 2.0, longest)
         asked = None if answer is None else retry_after_s(answer)
         return jitter if asked is None else asked + min(jitter, 1.0)
 

@@ -251,6 +251,14 @@ serve(Settings.from_environment())
 """
 
 
+def answers(url: str) -> bool:
+    """Whether a service is up."""
+    try:
+        return httpx.get(f"{url}/livez").is_success
+    except httpx.TransportError:
+        return False
+
+
 def descendants(pid: int) -> list[int]:
     """Processes below a process."""
     parents = {int(entry.name): parent(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
@@ -266,7 +274,9 @@ def test_a_server_that_ends_leaves_no_process_behind(
     environment = {**os.environ, **make_settings(workers=1, port=port).to_environment()}
     server = subprocess.Popen([sys.executable, "-c", SERVE], env=environment, stderr=subprocess.PIPE)
     try:
-        with Client(f"http://127.0.0.1:{port}") as client:
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: answers(url))
+        with Client(url) as client:
             handle = client.submit(problem("slow", marker=str(tmp_path / "m")))
             # A stream that is open must not keep the server from ending.
             events = handle.events()
@@ -280,7 +290,7 @@ def test_a_server_that_ends_leaves_no_process_behind(
         server.kill()
     wait_until(lambda: not any(alive(pid) for pid in below))
     if end is signal.SIGTERM:
-        assert b"Traceback" not in noise
+        assert b"Traceback" not in noise, noise.decode()
     database = Database(make_settings().database_url)
     job = Jobs(database).get(handle.id)
     assert job is not None

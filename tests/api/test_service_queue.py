@@ -225,7 +225,9 @@ def test_a_database_of_another_version_is_refused(url: str) -> None:
         Database(url)
 
 
-@pytest.mark.parametrize("bad", ["nonsense", "nosuchdialect://x", "sqlite:////proc/nowhere/x.db"])
+@pytest.mark.parametrize(
+    "bad", ["nonsense", "nosuchdialect://x", "sqlite://", "sqlite:///:memory:", "sqlite:////proc/nowhere/x.db"]
+)
 def test_an_unusable_database_is_an_input_error(bad: str) -> None:
     with pytest.raises(InputError, match="database_url"):
         Database(bad)

@@ -49,7 +49,13 @@ def create_app(settings: Settings) -> FastAPI:
             database.close()
 
     app = FastAPI(
-        title="Loadmaster", version=metadata.version("loadmaster"), description=DESCRIPTION, lifespan=lifespan
+        title="Loadmaster",
+        version=metadata.version("loadmaster"),
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        # The usual page of the interface loads its scripts from elsewhere; /openapi.json is the same, and offline.
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.service = service
     app.state.supervisor = supervisor

@@ -38,7 +38,7 @@ code {{ font-size: .9em; }}
 </head>
 <body>
 <h1>Loadmaster</h1>
-<p><a href="/docs">Interface</a> · <a href="/metrics">metrics</a> · <a href="/readyz">health</a></p>
+<p><a href="/openapi.json">Interface</a> · <a href="/metrics">metrics</a> · <a href="/readyz">health</a></p>
 <table>
 <thead><tr><th>Plan</th><th>Problem</th><th>State</th><th class="n">Budget</th><th class="n">Objective</th>
 <th class="n">Gap</th><th class="n">Seconds</th><th></th></tr></thead>

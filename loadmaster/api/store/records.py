@@ -195,8 +195,8 @@ def finish(connection: Connection, job: Job, outcome: Outcome, *, cached: bool =
         if gap is not None:
             observe(connection, "gap_at_stop", gap)
     append_event(connection, job.id, "state", {"state": outcome.state.value, "cached": cached})
-    done = {"state": outcome.state.value, **figures, "error": outcome.error}
-    append_event(connection, job.id, "done", json.loads(json.dumps(done)))
+    error = None if outcome.error is None else dict(outcome.error)
+    append_event(connection, job.id, "done", {"state": outcome.state.value, **figures, "error": error})
 
 
 def find_reusable(connection: Connection, cache_key: str, asked_gap: float) -> Outcome | None:

@@ -142,8 +142,8 @@ class Database:
         try:
             parsed = make_url(url)
             url = parsed.render_as_string(hide_password=True)
-            if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
-                Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
+            if parsed.get_backend_name() == "sqlite":
+                _expect_file(parsed, url)
             self.engine = _engine(parsed)
             self._write_engine = self.engine.execution_options(loadmaster_write=True)
             found = self._create()
@@ -192,6 +192,13 @@ class Database:
     def close(self) -> None:
         """Give the connections back."""
         self.engine.dispose()
+
+
+def _expect_file(parsed: sa.URL, url: str) -> None:
+    """Make the folder of an SQLite file. A database in memory cannot be shared with workers: refused."""
+    if parsed.database in (None, "", ":memory:"):
+        raise InputError("database_url", url, "is a database in memory", "Name a file: sqlite:////path/to/service.db.")
+    Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
 
 
 def _unusable(url: str, error: Exception) -> InputError:

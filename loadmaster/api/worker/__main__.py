@@ -1,6 +1,6 @@
-"""``python -m loadmaster.api.worker [WORKER_ID]``: one worker process, set by the environment.
+"""``python -m loadmaster.api.worker [WORKER_ID PARENT_PID]``: one worker process, set by the environment.
 
-With an id it was started by a server's supervisor, and ends when that server does.
+With arguments it was started by a server's supervisor, and ends when that server does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ def main() -> None:
     """Entry point of the process."""
     settings = Settings.from_environment()
     logs.configure(settings)
-    work(settings, worker_id=sys.argv[1] if len(sys.argv) > 1 else None)
+    if len(sys.argv) > 1:
+        work(settings, worker_id=sys.argv[1], parent_pid=int(sys.argv[2]))
+    else:
+        work(settings)
 
 
 if __name__ == "__main__":

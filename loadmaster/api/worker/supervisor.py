@@ -91,7 +91,7 @@ class _Slot:
         self.worker_id = new_worker_id()
         self._started_at = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "loadmaster.api.worker", self.worker_id],
+            [sys.executable, "-m", "loadmaster.api.worker", self.worker_id, str(os.getpid())],
             env={**os.environ, **settings.to_environment()},
             stdin=subprocess.DEVNULL,
             # A Ctrl-C in the terminal is for the server: it stops its workers in good order.

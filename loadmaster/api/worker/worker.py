@@ -43,29 +43,30 @@ class Worker:
         self.id = worker_id or new_worker_id()
         self._settings = settings
         self._launch = launch
-        self._stopping = threading.Event()
+        # A plain flag: an Event's lock could be held by the very code that the signal interrupts.
+        self._stopping = False
         self._database = Database(settings.database_url)
         self._queue = Queue(self._database, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
 
     def stop(self) -> None:
         """Ask the worker to end: a running job goes back to the queue unharmed. Safe in a signal handler."""
-        self._stopping.set()
+        self._stopping = True
 
     def run(self) -> None:
         """Work until :meth:`stop`. A database that does not answer is waited for."""
         logger.info("worker %s is ready", self.id)
         seen_at = 0.0
-        while not self._stopping.is_set():
+        while not self._stopping:
             try:
                 if time.monotonic() - seen_at > self._settings.lease_s / 3:
                     self._queue.seen(self.id)
                     self._queue.reclaim()
                     seen_at = time.monotonic()
                 if not self.work_once():
-                    self._stopping.wait(self._settings.poll_s)
+                    time.sleep(self._settings.poll_s)
             except SQLAlchemyError:
                 logger.exception("the database does not answer; trying again")
-                self._stopping.wait(_DATABASE_PAUSE_S)
+                time.sleep(_DATABASE_PAUSE_S)
         self._queue.gone(self.id)
         self._database.close()
 
@@ -100,7 +101,7 @@ class Worker:
                 self._conclude(job, messages[-1], cancelling)
                 return
             now = time.monotonic()
-            if self._stopping.is_set():
+            if self._stopping:
                 self._queue.release(job.id, self.id)
                 return
             if now >= kill_at:
@@ -157,13 +158,13 @@ class Worker:
         self._queue.finish(job.id, self.id, State.FAILED, error={"type": "LimitReachedError", "detail": detail})
 
 
-def work(settings: Settings, *, worker_id: str | None = None) -> None:
-    """Run a worker in this process until SIGTERM or SIGINT; its job then goes back to the queue."""
+def work(settings: Settings, *, worker_id: str | None = None, parent_pid: int | None = None) -> None:
+    """Run a worker in this process until SIGTERM or SIGINT, or until its parent ends; its job then goes back."""
     worker = Worker(settings, worker_id=worker_id)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop())
-    if worker_id is not None:
-        threading.Thread(target=_watch_parent, args=(worker, os.getppid()), daemon=True).start()
+    if parent_pid is not None:
+        threading.Thread(target=_watch_parent, args=(worker, parent_pid), daemon=True).start()
     worker.run()
 
 
