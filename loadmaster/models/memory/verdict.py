@@ -1,0 +1,52 @@
+"""What the checker says of a plan: the verdict, and the timeline that it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Event:
+    """One operator in the replay: when it starts, how long it runs, the bytes resident while it does."""
+
+    stage: int
+    what: str  # "forward", "recompute" or "backward"
+    operator: int
+    op: str
+    start_us: float
+    duration_us: float
+    resident_bytes: int
+    stall_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """The verdict.
+
+    Attributes:
+        ok: no violation.
+        violations: in words, empty when ok.
+        peak_bytes, peak_at: the highest resident bytes and the operator there.
+        objective: of the replay, in the problem's unit.
+        time_us: of the whole step, with its parts forward, recompute, backward and stall.
+        events: the timeline.
+    """
+
+    ok: bool
+    violations: tuple[str, ...]
+    peak_bytes: int
+    peak_at: str
+    objective: float
+    time_us: float
+    forward_us: float
+    recompute_us: float
+    backward_us: float
+    stall_us: float
+    recomputed: int
+    offloaded_bytes: int
+    events: tuple[Event, ...] = field(repr=False)
+
+    def summary(self) -> dict[str, object]:
+        """What a plan document records of it."""
+        names = ("ok", "peak_bytes", "peak_at", "time_us", "forward_us", "recompute_us", "backward_us", "stall_us")
+        return {name: getattr(self, name) for name in (*names, "recomputed", "offloaded_bytes")}
