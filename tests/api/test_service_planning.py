@@ -29,7 +29,7 @@ def keyed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
         seen.append((problem.sha256, options))
         return "k" * 64
 
-    monkeypatch.setattr(planner, "cache_key", cache_key, raising=False)
+    monkeypatch.setattr(planner, "cache_key", cache_key)
     return seen
 
 

@@ -1,0 +1,39 @@
+"""A memory problem through the real service and the real planner, judged by the checker in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from running_service import RunningService
+
+from loadmaster.api.client import Client
+from loadmaster.models.kinds import check_plan, read_problem
+from loadmaster.models.memory.presets import chain
+
+MEGABYTE = 1_000_000
+
+
+def test_a_memory_problem_goes_all_the_way(start_service: Callable[..., RunningService]) -> None:
+    service = start_service(planner="loadmaster.api.planning:FloorPlanner", workers=1)
+    document = chain(5, MEGABYTE)
+    problem = read_problem(document)
+    with Client(service.url) as client:
+        sizing = client.dry_run(document, {"budget_bytes": 6 * MEGABYTE})
+        assert sizing.sizes["forward"] == len(problem.forward)
+        handle = client.submit(problem, {"budget_bytes": 6 * MEGABYTE, "time_limit_s": 30.0})
+        plan = handle.result(timeout_s=120)
+        verdict = check_plan(problem.with_budget(6 * MEGABYTE), plan)
+        state = handle.state()
+        assert plan.objective is not None
+        assert plan.bound is not None
+        assert plan.bound <= plan.objective
+        assert (state.state, state.objective, state.gap) == ("succeeded", plan.objective, plan.gap)
+        assert verdict.ok
+        assert verdict.peak_bytes <= 6 * MEGABYTE
+        too_small = client.submit(document, {"budget_bytes": 1}).result(timeout_s=120)
+        assert (too_small.status, too_small.schedule) == ("infeasible", None)
+        assert too_small.infeasibility is not None
+        assert too_small.infeasibility.short_bytes > 0
+        again = client.submit({**document, "name": "under another name"}, {"budget_bytes": 1})
+        assert again.state().cached
+        assert again.result().name == "under another name"
