@@ -64,7 +64,7 @@ class ReluFromMask:
     def encode(self, graph: fx.Graph, site: Site, value: Value) -> fx.Node:
         """Bits of the elements above the threshold."""
         assert site.parent is not None
-        return call(graph, pack_inside._opoverload, value(site.parent), site.backward.args[2])
+        return _packed(graph, site.parent, value, site.backward.args[2])
 
     def emit(self, graph: fx.Graph, site: Site, value: Value, encoded: fx.Node | None) -> fx.Node:
         """The gradient where the bit is set."""
@@ -111,7 +111,7 @@ class HardtanhFromMask:
     def encode(self, graph: fx.Graph, site: Site, value: Value) -> fx.Node:
         """Bits of the elements strictly between the limits."""
         assert site.parent is not None
-        return call(graph, pack_inside._opoverload, value(site.parent), *_limits(site.backward))
+        return _packed(graph, site.parent, value, *_limits(site.backward))
 
     def emit(self, graph: fx.Graph, site: Site, value: Value, encoded: fx.Node | None) -> fx.Node:
         """The gradient where the bit is set."""
@@ -126,12 +126,39 @@ def _rerun(graph: fx.Graph, site: Site, value: Value) -> fx.Node:
     return with_strides_of(graph, node, site.backward)
 
 
+def _packed(graph: fx.Graph, parent: fx.Node, value: Value, *limits: object) -> fx.Node:
+    order = _memory_order(parent)
+    x = value(parent) if order is None else call(graph, aten.permute.default, value(parent), order)
+    return call(graph, pack_inside._opoverload, x, *limits)
+
+
 def _masked(graph: fx.Graph, site: Site, value: Value, encoded: fx.Node | None) -> fx.Node:
     gradient = site.backward.args[0]
     assert isinstance(gradient, fx.Node)
     assert encoded is not None
-    node = call(graph, masked_gradient._opoverload, value(gradient), encoded)
+    assert site.parent is not None
+    order = _memory_order(site.parent)
+    if order is None:
+        node = call(graph, masked_gradient._opoverload, value(gradient), encoded)
+    else:
+        permuted = call(graph, aten.permute.default, value(gradient), order)
+        masked = call(graph, masked_gradient._opoverload, permuted, encoded)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        node = call(graph, aten.permute.default, masked, back)
     return with_strides_of(graph, node, site.backward)
+
+
+def _memory_order(node: fx.Node) -> list[int] | None:
+    """The dimensions as they lie in memory, for dense tensors of another order than row-major (channels last).
+
+    Masks are packed in this order: neither the activation nor its gradient, which has the same layout as a rule, is
+    copied to be read row by row.
+    """
+    val = node.meta["val"]
+    if val.is_contiguous():
+        return None
+    order = sorted(range(val.dim()), key=val.stride, reverse=True)
+    return order if val.permute(order).is_contiguous() else None
 
 
 def _number(argument: object) -> float:

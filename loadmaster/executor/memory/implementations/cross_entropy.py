@@ -84,12 +84,7 @@ def linear_cross_entropy(
     classes = targets.where(counts, 0)
     normalizer, picked = (hidden.new_empty(hidden.shape[0], dtype=exact) for _ in range(2))
     for rows, logits in _logits(hidden, weight, bias, chunks):
-        if has_kernels(hidden.device):
-            kernels().normalize_rows(logits, classes[rows], normalizer[rows], picked[rows])
-        else:
-            scores = logits.to(exact)
-            torch.logsumexp(scores, 1, out=normalizer[rows])
-            picked[rows] = scores.gather(1, classes[rows].unsqueeze(1)).squeeze(1)
+        _normalize(logits, classes[rows], normalizer[rows], picked[rows])
     total = counts.sum().to(exact)
     loss = (normalizer - picked).where(counts, 0).sum()
     return (loss / total if mean else loss).to(dtype), normalizer, total.to(dtype)
@@ -142,14 +137,7 @@ def linear_cross_entropy_backward(
     weight_gradient = hidden.new_zeros((weight.shape[1], weight.shape[0]), dtype=exact)
     bias_gradient = hidden.new_zeros(0 if bias is None else weight.shape[1], dtype=exact)
     for rows, logits in _logits(hidden, weight, bias, chunks):
-        if has_kernels(hidden.device):
-            kernels().differentiate_rows(logits, classes[rows], normalizer[rows], scales[rows])
-            errors = logits
-        else:
-            scores = logits.to(exact).sub_(normalizer[rows].unsqueeze(1)).exp_()
-            row = torch.arange(scores.shape[0], device=scores.device)
-            scores[row, classes[rows]] -= 1
-            errors = scores.mul_(scales[rows].unsqueeze(1)).to(hidden.dtype)
+        errors = _differentiate(logits, classes[rows], normalizer[rows], scales[rows])
         torch.mm(errors, weight.t(), out=hidden_gradient[rows])
         _accumulate(weight_gradient, errors.t(), hidden[rows])
         if bias is not None:
@@ -175,6 +163,27 @@ def _(
         hidden.new_empty((weight.shape[1], weight.shape[0])),
         hidden.new_empty(0 if bias is None else weight.shape[1]),
     )
+
+
+def _normalize(logits: Tensor, classes: Tensor, normalizer: Tensor, picked: Tensor) -> None:
+    """Write each row's logsumexp and the logit of its class."""
+    if has_kernels(logits.device):
+        kernels().normalize_rows(logits, classes, normalizer, picked)
+        return
+    scores = logits.to(normalizer.dtype)
+    torch.logsumexp(scores, 1, out=normalizer)
+    picked.copy_(scores.gather(1, classes.unsqueeze(1)).squeeze(1))
+
+
+def _differentiate(logits: Tensor, classes: Tensor, normalizer: Tensor, scales: Tensor) -> Tensor:
+    """(softmax - one-hot) times the row's scale, in the dtype of the logits, which are overwritten where possible."""
+    if has_kernels(logits.device):
+        kernels().differentiate_rows(logits, classes, normalizer, scales)
+        return logits
+    scores = logits.to(normalizer.dtype).sub_(normalizer.unsqueeze(1)).exp_()
+    row = torch.arange(scores.shape[0], device=scores.device)
+    scores[row, classes] -= 1
+    return logits.copy_(scores.mul_(scales.unsqueeze(1)))
 
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -288,11 +297,12 @@ def _(
     return 3 * 2 * hidden[0] * weight[0] * weight[1]
 
 
-def _chunk_bytes(hidden: Tensor, weight: Tensor, chunks: int, exact: torch.dtype) -> int:
-    rows = -(-hidden.shape[0] // chunks)
-    # The kernels reduce the logits where they are; PyTorch's operators need them widened, and a copy to reduce.
-    widened = 0 if has_kernels(hidden.device) else exact.itemsize
-    return rows * weight.shape[1] * (hidden.element_size() + widened)
+def _chunk_bytes(hidden: Tensor, weight: Tensor, chunks: int, exact: torch.dtype, reduced: bool) -> int:
+    """One chunk's logits; without the kernels also widened ones, and a temporary where they are reduced."""
+    per_logit = hidden.element_size()
+    if not has_kernels(hidden.device):
+        per_logit += exact.itemsize * ((hidden.dtype != exact) + reduced)
+    return -(-hidden.shape[0] // chunks) * weight.shape[1] * per_logit
 
 
 def _forward_workspace(
@@ -305,7 +315,7 @@ def _forward_workspace(
     mean: bool,
     dtype: torch.dtype,
 ) -> int:
-    return _chunk_bytes(hidden, weight, chunks, _exact(dtype)) + 3 * targets.numel() * targets.element_size()
+    return _chunk_bytes(hidden, weight, chunks, _exact(dtype), True) + 3 * targets.numel() * targets.element_size()
 
 
 def _backward_workspace(
@@ -324,7 +334,7 @@ def _backward_workspace(
     # A 16-bit weight gradient is summed in float32 first; without cuBLAS each chunk's product is a tensor too.
     product = 0 if hidden.device.type == "cuda" else weight.numel() * hidden.element_size()
     summed = 0 if hidden.dtype == exact else weight.numel() * exact.itemsize + product
-    chunk = _chunk_bytes(hidden, weight, chunks, exact)
+    chunk = _chunk_bytes(hidden, weight, chunks, exact, False)
     return chunk + summed + 3 * targets.numel() * targets.element_size()
 
 

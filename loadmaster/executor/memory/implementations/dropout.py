@@ -85,7 +85,7 @@ def _(x: Tensor, seed: Tensor, p: float) -> Tensor:
 def _workspace(x: Tensor, seed: Tensor, p: float) -> int:
     if has_kernels(x.device):
         return 2 * row_major_bytes(x)
-    return row_major_bytes(x) + chunk_bytes(x, 4 * torch.int64.itemsize)
+    return row_major_bytes(x) + chunk_bytes(x, 5 * torch.int64.itemsize)
 
 
 register_workspace(seeded_dropout._opoverload, _workspace)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from loadmaster.executor.costs.workspace import register_workspace
+from loadmaster.executor.memory.implementations.chunks import row_major_bytes
 from loadmaster.executor.memory.implementations.emitting import aten, call, calls, source, with_strides_of
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
 from loadmaster.executor.memory.implementations.registry import Site, Value
@@ -47,9 +48,9 @@ def pool_offsets(
         return offsets
     top = _corner(indices.shape[-2], stride[0], padding[0], indices.device).unsqueeze(1)
     left = _corner(indices.shape[-1], stride[1], padding[1], indices.device)
-    row = (indices // width - top) // dilation[0]
-    column = (indices % width - left) // dilation[1]
-    return (row * kernel[1] + column).to(torch.uint8, memory_format=torch.contiguous_format)
+    row = (indices // width).sub_(top).floor_divide_(dilation[0]).mul_(kernel[1])
+    row += (indices % width).sub_(left).floor_divide_(dilation[1])
+    return row.to(torch.uint8, memory_format=torch.contiguous_format)
 
 
 @pool_offsets.register_fake
@@ -133,11 +134,17 @@ def _(
     return gradient.new_empty((*gradient.shape[:-2], height, width))
 
 
-def _workspace(gradient: Tensor, offsets: Tensor, *_: object) -> int:
-    return 0 if has_kernels(gradient.device) else offsets.numel() * torch.int64.itemsize
+def _offsets_workspace(indices: Tensor, *_: object) -> int:
+    return row_major_bytes(indices) if has_kernels(indices.device) else 2 * indices.numel() * indices.element_size()
 
 
-register_workspace(pool_offset_backward._opoverload, _workspace)
+def _backward_workspace(gradient: Tensor, offsets: Tensor, *_: object) -> int:
+    indices = 0 if has_kernels(gradient.device) else 2 * offsets.numel() * torch.int64.itemsize
+    return row_major_bytes(gradient) + indices
+
+
+register_workspace(pool_offsets._opoverload, _offsets_workspace)
+register_workspace(pool_offset_backward._opoverload, _backward_workspace)
 
 
 class MaxPoolFromOffsets:

@@ -3,8 +3,10 @@
 A *backward alternative* computes what a node of the joint forward-backward graph computes, from something smaller
 or cheaper to keep: the sign bits of a ReLU instead of its output, 8-bit offsets instead of the 64-bit indices of a
 max-pool. A *recompute* is a cheaper way to compute a forward result a second time. The planner chooses between
-them by cost; what one saves follows from the shapes, what it costs from the cost model. Write your own by
-following :class:`BackwardAlternative` and hand it to :func:`register`.
+them by cost. What one saves follows from the shapes; what it costs is measured, or estimated from the bytes that it
+moves and from what you say with ``torch.utils.flop_counter.register_flop_formula`` and
+:func:`loadmaster.executor.costs.workspace.register_workspace`. Write your own by following
+:class:`BackwardAlternative` and hand it to :func:`register`.
 """
 
 from __future__ import annotations

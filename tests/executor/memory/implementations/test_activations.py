@@ -53,6 +53,10 @@ def test_channels_last_keeps_its_strides(name):
     for got, expected in zip(flat(changed(*args)), flat(joint(*args)), strict=True):
         assert torch.equal(got, expected)
         assert got.stride() == expected.stride()
+    assert not any("copy" in n.name or "clone" in n.name for n in changed.graph.nodes)
+    for node in changed.graph.nodes:
+        if "loadmaster" in str(node.target):
+            assert node.args[0].meta["val"].is_contiguous()
 
 
 def test_limits_that_the_dtype_rounds_are_no_site():
