@@ -1,0 +1,119 @@
+"""The boundary relaxation: its arrays say what its docstring says, and no schedule beats its optimum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from loadmaster.models.memory import monet, relaxation
+from loadmaster.models.memory.problem import HostLink, MemoryProblem, Objective
+from loadmaster.models.memory.reach import MIB, groups_of
+from loadmaster.models.memory.relaxation import Relaxation
+from loadmaster.solvers.process import solve
+from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus
+from tests.models.memory.brute_force import best_objective
+from tests.models.memory.grouped_twins import relaxation_twin
+from tests.models.memory.instances import budgets, random_problem
+from tests.models.memory.twins import optimum
+
+# PuLP announces another way to make variables; the one used here works in all of 3.x.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+UNIT = 1 << 20
+OBJECTIVES: tuple[Objective, ...] = ("time", "energy")
+# A link that carries one MiB in about two of the microseconds that operators take.
+LINK = HostLink(to_host_gbps=UNIT / 2e3, from_host_gbps=UNIT / 3e3, capacity_bytes=12 * UNIT)
+
+
+def bound(problem: MemoryProblem, budget: int, starts: Sequence[int]) -> float:
+    """The optimum; infinite if the relaxation has no point."""
+    solution = solved(Relaxation(problem, budget, starts))
+    if solution.status is SolverStatus.INFEASIBLE:
+        return math.inf
+    assert solution.objective is not None
+    return solution.objective
+
+
+def solved(program: Relaxation) -> Solution:
+    return solve(program.program, SolveOptions(gap=0.0), solver="highs")
+
+
+def groupings(problem: MemoryProblem) -> list[list[int]]:
+    """One group, two, and every stage its own."""
+    last = len(problem.backward)
+    return [[1], [1, last // 2 + 1], list(range(1, last + 1))]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_array_and_pulp_twin_have_the_same_optimum(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relaxation, "NOTICEABLE", 0.0)
+    link = LINK if seed % 3 == 2 else None
+    problem = random_problem(
+        seed,
+        operators=5,
+        in_place=0.6,
+        encodings=0.4,
+        once_only=0.1,
+        objective=OBJECTIVES[seed % 2] if link is None else "time",
+        host_link=link,
+        unit_bytes=UNIT,
+    )
+    budget = budgets(problem, (0.35,))[0]
+    for starts in groupings(problem):
+        twin = optimum(relaxation_twin(problem, budget, groups_of(starts, problem.stage_count)))
+        assert bound(problem, budget, starts) == pytest.approx(math.inf if twin is None else twin)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_schedule_beats_it(seed: int) -> None:
+    """With any grouping, of all the schedules there are. No point of it: no schedule at all."""
+    problem = random_problem(seed, operators=3, in_place=0.7, encodings=0.5, once_only=0.2, unit_bytes=UNIT)
+    for budget in budgets(problem, (0.15, 0.45)):
+        best = best_objective(problem, budget)
+        for starts in groupings(problem):
+            assert bound(problem, budget, starts) <= best * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(50, 56))
+def test_no_schedule_of_larger_graphs_beats_it(seed: int) -> None:
+    """The exact formulation stands in for all schedules."""
+    problem = random_problem(seed, operators=7, skips=0.5, choices=3, objective=OBJECTIVES[seed % 2], unit_bytes=UNIT)
+    budget = budgets(problem, (0.3,))[0]
+    exact = solve(monet.formulate(problem, budget).program, SolveOptions(gap=0.0), solver="highs")
+    best = math.inf if exact.objective is None else exact.objective
+    for starts in groupings(problem):
+        assert bound(problem, budget, starts) <= best * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_least_budget_is_below_every_budget_that_has_a_schedule(seed: int) -> None:
+    problem = random_problem(seed, operators=3, in_place=0.5, encodings=0.5, unit_bytes=UNIT)
+    solution = solved(Relaxation(problem, None, [1]))
+    assert solution.objective is not None
+    least = math.ceil(solution.objective * MIB - 1e-3)
+    assert math.isinf(best_objective(problem, least - UNIT))
+    assert solved(Relaxation(problem, least + 1, [1])).status is SolverStatus.OPTIMAL
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_memory_to_spare_it_is_the_unconstrained_step(seed: int) -> None:
+    """Less than it is never needed; more only where running in place takes what backward wants."""
+    problem = random_problem(seed, operators=6, encodings=0.0, unit_bytes=UNIT)
+    assert bound(problem, 1 << 40, [1, 3]) >= problem.unconstrained_cost - 1e-6
+    chain = random_problem(seed, operators=6, encodings=0.0, in_place=0.0, unit_bytes=UNIT)
+    assert bound(chain, 1 << 40, [1, 3]) == pytest.approx(chain.unconstrained_cost)
+
+
+@pytest.mark.parametrize("seed", range(70, 75))
+def test_dividing_groups_never_lowers_it(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a point of the finer one follows a point of the coarser one, as long as groups have two stages or more.
+
+    In a group of one stage, (R12) looks at other moments than (R11) and promises nothing.
+    """
+    monkeypatch.setattr(relaxation, "NOTICEABLE", 0.0)
+    problem = random_problem(seed, operators=8, skips=0.5, unit_bytes=UNIT)
+    budget = budgets(problem, (0.3,))[0]
+    chain = [bound(problem, budget, starts) for starts in ([1], [1, 5], [1, 3, 5], [1, 3, 5, 7])]
+    assert all(coarse <= fine * (1 + 1e-6) for coarse, fine in zip(chain, chain[1:], strict=False))
