@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from loadmaster.models.memory import checkmate, monet, plain
+from loadmaster.models.memory import monet, plain
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.problem import MemoryProblem, Objective
 from loadmaster.solvers.process import solve
@@ -127,10 +126,20 @@ def test_start_replaces_dominated_implementations() -> None:
     assert formulation.program.objective(start) <= check(problem, schedule, budget).objective
 
 
-def test_docstring_names_the_functions_that_add_the_constraints() -> None:
-    for module in (monet, checkmate):
-        holder = getattr(module, module.__name__.rpartition(".")[2].capitalize())
-        named = re.findall(r"^\(.*` *$", module.__doc__ or "", flags=re.MULTILINE)
-        assert len(named) >= 9
-        for line in named:
-            assert callable(getattr(holder, line.split("`")[-2]))
+@pytest.mark.parametrize("seed", range(50, 54))
+def test_more_boundaries_bring_the_linear_relaxation_up_but_never_over_the_optimum(seed: int) -> None:
+    problem = random_problem(seed, operators=7, skips=0.5)
+    budget = budgets(problem, (0.45,))[0]
+    bounds = []
+    for boundaries in ([], [1], range(1, problem.stage_count)):
+        program = monet.formulate(problem, budget, boundaries=boundaries).program
+        relaxed = replace(program, integer=np.zeros_like(program.integer))
+        solution = solve(relaxed, SolveOptions(gap=0.0), solver="highs")
+        bounds.append(math.inf if solution.objective is None else solution.objective)
+    optimum_with_all = solved(monet.formulate(problem, budget)).objective
+    optimum_with_none = solved(monet.formulate(problem, budget, boundaries=[])).objective
+    assert optimum_with_all == (None if optimum_with_none is None else pytest.approx(optimum_with_none))
+    assert bounds[0] <= bounds[1] + 1e-6
+    assert bounds[1] <= bounds[2] + 1e-6
+    if optimum_with_none is not None:
+        assert bounds[2] <= optimum_with_none + 1e-6
