@@ -145,7 +145,8 @@ def _model(name: str, folder: Path, options: PlanOptions, client: Client, termin
 def _run(arguments: list[str], what: str) -> None:
     """A Python module in a process of its own, its output on stderr."""
     here = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": here}
+    # Threads that wait without spinning leave the other processes of a small machine their turn.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": here}
     done = subprocess.run([sys.executable, "-m", *arguments], env=environment, stdout=sys.stderr, check=False)
     if done.returncode:
         raise LoadmasterError(f"{what} ended with status {done.returncode}: {' '.join(arguments)}")

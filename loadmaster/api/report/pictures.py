@@ -133,7 +133,7 @@ def _figure(title: str) -> tuple[Any, Any]:
         figure = Figure(figsize=(9.6, 4.8), dpi=150, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
-        axes.set_title(textwrap.fill(title, 80), loc="left", fontsize=12, fontweight="bold", color="#1d2430")
+        axes.set_title(textwrap.fill(title, 92), loc="left", fontsize=11, fontweight="bold", color="#1d2430")
     return figure, axes
 
 
