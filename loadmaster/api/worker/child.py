@@ -38,7 +38,7 @@ class Line:
         self._connection = connection
         self._lock = threading.Lock()
         self._cancelled = threading.Event()
-        self._last_phase: tuple[str, str] | None = None
+        self._phase: str | None = None
         self._best: float | None = None
         self._due = 0.0
 
@@ -47,17 +47,18 @@ class Line:
             self._connection.send((kind, content))
 
     def progress(self, progress: PlanProgress) -> None:
-        """Report: new phases and better plans at once, the rest at most twice a second."""
+        """Report: new phases and better plans at once, and in the log; the rest at most twice a second."""
         better = progress.objective is not None and (self._best is None or progress.objective < self._best)
-        phase = (progress.phase, progress.message)
+        new_phase = progress.phase != self._phase
         now = time.monotonic()
-        if not better and phase == self._last_phase and now < self._due:
+        if not (better or new_phase) and now < self._due:
             return
-        if phase != self._last_phase:
-            self.send("log", f"{progress.seconds:.1f} s  {progress.phase}: {progress.message}")
-        self._last_phase, self._due = phase, now + _REPORT_EVERY_S
+        self._phase, self._due = progress.phase, now + _REPORT_EVERY_S
         if better:
             self._best = progress.objective
+            self.send("log", f"{progress.seconds:.1f} s  {progress.phase}: a plan of {progress.objective:g}")
+        elif new_phase:
+            self.send("log", f"{progress.seconds:.1f} s  {progress.phase}: {progress.message}"[:_LONGEST_LINE])
         self.send("incumbent" if better else "progress", _finite(dataclasses.asdict(progress)))
 
     def cancelled(self) -> bool:
