@@ -10,7 +10,7 @@ Variables (binary unless said):
     s[h,i]  result i is on the device when slot h starts; one column serves until something can happen to i
     r[h,i], y[h,i,c], q[h,i]  slot h recomputes i, with implementation c, in place
     d[k,l], y0[i,c], q0[i]    backward implementation; forward implementation, in place
-    z[i]    continuous: encoded result i is computed beside a parent that runs in place
+    z[i], z[h,i]  continuous: encoded result i is computed beside a parent that runs in place (section 4.3.4)
     v[k,i]  continuous: i is present while stage k runs, because k or a later stage of the slot reads it, or s[h+1,i]
     x[h,n]  continuous: bytes just before the n-th result whose presence changes while slot h recomputes
     o[i], f[h,i]  i is sent to the host; arrives when slot h starts, on its way during slot h-1
@@ -23,7 +23,8 @@ Constraints:
 (4.7b)  s[h+1,i] <= s[h,i] + r[h,i] + f[h,i] - `add_presence`
 (4.8)   v[k,i] >= needs at k, v[k+1,i]; v[b_h,i] >= s[h+1,i]; v[a_h,i] <= s + r + f - `add_presence`
 (4.8b)  what the last stage of a slot reads from storage is stored into the next - `add_presence`
-(4.10)  q[h,j] + v[a_h,u] <= 1, q[h,j] <= r[h,j] where running j in place overwrites u - `add_in_place`
+(4.10)  where running j in place overwrites u: q[h,j] <= r[h,j]; q[h,j] + v[a_h,u] <= 1; q[h,j] + r[h,n] <= 1 for later
+        readers n of u; in the forward pass likewise, with s[0,u] and s[0,n] (1 for what encodes nothing) - `add_in_place`
 (4.14)  slot h recomputes j: workspace + r (m_j + |L_j|) + bytes elsewhere <= M - `add_recompute_memory`
 (4.15)  x follows the bytes from result to result; x <= M - `add_levels`
 (4.12)  backward k: workspace + gradients + sum(m_i v[k,i]) <= M - `add_backward_memory`
@@ -109,14 +110,17 @@ class Banded(Grouped):
             self._add_storage(i, when)
         self.recompute = self._cells("recompute", self.allowed)
         self.recompute_in_place = np.full((slots, self.count), -1, dtype=np.int64)
+        self._encoded_in_place = np.full((slots, self.count), -1, dtype=np.int64)
         self.recompute_choices: dict[tuple[int, int], tuple[IntArray, tuple[int, ...]]] = {}
         self._spent: list[Row] = [Row() for _ in range(slots)]
         for h, i in zip(*np.nonzero(self.allowed), strict=True):
             self._add_recompute(int(h), int(i))
 
     def _sendable(self, events: list[set[int]]) -> BoolArray:
+        # Encoded results are small, and computed only when kept: those stay here.
         large = self.sizes >= WORTH_SENDING * self.budget
-        return np.array([self.offloads and f.offloadable and bool(events[f.id]) for f in self.problem.forward]) & large
+        travels = [f.offloadable and f.encodes is None and bool(events[f.id]) for f in self.problem.forward]
+        return np.array(travels) & large & self.offloads
 
     def _fetches(self, events: list[set[int]]) -> IntArray:
         """A fetch may arrive at any slot where something can happen to the result, but the first."""
@@ -155,10 +159,25 @@ class Banded(Grouped):
             self.recompute_choices[h, i] = (columns, tuple(c for c, _ in choices))
             for column, (_, choice) in zip(columns, choices, strict=True):
                 self._spend(h, int(column), self.problem.cost(choice) - cheapest)
-        if f.in_place is not None and f.encodes is None:
+        if f.in_place is None:
+            return
+        if f.encodes is None:
             column = int(self.builder.columns("recompute_in_place", 1, upper=1.0, integer=True)[0])
             self.recompute_in_place[h, i] = column
-            self._spend(h, column, self.problem.in_place_cost(f.in_place))
+        elif self.recompute_in_place[h, f.encodes] >= 0:
+            column = self._both("encoded_in_place", recompute, int(self.recompute_in_place[h, f.encodes]))
+            self._encoded_in_place[h, i] = column
+        else:
+            return
+        self._spend(h, column, self.problem.in_place_cost(f.in_place))
+
+    def _both(self, name: str, first: int, second: int) -> int:
+        """A column that is the product of two binary ones."""
+        both = self._presence(name)
+        self._le(name, Row({both: 1.0, first: -1.0}), 0.0)
+        self._le(name, Row({both: 1.0, second: -1.0}), 0.0)
+        self._le(name, Row({both: -1.0, first: 1.0, second: 1.0}), 1.0)
+        return both
 
     def _spend(self, h: int, column: int, cost: float) -> None:
         self._cost(column, cost)
@@ -185,11 +204,8 @@ class Banded(Grouped):
         workspace = max(c.workspace_bytes for c in f.implementations) / MIB
         parent = int(self.in_place[f.encodes]) if f.encodes is not None else -1
         if f.in_place is not None and parent >= 0:
-            both = self._presence("encoded_in_place")
+            both = self._both("encoded_in_place", kept, parent)
             self._cost(both, self.problem.in_place_cost(f.in_place))
-            self._le("encoded_in_place", Row({both: 1.0, kept: -1.0}), 0.0)
-            self._le("encoded_in_place", Row({both: 1.0, parent: -1.0}), 0.0)
-            self._le("encoded_in_place", Row({both: -1.0, kept: 1.0, parent: 1.0}), 1.0)
             before.also(both, f.in_place.workspace_delta_bytes / MIB)
         gradients = self.problem.gradient_bytes(0) / MIB
         self._fits("forward_encoded", before.also(kept, workspace + taken - gradients), gradients)
@@ -218,7 +234,10 @@ class Banded(Grouped):
                 self._le("fetch", _term(self.fetch, int(h), int(i)).also(column, -1.0), 0.0)
         for j in range(1, self.count + 1):
             f = self.problem.forward[j - 1]
-            worked = 0.0 if f.encodes is not None else min(c.time_us for c in f.implementations)
+            worked = 0.0
+            if f.encodes is None:
+                saved = min(0.0, f.in_place.time_delta_us) if f.in_place is not None else 0.0
+                worked = max(0.0, min(c.time_us for c in f.implementations) + saved)
             row = Row({int(self._backlog[j - 1]): 1.0, int(self._backlog[j]): -1.0, int(stalls[j]): -per_us})
             self._le("backlog", row.plus(leaves.get(j - 1, Row())), per_us * worked)
         # The backward pass starts when everything has left.
@@ -338,8 +357,9 @@ class Banded(Grouped):
                     row.also(int(column), f.recompute_implementations[number].workspace_bytes / MIB)
             else:
                 held += least_workspace_bytes(f.recompute_implementations) / MIB
-            if self.recompute_in_place[h, j] >= 0 and f.in_place is not None:
-                row.plus(_term(self.recompute_in_place, h, j), f.in_place.workspace_delta_bytes / MIB)
+            if f.in_place is not None:
+                inside = _term(self.recompute_in_place, h, j).plus(_term(self._encoded_in_place, h, j))
+                row.plus(inside, f.in_place.workspace_delta_bytes / MIB)
             self._fits("recompute", row.plus(_term(self.recompute, h, j), held), gradients)
 
     def add_backward_memory(self, h: int, presence: dict[int, list[Row]], level: _Level) -> None:

@@ -135,11 +135,20 @@ class Grouped:
             self._cost(column, self.problem.in_place_cost(f.in_place))
             row.also(column, f.in_place.workspace_delta_bytes / MIB)
             self._le("in_place", Row({column: 1.0}).plus(self._survives(f.in_place.overwrites)), 1.0)
+            self._spare_later_readers(column, f.id, f.in_place.overwrites)
         self._fits("forward", row, taken)
 
     def _survives(self, i: int) -> Row:
         """1 when result i outlives the forward pass, so that nothing may overwrite it."""
         return Row({int(self.stored[0, i]): 1.0}) if self.stored[0, i] >= 0 else Row()
+
+    def _spare_later_readers(self, in_place: int, j: int, i: int) -> None:
+        """Running j in place over result i excludes operators after j that read i: encoded ones run when kept."""
+        for reader in self.problem.consumers[i]:
+            if reader > j and self.problem.forward[reader].encodes is None:
+                self._le("in_place", Row({in_place: 1.0}), 0.0)
+            elif reader > j and self.stored[0, reader] >= 0:
+                self._le("in_place", Row({in_place: 1.0, int(self.stored[0, reader]): 1.0}), 1.0)
 
     def _keep_encoded(self, f: ForwardOperator, before: Row, taken: float) -> None:
         """An encoded result: computed in the forward pass exactly when it is kept."""

@@ -11,7 +11,7 @@ M the budget less the bytes fixed at the moment in question.
 Variables (binary unless said):
     s[g,i]  result i is on the device when group g starts (g = 0: kept by the forward pass)
     r[g,i]  i is recomputed in group g, at least once
-    y[g,i,c], y0[i,c]  with implementation c, where the choice trades noticeable workspace for time
+    y0[i,c], y[g,i,c]  with implementation c, where the choice trades noticeable workspace for time; y continuous
     d[k,l]  backward k uses implementation l
     q[i]    forward i runs in place in the forward pass
     o[i], f[g,i]  i is sent to the host; is fetched in group g (only with a host link)
@@ -24,7 +24,8 @@ Constraints; each holds for every schedule the checker accepts, so the optimum i
 (R1)  r[g,j] <= s[g,i] + r[g,i] (+ f[g,i]) for inputs i of j; r[g,e] <= r[g,parent] for encoded e - `add_dependencies`
 (R2)  s[g+1,i] <= s[g,i] + r[g,i] (+ f[g,i]) - `add_carry`
 (R3)  d[k,l] <= s[g,i] + r[g,i] (+ f[g,i]) for i in D_k^l; one implementation each - `add_backward_choices`
-(R4)  q[j] + s[0,u] <= 1 where running j in place overwrites u - `_add_forward_pass`
+(R4)  q[j] + s[0,u] <= 1 where running j in place overwrites u; so for later readers e of u, where s[0,e] is 1 for what
+      encodes nothing - `_add_forward_pass`
 (R5)  forward j: workspace + m_j + |L_j| + sum(m_i s[0,i], i < j, i not in L_j) <= M - `_add_forward_pass`
 (R6)  sum(m_i s[g,i]) <= M at the start of group g - `add_group_start`
 (R7)  w[g,i,k] >= d-needs of i after k in the group, and s[g+1,i], each less r[g,i] (and f[g,i]): what is wanted later

@@ -115,7 +115,9 @@ def relaxation_twin(problem: MemoryProblem, budget_bytes: int, groups: Groups) -
                 model += c.need(k, i) <= s[g, i] + r[g, i] + f[g, i]  # (R3)
     workspace, q = c.forward_choices()
     for j in q:
-        model += q[j] + s[0, forward[j].in_place.overwrites] <= 1  # (R4)
+        overwritten = forward[j].in_place.overwrites
+        model += q[j] + s[0, overwritten] <= 1  # (R4)
+        _spare_readers(c, q[j], j, overwritten, s)
     for j in c.plain:
         apart = pulp.lpSum(m[i] * s[0, i] for i in range(j) if i not in forward[j].live_inputs)
         model += c.gradients(0) + workspace[j] + m[j] + c.live[j] + apart <= budget  # (R5)
@@ -171,6 +173,16 @@ def relaxation_twin(problem: MemoryProblem, budget_bytes: int, groups: Groups) -
     return model
 
 
+def _spare_readers(
+    c: _Common, in_place: pulp.LpVariable, j: int, overwritten: int, s: dict[tuple[int, int], pulp.LpVariable]
+) -> None:
+    """Nobody after j reads in the forward pass what j overwrites there."""
+    for reader in range(j + 1, len(c.V)):
+        if overwritten in c.problem.forward[reader].inputs:
+            runs = s[0, reader] if c.problem.forward[reader].encodes is not None else 1
+            c.model += in_place + runs <= 1
+
+
 def _matters(problem: MemoryProblem, i: int, stage: int) -> bool:
     """Whether anything from that stage on can read result i, or something computed with it."""
     if any(i in choice.needs for b in problem.backward[stage - 1 :] for choice in b.implementations):
@@ -211,9 +223,12 @@ def banded_twin(
         model += pulp.lpSum(y) == r[h, i]
         spent[h] += pulp.lpSum(v * c.cost(x) for v, x in zip(y, offered, strict=True))
         recompute_workspace[h, i] = pulp.lpSum(v * (x.workspace_bytes / MIB) for v, x in zip(y, offered, strict=True))
-        if operator.in_place is not None and operator.encodes is None:
+        if operator.in_place is not None and (operator.encodes is None or (h, operator.encodes) in q):
             q[h, i] = binary(f"q_{h}_{i}")
             model += q[h, i] <= r[h, i]  # (4.10)
+            if operator.encodes is not None:
+                model += q[h, i] <= q[h, operator.encodes]
+                model += q[h, i] >= r[h, i] + q[h, operator.encodes] - 1
             spent[h] += q[h, i] * problem.in_place_cost(operator.in_place)
             recompute_workspace[h, i] += q[h, i] * (operator.in_place.workspace_delta_bytes / MIB)
         for u in operator.inputs:
@@ -233,7 +248,7 @@ def banded_twin(
             if h + 1 < len(slots):
                 model += c.need(b, i) <= s[h + 1, i] + (r[h, i] if a == b else 0)  # (4.8b)
         for j in V:
-            if (h, j) in q:
+            if (h, j) in q and forward[j].encodes is None:
                 overwritten = forward[j].in_place.overwrites
                 model += q[h, j] + v[a, overwritten] <= 1  # (4.10)
                 for reader in range(j + 1, len(V)):
@@ -258,6 +273,7 @@ def banded_twin(
     for j in q0:
         overwritten = forward[j].in_place.overwrites
         model += q0[j] + s[0, overwritten] + o[overwritten] <= 1  # (4.10)
+        _spare_readers(c, q0[j], j, overwritten, s)
     for j in c.plain:
         apart = pulp.lpSum(m[i] * s[0, i] for i in range(j) if i not in forward[j].live_inputs)
         model += c.gradients(0) + workspace[j] + m[j] + c.live[j] + apart + backlog[j] <= budget  # (4.1)

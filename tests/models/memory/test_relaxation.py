@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -116,4 +117,4 @@ def test_dividing_groups_never_lowers_it(seed: int, monkeypatch: pytest.MonkeyPa
     problem = random_problem(seed, operators=8, skips=0.5, unit_bytes=UNIT)
     budget = budgets(problem, (0.3,))[0]
     chain = [bound(problem, budget, starts) for starts in ([1], [1, 5], [1, 3, 5], [1, 3, 5, 7])]
-    assert all(coarse <= fine * (1 + 1e-6) for coarse, fine in zip(chain, chain[1:], strict=False))
+    assert all(coarse <= fine * (1 + 1e-6) for coarse, fine in itertools.pairwise(chain))
