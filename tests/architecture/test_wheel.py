@@ -22,11 +22,14 @@ EXTRAS += ("starlette", "torch", "triton", "uvicorn")
 
 IMPORT_ALL = f"""
 import importlib, pkgutil, loadmaster
+from loadmaster.errors import MissingExtraError
 for module in pkgutil.walk_packages(loadmaster.__path__, "loadmaster."):
     if module.name.endswith("__main__"):
         continue
     try:
         importlib.import_module(module.name)
+    except MissingExtraError:
+        pass
     except ModuleNotFoundError as error:
         assert error.name.split(".")[0] in {EXTRAS}, (module.name, error)
 """

@@ -61,7 +61,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add this module's command."""
     demo = commands.add_parser("demo", help="the main job on real models, end to end", description=_demo.__doc__)
     demo.add_argument("--output", default="demo", metavar="FOLDER", help="where everything is written (demo)")
-    demo.add_argument("--time-limit", type=float, default=30.0, metavar="S", help="planning, for each model (30)")
+    demo.add_argument("--time-limit", type=float, default=45.0, metavar="S", help="planning, for each model (45)")
     demo.add_argument("--model", choices=MODELS, action="append", help="only this one")
     demo.set_defaults(run=_demo)
 
