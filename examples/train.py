@@ -21,9 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loadmaster.executor.memory.apply import apply
+from loadmaster.executor import apply, measure
 from loadmaster.executor.memory.files import read_plan
-from loadmaster.executor.memory.measure import measure
 
 SEED = 0
 LEARNING_RATE = 0.01

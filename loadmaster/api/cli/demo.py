@@ -39,6 +39,7 @@ STEPS = 3
 # Gradients of float32 sums in another order; the same operators give the same bits.
 TOLERANCE = 1e-3
 _READY_WITHIN_S = 60.0
+_STDERR = 2  # the file descriptor: what children say is no data of ours
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def _run(arguments: list[str], what: str) -> None:
     here = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
     # Threads that wait without spinning leave the other processes of a small machine their turn.
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": here}
-    done = subprocess.run([sys.executable, "-m", *arguments], env=environment, stdout=sys.stderr, check=False)
+    done = subprocess.run([sys.executable, "-m", *arguments], env=environment, stdout=_STDERR, check=False)
     if done.returncode:
         raise LoadmasterError(f"{what} ended with status {done.returncode}: {' '.join(arguments)}")
 
