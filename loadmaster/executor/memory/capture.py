@@ -17,7 +17,7 @@ from loadmaster.executor.costs import CostModel, profiled, roofline
 from loadmaster.executor.memory import backends
 from loadmaster.executor.memory.accounting import Accountant
 from loadmaster.executor.memory.grouping import group
-from loadmaster.executor.memory.joint import Joint, tensor_bytes, tensors
+from loadmaster.executor.memory.joint import Joint, is_compute, tensor_bytes, tensors
 from loadmaster.executor.memory.operators import ForwardGroup, Operators
 from loadmaster.executor.memory.tracing import Loss, Step, clear_errors, compiled
 from loadmaster.models.memory.problem import (
@@ -89,9 +89,11 @@ def capture(
     device = _device(model, inputs)
     if costs is None:
         costs = profiled(device) if hardware is None else roofline(hardware)
-    held = (*model.parameters(), *model.buffers(), *tensors(inputs))
-    state_bytes = 0 if optimizer is None else optimizer_state_bytes(optimizer)
-    resident_bytes = _storage_bytes(held) + state_bytes
+    resident_bytes = _resident_bytes(model, inputs, optimizer)
+    if device.type == "cuda":
+        for node in filter(is_compute, operators.joint.nodes):
+            costs.node_us(node)  # measured once, now: libraries make their workspaces before resident bytes are read
+        resident_bytes = max(resident_bytes, _cuda_resident_bytes(model, optimizer, device))
     accountant = Accountant(operators, costs, fused=backend == "inductor", resident_bytes=resident_bytes)
     return MemoryProblem(
         name=f"{name or type(model).__name__}-{operators.fingerprint}",
@@ -121,6 +123,25 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
     except (RuntimeError, TypeError, ValueError):
         return 0
     return sum(t.numel() * t.element_size() for s in twin.state.values() for t in tensors(list(s.values())))
+
+
+def _resident_bytes(model: nn.Module, inputs: Sequence[Any], optimizer: torch.optim.Optimizer | None) -> int:
+    """Parameters, buffers, inputs and optimizer state."""
+    held = (*model.parameters(), *model.buffers(), *tensors(inputs))
+    return _storage_bytes(held) + (0 if optimizer is None else optimizer_state_bytes(optimizer))
+
+
+def _cuda_resident_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device) -> int:
+    """What the allocator holds on the device without gradients, plus optimizer state that is still to be made.
+
+    It counts what nobody else can: workspaces that libraries keep per thread, and whatever else the process holds.
+    """
+    probe = torch.ones(8, 8, device=device, requires_grad=True)
+    torch.autograd.grad((probe @ probe).sum(), probe)  # the backward pass runs in a thread of its own
+    torch.cuda.synchronize(device)
+    gradients = _storage_bytes(p.grad for p in model.parameters() if p.grad is not None)
+    to_come = 0 if optimizer is None or optimizer.state else optimizer_state_bytes(optimizer)
+    return torch.cuda.memory_allocated(device) - gradients + to_come
 
 
 def _device(model: nn.Module, inputs: Sequence[Any]) -> torch.device:

@@ -89,7 +89,7 @@ def _on_cuda(run: Callable[[], object], device: torch.device, repeats: int) -> M
     peak = torch.cuda.max_memory_allocated(device)
     times = []
     for _ in range(repeats):
-        start, stop = (torch.Event(device, enable_timing=True) for _ in range(2))
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         run()
         stop.record()

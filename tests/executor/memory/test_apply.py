@@ -150,6 +150,19 @@ def test_inductor_computes_the_same(captured, name):
     assert_same(got, plain(model, inputs, loss), rtol=1e-8)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_inductor_under_random_schedules(captured, seed):
+    model, inputs, loss, problem = captured["transformer"]
+    draw = random.Random(seed)
+    kept = {f.id: draw.random() < 0.4 for f in problem.forward}
+    stays = {(b.id, f.id): draw.random() < 0.5 for b in problem.backward for f in problem.forward}
+    by_hand = schedule(problem, kept.__getitem__, keep_recomputed=lambda k, i: stays[k, i])
+    assert check(problem, by_hand, 1 << 50).ok
+    got = planned(model, inputs, loss, plan(problem, by_hand), backend="inductor")
+    assert_same(got, plain(model, inputs, loss), rtol=1e-8)
+
+
 class Awkward(nn.Module):
     """Unused parameter and result, an input that requires a gradient, a frozen layer, in-place operators, a split."""
 
@@ -224,6 +237,22 @@ def test_plans_that_cannot_be_applied(captured):
             apply(broken, model, loss, backend="eager")(*inputs)
     with pytest.raises(InputError, match="offload"):
         apply(replace(chosen, schedule=replace(chosen.schedule, offload=(0,))), model, loss, backend="eager")(*inputs)
+
+
+def test_accumulation_evaluation_and_two_plans_for_one_model(captured):
+    model, inputs, loss, problem = captured["mlp"]
+    model, twin = copy.deepcopy(model), copy.deepcopy(model)
+    steps = [
+        apply(plan(problem, schedule(problem, lambda i, k=keep: k)), model, loss, backend="eager")
+        for keep in (True, False)
+    ]
+    for step in steps:
+        step(*inputs).backward()
+        loss(twin(inputs[0]), inputs[1]).backward()
+    for p, p0 in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p.grad, p0.grad)
+    with torch.no_grad():
+        assert torch.equal(steps[0](*inputs), loss(model(inputs[0]), inputs[1]))
 
 
 def test_loss_modules_work():

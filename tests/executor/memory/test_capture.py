@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture, measure
 from loadmaster.executor.memory.capture import optimizer_state_bytes
+from loadmaster.executor.memory.command import main
 from loadmaster.executor.memory.files import problem_document, read_plan
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.documents import read_problem, write_plan, write_problem
@@ -202,21 +203,27 @@ def broken():
 
 def test_command(tmp_path):
     (tmp_path / "factory.py").write_text(FACTORY)
-
-    def run(*arguments):
-        command = [sys.executable, "-m", "loadmaster.executor.capture", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-
-    done = run("factory:make", "memory", "-o", "problem.json", "--hardware", "h200", "--optimizer", "adam")
+    command = [sys.executable, "-m", "loadmaster.executor.capture", "factory:make", "memory", "-o", "problem.json"]
+    command += ["--hardware", "h200", "--optimizer", "adam"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     problem = read_problem(json.loads((tmp_path / "problem.json").read_text()))
     parameters, inputs = 5 * 4, 3 * 4 * 4 + 3 * 4
     assert parameters * 3 + inputs <= problem.forward[0].fixed_bytes <= parameters * 3 + inputs + 64
-    for arguments, text in (
-        (("factory:none", "memory"), "has no function"),
-        (("nowhere:make", "memory"), "cannot be imported"),
-        (("factory:broken", "memory"), "no tuple"),
-    ):
-        refused = run(*arguments)
-        assert refused.returncode == 2
-        assert text in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("factory", "text"),
+    [
+        ("other_factory:none", "has no function"),
+        ("nowhere:make", "cannot be imported"),
+        ("other_factory:broken", "no tuple"),
+        ("other_factory", "is not MODULE:FUNCTION"),
+    ],
+)
+def test_command_refuses(tmp_path, monkeypatch, capsys, factory, text):
+    (tmp_path / "other_factory.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main([factory, "memory"]) == 2
+    assert text in capsys.readouterr().err
