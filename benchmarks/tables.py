@@ -22,10 +22,16 @@ says otherwise.
 """
 
 
-def render(results: Sequence[Mapping[str, Any]]) -> str:
-    """The page for these results, in the order of their names."""
+def render(results: Sequence[Mapping[str, Any]], pages: Sequence[str] = ()) -> str:
+    """The page for these results, in the order of their names, and links to results that are pages themselves."""
     sections = [_section(result) for result in sorted(results, key=lambda r: str(r["benchmark"]))]
-    return "\n".join([_INTRODUCTION, *sections])
+    links = [f"- [{_words(name.removesuffix('.md'))}](../benchmarks/results/{name})\n" for name in pages]
+    return "\n".join([_INTRODUCTION, *sections, *(["## Pages of their own\n", "".join(links)] if links else [])])
+
+
+def pages() -> list[str]:
+    """Names of the results that were written as pages."""
+    return [path.name for path in sorted((ROOT / "benchmarks" / "results").glob("*.md"))]
 
 
 def load() -> list[dict[str, Any]]:
@@ -96,5 +102,5 @@ def _text(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(render(load()), "utf-8")
+    PAGE.write_text(render(load(), pages()), "utf-8")
     print(PAGE.relative_to(ROOT))
