@@ -51,6 +51,7 @@ def compiled(step: Step, partition: Partition, compiler: Compiler) -> Callable[.
         expect_static_shapes(module.graph)
         joint = Joint.split(prepare(module), num_fwd_outputs)
         expect_scalar_loss(joint)
+        expect_gradients(joint)
         return partition(joint)
 
     backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, inference_compiler=compiler, partition_fn=split)
@@ -97,6 +98,20 @@ def expect_scalar_loss(joint: Joint) -> None:
         )
     if joint.producer(joint.roots[loss]).op != "call_function":
         raise InputError("loss", str(loss), "the loss is an input of the step", "Compute the loss from the model.")
+
+
+def expect_gradients(joint: Joint) -> None:
+    """Refuse a step without gradients, and the meta device, where PyTorch silently derives none for some operators.
+
+    Raises:
+        InputError: naming the device or the outputs.
+    """
+    devices = {t.device.type for n in joint.primals for t in tensors(n.meta.get("val"))}
+    if "meta" in devices:
+        remedy = "Build the model on the CPU: nothing of it runs, and hardware says what to estimate for."
+        raise InputError("model", "meta", "is on the meta device, where some operators have no gradient", remedy)
+    if not any(isinstance(n, fx.Node) for n in joint.backward_outputs):
+        raise InputError("model", joint.backward_outputs[:3], "has no gradient to compute", "Check requires_grad.")
 
 
 @contextlib.contextmanager

@@ -172,6 +172,8 @@ def test_losses_that_are_no_scalar_and_models_without_gradients():
         capture(nn.Linear(4, 4), (torch.randn(3, 4),), hardware="cpu")
     with pytest.raises(InputError, match="no gradient"):
         capture(nn.Linear(4, 1).requires_grad_(False), (torch.randn(1, 4),), hardware="cpu")
+    with pytest.raises(InputError, match="meta device"), torch.device("meta"):
+        capture(Mlp(), (torch.randn(2, 16), torch.randn(2, 16)), F.mse_loss, hardware="h200")
     with pytest.raises(InputError, match="hardware"):
         capture(Mlp(), (torch.randn(2, 16), torch.randn(2, 16)), F.mse_loss, hardware="abacus")
 
