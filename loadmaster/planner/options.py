@@ -26,7 +26,7 @@ class PlanOptions:
     """
 
     time_limit_s: float = 60.0
-    gap: float = 0.02
+    gap: float = 0.01
     seed: int = 0
     solver: str = "auto"
     method: str = "auto"
@@ -35,7 +35,7 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         _between("options.time_limit_s", self.time_limit_s, 0.1, 7 * 86_400.0, "seconds")
-        _between("options.gap", self.gap, 0.0, 1.0, "a fraction, 0.02 is two percent")
+        _between("options.gap", self.gap, 0.0, 1.0, "a fraction, 0.01 is one percent")
         _between("options.seed", self.seed, 0, 2**31 - 1, "a whole number")
         if self.method not in METHODS:
             raise InputError("options.method", self.method, "is no method", f"Use one of {', '.join(METHODS)}.")

@@ -7,6 +7,8 @@ formulation. The other methods are baselines; their bound is that of the relaxat
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,17 +25,18 @@ from loadmaster.models.memory.reach import MIB
 from loadmaster.models.memory.relaxation import Relaxation
 from loadmaster.planner.memory.search import Search, Slots
 from loadmaster.planner.options import PlanOptions, PlanProgress
-from loadmaster.solvers.program import IntArray
 from loadmaster.solvers.solution import Progress, SolveOptions, SolverStatus, relative_gap
 
-# Restrictions in the order tried. Few wide slots first: they answer in seconds on graphs of hundreds of operators. The
-# later ones have finer slots, or reach further back for long skips.
-PORTFOLIO = (Slots(30, 4, 0), Slots(45, 5, 6), Slots(40, 6, 12), Slots(60, 4, 4), Slots(30, 8, 12), Slots(90, 8, 0))
-# Boundaries of the relaxations after the first, each worth trying only while the gap is open.
-MORE_BOUNDARIES = (2, 4, 6, 9)
-# Up to this many stage-by-operator cells, the exact formulation is worth its while.
+# Restrictions in the order tried. Few slots first: they answer in seconds on graphs of hundreds of operators. The later
+# ones have finer slots, wider bands, or reach further back for long skips; each starts from the best plan so far.
+PORTFOLIO = (Slots(30, 4, 6), Slots(45, 5, 6), Slots(40, 6, 12), Slots(60, 4, 4), Slots(30, 8, 12), Slots(90, 8, 0))
+# Boundaries of the relaxations after the first, tried in turn while the gap is open.
+MORE_BOUNDARIES = (4, 2, 6, 9)
+# Up to this many stage-by-operator cells the exact formulation proves more than further boundaries do; up to the
+# smaller number it also solves to the end.
+PROVABLE_CELLS = 12_000
 EXACT_CELLS = 1_500
-# A relaxation over this share of the time limit has had its chance; likewise a restriction.
+# The shares of the time limit after which a relaxation, or a restriction, has had its chance.
 RELAX_SHARE = 0.25
 RESTRICT_SHARE = 0.4
 
@@ -75,33 +78,43 @@ def plan_memory(
 
 
 def _auto(search: Search) -> None:
-    limit = search.options.time_limit_s
-    search.say("start", f"{len(search.problem.forward)} forward and {len(search.problem.backward)} backward operators")
-    search.adopt(plain.formulate(search.problem), "plain")
-    search.relax(1, RELAX_SHARE * limit)
-    boundaries = iter(MORE_BOUNDARIES)
-    rounds = 0
-    while not search.done():
+    problem, limit_s = search.problem, search.options.time_limit_s
+    search.say("start", f"{len(problem.forward)} forward and {len(problem.backward)} backward operators")
+    search.adopt(plain.formulate(problem), "plain")
+    search.relax(1, RELAX_SHARE * limit_s)
+    proofs = iter(_proofs(search))
+    for rounds in itertools.count():
+        if search.done():
+            return
+        # Offload joins when there is a plan to start from: it multiplies the choices.
+        offload = search.best is not None
         slots = PORTFOLIO[rounds % len(PORTFOLIO)]
-        search.restrict(slots, RESTRICT_SHARE * limit, seed=rounds // len(PORTFOLIO))
-        rounds += 1
-        cells = search.problem.stage_count * len(search.problem.forward)
-        if not search.done() and search.best is not None:
-            more = next(boundaries, None)
-            if more is not None:
-                search.relax(more, RELAX_SHARE * limit)
-        if not search.done() and rounds == 2 and cells <= EXACT_CELLS:
-            _exact(search)
+        search.restrict(slots, RESTRICT_SHARE * limit_s, seed=rounds // len(PORTFOLIO), offload=offload)
+        proof = next(proofs, None)
+        if proof is not None and not search.done():
+            proof()
 
 
-def _exact(search: Search) -> None:
+def _proofs(search: Search) -> list[Callable[[], None]]:
+    """Ways to a better bound, most promising first."""
+    limit_s = RELAX_SHARE * search.options.time_limit_s
+    cells = search.problem.stage_count * len(search.problem.forward)
+    more = [functools.partial(search.relax, groups, limit_s) for groups in MORE_BOUNDARIES]
+    if cells <= EXACT_CELLS:
+        return [functools.partial(_exact, search, math.inf), *more]
+    if cells <= PROVABLE_CELLS:
+        return [more[0], functools.partial(_exact, search, 1.5 * limit_s), *more[1:]]
+    return [*more]
+
+
+def _exact(search: Search, limit_s: float = math.inf) -> None:
     """The published formulation, whole: its optimum is the optimum, its bound a proof."""
     problem = search.problem
     full = search.built(lambda: monet.formulate(problem, search.budget_bytes))
     start = SolveOptions(seed=search.options.seed)
     if search.best is not None and not search.best.offload:
         values = full.start(search.best)
-        start = SolveOptions(seed=search.options.seed, start_columns=_all(len(values)), start_values=values)
+        start = replace(start, start_columns=np.arange(len(values)), start_values=values, cutoff=search.objective)
     # The exact formulation knows no offload: with a host link its bound would prove nothing.
     proves = problem.host_link is None or problem.objective == "energy"
 
@@ -110,10 +123,11 @@ def _exact(search: Search) -> None:
             search.raise_bound(progress.bound)
         search.say("exact", f"{progress.nodes} nodes", progress.objective)
 
-    solution = search.solved(full.program, search.left_s, search.options.gap, live, lambda: False, start)
+    solution = search.solved(full.program, limit_s, search.options.gap / 2, live, search.gap_is_proved, start)
     if proves:
         search.raise_bound(solution.bound)
-        search.infeasible = search.infeasible or solution.status is SolverStatus.INFEASIBLE
+        # Under a cutoff, infeasible only means that nothing better exists.
+        search.infeasible |= solution.status is SolverStatus.INFEASIBLE and start.cutoff is None
     if solution.values is not None:
         search.adopt(full.schedule(solution.values), "monet")
 
@@ -131,7 +145,7 @@ def _baseline(search: Search) -> None:
         def live(progress: Progress) -> None:
             search.say("checkmate", f"{progress.nodes} nodes", progress.objective)
 
-        solution = search.solved(program.program, search.left_s, search.options.gap, live, lambda: False)
+        solution = search.solved(program.program, math.inf, search.options.gap, live, lambda: False)
         if solution.values is None:
             if solution.status is SolverStatus.INFEASIBLE:
                 raise LimitReachedError(
@@ -258,7 +272,3 @@ def _infeasible(search: Search) -> MemoryPlan:
         infeasibility=Infeasibility(needed, needed - search.budget_bytes, where, floor.blockers),
         options=search.options.to_document(),
     )
-
-
-def _all(count: int) -> IntArray:
-    return np.arange(count, dtype=np.int64)

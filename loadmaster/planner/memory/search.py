@@ -32,6 +32,9 @@ LEAST_SECONDS = 0.5
 RELAXATION_GAP = 5e-4
 # A restriction is solved to this gap: finer is below what its slots cost anyway.
 RESTRICTION_GAP = 2e-3
+# A restriction under way is ended early only by a plan this good: a caller who asks for less proof still gets what the
+# solve at hand can find.
+GOOD_GAP = 0.01
 
 
 @dataclass(frozen=True)
@@ -105,9 +108,7 @@ class Search:
         """Whether to stop: gap reached, infeasible, out of time, or cancelled."""
         if self.cancelled is not None and self.cancelled():
             self.was_cancelled = True
-        gap = self.gap
-        reached = gap is not None and gap <= self.options.gap
-        return reached or self.infeasible or self.was_cancelled or self.left_s < LEAST_SECONDS
+        return self.gap_is_proved() or self.infeasible or self.was_cancelled or self.left_s < LEAST_SECONDS
 
     def say(self, phase: str, message: str, objective: float | None = None) -> None:
         """Report to the caller."""
@@ -129,7 +130,7 @@ class Search:
             self.raise_bound(progress.bound)
             self.say(phase, f"{progress.nodes} nodes")
 
-        solution = self.solved(program, limit_s, RELAXATION_GAP, live, lambda: self._proved(None))
+        solution = self.solved(program, limit_s, RELAXATION_GAP, live, self.gap_is_proved)
         if solution.status is SolverStatus.INFEASIBLE:
             self.infeasible = True
         self.raise_bound(solution.bound)
@@ -163,7 +164,7 @@ class Search:
             live(progress)
 
         solution = self.solved(
-            restriction.program, limit_s, RESTRICTION_GAP, watch, lambda: self._proved(latest[0]), options
+            restriction.program, limit_s, RESTRICTION_GAP, watch, lambda: self._good(latest[0]), options
         )
         if solution.values is not None:
             values_ = solution.values
@@ -198,10 +199,14 @@ class Search:
         self.best, self.verdict, self.method = schedule, verdict, method
         return True
 
-    def _proved(self, objective: float | None) -> bool:
-        """Whether the gap is reached with an objective that is still being solved."""
+    def gap_is_proved(self) -> bool:
+        """Whether the plan in hand is within the asked gap."""
+        return self.gap is not None and self.gap <= self.options.gap
+
+    def _good(self, objective: float | None) -> bool:
+        """Whether an objective that is still being solved is good enough to end that solve."""
         gap = relative_gap(_lesser(objective, self.objective), self.bound)
-        return gap is not None and gap <= self.options.gap
+        return gap is not None and gap <= min(self.options.gap, GOOD_GAP)
 
     # -- tools -------------------------------------------------------------------------------------------------------
 
