@@ -2,8 +2,9 @@
 
 Let m_i be the bytes of forward result i, S[t] the results on the device when stage t starts, keep[t] those that stay
 into the next one, L_j the live inputs of forward operator j, D the needs of the chosen backward implementation, G_t the
-gradients and fixed bytes of stage t, F_t the bytes of offloaded results on their way in either direction. The step fits
-a budget B when, in every stage t,
+gradients and fixed bytes of stage t, F_t the bytes of offloaded results on their way in either direction. What backward
+k reads, stage k keeps, or computes and leaves intact: every i in D is in keep[k] or computed in stage k (S[k+1,i] +
+P[k,i] >= 1). The step fits a budget B when, in every stage t,
 
 - just before forward j, computed or not:
     G_t + F_t + sum(m_i, i in S[t], i >= j) + sum(m_i, i in keep[t], i < j) + sum(m_i, i in D - keep[t], i < j) <= B
@@ -242,9 +243,12 @@ class _Replay:
             return
         operator = self.problem.backward[t - 1]
         where = f"backward {t} ({operator.op})"
+        computed = {c.forward for c in stage.computes}
         for i in choice.needs:
             if i not in available:
                 self._wrong(f"{where} reads forward {i}, which is not on the device")
+            elif i not in keep and i not in computed:
+                self._wrong(f"{where} reads forward {i}, which stage {t} neither keeps nor computes")
         needs = set(choice.needs)
         resident = (
             choice.workspace_bytes

@@ -12,6 +12,7 @@ Variables:
     r[t,i]    ``compute``, binary: i runs in stage t; r[0,i] = 1
     s[t,i]    ``keep``, binary: stage t hands i on to stage t+1 (Checkmate's S_{t+1,i})
     f[t,i,j]  ``free``, binary: i goes once j has run in stage t, for i in DEPS_j or i = j, i not in D_t
+    e[t,i]    ``linger``, continuous: i in D_t, not computed in stage t and not in s[t], is handed on all the same
     u[t,j]    ``resident``, continuous: bytes while j runs (after the last operator for j = V), without G_t
 
 Minimize the costs of r, which lie on its columns, and of the backward operators, a constant (1a)
@@ -19,16 +20,18 @@ subject to
 (1b) r[t,j] <= s[t-1,i] + r[t,i] for i in DEPS_j, and r[t,j] <= r[t,i] if j encodes i - `compute_from_inputs`
 (1c) s[t,i] <= s[t-1,i] + r[t,i] - `keep_what_is_there`
 (1d) s[t-1,i] + r[t,i] >= 1 for i in D_t - `supply_the_backward_pass`
-(2)  u[t,0] = sum of m_i s[t-1,i] + m_0 r[t,0] - `start_stages`
-(3)  u[t,j+1] = u[t,j] + m_{j+1} r[t,j+1] - sum of m_i f[t,i,j] - `run_and_free`
+(1e) s[t,i] + r[t,i] + e[t,i] >= 1 for i in D_t - `keep_what_is_read`
+(2)  u[t,0] = sum of m_i (s[t-1,i] + e[t-1,i]) + m_0 r[t,0] - `start_stages`
+(3)  u[t,j+1] = u[t,j] + m_{j+1} r[t,j+1] - sum of m_i f[t,i,j] - m_j e[t-1,j] - `run_and_free`
 (7b) 1 - f[t,i,j] <= hazards - `free_what_is_unused`
 (7c) hazards <= H (1 - f[t,i,j]) - `free_nothing_in_use`
 (9)  G_t + u[t,j] + c_j r[t,j] <= M; of backward t too - `hold`
 (9b) the same, counting all of L_j while j runs, as the accounting here does - `hold_live_inputs`
 
 where hazards = (1 - r[t,j]) + s[t,i] + sum of r[t,j'] over j' in USERS_i, j' > j, and H is the most that this can be.
-Rows (9b) are not Checkmate's: without them its answers could break the budget by the checker's accounting, which
-charges every live input, also those whose later readers do not run in this stage.
+Rows (9b), (1e) and e are not Checkmate's: without them its answers could break the budget by the checker's accounting,
+which charges every live input, also those whose later readers do not run in this stage, and where what a backward
+operator reads from storage is stored into the next stage, which holds it until its operators have passed i.
 """
 
 from __future__ import annotations
@@ -107,6 +110,9 @@ class Checkmate:
         ]
         self._free_stage, self._freed, self._after = (_ints(e[n] for e in events) for n in range(3))
         self.free = b.columns("free", len(events), upper=1, integer=True)
+        read = [(k, i) for k, needs in enumerate(self._needs, start=1) for i in needs]
+        self._read_stage, self._read_result = _ints(p[0] for p in read), _ints(p[1] for p in read)
+        self.linger = b.columns("linger", len(read), upper=1)
         self.resident = b.columns("resident", (stages, count + 1))
         b.offset = sum(
             self.problem.cost(o.implementations[way]) for o, way in zip(self.problem.backward, self.ways, strict=True)
@@ -119,6 +125,7 @@ class Checkmate:
         self.compute_from_inputs()
         self.keep_what_is_there()
         self.supply_the_backward_pass()
+        self.keep_what_is_read()
         self.start_stages()
         self.run_and_free()
         self.free_what_is_unused()
@@ -151,30 +158,43 @@ class Checkmate:
 
     def supply_the_backward_pass(self) -> None:
         """(1d), Checkmate's dependencies of backward nodes"""
-        read = [(k, i) for k, needs in enumerate(self._needs, start=1) for i in needs]
-        k, i = _ints(p[0] for p in read), _ints(p[1] for p in read)
-        row = np.arange(len(read))
+        k, i, row = self._read_stage, self._read_result, np.arange(len(self.linger))
         terms: list[Term] = [(row, self.keep[k - 1, i], 1), (row, self.compute[k, i], 1)]
-        self._builder.rows("supply_the_backward_pass", len(read), terms, lower=1)
+        self._builder.rows("supply_the_backward_pass", len(row), terms, lower=1)
+
+    def keep_what_is_read(self) -> None:
+        """(1e)"""
+        k, i, row = self._read_stage, self._read_result, np.arange(len(self.linger))
+        terms: list[Term] = [(row, self.keep[k, i], 1), (row, self.compute[k, i], 1), (row, self.linger, 1)]
+        self._builder.rows("keep_what_is_read", len(row), terms, lower=1)
+
+    def _lingers(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Columns e[t-1,i] with their t and i, but for those of the last stage, which has no next."""
+        handed_on = self._read_stage < self._stages - 1
+        return self.linger[handed_on], self._read_stage[handed_on] + 1, self._read_result[handed_on]
 
     def start_stages(self) -> None:
         """(2)"""
         t = np.arange(self._stages)
+        linger, after, i = self._lingers()
         terms: list[Term] = [
             (t, self.resident[:, 0], -1),
             (t, self.compute[:, 0], self._units[0]),
             (t[1:, None], self.keep[:-1], self._units),
+            (after, linger, self._units[i]),
         ]
         self._builder.rows("start_stages", self._stages, terms, lower=0, upper=0)
 
     def run_and_free(self) -> None:
         """(3)"""
         row = np.arange(self._stages * self._count).reshape(self._stages, self._count)
+        linger, after, i = self._lingers()
         terms: list[Term] = [
             (row, self.resident[:, 1:], -1),
             (row, self.resident[:, :-1], 1),
             (row[:, :-1], self.compute[:, 1:], self._units[1:]),
             (row[self._free_stage, self._after], self.free, -self._units[self._freed]),
+            (row[after, i], linger, -self._units[i]),
         ]
         self._builder.rows("run_and_free", row.shape, terms, lower=0, upper=0)
 
@@ -264,9 +284,11 @@ class Checkmate:
         on = values > 0.5
         stages = []
         for t in range(self._stages):
-            computes = fixed.run(self.problem, t, np.flatnonzero(on[self.compute[t]]).tolist())
-            keep = tuple(np.flatnonzero(on[self.keep[t]]).tolist())
-            stages.append(Stage(computes, self.ways[t - 1] if t > 0 else None, keep))
+            ran = np.flatnonzero(on[self.compute[t]]).tolist()
+            read = self._needs[t - 1] if t > 0 else ()
+            keep = {*np.flatnonzero(on[self.keep[t]]).tolist(), *(i for i in read if i not in ran)}
+            way = self.ways[t - 1] if t > 0 else None
+            stages.append(Stage(fixed.run(self.problem, t, ran), way, tuple(sorted(keep))))
         return tidy(self.problem, Schedule(tuple(stages)))
 
 

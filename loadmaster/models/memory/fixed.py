@@ -72,7 +72,7 @@ def schedule(
 ) -> Schedule:
     """The schedule that runs ``runs[t]`` in stage t and uses ``ways[k - 1]`` in backward k.
 
-    Of the forward pass's results ``kept`` stay; from then on each result stays until it is last read.
+    Of the forward pass's results ``kept`` stay; from then on each stays through the stage that reads it last.
     """
     stages = [Stage(runs[0], None, tuple(sorted(kept)))]
     for k, way in enumerate(ways, start=1):

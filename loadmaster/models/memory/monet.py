@@ -12,7 +12,7 @@ Variables (binary unless said):
     d[t,i,l] ``choice``: with implementation l, where there is more than one
     h[k,l]   ``backward``: backward k uses implementation l
     q[t,i]   ``in_place``: i runs in place; y[t,e] ``encoded_in_place``, continuous: encoded e beside a parent in place
-    w[k,i]   ``need``, continuous: i is needed by backward k and not kept; stands for the products h s, see (4.12)
+    w[k,i]   ``need``, continuous: backward k needs i, computed beside it and not kept; for the products h s, see (4.12)
     a[t,j]   ``resident``, continuous: stored, kept and needed bytes just before j, so that rows stay short
     z[b,i]   ``again``, continuous: i is recomputed in stage b or later
 The seed's p[t,i] (computed and not overwritten) is projected out: s + p >= x becomes s + r >= x and 1 - q >= x.
@@ -21,7 +21,7 @@ Minimize the costs of d, h, q and y (and of r where there is one implementation)
 subject to
 (4.7)   r[t,j] <= s[t-1,i] + r[t,i] for i in N_j, t >= 1 - `compute_from_inputs`
 (4.7b)  s[t,i] <= s[t-1,i] + r[t,i] - `keep_what_is_there`
-(4.8)   sum of h[k,l] with i in D_k^l <= s[k-1,i] + r[k,i] - `supply_the_backward_pass`
+(4.8)   sum of h[k,l] with i in D_k^l <= s[k,i] + r[k,i] - `supply_the_backward_pass`
 (4.8b)  sum of h[k,l] over l = 1; sum of d[t,i,l] over l = r[t,i] (section 4.2.2) - `choose_one_implementation`
 (4.10)  q[t,j] overwriting i excludes s[t,i], h with i in D_t^l, later readers of i in t - `overwrite_once`
 (4.11)  q[t,i] <= r[t,i]; y[t,e] = r[t,e] q[t,parent], linear as in section 4.3.4 - `run_in_place`
@@ -42,9 +42,10 @@ of m_i s[t,i] over L_j. With r[t,j] = 0, (4.14) follows from (4.15). Constraint 
 section 4.3.4 has three for a product, and no weaker: w is pressed down to max(0, needed - kept), all that they sum to.
 
 Fixed at zero, without losing the optimum (costs are not negative, and less kept takes no more room):
-- s[t,i] where neither backward t (see :func:`loadmaster.models.memory.tidy.tidy`) nor anything after t can read i;
+- s[t,i] where neither backward t nor anything after t can read i;
 - r[t,i], t >= 1, where nothing in t or after it can read i or its encoded results, where i must not be recomputed,
   or where G_t, i with its least workspace, and L_i alone exceed M;
+- w[k,i] where r[k,i] is: by (4.8), what backward k then needs is kept;
 - whatever the caller's ``may_recompute`` leaves out: the program is then a restriction.
 """
 
@@ -143,7 +144,7 @@ class Monet(MonetColumns):
         """(4.8)"""
         rows = self._builder.row_list("supply_the_backward_pass")
         for (k, i), ways in self._ways_that_need.items():
-            columns = [*ways, int(self.keep[k - 1, i]), int(self.compute[k, i])]
+            columns = [*ways, int(self.keep[k, i]), int(self.compute[k, i])]
             rows.add(columns, [1.0] * len(ways) + [-1.0, -1.0], upper=0.0)
         rows.done()
 

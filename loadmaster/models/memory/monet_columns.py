@@ -89,7 +89,7 @@ class MonetColumns:
         self.backward = b.columns("backward", len(ways), upper=1, integer=True, cost=[c.cost for _, c in ways])
         self._way_at = {(k, c.index): int(column) for (k, c), column in zip(ways, self.backward, strict=True)}
         needs = sorted({(k, i) for k, c in ways for i in c.needs})
-        self.need = b.columns("need", len(needs), upper=1)
+        self.need = b.columns("need", len(needs), upper=[float(self._may_compute[pair]) for pair in needs])
         self._need_at = {pair: int(column) for pair, column in zip(needs, self.need, strict=True)}
         self.resident = b.columns("resident", (stages, count), upper=self._room[:, None])
         self.again = b.columns("again", (len(self._boundaries), count), upper=1)

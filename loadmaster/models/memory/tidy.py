@@ -12,10 +12,12 @@ def tidy(problem: MemoryProblem, schedule: Schedule) -> Schedule:
     """The same schedule without needless recomputation, encoded results and keeps: never dearer, never larger.
 
     From the last stage back, a compute stays if its result is not stored already and is read later in the stage, by
-    the stage's backward operator or by a later stage, or if an encoded result that stays needs it beside itself.
-    A needless keep goes, unless the stage's backward operator reads the result and one of its computes counts it among
-    its live inputs: there the accounting charges a result once if it is kept, and twice if it is not. Schedules that
-    offload come back as they are, because every compute dropped would move the copies in time.
+    the stage's backward operator or by a later stage, or if an encoded result that stays needs it beside itself; also
+    if the backward operator reads the result and the stage does not keep it, as keeping it could take more room.
+    A keep stays if a later stage needs it, or if the stage's backward operator reads the result and the stage does not
+    compute it, or counts it among the live inputs of a compute: there the accounting charges a result once if it is
+    kept, and twice if it is not. Schedules that offload come back as they are, because every compute dropped would move
+    the copies in time.
     """
     if schedule.offload or any(stage.fetches for stage in schedule.stages):
         return schedule
@@ -40,7 +42,8 @@ def _tidy_stage(
     for c in reversed(stage.computes):
         operator = problem.forward[c.forward]
         compulsory = t == 0 and operator.encodes is None
-        read = c.forward in needed and c.forward not in stored
+        there = c.forward in stored and not (c.forward in reads and c.forward not in stage.keep)
+        read = c.forward in needed and not there
         if not (compulsory or read or c.forward in parents):
             continue
         computes.append(c)
@@ -48,6 +51,7 @@ def _tidy_stage(
         needed.update(operator.inputs)
         if operator.encodes is not None:
             parents.add(operator.encodes)
+    computed = {c.forward for c in computes}
     live = {i for c in computes for i in problem.forward[c.forward].live_inputs}
-    keep = tuple(i for i in stage.keep if i in needed_next or i in reads & live)
+    keep = tuple(i for i in stage.keep if i in needed_next or (i in reads and (i in live or i not in computed)))
     return replace(stage, computes=tuple(reversed(computes)), keep=keep), needed

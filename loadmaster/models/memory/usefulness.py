@@ -52,7 +52,7 @@ class Usefulness:
             self.compute[:, i] = runs
             self.compute[0, i] = last_read > 0
             last_run[i] = max(np.flatnonzero(runs), default=0)
-            # The stage that reads it for its backward operator may also keep it: see ``tidy``.
+            # The stage that reads it for its backward operator keeps it too, unless it computes it: see ``tidy``.
             self.keep[:, i] = (stage + 1 <= last_read) | needed[:, i]
 
 

@@ -34,7 +34,9 @@ def schedule(
     for k, need in enumerate(needs, start=1):
         again = _closure(problem, need, held)
         stays = {i for i in again | held if i in held or keep_recomputed(k, i)}
-        held = set() if k == len(needs) else stays & (_reachable(problem, later[k]) | fixed)
+        # What backward k reads, its stage keeps or computes.
+        wanted = need & held - again
+        held = wanted if k == len(needs) else wanted | stays & (_reachable(problem, later[k]) | fixed)
         stages.append(_stage(sorted(again), choose(k), held))
     return Schedule(tuple(stages))
 

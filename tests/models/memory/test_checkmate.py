@@ -15,10 +15,11 @@ from tests.models.memory.twins import checkmate_twin, optimum
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-@pytest.mark.parametrize("seed", range(8))
+# In the last four, what backward reads last stands in the way of what the next stage recomputes.
+@pytest.mark.parametrize("seed", [*range(6), 12, 18, 20, 24])
 def test_optimum_is_its_twins_and_never_below_monets(seed: int) -> None:
     problem = random_problem(seed, operators=5, encodings=0.3, once_only=0.1 * (seed % 2))
-    for budget in budgets(problem, (0.5, 0.9)):
+    for budget in budgets(problem, (0.35, 0.5, 0.65)):
         formulation = checkmate.formulate(problem, budget)
         solution = solve(formulation.program, SolveOptions(gap=0.0), solver="highs")
         twin = optimum(checkmate_twin(problem, budget, formulation.ways))

@@ -79,9 +79,6 @@ def monet_twin(problem: MemoryProblem, budget_bytes: int) -> pulp.LpProblem:
             for reader in V:
                 if reader > j and i in forward[reader].inputs:
                     model += r[t, reader] <= 1 - q[t, j]
-            for k, n in h:
-                if k == t and i in backward[k - 1].implementations[n].needs:
-                    model += h[k, n] <= 1 - q[t, j]
         for e in beside:  # encoded beside a parent in place: a product, linear as in section 4.3.4
             parent = forward[e].encodes
             model += q[t, e] >= r[t, e] + q[t, parent] - 1
@@ -91,7 +88,7 @@ def monet_twin(problem: MemoryProblem, budget_bytes: int) -> pulp.LpProblem:
         model += pulp.lpSum(h[b.id, n] for n in range(len(b.implementations))) == 1
         for n, c in enumerate(b.implementations):
             for i in c.needs:
-                model += s[b.id, i] + r[b.id, i] >= h[b.id, n]  # (4.8)
+                model += s[b.id + 1, i] + p[b.id, i] >= h[b.id, n]  # (4.8)
                 model += a[b.id, n, i] >= h[b.id, n] - s[b.id + 1, i]  # section 4.3.4
                 model += a[b.id, n, i] <= h[b.id, n]
                 model += a[b.id, n, i] <= 1 - s[b.id + 1, i]
@@ -122,10 +119,12 @@ def monet_twin(problem: MemoryProblem, budget_bytes: int) -> pulp.LpProblem:
 
 
 def checkmate_twin(problem: MemoryProblem, budget_bytes: int, ways: Sequence[int]) -> pulp.LpProblem:
-    """Checkmate's equations 1 to 7 for given backward implementations, with live inputs counted as here.
+    """Checkmate's equations 1 to 7 for given backward implementations, counting live inputs and needs as here.
 
     FREE is written as what it says: x[t,i,j] holds if result i is on the device while j runs in stage t (j = V: while
     backward t does). It goes after its last use in the stage unless it is kept; what nobody uses there stays.
+    What backward t reads from storage and nobody wants later lingers in stage t+1, until that has passed its operator.
+    A stored result that is recomputed takes its room twice (equation 3).
     """
     forward, backward, m = problem.forward, problem.backward, [int(b) for b in problem.output_bytes]
     chosen = [b.implementations[n] for b, n in zip(backward, ways, strict=True)]
@@ -137,6 +136,8 @@ def checkmate_twin(problem: MemoryProblem, budget_bytes: int, ways: Sequence[int
     r = {(t, i): binary(f"r_{t}_{i}") for t in T for i in V}
     s = {(t, i): binary(f"s_{t}_{i}") for t in range(len(T) + 1) for i in V}
     x = {(t, i, j): binary(f"x_{t}_{i}_{j}") for t in T for i in V for j in (*V, end)}
+    e = {(t, i): binary(f"e_{t}_{i}") for t in range(len(T) + 1) for i in V}
+    twice = {(t, i): binary(f"twice_{t}_{i}") for t in T for i in V}
     fastest = {
         (t, i): min(forward[i].recompute_implementations if t else forward[i].implementations, key=problem.cost)
         for t in T
@@ -152,12 +153,14 @@ def checkmate_twin(problem: MemoryProblem, budget_bytes: int, ways: Sequence[int
             for i in forward[j].inputs:
                 model += r[t, j] <= s[t, i] + r[t, i]
             model += s[t + 1, j] <= s[t, j] + r[t, j]
+            model += twice[t, j] >= s[t, j] + r[t, j] - 1
             if forward[j].encodes is not None:
                 model += r[t, j] <= r[t, forward[j].encodes]
             if t > 0 and not forward[j].recomputable:
                 model += r[t, j] == 0
             if j in needs:
                 model += s[t, j] + r[t, j] >= 1
+                model += s[t + 1, j] + r[t, j] + e[t + 1, j] >= 1
         for t_, i, j in x:
             if t_ != t:
                 continue
@@ -175,12 +178,14 @@ def checkmate_twin(problem: MemoryProblem, budget_bytes: int, ways: Sequence[int
                     model += x[t, i, j] == 1
         gradients = problem.gradient_bytes(t)
         for j in V:
-            space = gradients + fastest[t, j].workspace_bytes * r[t, j]
-            model += space + pulp.lpSum(m[i] * x[t, i, j] for i in V) <= budget_bytes
-            apart = pulp.lpSum(m[i] * x[t, i, j] for i in V if i not in forward[j].live_inputs)
+            lingering = pulp.lpSum(m[i] * e[t, i] for i in V if i >= j)
+            space = gradients + fastest[t, j].workspace_bytes * r[t, j] + lingering
+            present = {i: m[i] * (x[t, i, j] + (twice[t, i] if i <= j else 0)) for i in V}
+            model += space + pulp.lpSum(present.values()) <= budget_bytes
+            apart = pulp.lpSum(present[i] for i in V if i not in forward[j].live_inputs)
             model += space + apart + forward[j].live_bytes * r[t, j] <= budget_bytes
         if t > 0:
             b, workspace = backward[t - 1], chosen[t - 1].workspace_bytes
-            present = pulp.lpSum(m[i] * x[t, i, end] for i in V)
-            model += workspace + b.live_bytes + b.fixed_bytes + b.output_bytes + present <= budget_bytes
+            at_the_end = pulp.lpSum(m[i] * (x[t, i, end] + twice[t, i]) for i in V)
+            model += workspace + b.live_bytes + b.fixed_bytes + b.output_bytes + at_the_end <= budget_bytes
     return model
