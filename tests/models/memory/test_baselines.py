@@ -146,6 +146,20 @@ def test_tidying_takes_out_what_nobody_reads() -> None:
     assert replayed(problem, tidied).peak_bytes == replayed(problem, clean).peak_bytes
 
 
+def test_tidying_leaves_what_backward_reads_kept_or_computed() -> None:
+    """Backward 2 reads the result of operator 2, which is stored when its stage starts and recomputed there."""
+    problem = read_problem(chain(4, 1000))
+    step = plain.formulate(problem)
+    assert [stage.keep for stage in step.stages] == [(0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2), (0, 1), (0,), ()]
+    again = replace(step.stages[2], computes=(Compute(2),))
+    assert tidy(problem, replace(step, stages=(*step.stages[:2], again, *step.stages[3:]))) == step
+    # Not kept, it must be computed: then nobody needs it stored before.
+    instead = replace(step, stages=(*step.stages[:2], replace(again, keep=(0, 1)), *step.stages[3:]))
+    tidied = tidy(problem, instead)
+    assert [stage.keep for stage in tidied.stages] == [(0, 1, 3), (0, 1, 3), (0, 1), (0, 1), (0,), ()]
+    assert replayed(problem, tidied).recomputed == replayed(problem, instead).recomputed == 1
+
+
 def test_dominated_implementations_are_left_out() -> None:
     offered = [
         choices.Choice(0, 5.0, 10),
