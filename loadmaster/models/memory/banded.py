@@ -24,7 +24,7 @@ Constraints:
 (4.8)   v[k,i] >= needs at k, v[k+1,i]; v[b_h,i] >= s[h+1,i]; v[a_h,i] <= s + r + f - `add_presence`
 (4.8b)  what the last stage of a slot reads from storage is stored into the next - `add_presence`
 (4.10)  where running j in place overwrites u: q[h,j] <= r[h,j]; q[h,j] + v[a_h,u] <= 1; q[h,j] + r[h,n] <= 1 for later
-        readers n of u; in the forward pass likewise, with s[0,u] and s[0,n] (1 for what encodes nothing) - `add_in_place`
+        readers n of u; in the forward pass likewise, with s[0,u] and s[0,n] (1 if n encodes nothing) - `add_in_place`
 (4.14)  slot h recomputes j: workspace + r (m_j + |L_j|) + bytes elsewhere <= M - `add_recompute_memory`
 (4.15)  x follows the bytes from result to result; x <= M - `add_levels`
 (4.12)  backward k: workspace + gradients + sum(m_i v[k,i]) <= M - `add_backward_memory`
@@ -113,6 +113,8 @@ class Banded(Grouped):
         self._encoded_in_place = np.full((slots, self.count), -1, dtype=np.int64)
         self.recompute_choices: dict[tuple[int, int], tuple[IntArray, tuple[int, ...]]] = {}
         self._spent: list[Row] = [Row() for _ in range(slots)]
+        # For each slot, of what its first stage's backward reads: whether that stage keeps it.
+        self._kept: list[dict[int, Row]] = []
         for h, i in zip(*np.nonzero(self.allowed), strict=True):
             self._add_recompute(int(h), int(i))
 
@@ -342,14 +344,12 @@ class Banded(Grouped):
         a, b = self.groups[h]
         gradients = self.problem.gradient_bytes(a) / MIB
         wanted = set(self._wanted(a))
+        self._kept.append({i: presence[a + 1][i] if a < b else self._s(h + 1, i) for i in wanted})
         for j in map(int, np.flatnonzero(self.allowed[h])):
             f = self.problem.forward[j]
             row = Row({level.before(j): 1.0}).plus(self._on_device(h, j), -self.sizes[j])
             for i in f.live_inputs:
-                kept = presence[a][i]
-                if i in wanted:
-                    kept = presence[a + 1][i] if a < b else self._s(h + 1, i)
-                row.plus(kept, -self.sizes[i])
+                row.plus(self._kept[h].get(i, presence[a][i]), -self.sizes[i])
             held = self.sizes[j] + f.live_bytes / MIB
             if (h, j) in self.recompute_choices:
                 columns, numbers = self.recompute_choices[h, j]
@@ -411,8 +411,10 @@ class Banded(Grouped):
         kept = set(np.flatnonzero(on(self.stored[0])))
         computes[0] = frozenset(f.id for f in self.problem.forward if f.encodes is None or f.id in kept)
         fetches: dict[int, tuple[Fetch, ...]] = {}
+        keep: dict[int, frozenset[int]] = {}
         arriving = on(self.fetch)
         for h, (a, _) in enumerate(self.groups):
+            keep[a] = frozenset(i for i, row in self._kept[h].items() if row and values[list(row)].max() > 0.5)
             computes[a] = frozenset(map(int, np.flatnonzero(on(self.recompute[h]))))
             if arriving[h].any():
                 fetches[a] = tuple(Fetch(int(i), self.groups[h - 1][0]) for i in np.flatnonzero(arriving[h]))
@@ -421,6 +423,7 @@ class Banded(Grouped):
             backward=tuple(int(np.argmax(values[columns])) for columns in self.backward),
             offload=tuple(map(int, np.flatnonzero(on(self.offload)))),
             fetches=fetches,
+            keep=keep,
         )
 
     def start(self, schedule: Schedule) -> tuple[IntArray, FloatArray]:

@@ -3,7 +3,8 @@
 The formulations decide *what is computed when* and *what each backward operator reads*. Given that, the rest is exact
 and cheap: a recomputation that nothing wants is dropped, results are kept exactly as long as the accounting asks, and
 every operator takes its cheapest implementation that fits the bytes left while it runs (an implementation's workspace
-is held by that operator alone, so the choices do not interact).
+is held by that operator alone, so the choices do not interact; only running in place is chosen for an operator and its
+encoded results at once).
 """
 
 from __future__ import annotations
@@ -27,33 +28,48 @@ class Decisions:
         backward: implementation of each backward operator, [K], first entry for k = 1.
         offload: results sent to the host.
         fetches: for each stage, results that arrive there, with the stage that issues them.
+        keep: for each stage, what it may keep without anybody reading it later. That is worth something where backward
+            reads a result and a compute of the stage counts it among its live inputs: the accounting charges it once
+            if it is kept, and twice if it is not.
     """
 
     computes: tuple[frozenset[int], ...]
     backward: tuple[int, ...]
     offload: tuple[int, ...] = ()
     fetches: Mapping[int, tuple[Fetch, ...]] = field(default_factory=dict)
+    keep: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
 def complete(problem: MemoryProblem, budget_bytes: int, decisions: Decisions) -> Schedule:
     """The cheapest schedule of those decisions. It may still break the budget: the checker says so."""
-    computes, keeps = _liveness(problem, decisions)
+    computes, keeps, fetches = _liveness(problem, decisions)
+    fetched = {f.forward for arriving in fetches for f in arriving}
+    offload = tuple(i for i in decisions.offload if i in fetched)
     stages = []
     stored: frozenset[int] = frozenset()
     for t in range(problem.stage_count):
-        fetches = tuple(f for f in decisions.fetches.get(t, ()))
-        stored |= {f.forward for f in fetches}
-        room = _Room(problem, budget_bytes, t, stored, keeps[t], computes[t], _needs(problem, decisions, t))
+        stored |= {f.forward for f in fetches[t]}
+        under_way = [f.forward for arriving in fetches[t + 1 :] for f in arriving if f.issued_at <= t]
+        room = _Room(
+            problem,
+            budget_bytes - int(problem.output_bytes[under_way].sum()),
+            t,
+            stored,
+            keeps[t],
+            computes[t],
+            _needs(problem, decisions, t),
+            not_lost=frozenset(offload) if t == 0 else frozenset(),
+        )
         stages.append(
             Stage(
                 computes=room.forward_choices(computes[t]),
                 implementation=None if t == 0 else room.backward_choice(decisions.backward[t - 1]),
                 keep=tuple(sorted(keeps[t])),
-                fetches=fetches,
+                fetches=fetches[t],
             )
         )
         stored = keeps[t]
-    return Schedule(tuple(stages), decisions.offload)
+    return Schedule(tuple(stages), offload)
 
 
 def _needs(problem: MemoryProblem, decisions: Decisions, t: int) -> frozenset[int]:
@@ -62,22 +78,19 @@ def _needs(problem: MemoryProblem, decisions: Decisions, t: int) -> frozenset[in
     return frozenset(problem.backward[t - 1].implementations[decisions.backward[t - 1]].needs)
 
 
-def _liveness(problem: MemoryProblem, decisions: Decisions) -> tuple[list[frozenset[int]], list[frozenset[int]]]:
-    """Computes without the useless ones, and the least keep of every stage; backwards over the stages."""
+def _liveness(
+    problem: MemoryProblem, decisions: Decisions
+) -> tuple[list[frozenset[int]], list[frozenset[int]], list[tuple[Fetch, ...]]]:
+    """Computes and fetches without the useless ones, and the least keep of every stage; backwards over the stages."""
     count = problem.stage_count
     computes: list[frozenset[int]] = [frozenset()] * count
     keeps: list[frozenset[int]] = [frozenset()] * count
-    wanted_later: frozenset[int] = frozenset()
-    for t in range(count - 1, -1, -1):
+    fetches: list[tuple[Fetch, ...]] = [()] * count
+    wanted_next: frozenset[int] = frozenset()
+    for t in range(count - 1, 0, -1):
         needs = _needs(problem, decisions, t)
-        arriving = {f.forward for f in decisions.fetches.get(t, ())}
-        if t == 0:
-            keeps[0] = wanted_later
-            computes[0] = frozenset(
-                j for j in decisions.computes[0] if problem.forward[j].encodes is None or j in wanted_later
-            )
-            break
-        wanted = set(wanted_later | needs)
+        arriving = {f.forward for f in decisions.fetches.get(t + 1, ())}
+        wanted = set(wanted_next | needs)
         useful: set[int] = set()
         for j in sorted(decisions.computes[t], reverse=True):
             # An encoded result is computed beside its parent, wanted or not.
@@ -85,10 +98,23 @@ def _liveness(problem: MemoryProblem, decisions: Decisions) -> tuple[list[frozen
                 useful.add(j)
                 wanted.update(problem.forward[j].inputs)
         computes[t] = frozenset(useful)
+        live = {i for j in useful for i in problem.forward[j].live_inputs}
         # What backward reads from storage, not from this stage's computes, stays through the stage.
-        keeps[t] = wanted_later | (needs - useful)
-        wanted_later = frozenset(_read_from_storage(problem, useful) | (keeps[t] - useful)) - arriving
-    return computes, keeps
+        keeps[t] = (wanted_next - arriving) | (needs - useful) | (needs & live & decisions.keep.get(t, frozenset()))
+        fetches[t] = decisions.fetches.get(t, ())
+        _drop_needless(fetches, t + 1, wanted_next - keeps[t])
+        wanted_next = frozenset(_read_from_storage(problem, useful) | (keeps[t] - useful))
+    keeps[0] = wanted_next - {f.forward for f in fetches[1]}
+    _drop_needless(fetches, 1, wanted_next)
+    lasting = keeps[0] | {f.forward for arrived in fetches for f in arrived}
+    computes[0] = frozenset(j for j in decisions.computes[0] if problem.forward[j].encodes is None or j in lasting)
+    return computes, keeps, fetches
+
+
+def _drop_needless(fetches: list[tuple[Fetch, ...]], t: int, wanted: frozenset[int]) -> None:
+    """Leave the fetches that arrive at stage t and are wanted there, if there is such a stage."""
+    if t < len(fetches):
+        fetches[t] = tuple(f for f in fetches[t] if f.forward in wanted)
 
 
 def _read_from_storage(problem: MemoryProblem, computes: set[int]) -> set[int]:
@@ -108,9 +134,11 @@ class _Room:
         keep: frozenset[int],
         computes: frozenset[int],
         needs: frozenset[int],
+        not_lost: frozenset[int],
     ) -> None:
         self.problem, self.budget, self.t = problem, budget_bytes, t
         self.keep, self.computes, self.needs = keep, computes, needs
+        self.lasting = keep | needs | not_lost
         sizes = problem.output_bytes
         self.after = np.concatenate((np.cumsum(_bytes_of(stored, sizes)[::-1])[::-1], [0]))
         self.before = np.concatenate(([0], np.cumsum(_bytes_of(keep | needs, sizes))))
@@ -119,44 +147,50 @@ class _Room:
         """The cheapest implementation of each compute that fits, in place where that is legal and pays."""
         chosen: list[Compute] = []
         in_place: dict[int, bool] = {}
-        gradients = self.problem.gradient_bytes(self.t)
-        sizes = self.problem.output_bytes
         for j in sorted(computes):
             f = self.problem.forward[j]
-            resident = (
-                gradients
-                + f.output_bytes
-                + f.live_bytes
-                + int(self.after[j + 1])
-                + int(self.before[j])
-                - sum(int(sizes[i]) for i in f.live_inputs if i in self.keep)
-            )
-            implementations = f.implementations if self.t == 0 else f.recompute_implementations
-            options = []
-            for inside in self._in_place_options(j, in_place):
-                delta = f.in_place if inside else None
-                extra_bytes = delta.workspace_delta_bytes if delta is not None else 0
-                extra_cost = self.problem.in_place_cost(delta) if delta is not None else 0.0
-                for c, implementation in enumerate(implementations):
-                    peak = resident + implementation.workspace_bytes + extra_bytes
-                    cost = self.problem.cost(implementation) + extra_cost
-                    options.append((max(0, peak - self.budget), cost, peak, c, inside))
-            _, _, _, c, inside = min(options)
-            in_place[j] = inside
-            chosen.append(Compute(j, c, inside))
+            if f.encodes is not None:
+                in_place[j] = f.in_place is not None and in_place.get(f.encodes, False)
+            else:
+                in_place[j] = self._may_overwrite(j) and self._together(j, True) < self._together(j, False)
+            *_, c = self._best(j, in_place[j])
+            chosen.append(Compute(j, c, in_place[j]))
         return tuple(chosen)
 
-    def _in_place_options(self, j: int, in_place: Mapping[int, bool]) -> tuple[bool, ...]:
+    def _best(self, j: int, inside: bool) -> tuple[int, float, int, int]:
+        """The cheapest implementation of j that fits: bytes over the budget, cost, bytes resident, its number."""
+        f = self.problem.forward[j]
+        sizes = self.problem.output_bytes
+        resident = (
+            self.problem.gradient_bytes(self.t)
+            + f.output_bytes
+            + f.live_bytes
+            + int(self.after[j + 1])
+            + int(self.before[j])
+            - sum(int(sizes[i]) for i in f.live_inputs if i in self.keep)
+        )
+        delta = f.in_place if inside else None
+        extra_bytes = delta.workspace_delta_bytes if delta is not None else 0
+        extra_cost = self.problem.in_place_cost(delta) if delta is not None else 0.0
+        options = []
+        for c, implementation in enumerate(f.implementations if self.t == 0 else f.recompute_implementations):
+            peak = resident + implementation.workspace_bytes + extra_bytes
+            options.append((max(0, peak - self.budget), self.problem.cost(implementation) + extra_cost, peak, c))
+        return min(options)
+
+    def _together(self, j: int, inside: bool) -> tuple[int, float, int]:
+        """Bytes over the budget, cost and bytes resident, summed over j and its encoded results run in place too."""
+        beside = [e for e in self.problem.encodings[j] if e in self.computes]
+        parts = [self._best(i, inside) for i in (j, *(e for e in beside if self.problem.forward[e].in_place))]
+        return sum(p[0] for p in parts), sum(p[1] for p in parts), sum(p[2] for p in parts)
+
+    def _may_overwrite(self, j: int) -> bool:
         f = self.problem.forward[j]
         if f.in_place is None:
-            return (False,)
-        if f.encodes is not None:
-            return (in_place.get(f.encodes, False),)
+            return False
         lost = f.in_place.overwrites
         read_later = any(j < r and r in self.computes for r in self.problem.consumers[lost])
-        if lost in self.keep or lost in self.needs or read_later:
-            return (False,)
-        return (False, True)
+        return lost not in self.lasting and not read_later
 
     def backward_choice(self, decided: int) -> int:
         """The cheapest backward implementation that fits and reads no more than the decided one made available."""
@@ -193,6 +227,7 @@ def decisions_of(schedule: Schedule) -> Decisions:
         backward=tuple(s.implementation or 0 for s in schedule.stages[1:]),
         offload=schedule.offload,
         fetches={t: s.fetches for t, s in enumerate(schedule.stages) if s.fetches},
+        keep={t: frozenset(s.keep) for t, s in enumerate(schedule.stages)},
     )
 
 

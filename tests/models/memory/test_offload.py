@@ -1,0 +1,168 @@
+"""Offload, from the program's fluid queues to the checker's links: times, bounds, room on the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from loadmaster.models.memory import banded
+from loadmaster.models.memory.banded import Banded
+from loadmaster.models.memory.bands import everything
+from loadmaster.models.memory.checker import check
+from loadmaster.models.memory.completion import complete
+from loadmaster.models.memory.plan import Schedule
+from loadmaster.models.memory.problem import (
+    BackwardImplementation,
+    BackwardOperator,
+    ForwardOperator,
+    HostLink,
+    Implementation,
+    MemoryProblem,
+)
+from loadmaster.models.memory.reach import groups_by_mass, groups_of
+from loadmaster.models.memory.relaxation import Relaxation
+from loadmaster.solvers.process import solve
+from loadmaster.solvers.solution import SolveOptions
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def every_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tensor may travel, every implementation has a column, no byte is held back."""
+    for name in ("NOTICEABLE", "WORTH_SENDING", "MARGIN_MIB"):
+        monkeypatch.setattr(banded, name, 0.0)
+
+
+def chain(seed: int, link: HostLink | None, operators: int = 9) -> MemoryProblem:
+    """Random sizes and times in a row; every backward operator reads the operator's input."""
+    random = np.random.default_rng(seed)
+    sizes = [int(s) * MIB for s in random.integers(2, 9, operators)]
+    times = [float(t) for t in random.integers(4, 12, operators)]
+    forward = tuple(
+        ForwardOperator(
+            id=i,
+            op="loss" if i == operators - 1 else "block",
+            inputs=(i - 1,) if i else (),
+            output_bytes=sizes[i],
+            live_inputs=(i - 1,) if i else (),
+            live_bytes=sizes[i - 1] if i else 0,
+            fixed_bytes=0,
+            implementations=(Implementation(times[i], 0),),
+            recompute_implementations=(Implementation(times[i], 0),),
+        )
+        for i in range(operators)
+    )
+    backward = tuple(
+        BackwardOperator(
+            id=k,
+            op=f"{forward[i].op} backward",
+            output_bytes=sizes[i - 1] if i else 0,
+            live_bytes=sizes[i],
+            fixed_bytes=0,
+            implementations=(BackwardImplementation(2 * times[i], 0, (i - 1,) if i else ()),),
+        )
+        for k, i in enumerate(reversed(range(operators)), start=1)
+    )
+    return MemoryProblem(name=f"chain-{seed}", forward=forward, backward=backward, host_link=link)
+
+
+def link_of(us_per_mib: float, capacity_bytes: int | None = None) -> HostLink:
+    return HostLink(MIB / (us_per_mib * 1e3), MIB / (us_per_mib * 1e3), capacity_bytes)
+
+
+def budget_of(problem: MemoryProblem, share: float) -> int:
+    """What one backward operator needs at least, and a share of the rest."""
+    least = max(b.output_bytes + b.live_bytes + int(problem.output_bytes.max()) for b in problem.backward)
+    return least + int(share * (int(problem.output_bytes.sum()) - least))
+
+
+def planned(problem: MemoryProblem, budget: int, slots: int) -> tuple[float, Schedule] | None:
+    """The program's optimum and the schedule made of it, which the checker accepts."""
+    starts = groups_by_mass(problem, slots)
+    allowed = everything(problem, groups_of(starts, problem.stage_count))
+    restriction = Banded(problem, budget, starts, allowed, offload=True)
+    solution = solve(restriction.program, SolveOptions(gap=0.0), solver="highs")
+    if solution.values is None:
+        return None
+    schedule = complete(problem, budget, restriction.decisions(solution.values))
+    assert check(problem, schedule, budget).violations == ()
+    assert solution.objective is not None
+    return solution.objective, schedule
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_plans_keep_to_budget_and_host(seed: int) -> None:
+    """A plan that offloads is no dearer than one that does not, and no faster than the relaxation allows."""
+    room = 14 * MIB
+    problem = chain(seed, link_of(0.5 + seed % 4, room))
+    budget = budget_of(problem, 0.3)
+    slots = 4 + seed % 6
+    stays, travels = planned(replace(problem, host_link=None), budget, slots), planned(problem, budget, slots)
+    assert travels is not None
+    assert stays is None or travels[0] <= stays[0] + 1e-6
+    verdict = check(problem, travels[1], budget)
+    assert verdict.offloaded_bytes == sum(problem.forward[i].output_bytes for i in travels[1].offload) <= room
+    assert verdict.objective == pytest.approx(verdict.time_us)
+    for starts in ([1], [1, 4, 7]):
+        lower = solve(Relaxation(problem, budget, starts).program, SolveOptions(gap=0.0), solver="highs")
+        assert lower.objective is not None
+        assert lower.objective <= verdict.time_us + 1e-6
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_checkers_time_is_the_programs_but_for_one_copy(seed: int) -> None:
+    """The program's queue is fluid: it drains byte by byte, where the checker frees a result once all of it is sent.
+
+    In a chain both send in the same order, so the checker's clock is behind by the longest copy at most.
+    """
+    problem = chain(seed, link_of(0.5 + seed % 4))
+    budget = budget_of(problem, 0.2)
+    found = planned(problem, budget, 9)
+    assert found is not None
+    objective, schedule = found
+    link = problem.host_link
+    assert link is not None
+    assert schedule.offload
+    longest = max(link.to_host_us(problem.forward[i].output_bytes) for i in schedule.offload)
+    assert check(problem, schedule, budget).time_us <= objective + longest + 1e-6
+
+
+def test_an_endless_link_leaves_nothing_to_recompute() -> None:
+    problem = chain(1, None)
+    budget = budget_of(problem, 0.45)
+    stays = planned(problem, budget, 9)
+    assert stays is not None
+    assert check(problem, stays[1], budget).recomputed > 0
+    linked = replace(problem, host_link=link_of(1e-6))
+    travels = planned(linked, budget, 9)
+    assert travels is not None
+    verdict = check(linked, travels[1], budget)
+    assert verdict.recomputed == 0
+    assert verdict.offloaded_bytes > 0
+    assert verdict.objective == pytest.approx(problem.unconstrained_cost, rel=1e-3)
+
+
+def test_energy_counts_no_time_so_nothing_travels() -> None:
+    energies = chain(2, link_of(1.0))
+    energies = replace(
+        energies,
+        objective="energy",
+        forward=tuple(replace(f, **_with_energy(f)) for f in energies.forward),
+        backward=tuple(
+            replace(b, implementations=tuple(replace(c, energy_uj=3.0) for c in b.implementations))
+            for b in energies.backward
+        ),
+    )
+    found = planned(energies, budget_of(energies, 0.4), 9)
+    assert found is not None
+    assert found[1].offload == ()
+
+
+def _with_energy(f: ForwardOperator) -> dict[str, tuple[Implementation, ...]]:
+    return {
+        "implementations": tuple(replace(c, energy_uj=2.0) for c in f.implementations),
+        "recompute_implementations": tuple(replace(c, energy_uj=1.0) for c in f.recompute_implementations),
+    }
