@@ -106,7 +106,8 @@ def run(out: Path, cases: tuple[str, ...], device: str) -> None:
         record.write_text(json.dumps(rows, indent=2))
         print(describe(rows[-1]), flush=True)
     print(table(rows))
-    write_results(rows)
+    if device == "cuda":
+        write_results(rows)
 
 
 def wanted_rows(out: Path, cases: tuple[str, ...]) -> Iterator[dict[str, Any]]:
