@@ -10,28 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import fx
 
+from loadmaster.executor.costs.model import CostModel
 from loadmaster.executor.memory.joint import Joint, is_compute
 from loadmaster.executor.memory.operators import Choice, Encoding, ForwardGroup, Operators
-
-
-class Costs(Protocol):
-    """What this module asks of a cost model; see :mod:`loadmaster.executor.costs`."""
-
-    def node_us(self, node: fx.Node) -> float:
-        """Time of one node on its own."""
-        ...
-
-    def workspace_bytes(self, node: fx.Node) -> int:
-        """Memory it takes beside inputs and results."""
-        ...
-
-    def group_us(self, nodes: Sequence[fx.Node]) -> float:
-        """Time of nodes that a compiler fuses."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +45,7 @@ class Accountant:
         resident_bytes: parameters, buffers, inputs, optimizer state.
     """
 
-    def __init__(self, operators: Operators, costs: Costs, *, fused: bool, resident_bytes: int) -> None:
+    def __init__(self, operators: Operators, costs: CostModel, *, fused: bool, resident_bytes: int) -> None:
         self.operators = operators
         self.joint = operators.joint
         self.costs = costs
