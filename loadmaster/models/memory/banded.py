@@ -41,13 +41,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from loadmaster.models.memory.banded_offload import BandedOffload
+from loadmaster.models.memory.banded_points import BandedPoints
 from loadmaster.models.memory.bands import BoolArray, slots_of_stages
-from loadmaster.models.memory.completion import Decisions, stored_at
 from loadmaster.models.memory.grouped import Grouped
-from loadmaster.models.memory.plan import Fetch, Schedule
 from loadmaster.models.memory.problem import ForwardOperator, MemoryProblem
-from loadmaster.models.memory.reach import MIB, Row, direct_uses, least_workspace_bytes, worthwhile
-from loadmaster.solvers.program import FloatArray, IntArray
+from loadmaster.models.memory.reach import MIB, Row, direct_uses, least_workspace_bytes, term, worthwhile
+from loadmaster.solvers.program import IntArray
 
 # A choice of implementation gets columns when it moves at least this share of the budget in workspace; below it the
 # least workspace is assumed here, and the cheapest that fits is taken afterwards (:mod:`completion`).
@@ -60,7 +60,7 @@ WORTH_SENDING = 0.002
 MARGIN_MIB = 1e-4
 
 
-class Banded(Grouped):
+class Banded(BandedOffload, BandedPoints, Grouped):
     """The program of one restriction, and the way back from its points to decisions."""
 
     def __init__(
@@ -186,10 +186,10 @@ class Banded(Grouped):
         self._spent[h].also(column, cost)
 
     def _s(self, h: int, i: int) -> Row:
-        return _term(self.stored, h, i) if h < len(self.groups) else Row()
+        return term(self.stored, h, i) if h < len(self.groups) else Row()
 
     def _arriving(self, h: int, i: int) -> Row:
-        return _term(self.fetch, h, i) if h < len(self.groups) else Row()
+        return term(self.fetch, h, i) if h < len(self.groups) else Row()
 
     def _on_device(self, h: int, i: int) -> Row:
         """s + f: there when slot h starts."""
@@ -213,40 +213,7 @@ class Banded(Grouped):
         self._fits("forward_encoded", before.also(kept, workspace + taken - gradients), gradients)
 
     def _survives(self, i: int) -> Row:
-        return self._s(0, i).plus(_term(self.offload, i))
-
-    def _beside(self, f: ForwardOperator) -> Row:
-        """b[j] of (O1)."""
-        return Row({int(self._backlog[f.id]): 1.0}) if self.offloads else Row()
-
-    def add_sending(self) -> None:
-        """(O1), (O2): the queue of results on their way to the host during the forward pass."""
-        link = self.problem.host_link
-        assert link is not None
-        per_us = link.to_host_gbps * 1e3 / MIB
-        self._backlog = self.builder.columns("backlog", self.count + 1)
-        stalls = self.builder.columns("stall_us", self.count + 1, cost=1.0)
-        leaves: dict[int, Row] = {}
-        for i in np.flatnonzero(self.offload >= 0):
-            column = int(self.offload[i])
-            last_reader = max([int(i), *(j for j in self.problem.consumers[i])])
-            leaves.setdefault(last_reader, Row()).also(column, self.sizes[i])
-            self._le("offload", Row({column: 1.0}).plus(self._s(0, int(i))), 1.0)
-            for h in np.flatnonzero(self.fetch[:, i] >= 0):
-                self._le("fetch", _term(self.fetch, int(h), int(i)).also(column, -1.0), 0.0)
-        for j in range(1, self.count + 1):
-            f = self.problem.forward[j - 1]
-            worked = 0.0
-            if f.encodes is None:
-                saved = min(0.0, f.in_place.time_delta_us) if f.in_place is not None else 0.0
-                worked = max(0.0, min(c.time_us for c in f.implementations) + saved)
-            row = Row({int(self._backlog[j - 1]): 1.0, int(self._backlog[j]): -1.0, int(stalls[j]): -per_us})
-            self._le("backlog", row.plus(leaves.get(j - 1, Row())), per_us * worked)
-        # The backward pass starts when everything has left.
-        self._le("drained", Row({int(self._backlog[self.count]): 1.0}), 0.0)
-        if link.capacity_bytes is not None:
-            sent = Row({int(self.offload[i]): self.sizes[i] for i in np.flatnonzero(self.offload >= 0)})
-            self._le("capacity", sent, link.capacity_bytes / MIB)
+        return self._s(0, i).plus(term(self.offload, i))
 
     # -- slots ---------------------------------------------------------------------------------------------------------
 
@@ -255,11 +222,11 @@ class Banded(Grouped):
         for j in map(int, np.flatnonzero(self.allowed[h])):
             f = self.problem.forward[j]
             for i in f.inputs:
-                have = self._on_device(h, i).plus(_term(self.recompute, h, i))
-                self._le("dependency", _term(self.recompute, h, j).plus(have, -1.0), 0.0)
+                have = self._on_device(h, i).plus(term(self.recompute, h, i))
+                self._le("dependency", term(self.recompute, h, j).plus(have, -1.0), 0.0)
             if f.encodes is not None:
-                parent = _term(self.recompute, h, f.encodes)
-                self._le("encoded", _term(self.recompute, h, j).plus(parent, -1.0), 0.0)
+                parent = term(self.recompute, h, f.encodes)
+                self._le("encoded", term(self.recompute, h, j).plus(parent, -1.0), 0.0)
 
     def add_presence(self, h: int) -> dict[int, list[Row]]:
         """(4.7b), (4.8): v, as rows [V] for each stage of the slot."""
@@ -267,7 +234,7 @@ class Banded(Grouped):
         current = [self._s(h + 1, i) for i in range(self.count)]
         for i, later in enumerate(current):
             if later and later != self._s(h, i):
-                have = self._on_device(h, i).plus(_term(self.recompute, h, i))
+                have = self._on_device(h, i).plus(term(self.recompute, h, i))
                 self._le("carry", Row(later).plus(have, -1.0), 0.0)
         presence: dict[int, list[Row]] = {}
         touched: set[int] = set()
@@ -284,11 +251,11 @@ class Banded(Grouped):
                     current[i] = Row(needs)
             presence[k] = list(current)
         for i in touched:
-            have = self._on_device(h, i).plus(_term(self.recompute, h, i))
+            have = self._on_device(h, i).plus(term(self.recompute, h, i))
             self._le("available", Row(presence[a][i]).plus(have, -1.0), 0.0)
         for i in self._wanted(b):
             if self._s(h + 1, i):
-                made_here = _term(self.recompute, h, i) if a == b else Row()
+                made_here = term(self.recompute, h, i) if a == b else Row()
                 row = Row(self._needs[b, i]).plus(self._s(h + 1, i), -1.0).plus(made_here, -1.0)
                 self._le("stored_through", row, 0.0)
         return presence
@@ -298,15 +265,15 @@ class Banded(Grouped):
         for j in map(int, np.flatnonzero(self.recompute_in_place[h] >= 0)):
             in_place = self.problem.forward[j].in_place
             assert in_place is not None
-            inside = _term(self.recompute_in_place, h, j)
-            self._le("in_place", Row(inside).plus(_term(self.recompute, h, j), -1.0), 0.0)
+            inside = term(self.recompute_in_place, h, j)
+            self._le("in_place", Row(inside).plus(term(self.recompute, h, j), -1.0), 0.0)
             row = inside.plus(presence[self.groups[h][0]][in_place.overwrites])
             self._le("in_place", row, 1.0)
             for reader in self.problem.consumers[in_place.overwrites]:
                 if reader > j and self.recompute[h, reader] >= 0:
                     self._le(
                         "in_place",
-                        Row(_term(self.recompute_in_place, h, j)).plus(_term(self.recompute, h, reader)),
+                        Row(term(self.recompute_in_place, h, j)).plus(term(self.recompute, h, reader)),
                         1.0,
                     )
 
@@ -358,9 +325,9 @@ class Banded(Grouped):
             else:
                 held += least_workspace_bytes(f.recompute_implementations) / MIB
             if f.in_place is not None:
-                inside = _term(self.recompute_in_place, h, j).plus(_term(self._encoded_in_place, h, j))
+                inside = term(self.recompute_in_place, h, j).plus(term(self._encoded_in_place, h, j))
                 row.plus(inside, f.in_place.workspace_delta_bytes / MIB)
-            self._fits("recompute", row.plus(_term(self.recompute, h, j), held), gradients)
+            self._fits("recompute", row.plus(term(self.recompute, h, j), held), gradients)
 
     def add_backward_memory(self, h: int, presence: dict[int, list[Row]], level: _Level) -> None:
         """(4.12): backward operators, with what the slot still holds."""
@@ -381,81 +348,6 @@ class Banded(Grouped):
                 row.also(int(column), choice.workspace_bytes / MIB)
             self._fits("backward", row, (operator.live_bytes + operator.fixed_bytes + operator.output_bytes) / MIB)
 
-    def add_fetching(self, h: int) -> None:
-        """(O3): what arrives at slot h travels while slot h-1 computes."""
-        link = self.problem.host_link
-        assert link is not None
-        row = Row()
-        for i in np.flatnonzero(self.fetch[h] >= 0):
-            row.also(int(self.fetch[h, i]), link.from_host_us(int(self.problem.output_bytes[i])))
-        if not row:
-            return
-        a, b = self.groups[h - 1]
-        row.plus(self._spent[h - 1], -1.0)
-        for k in range(a, b + 1):
-            for column, choice in zip(self.backward[k - 1], self.problem.backward[k - 1].implementations, strict=True):
-                row.also(int(column), -choice.time_us)
-        stall = int(self.builder.columns("fetch_stall_us", 1, cost=1.0)[0])
-        self._le("fetch_time", row.also(stall, -1.0), 0.0)
-
-    # -- points and plans ----------------------------------------------------------------------------------------------
-
-    def decisions(self, values: FloatArray) -> Decisions:
-        """What a point decides [columns]."""
-
-        def on(cells: IntArray) -> BoolArray:
-            chosen: BoolArray = (cells >= 0) & (values[np.maximum(cells, 0)] > 0.5)
-            return chosen
-
-        computes = [frozenset[int]()] * self.problem.stage_count
-        kept = set(np.flatnonzero(on(self.stored[0])))
-        computes[0] = frozenset(f.id for f in self.problem.forward if f.encodes is None or f.id in kept)
-        fetches: dict[int, tuple[Fetch, ...]] = {}
-        keep: dict[int, frozenset[int]] = {}
-        arriving = on(self.fetch)
-        for h, (a, _) in enumerate(self.groups):
-            keep[a] = frozenset(i for i, row in self._kept[h].items() if row and values[list(row)].max() > 0.5)
-            computes[a] = frozenset(map(int, np.flatnonzero(on(self.recompute[h]))))
-            if arriving[h].any():
-                fetches[a] = tuple(Fetch(int(i), self.groups[h - 1][0]) for i in np.flatnonzero(arriving[h]))
-        return Decisions(
-            computes=tuple(computes),
-            backward=tuple(int(np.argmax(values[columns])) for columns in self.backward),
-            offload=tuple(map(int, np.flatnonzero(on(self.offload)))),
-            fetches=fetches,
-            keep=keep,
-        )
-
-    def start(self, schedule: Schedule) -> tuple[IntArray, FloatArray]:
-        """A MIP start from a schedule: columns and values of everything binary it decides.
-
-        Recomputations outside the band or inside a slot are lost; the solver repairs or drops such a start.
-        """
-        point: dict[int, float] = {}
-
-        def put(cells: IntArray, chosen: set[int]) -> None:
-            for i in np.flatnonzero(cells >= 0):
-                point[int(cells[i])] = float(int(i) in chosen)
-
-        put(self.offload, set(schedule.offload))
-        first = {c.forward: c for c in schedule.stages[0].computes}
-        put(self.in_place, {i for i, c in first.items() if c.in_place})
-        for i, (columns, numbers) in self.forward_choices.items():
-            _choose(point, columns, numbers, first[i].implementation)
-        for k, columns in enumerate(self.backward, start=1):
-            _choose(point, columns, range(len(columns)), schedule.stages[k].implementation or 0)
-        for h, (a, _) in enumerate(self.groups):
-            made = {c.forward: c for c in schedule.stages[a].computes}
-            put(self.stored[h], set(stored_at(schedule, a)) - {f.forward for f in schedule.stages[a].fetches})
-            put(self.fetch[h], {f.forward for f in schedule.stages[a].fetches})
-            put(self.recompute[h], set(made))
-            put(self.recompute_in_place[h], {i for i, c in made.items() if c.in_place})
-            for i in made:
-                if (h, i) in self.recompute_choices:
-                    _choose(point, *self.recompute_choices[h, i], made[i].implementation)
-        columns_ = np.array(sorted(point), dtype=np.int64)
-        return columns_, np.array([point[int(c)] for c in columns_])
-
 
 class _Level:
     """The chain of byte levels of one slot."""
@@ -466,15 +358,3 @@ class _Level:
     def before(self, j: int) -> int:
         """The column of the bytes just before result j."""
         return self.columns[bisect.bisect_left(self.changing, j)]
-
-
-def _term(cells: IntArray, *index: int) -> Row:
-    column = int(cells[index])
-    return Row({column: 1.0}) if column >= 0 else Row()
-
-
-def _choose(point: dict[int, float], columns: IntArray, numbers: Sequence[int], chosen: int) -> None:
-    """Set one choice; an implementation without a column is replaced by the next that has one."""
-    number = min((n for n in numbers if n >= chosen), default=numbers[-1])
-    for column, n in zip(columns, numbers, strict=True):
-        point[int(column)] = float(n == number)

@@ -33,6 +33,12 @@ class Row(dict[int, float]):
         return self
 
 
+def term(cells: IntArray, *index: int) -> Row:
+    """The column of one cell of a grid, as a row; an empty row where the cell has none (-1)."""
+    column = int(cells[index])
+    return Row({column: 1.0}) if column >= 0 else Row()
+
+
 def direct_uses(problem: MemoryProblem) -> list[set[int]]:
     """For every forward result, the stages whose backward operator may read it."""
     uses: list[set[int]] = [set() for _ in problem.forward]

@@ -1,0 +1,97 @@
+"""From points of the banded restriction to decisions, and from schedules to points to start from.
+
+What the columns mean is in :mod:`loadmaster.models.memory.banded`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from loadmaster.models.memory.bands import BoolArray
+from loadmaster.models.memory.completion import Decisions, stored_at
+from loadmaster.models.memory.grouped import Grouped
+from loadmaster.models.memory.plan import Fetch, Schedule
+from loadmaster.models.memory.reach import Row
+from loadmaster.solvers.program import FloatArray, IntArray
+
+
+class BandedPoints(Grouped):
+    """What points of a banded restriction say, given its columns.
+
+    Attributes:
+        recompute, recompute_in_place, fetch: [slots, V], columns of r, q and f, -1 where there is none.
+        recompute_choices: for a slot and a result, the columns of y and the implementations they stand for.
+        offload: [V], columns of o.
+    """
+
+    recompute: IntArray
+    recompute_in_place: IntArray
+    recompute_choices: dict[tuple[int, int], tuple[IntArray, tuple[int, ...]]]
+    offload: IntArray
+    fetch: IntArray
+    _kept: list[dict[int, Row]]
+
+    def decisions(self, values: FloatArray) -> Decisions:
+        """What a point decides [columns]."""
+
+        def on(cells: IntArray) -> BoolArray:
+            chosen: BoolArray = (cells >= 0) & (values[np.maximum(cells, 0)] > 0.5)
+            return chosen
+
+        computes = [frozenset[int]()] * self.problem.stage_count
+        kept = set(np.flatnonzero(on(self.stored[0])))
+        computes[0] = frozenset(f.id for f in self.problem.forward if f.encodes is None or f.id in kept)
+        fetches: dict[int, tuple[Fetch, ...]] = {}
+        keep: dict[int, frozenset[int]] = {}
+        arriving = on(self.fetch)
+        for h, (a, _) in enumerate(self.groups):
+            keep[a] = frozenset(i for i, row in self._kept[h].items() if row and values[list(row)].max() > 0.5)
+            computes[a] = frozenset(map(int, np.flatnonzero(on(self.recompute[h]))))
+            if arriving[h].any():
+                fetches[a] = tuple(Fetch(int(i), self.groups[h - 1][0]) for i in np.flatnonzero(arriving[h]))
+        return Decisions(
+            computes=tuple(computes),
+            backward=tuple(int(np.argmax(values[columns])) for columns in self.backward),
+            offload=tuple(map(int, np.flatnonzero(on(self.offload)))),
+            fetches=fetches,
+            keep=keep,
+        )
+
+    def start(self, schedule: Schedule) -> tuple[IntArray, FloatArray]:
+        """A MIP start from a schedule: columns and values of everything binary it decides.
+
+        Recomputations outside the band or inside a slot are lost; the solver repairs or drops such a start.
+        """
+        point: dict[int, float] = {}
+
+        def put(cells: IntArray, chosen: set[int]) -> None:
+            for i in np.flatnonzero(cells >= 0):
+                point[int(cells[i])] = float(int(i) in chosen)
+
+        put(self.offload, set(schedule.offload))
+        first = {c.forward: c for c in schedule.stages[0].computes}
+        put(self.in_place, {i for i, c in first.items() if c.in_place})
+        for i, (columns, numbers) in self.forward_choices.items():
+            _choose(point, columns, numbers, first[i].implementation)
+        for k, columns in enumerate(self.backward, start=1):
+            _choose(point, columns, range(len(columns)), schedule.stages[k].implementation or 0)
+        for h, (a, _) in enumerate(self.groups):
+            made = {c.forward: c for c in schedule.stages[a].computes}
+            put(self.stored[h], set(stored_at(schedule, a)) - {f.forward for f in schedule.stages[a].fetches})
+            put(self.fetch[h], {f.forward for f in schedule.stages[a].fetches})
+            put(self.recompute[h], set(made))
+            put(self.recompute_in_place[h], {i for i, c in made.items() if c.in_place})
+            for i in made:
+                if (h, i) in self.recompute_choices:
+                    _choose(point, *self.recompute_choices[h, i], made[i].implementation)
+        columns_ = np.array(sorted(point), dtype=np.int64)
+        return columns_, np.array([point[int(c)] for c in columns_])
+
+
+def _choose(point: dict[int, float], columns: IntArray, numbers: Sequence[int], chosen: int) -> None:
+    """Set one choice; an implementation without a column is replaced by the next that has one."""
+    number = min((n for n in numbers if n >= chosen), default=numbers[-1])
+    for column, n in zip(columns, numbers, strict=True):
+        point[int(column)] = float(n == number)
