@@ -1,0 +1,280 @@
+"""Planning memory problems: every status with its proof, every method, and the reports on the way."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from loadmaster import planner
+from loadmaster.errors import CancelledError, InputError, LimitReachedError
+from loadmaster.models.memory import minimum, monet, plain
+from loadmaster.models.memory.checker import check, check_plan
+from loadmaster.models.memory.documents import read_problem
+from loadmaster.models.memory.plan import MemoryPlan
+from loadmaster.models.memory.presets import chain, example
+from loadmaster.models.memory.problem import HostLink, MemoryProblem
+from loadmaster.planner import PlanProgress
+from loadmaster.solvers.process import solve
+from loadmaster.solvers.solution import SolveOptions
+from tests.models.memory.brute_force import best_objective
+from tests.models.memory.instances import budgets, random_problem
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def eight() -> MemoryProblem:
+    """Eight equal operators of a MiB: the plain step takes ten."""
+    return read_problem(chain(8, MIB))
+
+
+def mobilenet() -> MemoryProblem:
+    return read_problem(example("mobilenet_v2-b272-recompute"))
+
+
+def assert_sound(problem: MemoryProblem, plan: MemoryPlan) -> None:
+    """What every plan document promises, whatever it says."""
+    assert plan.problem_sha256 == problem.sha256
+    assert plan.unconstrained == problem.unconstrained_cost
+    assert plan.unit == problem.unit
+    assert set(plan.seconds) == {"build", "solve", "check"}
+    if plan.schedule is None:
+        assert plan.status == "infeasible"
+        assert plan.infeasibility is not None
+        assert plan.infeasibility.minimum_budget_bytes > plan.budget_bytes
+        assert plan.infeasibility.short_bytes == plan.infeasibility.minimum_budget_bytes - plan.budget_bytes
+        return
+    verdict = check_plan(problem, plan)
+    assert verdict.violations == ()
+    assert verdict.peak_bytes <= plan.budget_bytes
+    assert plan.objective == verdict.objective
+    assert plan.check == verdict.summary()
+    assert plan.infeasibility is None
+    if plan.bound is None:
+        assert plan.status == "feasible" and plan.gap is None
+        return
+    assert plan.bound <= plan.objective * (1 + 1e-6)
+    assert plan.gap == pytest.approx(max(0.0, (plan.objective - plan.bound) / plan.objective))
+    assert (plan.status == "optimal") == (plan.gap <= plan.options.get("gap", 0.02))
+    overhead = plan.objective - plan.unconstrained
+    if overhead > 0:
+        known = max(0.0, plan.bound - plan.unconstrained)
+        assert plan.overhead_gap == pytest.approx(max(0.0, (overhead - known) / overhead))
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_answers_are_the_best_there_are(seed: int) -> None:
+    """On graphs small enough to try every schedule: the optimum with a gap of zero, or a proof that there is none."""
+    problem = random_problem(seed, operators=3, in_place=0.6, encodings=0.4, choices=3, unit_bytes=MIB)
+    for budget in budgets(problem, (0.2, 0.5)):
+        best = best_objective(problem, budget)
+        plan = planner.plan(problem, budget_bytes=budget, gap=0.0, time_limit_s=30)
+        assert_sound(problem, plan)
+        assert plan.status == ("infeasible" if math.isinf(best) else "optimal")
+        assert plan.objective == (None if math.isinf(best) else pytest.approx(best))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_energy_is_planned_for_itself(seed: int) -> None:
+    problem = random_problem(seed, operators=6, objective="energy", unit_bytes=MIB)
+    budget = budgets(problem, (0.6,))[0]
+    exact = solve(monet.formulate(problem, budget).program, SolveOptions(gap=0.0), solver="highs")
+    plan = planner.plan(problem, budget_bytes=budget, gap=0.0, time_limit_s=30)
+    assert_sound(problem, plan)
+    assert plan.unit == "uj"
+    assert plan.objective == (None if exact.objective is None else pytest.approx(exact.objective))
+
+
+def test_a_published_graph_within_the_gap() -> None:
+    problem = mobilenet()
+    plan = planner.plan(problem, budget_bytes=10 * GIB, time_limit_s=60)
+    assert_sound(problem, plan)
+    assert plan.status == "optimal"
+    assert plan.stopped_by == "gap"
+    assert plan.gap is not None and plan.gap <= 0.02
+    assert plan.solver["name"] == "highs"
+    assert plan.solver["cpu_seconds"] > 0
+
+
+def test_never_worse_than_the_plain_step_that_fits() -> None:
+    problem = mobilenet()
+    budget = plain.peak_bytes(problem)
+    step = check(problem, plain.formulate(problem), budget)
+    plan = planner.plan(problem, budget_bytes=budget, time_limit_s=60)
+    assert_sound(problem, plan)
+    assert plan.objective is not None and plan.objective <= step.objective
+
+
+def test_more_budget_never_costs_more() -> None:
+    objectives = []
+    for budget in range(3, 11):
+        plan = planner.plan(eight(), budget_bytes=budget * MIB, gap=0.0, time_limit_s=30)
+        assert_sound(eight(), plan)
+        objectives.append(plan.objective)
+    assert objectives == sorted(objectives, reverse=True)
+    assert objectives[-1] == pytest.approx(eight().unconstrained_cost)
+
+
+def test_offloads_what_the_link_can_carry() -> None:
+    """A link fast enough for all of it makes up for the memory that is missing."""
+    problem = replace(eight(), host_link=HostLink(to_host_gbps=100.0, from_host_gbps=100.0))
+    budget = 5 * MIB
+    without = planner.plan(eight(), budget_bytes=budget, time_limit_s=30)
+    plan = planner.plan(problem, budget_bytes=budget, time_limit_s=30)
+    assert_sound(problem, plan)
+    assert plan.schedule is not None and plan.schedule.offload
+    assert plan.objective is not None and without.objective is not None
+    assert plan.objective < without.objective
+
+
+def test_room_on_the_host_is_kept_to() -> None:
+    problem = replace(eight(), host_link=HostLink(100.0, 100.0, capacity_bytes=2 * MIB))
+    plan = planner.plan(problem, budget_bytes=5 * MIB, time_limit_s=4)
+    assert_sound(problem, plan)
+    assert check_plan(problem, plan).offloaded_bytes <= 2 * MIB
+
+
+def test_same_request_same_plan() -> None:
+    problem = random_problem(5, operators=7, unit_bytes=MIB)
+    budget = budgets(problem, (0.7,))[0]
+    first, second = (planner.plan(problem, budget_bytes=budget, seed=3, time_limit_s=60) for _ in range(2))
+    assert first.stopped_by == second.stopped_by == "gap"
+    assert first.schedule == second.schedule
+    assert (first.objective, first.bound, first.method) == (second.objective, second.bound, second.method)
+
+
+# -- methods ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["monet", "checkmate", "chen", "gist", "plain"])
+def test_methods_by_name(method: str) -> None:
+    plan = planner.plan(eight(), method=method, budget_bytes=12 * MIB, gap=0.0, time_limit_s=30)
+    assert_sound(eight(), plan)
+    assert plan.method == method
+    assert plan.bound is not None
+
+
+def test_chen_and_checkmate_are_no_better_than_monet() -> None:
+    """In a chain, where all three may recompute, at what the square root rule takes."""
+    budget = 7 * MIB
+    plans = {m: planner.plan(eight(), method=m, budget_bytes=budget, gap=0.0) for m in ("monet", "checkmate", "chen")}
+    assert plans["monet"].objective is not None
+    for plan in plans.values():
+        assert plan.objective is not None
+        assert plan.objective >= plans["monet"].objective - 1e-6
+    assert plans["monet"].status == "optimal"
+
+
+@pytest.mark.parametrize("method", ["plain", "gist", "chen"])
+def test_baselines_that_do_not_fit_say_what_they_need(method: str) -> None:
+    with pytest.raises(LimitReachedError, match=rf"{method} needs \d+ bytes.*--method auto"):
+        planner.plan(eight(), method=method, budget_bytes=4 * MIB)
+
+
+def test_checkmate_that_does_not_fit_says_so() -> None:
+    """It keeps to one backward implementation, so that a budget may be too small for it alone."""
+    for seed in range(40):
+        problem = random_problem(seed, operators=4, encodings=0.5, choices=3, unit_bytes=MIB)
+        budget = minimum.minimum_budget(problem).budget_bytes
+        try:
+            plan = planner.plan(problem, method="checkmate", budget_bytes=budget)
+        except LimitReachedError as error:
+            assert "checkmate has no schedule" in str(error)
+            assert "--method auto" in str(error)
+            return
+        assert_sound(problem, plan)
+    pytest.fail("no instance on which checkmate fails")
+
+
+# -- no plan ---------------------------------------------------------------------------------------------------------
+
+
+def test_infeasible_says_what_stands_in_the_way() -> None:
+    """A backward operator of the chain holds what it reads, the gradient it takes and the one it gives."""
+    plan = planner.plan(eight(), budget_bytes=2 * MIB)
+    assert_sound(eight(), plan)
+    assert plan.stopped_by == "proof"
+    assert plan.infeasibility is not None
+    assert plan.infeasibility.minimum_budget_bytes == 3 * MIB
+    assert plan.infeasibility.short_bytes == MIB
+    assert "backward" in plan.infeasibility.where
+    assert [b.size_bytes for b in plan.infeasibility.blockers] == [MIB, MIB, MIB]
+
+
+@pytest.mark.parametrize("method", ["auto", "monet", "checkmate", "plain"])
+def test_infeasible_by_any_method(method: str) -> None:
+    assert planner.plan(eight(), method=method, budget_bytes=2 * MIB).status == "infeasible"
+
+
+def test_infeasible_though_every_operator_fits() -> None:
+    """The minimum budget named is a proof: there is no schedule below it."""
+    for seed in range(30):
+        problem = random_problem(seed, operators=3, once_only=1.0, choices=1, encodings=0.0, unit_bytes=MIB)
+        budget = minimum.minimum_budget(problem).budget_bytes
+        if math.isfinite(best_objective(problem, budget)):
+            continue
+        plan = planner.plan(problem, budget_bytes=budget, time_limit_s=30)
+        assert_sound(problem, plan)
+        assert plan.infeasibility is not None
+        assert math.isinf(best_objective(problem, plan.infeasibility.minimum_budget_bytes - 1))
+        return
+    pytest.fail("no such instance")
+
+
+def test_a_budget_must_come_from_somewhere() -> None:
+    with pytest.raises(InputError, match="budget_bytes"):
+        planner.plan(eight())
+    assert planner.plan(replace(eight(), budget_bytes=10 * MIB)).budget_bytes == 10 * MIB
+    assert planner.plan(replace(eight(), budget_bytes=MIB), budget_bytes=10 * MIB).budget_bytes == 10 * MIB
+
+
+def test_no_plan_in_time_is_no_answer() -> None:
+    with pytest.raises(LimitReachedError, match=r"no plan under .* within 0.1 s.*--time-limit"):
+        planner.plan(mobilenet(), budget_bytes=6 * GIB, time_limit_s=0.1)
+
+
+# -- on the way ------------------------------------------------------------------------------------------------------
+
+
+def test_cancelled_before_a_plan() -> None:
+    with pytest.raises(CancelledError):
+        planner.plan(mobilenet(), budget_bytes=6 * GIB, cancelled=lambda: True)
+
+
+def test_cancelled_with_a_plan_in_hand_returns_it() -> None:
+    """The plain step fits, so that there is a plan from the first moment on."""
+    problem = mobilenet()
+    plan = planner.plan(problem, budget_bytes=plain.peak_bytes(problem), gap=0.0, cancelled=lambda: True)
+    assert_sound(problem, plan)
+    assert plan.stopped_by == "cancel"
+    assert plan.method == "plain"
+
+
+def reported(problem: MemoryProblem, **options: Any) -> tuple[MemoryPlan, list[PlanProgress]]:
+    reports: list[PlanProgress] = []
+    return planner.plan(problem, on_progress=reports.append, **options), reports
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_reports_only_get_better(seed: int) -> None:
+    problem = random_problem(seed, operators=8, choices=4, skips=0.5, unit_bytes=MIB)
+    plan, reports = reported(problem, budget_bytes=budgets(problem, (0.6,))[0], gap=0.0, time_limit_s=20)
+    assert reports
+    assert [r.seconds for r in reports] == sorted(r.seconds for r in reports)
+    bounds = [r.bound for r in reports if r.bound is not None]
+    objectives = [r.objective for r in reports if r.objective is not None]
+    assert bounds == sorted(bounds)
+    assert all(later <= earlier + 1e-6 for earlier, later in itertools.pairwise(objectives))
+    for r in reports:
+        assert r.phase and r.message
+        if r.objective is not None and r.bound is not None:
+            assert r.gap == pytest.approx(max(0.0, (r.objective - r.bound) / r.objective))
+    if plan.objective is not None:
+        assert plan.bound is not None
+        assert bounds[-1] <= plan.bound
