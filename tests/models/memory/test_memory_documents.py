@@ -277,13 +277,16 @@ def test_wrong_plans_are_refused_by_name(change: Callable[[Document], Any], fiel
 
 
 def test_stage_of_plain_step_is_what_it_should_be() -> None:
-    """The plain step of the small problem, by hand: ReLU saves its result, which the loss saves anyway."""
+    """The plain step of the small problem, by hand: ReLU saves its result, which the loss saves anyway.
+
+    Backward 2 reads it last, so stage 2 is the last to keep it.
+    """
     step = plain.formulate(read_problem(small_document()))
     assert step == Schedule(
         (
             Stage((Compute(0), Compute(1), Compute(3)), None, (1,)),
             Stage((), 0, (1,)),
-            Stage((), 1, ()),
+            Stage((), 1, (1,)),
             Stage((), 0, ()),
         )
     )
