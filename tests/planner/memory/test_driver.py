@@ -71,7 +71,7 @@ def assert_sound(problem: MemoryProblem, plan: MemoryPlan) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_answers_are_the_best_there_are(seed: int) -> None:
     """On graphs small enough to try every schedule: the optimum with a gap of zero, or a proof that there is none."""
-    problem = random_problem(seed, operators=3, in_place=0.6, encodings=0.4, choices=3, unit_bytes=MIB)
+    problem = random_problem(seed, operators=3, in_place=0.6, encodings=0.4, unit_bytes=MIB)
     for budget in budgets(problem, (0.2, 0.5)):
         best = best_objective(problem, budget)
         plan = planner.plan(problem, budget_bytes=budget, gap=0.0, time_limit_s=30)

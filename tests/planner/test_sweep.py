@@ -1,0 +1,137 @@
+"""The frontier: budgets planned side by side, in order, each no dearer than the one below it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import pytest
+
+from loadmaster import planner
+from loadmaster.errors import CancelledError, InputError
+from loadmaster.models.memory import minimum, plain
+from loadmaster.models.memory.checker import check_plan
+from loadmaster.models.memory.documents import read_problem
+from loadmaster.models.memory.presets import chain
+from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.planner import Frontier, PlanOptions, PlanProgress
+from loadmaster.planner.sweep import default_budgets
+from tests.models.memory.instances import budgets, random_problem
+
+MIB = 1 << 20
+QUICK = PlanOptions(time_limit_s=5.0, gap=0.0)
+
+
+def eight() -> MemoryProblem:
+    """Eight equal operators of a MiB: the plain step takes ten."""
+    return read_problem(chain(8, MIB))
+
+
+def assert_sound(problem: MemoryProblem, frontier: Frontier) -> None:
+    """Ascending budgets; costs fall, and so do bounds; every plan holds its own budget and bound."""
+    given = [p.budget_bytes for p in frontier.points]
+    assert given == sorted(set(given))
+    assert not set(given) & set(frontier.undecided)
+    found = [p.plan for p in frontier.points if p.plan.schedule is not None]
+    # Where a plan exists, every larger budget has one.
+    assert [p.plan for p in frontier.points][len(given) - len(found) :] == found
+    for point in frontier.points:
+        assert point.plan.budget_bytes == point.budget_bytes
+        if point.plan.schedule is not None:
+            verdict = check_plan(problem, point.plan)
+            assert verdict.violations == ()
+            assert verdict.summary() == point.plan.check
+    for small, large in itertools.pairwise(found):
+        assert small.objective is not None and large.objective is not None
+        assert large.objective <= small.objective
+        assert large.bound is None or (small.bound is not None and small.bound >= large.bound)
+    for plan in found:
+        if plan.bound is not None:
+            assert plan.objective is not None
+            assert plan.bound <= plan.objective * (1 + 1e-6)
+            assert plan.gap == pytest.approx(max(0.0, (plan.objective - plan.bound) / plan.objective))
+
+
+def test_a_chain_from_too_little_to_plenty() -> None:
+    wanted = [2 * MIB, 4 * MIB, 6 * MIB, 12 * MIB]
+    frontier = planner.frontier(eight(), QUICK, budgets_bytes=[*reversed(wanted), 4 * MIB])
+    assert_sound(eight(), frontier)
+    assert [p.budget_bytes for p in frontier.points] == wanted
+    assert [p.plan.status for p in frontier.points] == ["infeasible", "optimal", "optimal", "optimal"]
+    assert frontier.points[-1].plan.objective == pytest.approx(eight().unconstrained_cost)
+    assert frontier.undecided == ()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_costs_and_bounds_fall_with_the_budget(seed: int) -> None:
+    """With a wide gap, single answers may be anything within it; the frontier is in order all the same."""
+    problem = random_problem(seed, operators=6, unit_bytes=MIB)
+    options = PlanOptions(time_limit_s=5.0, gap=0.2)
+    frontier = planner.frontier(problem, options, budgets_bytes=budgets(problem, (0.3, 0.5, 0.7, 1.0)))
+    assert_sound(problem, frontier)
+
+
+def test_default_budgets_run_from_the_minimum_to_the_plain_step() -> None:
+    problem = eight()
+    chosen = default_budgets(problem, 5)
+    assert len(chosen) == 5
+    assert chosen == sorted(chosen)
+    assert minimum.minimum_budget(problem).budget_bytes <= chosen[0]
+    assert chosen[-1] == plain.peak_bytes(problem)
+    steps = [b - a for a, b in itertools.pairwise(chosen)]
+    assert max(steps) - min(steps) <= 1
+    frontier = planner.frontier(problem, QUICK, count=3)
+    assert [p.budget_bytes for p in frontier.points] == default_budgets(problem, 3)
+    assert frontier.points[-1].plan.objective == pytest.approx(problem.unconstrained_cost)
+
+
+def test_reports_name_their_budget_and_come_one_at_a_time() -> None:
+    inside = threading.Lock()
+    reports: list[PlanProgress] = []
+
+    def report(progress: PlanProgress) -> None:
+        assert inside.acquire(blocking=False)
+        reports.append(progress)
+        inside.release()
+
+    planner.frontier(eight(), QUICK, budgets_bytes=[5 * MIB, 7 * MIB], workers=2, on_progress=report)
+    assert {r.phase.split(":")[0] for r in reports} == {f"{5 * MIB} bytes", f"{7 * MIB} bytes"}
+
+
+def test_cancelled_before_any_plan() -> None:
+    with pytest.raises(CancelledError):
+        planner.frontier(eight(), QUICK, budgets_bytes=[5 * MIB, 6 * MIB], cancelled=lambda: True)
+
+
+def test_cancelled_with_plans_returns_them() -> None:
+    """The plain step fits the largest budget at once; below it nothing has been found yet."""
+    frontier = planner.frontier(eight(), QUICK, budgets_bytes=[5 * MIB, 12 * MIB], cancelled=lambda: True)
+    assert [p.budget_bytes for p in frontier.points] == [12 * MIB]
+    assert frontier.points[0].plan.method == "plain"
+    assert frontier.undecided == (5 * MIB,)
+
+
+def test_plans_serve_larger_budgets_whose_own_search_found_none() -> None:
+    """Chen's schedule is one for all budgets; where it does not fit, there is neither a plan nor a proof."""
+    options = PlanOptions(method="chen", time_limit_s=5.0)
+    frontier = planner.frontier(eight(), options, budgets_bytes=[4 * MIB, 9 * MIB, 12 * MIB])
+    assert_sound(eight(), frontier)
+    assert frontier.undecided == (4 * MIB,)
+    assert [p.plan.method for p in frontier.points] == ["chen", "chen"]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("budgets_bytes", {"budgets_bytes": []}),
+        ("budgets_bytes", {"budgets_bytes": [-1]}),
+        ("count", {"count": 1}),
+        ("workers", {"workers": 0}),
+    ],
+)
+def test_wrong_requests_are_refused(name: str, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError) as caught:
+        planner.frontier(eight(), QUICK, **wrong)
+    assert caught.value.field == name
+    assert caught.value.remedy
