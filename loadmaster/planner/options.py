@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from types import UnionType
 from typing import Any
 
 from loadmaster.errors import InputError
@@ -34,6 +35,11 @@ class PlanOptions:
     memory_limit_bytes: int | None = None
 
     def __post_init__(self) -> None:
+        for option in fields(self):
+            _of_its_type(option.name, getattr(self, option.name))
+        # 60 and 60.0 seconds are one request, with one cache key.
+        object.__setattr__(self, "time_limit_s", float(self.time_limit_s))
+        object.__setattr__(self, "gap", float(self.gap))
         _between("options.time_limit_s", self.time_limit_s, 0.1, 7 * 86_400.0, "seconds")
         _between("options.gap", self.gap, 0.0, 1.0, "a fraction, 0.01 is one percent")
         _between("options.seed", self.seed, 0, 2**31 - 1, "a whole number")
@@ -62,18 +68,21 @@ class PlanOptions:
         for name, value in document.items():
             if name not in known:
                 raise InputError(f"options.{name}", value, "is no option", f"Options are {', '.join(sorted(known))}.")
-            text = name in ("solver", "method")
-            whole = name in ("seed", "budget_bytes", "memory_limit_bytes")
-            wanted: type | tuple[type, ...] = str if text else int if whole else (int, float)
-            optional = name in ("budget_bytes", "memory_limit_bytes")
-            if isinstance(value, bool) or not (isinstance(value, wanted) or (optional and value is None)):
-                kind = "text" if text else "a whole number" if whole else "a number"
-                raise InputError(f"options.{name}", value, f"is not {kind}", f"Give {kind}.")
         return cls(**document)
 
     def to_document(self) -> dict[str, Any]:
         """The options as JSON, without those not given."""
         return {k: v for k, v in asdict(self).items() if v is not None}
+
+
+def _of_its_type(name: str, value: object) -> None:
+    if name in ("budget_bytes", "memory_limit_bytes") and value is None:
+        return
+    text, fraction = name in ("solver", "method"), name in ("time_limit_s", "gap")
+    wanted: type | UnionType = str if text else int | float if fraction else int
+    if isinstance(value, bool) or not isinstance(value, wanted):
+        kind = "text" if text else "a number" if fraction else "a whole number"
+        raise InputError(f"options.{name}", value, f"is not {kind}", f"Give {kind}.")
 
 
 def _between(field: str, value: float, low: float, high: float, meaning: str) -> None:

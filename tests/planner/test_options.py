@@ -67,6 +67,9 @@ def test_values_of_the_wrong_type(name: str, value: Any) -> None:
     with pytest.raises(InputError) as caught:
         PlanOptions.from_document({name: value})
     assert_names(caught.value, name, value)
+    with pytest.raises(InputError) as caught:
+        PlanOptions(**{name: value})
+    assert_names(caught.value, name, value)
 
 
 def test_unknown_options_are_told_the_known_ones() -> None:
