@@ -51,7 +51,7 @@ def test_a_budget_counts_wherever_it_is_given(keyed: list[tuple[Any, Any]]) -> N
 def test_sizes_count_the_lists_of_the_problem(keyed: list[tuple[Any, Any]]) -> None:
     request = FloorPlanner().read(chain(4, MEGABYTE), {"budget_bytes": 1})  # four operators and a loss
     assert request.sizes == {"forward": 5, "backward": 5}
-    assert (request.kind, request.gap, request.time_limit_s) == ("memory", 0.02, 60.0)
+    assert (request.kind, request.gap, request.time_limit_s) == ("memory", 0.01, 60.0)
 
 
 @pytest.mark.parametrize(
