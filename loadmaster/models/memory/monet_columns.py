@@ -141,13 +141,16 @@ class MonetColumns:
     def start(self, schedule: Schedule) -> FloatArray:
         """The point [columns] of a schedule that stays inside the program, to start a solver from.
 
-        Implementations left out as dominated are replaced by ones that dominate them. Feasible if the schedule
-        passes the checker and neither computes nor keeps what this program fixes at zero (``tidy`` sees to that).
+        Implementations left out as dominated are replaced by ones that dominate them; what the program fixes at zero
+        is left out, as nothing in it needs that. Feasible if the schedule passes the checker and recomputes nothing
+        that the caller ruled out.
         """
         values = np.zeros(self.program.column_count)
         for t, stage in enumerate(schedule.stages):
-            values[self.keep[t, list(stage.keep)]] = 1.0
+            values[self.keep[t, [i for i in stage.keep if self._useful.keep[t, i]]]] = 1.0
             for c in stage.computes:
+                if not self._may_compute[t, c.forward]:
+                    continue
                 values[self.compute[t, c.forward]] = 1.0
                 choices = self._choices[min(t, 1)][c.forward]
                 if len(choices) > 1:

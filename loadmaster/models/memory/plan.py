@@ -2,7 +2,7 @@
 
 Stage 0 is the forward pass. Stage k = 1..K recomputes some forward operators in ascending order, then runs backward
 operator k. S[t] (the results on the device when stage t starts) is ``keep`` of stage t-1 plus the fetches that
-arrive at stage t.
+arrive at stage t. What backward k reads, its stage keeps too, unless it computes it.
 """
 
 from __future__ import annotations

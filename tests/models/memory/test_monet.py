@@ -10,6 +10,9 @@ import pytest
 
 from loadmaster.models.memory import monet, plain
 from loadmaster.models.memory.checker import check
+from loadmaster.models.memory.documents import read_problem
+from loadmaster.models.memory.plan import Compute
+from loadmaster.models.memory.presets import chain
 from loadmaster.models.memory.problem import MemoryProblem, Objective
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus
@@ -124,6 +127,33 @@ def test_start_replaces_dominated_implementations() -> None:
     start = formulation.start(schedule)
     assert formulation.program.violation(start) < 1e-6
     assert formulation.program.objective(start) <= check(problem, schedule, budget).objective
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_start_leaves_out_what_only_dominated_implementations_read(recompute: bool) -> None:
+    """Backward 1 may read result 0, or for the same cost nothing: the program has no column for keeping 0."""
+    problem = read_problem(chain(3, 1000))
+    needy = problem.backward[0].implementations[0]
+    backward = tuple(
+        replace(
+            b,
+            implementations=(replace(needy, needs=()), replace(needy, needs=(0,)))
+            if b.id == 1
+            else tuple(replace(c, needs=()) for c in b.implementations),
+        )
+        for b in problem.backward
+    )
+    problem = replace(problem, backward=backward)
+    step = plain.formulate(problem)
+    kept = () if recompute else (0,)
+    last = replace(step.stages[1], implementation=1, computes=(Compute(0),) if recompute else (), keep=kept)
+    schedule = replace(step, stages=(replace(step.stages[0], keep=kept), last, *step.stages[2:]))
+    budget = check(problem, schedule, 0).peak_bytes
+    assert check(problem, schedule, budget).ok
+    formulation = monet.formulate(problem, budget)
+    start = formulation.start(schedule)
+    assert formulation.program.violation(start) < 1e-6
+    assert formulation.program.objective(start) == pytest.approx(problem.unconstrained_cost)
 
 
 @pytest.mark.parametrize("seed", range(50, 54))
