@@ -60,7 +60,8 @@ def fits_alone(problem: MemoryProblem, budget_bytes: int) -> BoolArray:
     """[stages, V]: whether a recomputation fits into the budget with nothing else kept. No plan holds others.
 
     Row 0 says it of the forward pass. Resident are at least the stage's gradients and fixed bytes, the live inputs, the
-    result, and the least workspace that any implementation, in place or not, gets by with.
+    result, and the least workspace that any implementation, in place or not, gets by with. An encoded result fits where
+    its parent does.
     """
     least = np.zeros((2, len(problem.forward)), dtype=np.int64)
     for f in problem.forward:
@@ -69,4 +70,8 @@ def fits_alone(problem: MemoryProblem, budget_bytes: int) -> BoolArray:
             least[row, f.id] = min(c.workspace_bytes for c in choices) + saved + f.output_bytes + f.live_bytes
     gradients = np.array([problem.gradient_bytes(t) for t in range(problem.stage_count)])
     recompute = np.minimum(np.arange(problem.stage_count), 1)
-    return np.asarray(gradients[:, None] + least[recompute] <= budget_bytes)
+    fits = np.asarray(gradients[:, None] + least[recompute] <= budget_bytes)
+    for f in problem.forward:
+        if f.encodes is not None:
+            fits[:, f.id] &= fits[:, f.encodes]
+    return fits
