@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 from loadmaster.models.memory import monet, relaxation
+from loadmaster.models.memory.documents import read_problem
+from loadmaster.models.memory.presets import example, example_names, reference
 from loadmaster.models.memory.problem import HostLink, MemoryProblem, Objective
 from loadmaster.models.memory.reach import MIB, groups_of
 from loadmaster.models.memory.relaxation import Relaxation
@@ -118,3 +120,30 @@ def test_dividing_groups_never_lowers_it(seed: int, monkeypatch: pytest.MonkeyPa
     budget = budgets(problem, (0.3,))[0]
     chain = [bound(problem, budget, starts) for starts in ([1], [1, 5], [1, 3, 5], [1, 3, 5, 7])]
     assert all(coarse <= fine * (1 + 1e-6) for coarse, fine in itertools.pairwise(chain))
+
+
+def bound_within(problem: MemoryProblem, budget: int, seconds: float) -> float:
+    """What the relaxation with one boundary proves in that time."""
+    options = SolveOptions(gap=5e-4, time_limit_s=seconds)
+    solution = solve(Relaxation(problem, budget, [1]).program, options, solver="highs")
+    assert solution.bound is not None
+    return solution.bound
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v2-b272-recompute", "unet-b11-recompute"])
+def test_published_schedules_do_not_beat_it(name: str) -> None:
+    """Found by a commercial solver in a day: feasible, so no bound may lie above them."""
+    document = example(name)
+    problem = read_problem(document)
+    published = reference(document["name"])
+    tightest = min(published)
+    assert bound_within(problem, tightest, 10.0) <= published[tightest]["best_objective_us"] * (1 + 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in example_names() if n.endswith(("-full", "-recompute"))])
+def test_no_published_schedule_beats_it(name: str) -> None:
+    document = example(name)
+    problem = read_problem(document)
+    for budget, published in reference(document["name"]).items():
+        assert bound_within(problem, budget, 20.0) <= published["best_objective_us"] * (1 + 1e-6)

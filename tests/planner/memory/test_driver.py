@@ -256,6 +256,24 @@ def test_cancelled_with_a_plan_in_hand_returns_it() -> None:
     assert plan.method == "plain"
 
 
+def test_cancelled_on_the_way_keeps_the_best_so_far() -> None:
+    """Cancelled when the first plan is reported from inside a solve: the answer is that one or better."""
+    problem = mobilenet()
+    seen: list[float] = []
+
+    def watch(progress: PlanProgress) -> None:
+        if progress.objective is not None:
+            seen.append(progress.objective)
+
+    plan = planner.plan(
+        problem, budget_bytes=8 * GIB, gap=0.0, time_limit_s=60, on_progress=watch, cancelled=lambda: bool(seen)
+    )
+    assert_sound(problem, plan)
+    assert plan.status == "feasible"
+    assert plan.stopped_by == "cancel"
+    assert plan.objective is not None and plan.objective <= seen[0] + 1e-6
+
+
 def reported(problem: MemoryProblem, **options: Any) -> tuple[MemoryPlan, list[PlanProgress]]:
     reports: list[PlanProgress] = []
     return planner.plan(problem, on_progress=reports.append, **options), reports
