@@ -30,6 +30,8 @@ from loadmaster.solvers.solution import Progress, SolveOptions, SolverStatus, re
 # Restrictions in the order tried. Few slots first: they answer in seconds on graphs of hundreds of operators. The later
 # ones have finer slots, wider bands, or reach further back for long skips; each starts from the best plan so far.
 PORTFOLIO = (Slots(30, 4, 6), Slots(45, 5, 6), Slots(40, 6, 12), Slots(60, 4, 4), Slots(30, 8, 12), Slots(90, 8, 0))
+# With a host link, offload joins after the first and multiplies the choices: narrow bands answer in time then.
+OFFLOADING = (PORTFOLIO[0], Slots(30, 2, 0), Slots(45, 2, 0), *PORTFOLIO[1:])
 # Boundaries of the relaxations after the first, tried in turn while the gap is open.
 MORE_BOUNDARIES = (4, 2, 6, 9)
 # Up to this many stage-by-operator cells the exact formulation proves more than further boundaries do; up to the
@@ -82,17 +84,21 @@ def _auto(search: Search) -> None:
     search.say("start", f"{len(problem.forward)} forward and {len(problem.backward)} backward operators")
     search.adopt(plain.formulate(problem), "plain")
     search.relax(1, RELAX_SHARE * limit_s)
+    portfolio = OFFLOADING if _may_offload(problem) else PORTFOLIO
     proofs = iter(_proofs(search))
     for rounds in itertools.count():
         if search.done():
             return
-        # Offload joins when there is a plan to start from: it multiplies the choices.
-        offload = search.best is not None
-        slots = PORTFOLIO[rounds % len(PORTFOLIO)]
-        search.restrict(slots, RESTRICT_SHARE * limit_s, seed=rounds // len(PORTFOLIO), offload=offload)
+        slots = portfolio[rounds % len(portfolio)]
+        search.restrict(slots, RESTRICT_SHARE * limit_s, seed=rounds // len(portfolio), offload=rounds > 0)
         proof = next(proofs, None)
         if proof is not None and not search.done():
             proof()
+
+
+def _may_offload(problem: MemoryProblem) -> bool:
+    """Whether plans may send results to the host: the programs weigh that in time only."""
+    return problem.host_link is not None and problem.objective == "time"
 
 
 def _proofs(search: Search) -> list[Callable[[], None]]:
@@ -100,6 +106,9 @@ def _proofs(search: Search) -> list[Callable[[], None]]:
     limit_s = RELAX_SHARE * search.options.time_limit_s
     cells = search.problem.stage_count * len(search.problem.forward)
     more = [functools.partial(search.relax, groups, limit_s) for groups in MORE_BOUNDARIES]
+    if _may_offload(search.problem):
+        # The exact formulation knows no offload.
+        return [*more]
     if cells <= EXACT_CELLS:
         return [functools.partial(_exact, search, math.inf), *more]
     if cells <= PROVABLE_CELLS:
@@ -116,7 +125,7 @@ def _exact(search: Search, limit_s: float = math.inf) -> None:
         values = full.start(search.best)
         start = replace(start, start_columns=np.arange(len(values)), start_values=values, cutoff=search.objective)
     # The exact formulation knows no offload: with a host link its bound would prove nothing.
-    proves = problem.host_link is None or problem.objective == "energy"
+    proves = not _may_offload(problem)
 
     def live(progress: Progress) -> None:
         if proves:

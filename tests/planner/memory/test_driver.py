@@ -133,6 +133,17 @@ def test_offloads_what_the_link_can_carry() -> None:
     assert plan.objective < without.objective
 
 
+def test_offloads_what_can_neither_stay_nor_be_made_again() -> None:
+    """Nothing may be recomputed, so that without the link there is no plan at all."""
+    forward = tuple(replace(f, recomputable=False) for f in eight().forward)
+    problem = replace(eight(), forward=forward, host_link=HostLink(100.0, 100.0))
+    assert planner.plan(replace(problem, host_link=None), budget_bytes=6 * MIB).status == "infeasible"
+    plan = planner.plan(problem, budget_bytes=6 * MIB, time_limit_s=10)
+    assert_sound(problem, plan)
+    assert plan.schedule is not None and plan.schedule.offload
+    assert check_plan(problem, plan).recomputed == 0
+
+
 def test_room_on_the_host_is_kept_to() -> None:
     problem = replace(eight(), host_link=HostLink(100.0, 100.0, capacity_bytes=2 * MIB))
     plan = planner.plan(problem, budget_bytes=5 * MIB, time_limit_s=4)
