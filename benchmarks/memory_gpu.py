@@ -113,11 +113,11 @@ def run(out: Path, cases: tuple[str, ...], device: str) -> None:
 def wanted_rows(out: Path, cases: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """What identifies each row."""
     for case in cases:
-        yield {"case": case, "method": "eager"}
-        for knob in KNOB:
-            yield {"case": case, "method": "compile", "knob": knob}
         for path in sorted(out.glob(f"{case}.*.plan.json")):
             yield {"case": case, "method": "loadmaster", "plan": path.name}
+        for knob in KNOB:
+            yield {"case": case, "method": "compile", "knob": knob}
+        yield {"case": case, "method": "eager"}
 
 
 def in_process(out: Path, wanted: dict[str, Any], device: str) -> dict[str, Any]:

@@ -61,7 +61,6 @@ def inductor(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
 
 def _lower(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
     """The graph after Inductor's decompositions and those of our own operators."""
-    table = {**select_decomp_table(), **decompositions()}
     # Constants that decompositions create must be fake like the inputs.
     fake_mode = detect_fake_mode(inputs)
     with contextlib.nullcontext() if fake_mode is None else fake_mode:

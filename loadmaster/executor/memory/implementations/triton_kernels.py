@@ -203,7 +203,8 @@ def pool_offset_backward(
     dilation: Sequence[int],
 ) -> Tensor:
     """See :func:`loadmaster.executor.memory.implementations.pooling.pool_offset_backward`."""
-    gradient = gradient.contiguous()
+    # Compilers hand over both in whatever layout they chose for the graph, channels last among them.
+    gradient, offsets = gradient.contiguous(), offsets.contiguous()
     result = gradient.new_empty(shape)
     size = shape[-2] * shape[-1]
     if result.numel():

@@ -43,6 +43,22 @@ def test_masks_of_channels_last():
     assert got.stride() == gradient.stride()
 
 
+@pytest.mark.parametrize("strided", ["gradient", "offsets", "both"])
+def test_pooling_of_channels_last(strided):
+    """A compiled graph may hand over either of them in another layout: the stem of a ResNet trained wrongly once."""
+    window = ([3, 3], [2, 2], [1, 1], [1, 1])
+    x = torch.randn(2, 8, 12, 12, device="cuda").relu()
+    output, indices = aten.max_pool2d_with_indices(x, *window)
+    gradient = torch.randn_like(output)
+    expected = aten.max_pool2d_with_indices_backward(gradient, x, *window, False, indices)
+    offsets = pool_offsets(indices, 12, *window)
+    if strided in ("gradient", "both"):
+        gradient = gradient.to(memory_format=torch.channels_last)
+    if strided in ("offsets", "both"):
+        offsets = offsets.to(memory_format=torch.channels_last)
+    torch.testing.assert_close(pool_offset_backward(gradient, offsets, 12, 12, *window, False), expected)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 1.0])
 def test_dropout_mask_is_the_cpu_one(p, dtype):

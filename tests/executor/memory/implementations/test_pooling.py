@@ -46,6 +46,20 @@ def test_offsets_hold_what_the_indices_hold(planes, size, kernel, stride, dilati
     assert torch.equal(got, expected)
 
 
+def test_the_layout_of_gradient_and_offsets_does_not_matter():
+    window = ([3, 3], [2, 2], [1, 1], [1, 1])
+    x = torch.randn(2, 8, 12, 12).relu()
+    output, indices = aten.max_pool2d_with_indices(x, *window)
+    gradient = torch.randn_like(output)
+    expected = aten.max_pool2d_with_indices_backward(gradient, x, *window, False, indices)
+    layouts = (torch.contiguous_format, torch.channels_last)
+    for first in layouts:
+        for second in layouts:
+            offsets = pool_offsets(indices.to(memory_format=second), 12, *window).to(memory_format=second)
+            got = pool_offset_backward(gradient.to(memory_format=first), offsets, 12, 12, *window, False)
+            assert torch.equal(got, expected)
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(
     "pool", [nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(2), nn.MaxPool2d((3, 2), (2, 1), (1, 0), ceil_mode=True)]
