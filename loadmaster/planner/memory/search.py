@@ -150,21 +150,18 @@ class Search:
         restriction = self.built(lambda: self._restriction(slots, sorted(starts), offload))
         phase = f"plans, {len(starts)} slots"
 
+        latest: list[float | None] = [None]
+
         def live(progress: Progress) -> None:
+            latest[0] = progress.objective
             self.say(phase, f"{progress.nodes} nodes", _lesser(progress.objective, self.objective))
 
         options = SolveOptions(seed=self.options.seed + seed)
         if self.best is not None:
             columns, values = restriction.start(self.best)
             options = replace(options, start_columns=columns, start_values=values)
-        latest: list[float | None] = [None]
-
-        def watch(progress: Progress) -> None:
-            latest[0] = progress.objective
-            live(progress)
-
         solution = self.solved(
-            restriction.program, limit_s, RESTRICTION_GAP, watch, lambda: self._good(latest[0]), options
+            restriction.program, limit_s, RESTRICTION_GAP, live, lambda: self._good(latest[0]), options
         )
         if solution.values is not None:
             values_ = solution.values
