@@ -32,6 +32,10 @@ from loadmaster.solvers.solution import Progress, SolveOptions, SolverStatus, re
 PORTFOLIO = (Slots(30, 4, 6), Slots(45, 5, 6), Slots(40, 6, 12), Slots(60, 4, 4), Slots(30, 8, 12), Slots(90, 8, 0))
 # With a host link, offload joins after the first and multiplies the choices: narrow bands answer in time then.
 OFFLOADING = (PORTFOLIO[0], Slots(30, 2, 0), Slots(45, 2, 0), *PORTFOLIO[1:])
+# On graphs of up to this many stage-by-operator cells, a slot for every stage that reads something new, and no band, is
+# worth trying early: tight budgets there want results computed again and again.
+SMALL_CELLS = 4_000
+EVERY_STAGE = Slots(500, None, 0)
 # Boundaries of the relaxations after the first, tried in turn while the gap is open.
 MORE_BOUNDARIES = (4, 2, 6, 9)
 # Up to this many stage-by-operator cells the exact formulation proves more than further boundaries do; up to the
@@ -85,6 +89,8 @@ def _auto(search: Search) -> None:
     search.adopt(plain.formulate(problem), "plain")
     search.relax(1, RELAX_SHARE * limit_s)
     portfolio = OFFLOADING if _may_offload(problem) else PORTFOLIO
+    if _cells(problem) <= SMALL_CELLS:
+        portfolio = (portfolio[0], EVERY_STAGE, *portfolio[1:])
     proofs = iter(_proofs(search))
     for rounds in itertools.count():
         if search.done():
@@ -96,6 +102,11 @@ def _auto(search: Search) -> None:
             proof()
 
 
+def _cells(problem: MemoryProblem) -> int:
+    """How large the exact formulation would be: stages times forward operators."""
+    return problem.stage_count * len(problem.forward)
+
+
 def _may_offload(problem: MemoryProblem) -> bool:
     """Whether plans may send results to the host: the programs weigh that in time only."""
     return problem.host_link is not None and problem.objective == "time"
@@ -104,7 +115,7 @@ def _may_offload(problem: MemoryProblem) -> bool:
 def _proofs(search: Search) -> list[Callable[[], None]]:
     """Ways to a better bound, most promising first."""
     limit_s = RELAX_SHARE * search.options.time_limit_s
-    cells = search.problem.stage_count * len(search.problem.forward)
+    cells = _cells(search.problem)
     more = [functools.partial(search.relax, groups, limit_s) for groups in MORE_BOUNDARIES]
     if _may_offload(search.problem):
         # The exact formulation knows no offload.
