@@ -75,7 +75,12 @@ class Program:
     row_blocks: tuple[Block, ...]
 
     def __post_init__(self) -> None:
-        for array in (
+        for array in self._arrays():
+            array.setflags(write=False)
+
+    def _arrays(self) -> tuple[NDArray[Any], ...]:
+        """Everything a solver sees, but for the offset."""
+        return (
             self.cost,
             self.lower,
             self.upper,
@@ -85,8 +90,7 @@ class Program:
             self.value,
             self.row_lower,
             self.row_upper,
-        ):
-            array.setflags(write=False)
+        )
 
     @property
     def column_count(self) -> int:
@@ -163,17 +167,7 @@ class Program:
     def sha256(self) -> str:
         """A hash of everything a solver sees (not the names)."""
         digest = hashlib.sha256()
-        for array in (
-            self.cost,
-            self.lower,
-            self.upper,
-            self.integer,
-            self.row_start,
-            self.column_index,
-            self.value,
-            self.row_lower,
-            self.row_upper,
-        ):
+        for array in self._arrays():
             digest.update(str(array.shape).encode())
             digest.update(np.ascontiguousarray(array).tobytes())
         digest.update(repr(self.offset).encode())

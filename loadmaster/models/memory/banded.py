@@ -75,7 +75,7 @@ class Banded(BandedOffload, BandedPoints, Grouped):
         super().__init__(problem, budget_bytes, starts, NOTICEABLE)
         self.budget -= MARGIN_MIB
         self.allowed = allowed
-        self.offloads = offload and problem.host_link is not None and problem.objective == "time"
+        self.offloads = offload and problem.may_offload
         self._slot = slots_of_stages(self.groups)
         self._add_columns()
         self._choose_backward()

@@ -152,6 +152,11 @@ class MemoryProblem:
         return sha256({k: v for k, v in identity.items() if k not in ("name", "title", "budget_bytes")})
 
     @property
+    def may_offload(self) -> bool:
+        """Whether plans may send results to the host: it takes a link, and is weighed in time only."""
+        return self.host_link is not None and self.objective == "time"
+
+    @property
     def unit(self) -> str:
         """Unit of the objective."""
         return "us" if self.objective == "time" else "uj"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from loadmaster.models.memory.choices import Choice, undominated
 from loadmaster.models.memory.problem import Implementation, MemoryProblem
 from loadmaster.solvers.program import FloatArray, IntArray
 
@@ -89,14 +90,11 @@ def worthwhile(
     When their workspaces differ by less than ``threshold_bytes`` in all, only the cheapest is left: the caller decides
     what to assume of its workspace.
     """
-    front: list[tuple[int, Implementation]] = []
-    order = sorted(range(len(choices)), key=lambda c: (problem.cost(choices[c]), choices[c].workspace_bytes))
-    for c in order:
-        if not front or choices[c].workspace_bytes < front[-1][1].workspace_bytes:
-            front.append((c, choices[c]))
-    if front[0][1].workspace_bytes - front[-1][1].workspace_bytes < threshold_bytes:
-        return front[:1]
-    return front
+    offered = [Choice(n, problem.cost(c), c.workspace_bytes) for n, c in enumerate(choices)]
+    front = sorted(undominated(offered), key=lambda c: c.cost)
+    if front[0].workspace_bytes - front[-1].workspace_bytes < threshold_bytes:
+        front = front[:1]
+    return [(c.index, choices[c.index]) for c in front]
 
 
 def least_workspace_bytes(choices: Sequence[Implementation]) -> int:

@@ -70,7 +70,7 @@ class Relaxation(Grouped):
             self.add_group_start(g)
             self.add_backward_memory(g)
             self.add_recompute_memory(g)
-        if problem.host_link is not None and problem.objective == "time":
+        if problem.may_offload:
             self.add_host_link()
         self.program = self._build()
 
@@ -83,8 +83,7 @@ class Relaxation(Grouped):
         recomputable = np.array([f.recomputable for f in p.forward])
         self.stored = self._cells("stored", matters)
         self.recompute = self._cells("recompute", matters & recomputable)
-        offloads = p.host_link is not None and p.objective == "time"
-        sendable = np.array([offloads and f.offloadable for f in p.forward]) & matters[0]
+        sendable = np.array([p.may_offload and f.offloadable for f in p.forward]) & matters[0]
         self.offload = self._cells("offload", sendable)
         self.fetch = self._cells("fetch", matters & sendable[None, :])
         self._recompute_choices: dict[tuple[int, int], Row] = {}

@@ -88,7 +88,7 @@ def _auto(search: Search) -> None:
     search.say("start", f"{len(problem.forward)} forward and {len(problem.backward)} backward operators")
     search.adopt(plain.formulate(problem), "plain")
     search.relax(1, RELAX_SHARE * limit_s)
-    portfolio = OFFLOADING if _may_offload(problem) else PORTFOLIO
+    portfolio = OFFLOADING if problem.may_offload else PORTFOLIO
     if _cells(problem) <= SMALL_CELLS:
         portfolio = (portfolio[0], EVERY_STAGE, *portfolio[1:])
     proofs = iter(_proofs(search))
@@ -107,17 +107,12 @@ def _cells(problem: MemoryProblem) -> int:
     return problem.stage_count * len(problem.forward)
 
 
-def _may_offload(problem: MemoryProblem) -> bool:
-    """Whether plans may send results to the host: the programs weigh that in time only."""
-    return problem.host_link is not None and problem.objective == "time"
-
-
 def _proofs(search: Search) -> list[Callable[[], None]]:
     """Ways to a better bound, most promising first."""
     limit_s = RELAX_SHARE * search.options.time_limit_s
     cells = _cells(search.problem)
     more = [functools.partial(search.relax, groups, limit_s) for groups in MORE_BOUNDARIES]
-    if _may_offload(search.problem):
+    if search.problem.may_offload:
         # The exact formulation knows no offload.
         return [*more]
     if cells <= EXACT_CELLS:
@@ -136,7 +131,7 @@ def _exact(search: Search, limit_s: float = math.inf) -> None:
         values = full.start(search.best)
         start = replace(start, start_columns=np.arange(len(values)), start_values=values, cutoff=search.objective)
     # The exact formulation knows no offload: with a host link its bound would prove nothing.
-    proves = not _may_offload(problem)
+    proves = not problem.may_offload
 
     def live(progress: Progress) -> None:
         if proves:
