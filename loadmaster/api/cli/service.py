@@ -8,7 +8,7 @@ import os
 from datetime import datetime
 from typing import Any
 
-from loadmaster.api.cli import plans
+from loadmaster.api.cli import planning
 from loadmaster.api.cli.files import expect_writable
 from loadmaster.api.cli.terminal import Terminal, table
 from loadmaster.api.client import Client, PlanHandle
@@ -40,7 +40,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     submit = commands.add_parser("submit", help="hand a problem to a service", description=_submit.__doc__)
     submit.add_argument("problem", metavar="PROBLEM.json")
     submit.add_argument("--budget", metavar="SIZE", help="5GiB, 800MB, bytes, or 50%% of the unconstrained peak")
-    plans.add_options(submit)
+    planning.add_options(submit)
     submit.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="as many as you like")
     _add_server(submit)
     submit.set_defaults(run=_submit)
@@ -86,12 +86,12 @@ def plan_on_server(problem: Problem, options: PlanOptions, arguments: argparse.N
         terminal.say(f"submitted to {arguments.server}: {handle.id}")
         try:
             follow(handle, terminal, problem.unit)
-            return plans.finish(handle.result(), arguments, terminal)
+            return planning.finish(handle.result(), arguments, terminal)
         except KeyboardInterrupt:
             terminal.say("cancelling, keeping the best plan so far (interrupt again to stop at once)")
             handle.cancel()
-            plans.finish(handle.result(_INCUMBENT_WITHIN_S), arguments, terminal)
-            return plans.INTERRUPTED
+            planning.finish(handle.result(_INCUMBENT_WITHIN_S), arguments, terminal)
+            return planning.INTERRUPTED
 
 
 def follow(handle: PlanHandle, terminal: Terminal, unit: str) -> None:
@@ -99,7 +99,7 @@ def follow(handle: PlanHandle, terminal: Terminal, unit: str) -> None:
     for event in handle.events():
         if event.type in ("progress", "incumbent"):
             figures: dict[str, Any] = {f.name: event.data.get(f.name) for f in dataclasses.fields(PlanProgress)}
-            plans.report_progress(terminal, PlanProgress(**figures), unit)
+            planning.report_progress(terminal, PlanProgress(**figures), unit)
         elif event.type == "state":
             terminal.progress(f"{handle.id}: {event.data['state']}")
 
@@ -129,7 +129,7 @@ def _worker(arguments: argparse.Namespace, terminal: Terminal) -> int:
 def _submit(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Hand a problem to a service and print the plan's id, for watch and cancel."""
     problem = read_problem(arguments.problem)
-    options = plans.options_of(arguments, problem)
+    options = planning.options_of(arguments, problem)
     labels = dict(_label(text) for text in arguments.label)
     with Client(arguments.server) as client:
         handle = client.submit(problem, options, labels=labels)
@@ -146,7 +146,7 @@ def _watch(arguments: argparse.Namespace, terminal: Terminal) -> int:
     with Client(arguments.server) as client:
         handle = client.plan(arguments.id)
         follow(handle, terminal, handle.state().unit or "us")
-        return plans.finish(handle.result(), arguments, terminal)
+        return planning.finish(handle.result(), arguments, terminal)
 
 
 def _cancel(arguments: argparse.Namespace, terminal: Terminal) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from loadmaster.api.cli.files import expect_writable, write_json, write_text
 from loadmaster.api.cli.interrupt import interruptible
-from loadmaster.api.cli.plans import INFEASIBLE, INTERRUPTED, add_options, options_of, report_progress
+from loadmaster.api.cli.planning import INFEASIBLE, INTERRUPTED, add_options, options_of, report_progress
 from loadmaster.api.cli.terminal import Terminal, table
 from loadmaster.api.report.frontier_page import feasible, frontier_page
 from loadmaster.api.units import parse_budget, show_bytes, show_cost, show_share
