@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from torch import fx
@@ -19,6 +18,6 @@ class CostModel(Protocol):
         """Memory that the operator takes while it runs, beside its inputs and results."""
         ...
 
-    def group_us(self, nodes: Sequence[fx.Node]) -> float:
-        """Time of operators that a compiler runs as one: values read and written only inside cost no traffic."""
+    def move_us(self, size_bytes: int, kernels: int = 1) -> float:
+        """Time of fused kernels that read and write so many bytes together."""
         ...

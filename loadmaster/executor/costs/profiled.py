@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.costs.materialize import index_limit, materialize
 from loadmaster.executor.costs.model import CostModel
 from loadmaster.executor.costs.roofline import Roofline
-from loadmaster.executor.costs.traffic import flops, group_bytes, is_free, tensors, value_of
+from loadmaster.executor.costs.traffic import is_free, tensors, value_of
 from loadmaster.executor.costs.workspace import workspace_formula_bytes
 from loadmaster.executor.memory.measure import cpu_peak_bytes
 from loadmaster.models.hardware import hardware, hardware_reported_as
@@ -71,16 +71,9 @@ class Profiler:
         measured = self._measure(node)
         return workspace_formula_bytes(node) if measured is None else measured.workspace_bytes
 
-    def group_us(self, nodes: Sequence[fx.Node]) -> float:
-        """Products as measured, the rest by what the group moves at the measured bandwidth of a copy."""
-        running = [n for n in nodes if not is_free(n)]
-        if not running:
-            return 0.0
-        if len(running) == 1:
-            return self.node_us(running[0])
-        products = sum(self.node_us(n) for n in running if flops(n))
-        move_us = group_bytes(nodes) / (self._bandwidth_gbps() * 1e3)
-        return max(products, move_us) + self._estimate.hardware.launch_us
+    def move_us(self, size_bytes: int, kernels: int = 1) -> float:
+        """Bytes at the measured bandwidth of a copy, and a launch per kernel, us."""
+        return size_bytes / (self._bandwidth_gbps() * 1e3) + kernels * self._estimate.hardware.launch_us
 
     def _measure(self, node: fx.Node) -> Measurement | None:
         key = _key(node)

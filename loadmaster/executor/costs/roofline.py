@@ -6,14 +6,13 @@ Waterman and Patterson, Roofline: an insightful visual performance model, 2009).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
 from loadmaster.executor.costs.model import CostModel
-from loadmaster.executor.costs.traffic import flops, group_bytes, is_free, node_bytes, precision, slowdown
+from loadmaster.executor.costs.traffic import flops, is_free, node_bytes, precision, slowdown
 from loadmaster.executor.costs.workspace import workspace_formula_bytes
 from loadmaster.models.hardware import DType, Hardware, hardware
 
@@ -51,15 +50,9 @@ class Roofline:
         """From the registered formulas."""
         return workspace_formula_bytes(node)
 
-    def group_us(self, nodes: Sequence[fx.Node]) -> float:
-        """Time of a fused group, us: one launch, and no traffic for what stays inside.
-
-        Products are kernels of their own: each that computes for longer than the group moves adds up.
-        """
-        if all(is_free(n) for n in nodes):
-            return 0.0
-        compute = sum(self._compute_us(n) for n in nodes if not is_free(n))
-        return max(compute, self._move_us(group_bytes(nodes))) + self.hardware.launch_us
+    def move_us(self, size_bytes: int, kernels: int = 1) -> float:
+        """Bytes over bandwidth, and a launch per kernel, us."""
+        return self._move_us(size_bytes) + kernels * self.hardware.launch_us
 
     def _compute_us(self, node: fx.Node) -> float:
         work = flops(node)

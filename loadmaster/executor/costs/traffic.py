@@ -130,19 +130,6 @@ def slowdown(node: fx.Node) -> float:
     return SLOWDOWN.get(node.target, 1.0)
 
 
-def group_bytes(nodes: Sequence[fx.Node]) -> int:
-    """Bytes that a fused group moves: each external input read once, each result that is used outside written once."""
-    inside = set(nodes)
-    read = {n: None for node in nodes for n in node.all_input_nodes if n not in inside}
-    written = [n for n in nodes if not is_free(n) and _used_outside(n, inside)]
-    return sum(value_bytes(value_of(n)) for n in (*read, *written))
-
-
-def _used_outside(node: fx.Node, inside: set[fx.Node]) -> bool:
-    """Whether anybody outside reads the node's memory, through views inside the group as well."""
-    return any(user not in inside or (is_free(user) and _used_outside(user, inside)) for user in node.users)
-
-
 def precision(node: fx.Node) -> torch.dtype:
     """The floating-point format that the operator computes in: that of its largest floating-point argument."""
     read = [t for n in node.all_input_nodes for t in tensors(value_of(n)) if t.dtype.is_floating_point]

@@ -44,16 +44,19 @@ class PlannedStep(nn.Module):
             return self._call(*inputs)
 
     def _partition(self, joint: Joint) -> tuple[fx.GraphModule, fx.GraphModule]:
-        operators = group(joint)
         expected = self.plan.name.rpartition("-")[2]
-        if expected != operators.fingerprint:
-            raise InputError(
-                "plan.name",
-                self.plan.name,
-                f"was made for the graph {expected}, this step is {operators.fingerprint}",
-                "Capture this model with this batch, loss and precision, and plan again.",
-            )
-        return emit(operators, schedule_of(self.plan))
+        found = []
+        for fused in (True, False):  # a plan made for one backend runs on the other, though not as fast or as small
+            operators = group(joint, fused=fused)
+            if expected == operators.fingerprint:
+                return emit(operators, schedule_of(self.plan))
+            found.append(operators.fingerprint)
+        raise InputError(
+            "plan.name",
+            self.plan.name,
+            f"was made for the graph {expected}, this step is {' or '.join(found)}",
+            "Capture this model with this batch, loss and precision, and plan again.",
+        )
 
 
 def schedule_of(plan: MemoryPlan) -> Schedule:

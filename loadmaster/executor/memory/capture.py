@@ -85,7 +85,8 @@ def capture(
         InputError: the step cannot be traced as one graph (names place and remedy), or returns no scalar loss.
     """
     inputs = tuple(inputs)
-    operators = group(trace(model, inputs, loss))
+    fused = backend == "inductor"
+    operators = group(trace(model, inputs, loss), fused=fused)
     device = _device(model, inputs)
     if costs is None:
         costs = profiled(device) if hardware is None else roofline(hardware)
@@ -94,7 +95,7 @@ def capture(
         for node in filter(is_compute, operators.joint.nodes):
             costs.node_us(node)  # measured once, now: libraries make their workspaces before resident bytes are read
         resident_bytes = max(resident_bytes, _cuda_resident_bytes(model, optimizer, device))
-    accountant = Accountant(operators, costs, fused=backend == "inductor", resident_bytes=resident_bytes)
+    accountant = Accountant(operators, costs, fused=fused, resident_bytes=resident_bytes)
     return MemoryProblem(
         name=f"{name or type(model).__name__}-{operators.fingerprint}",
         title=f"{type(model).__name__}, costs {'measured on ' + device.type if hardware is None else 'of ' + hardware}",

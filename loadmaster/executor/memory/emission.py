@@ -8,70 +8,19 @@ schedule drops is forgotten here, so that only a recomputation can bring it back
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
 
 from loadmaster.errors import InputError
+from loadmaster.executor.memory.emitter import Emitter, stand_in
 from loadmaster.executor.memory.joint import Joint
-from loadmaster.executor.memory.operators import Choice, ForwardGroup, Operators
+from loadmaster.executor.memory.operators import ForwardGroup, Operators
 from loadmaster.executor.memory.segments import STAGE
 from loadmaster.models.memory.plan import Schedule, Stage
 
-Values = dict[fx.Node, fx.Node]
 REMEDY = "Plan the problem captured from this model again, and check the plan."
-
-
-class Emitter:
-    """Emits nodes of a joint graph into a new graph, and knows which new node holds which value.
-
-    Args:
-        missing: called for a root that the new graph does not hold; returns the new node or raises.
-    """
-
-    def __init__(self, joint: Joint, graph: fx.Graph, missing: Callable[[fx.Node], fx.Node]) -> None:
-        self.joint = joint
-        self.graph = graph
-        self.held: Values = {}
-        self.encoded: dict[int, fx.Node] = {}
-        self._views: dict[fx.Node, Values] = {}
-        self._missing = missing
-
-    def value(self, node: fx.Node) -> fx.Node:
-        """The new node that holds a joint node's value; views are made where they are first read."""
-        root = self.joint.roots[node]
-        if root not in self.held:
-            self.held[root] = self._missing(root)
-        if node is root:
-            return self.held[root]
-        views = self._views.setdefault(root, {})
-        if node not in views:
-            views[node] = self.graph.node_copy(node, self.value)
-        return views[node]
-
-    def run(self, node: fx.Node) -> None:
-        """Run a compute node as it stands."""
-        self.bind(node, self.graph.node_copy(node, self.value))
-
-    def bind(self, node: fx.Node, new: fx.Node) -> None:
-        """Say that ``new`` holds what the compute node makes."""
-        for root in self.joint.results[node]:
-            self.forget(root)
-            if root is node:
-                self.held[root] = new
-            else:
-                element = self.graph.node_copy(root, lambda _: new)
-                self.held[root] = element
-
-    def forget_views(self) -> None:
-        """Make views again where they are read next: a graph can be cut between stages then."""
-        self._views.clear()
-
-    def forget(self, root: fx.Node) -> None:
-        """Drop a value and its views."""
-        self.held.pop(root, None)
-        self._views.pop(root, None)
 
 
 def emit(operators: Operators, schedule: Schedule) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -126,12 +75,6 @@ def expect_fit(operators: Operators, schedule: Schedule) -> None:
         raise InputError("schedule.stages[0]", skipped, "leaves forward operators out", REMEDY)
 
 
-def _emit_encoding(emitter: Emitter, group: ForwardGroup) -> None:
-    assert group.encoding is not None
-    alternative, site = group.encoding.alternative, group.encoding.site
-    emitter.encoded[group.id] = alternative.encode(emitter.graph, site, emitter.value)
-
-
 def _forward_graph(operators: Operators, schedule: Schedule, saved: Sequence[fx.Node | int]) -> fx.Graph:
     joint = operators.joint
     graph = fx.Graph()
@@ -141,13 +84,13 @@ def _forward_graph(operators: Operators, schedule: Schedule, saved: Sequence[fx.
             return graph.node_copy(root)
         raise InputError("schedule.stages[0]", root.name, "is read before it is computed", REMEDY)
 
-    emitter = Emitter(joint, graph, missing)
+    emitter = Emitter(operators, graph, missing)
     for primal in joint.primals:
         emitter.held[primal] = graph.node_copy(primal)
     for compute in schedule.stages[0].computes:
         group = operators.forward[compute.forward]
         if group.encoding is not None:
-            _emit_encoding(emitter, group)
+            emitter.encode(group)
         for node in (*group.nodes, *group.side):
             emitter.run(node)
     outputs = [emitter.value(n) if isinstance(n, fx.Node) else n for n in joint.forward_outputs]
@@ -163,7 +106,7 @@ class _BackwardEmission:
         self.operators = operators
         self.joint = operators.joint
         self.graph = fx.Graph()
-        self.emitter = Emitter(self.joint, self.graph, self._missing)
+        self.emitter = Emitter(operators, self.graph, self._missing)
         self.saved: list[fx.Node | int] = []
         tangents = [self.graph.node_copy(n) for n in self.joint.tangents]
         self.emitter.held.update(zip(self.joint.tangents, tangents, strict=True))
@@ -211,9 +154,12 @@ class _BackwardEmission:
         missing = [self.operators.forward[i].name for i in choice.needs if i not in self.available]
         if missing:
             raise InputError(f"schedule.stages[{t}]", missing, "is needed but neither stored nor computed", REMEDY)
+        inlined = set(choice.inlined) - self.available
+        for i in sorted(inlined):
+            self._recompute(self.operators.forward[i])
         for node in group.nodes:
-            self._differentiate(node, choice)
-        self._drop(self.available - set(stage.keep))
+            self.emitter.differentiate(node, choice, self._encoded)
+        self._drop(inlined | self.available - set(stage.keep))
         for node in reversed(self.graph.nodes):
             if node.op == "placeholder" or STAGE in node.meta:
                 break
@@ -225,33 +171,10 @@ class _BackwardEmission:
         if unmet or not group.recomputable:
             problem = "cannot be computed twice" if not unmet else f"is computed without its inputs {unmet}"
             raise InputError(f"schedule.stages[{self.stage}]", group.name, problem, REMEDY)
-        if group.encoding is not None:
+        if group.encodes is None or group.encoding is not None:
             self._drop({group.id})
-            _emit_encoding(self.emitter, group)
-        elif group.encodes is None:
-            self._drop({group.id})
+        self.emitter.recompute(group)
         self.available.add(group.id)
-        for node in group.nodes:
-            recomputes = self.operators.recomputes.get(node)
-            if recomputes is None:
-                self.emitter.run(node)
-            else:
-                for recompute in recomputes:
-                    new = recompute.emit(self.graph, self.emitter.value)
-                    self.emitter.forget(recompute.node)
-                    self.emitter.held[recompute.node] = new
-        for node in group.nodes[:-1]:
-            for root in self.joint.results[node]:
-                if root not in group.results and root not in self.operators.pinned:
-                    self.emitter.forget(root)
-
-    def _differentiate(self, node: fx.Node, choice: Choice) -> None:
-        if choice.site is None or choice.alternative is None or node is not choice.site.backward:
-            self.emitter.run(node)
-            return
-        encoded = None if choice.encoded is None else self._encoded(choice.encoded)
-        new = choice.alternative.emit(self.graph, choice.site, self.emitter.value, encoded)
-        self.emitter.bind(node, new)
 
     def _drop(self, gone: set[int]) -> None:
         for i in gone:
@@ -285,18 +208,9 @@ def _backward_graph(operators: Operators, schedule: Schedule) -> tuple[fx.Graph,
 
 def encoded_meta(operators: Operators, i: int) -> dict[str, Any]:
     """Metadata (fake result) of an encoded result, found by encoding into a graph of its own."""
-    group = operators.forward[i]
-    assert group.encoding is not None
     graph = fx.Graph()
-    emitter = Emitter(operators.joint, graph, lambda root: _stand_in(graph, root))
-    new = group.encoding.alternative.encode(graph, group.encoding.site, emitter.value)
-    return dict(new.meta)
-
-
-def _stand_in(graph: fx.Graph, root: fx.Node) -> fx.Node:
-    node = graph.placeholder(root.name)
-    node.meta = dict(root.meta)
-    return node
+    emitter = Emitter(operators, graph, lambda root: stand_in(graph, root.name, root))
+    return dict(emitter.encode(operators.forward[i]).meta)
 
 
 def _finish(joint: Joint, graph: fx.Graph, outputs: Sequence[Any], described: slice, saved: int) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from torch import fx
 
+from loadmaster.executor.memory.fusion import is_elementwise, is_fusible
 from loadmaster.executor.memory.implementations import registry
 from loadmaster.executor.memory.joint import Joint, is_collective, is_compute, is_mutating, is_random
 from loadmaster.executor.memory.operators import BackwardGroup, Choice, Encoding, ForwardGroup, Operators
@@ -22,13 +23,17 @@ _SMALL_SHARE = 2000  # results below this share of all that the backward pass re
 OfferedSite = tuple[registry.BackwardAlternative, registry.Site]
 
 
-def group(joint: Joint, alternatives: Sequence[registry.BackwardAlternative] | None = None) -> Operators:
+def group(
+    joint: Joint, alternatives: Sequence[registry.BackwardAlternative] | None = None, *, fused: bool = False
+) -> Operators:
     """Group a joint graph into operators.
 
     Args:
         alternatives: implementations to offer; all registered ones by default.
+        fused: for a backend that fuses operators.
     """
-    return _Grouping(joint, registry.alternatives() if alternatives is None else alternatives).operators()
+    offered = registry.alternatives() if alternatives is None else alternatives
+    return _Grouping(joint, offered, fused=fused).operators()
 
 
 def _parameter_gradients_first(joint: Joint, nodes: Sequence[fx.Node]) -> list[fx.Node]:
@@ -56,8 +61,9 @@ def _parameter_gradients_first(joint: Joint, nodes: Sequence[fx.Node]) -> list[f
 
 
 class _Grouping:
-    def __init__(self, joint: Joint, alternatives: Sequence[registry.BackwardAlternative]) -> None:
+    def __init__(self, joint: Joint, alternatives: Sequence[registry.BackwardAlternative], *, fused: bool) -> None:
         self.joint = joint
+        self.fused = fused
         compute = [n for n in joint.nodes if is_compute(n)]
         self.forward_nodes = [n for n in compute if n in joint.forward]
         self.backward_nodes = _parameter_gradients_first(joint, [n for n in compute if n not in joint.forward])
@@ -79,6 +85,7 @@ class _Grouping:
 
     def operators(self) -> Operators:
         forward, encoded = self._with_derived(self._forward())
+        self.forward = forward
         backward = self._backward(encoded)
         return Operators(self.joint, tuple(forward), tuple(backward), self.owner, self.pinned, self.recomputes)
 
@@ -128,10 +135,14 @@ class _Grouping:
                 r in outputs or r in self.pinned or (r in self.wanted and joint.bytes_of(r) > self.small_bytes)
                 for r in joint.results[node]
             )
-            if exposed or len(readers[node]) != 1 or node in self.recomputes or not self._recomputable(node):
+            if exposed or len(readers[node]) != 1 or not self._recomputable(node):
                 continue
             reader = next(iter(readers[node]))
-            if reader not in self.recomputes and self._recomputable(reader):
+            # A normalization fuses with the activation that reads it; run node by node it is worth a decision.
+            special = node in self.recomputes or reader in self.recomputes
+            if special and not (self.fused and is_fusible(node) and is_fusible(reader)):
+                continue
+            if self._recomputable(reader):
                 members[reader][:0] = members.pop(node)
         return members
 
@@ -224,6 +235,8 @@ class _Grouping:
 
     def _joins(self, before: Sequence[fx.Node], node: fx.Node) -> bool:
         """Whether a backward node joins the operator before it."""
+        if self.fused:
+            return self._fuses(before, node)
         held, needs = self._needs(before), self._needs([node])
         if node in self.sites or not held:
             plain = not held and not any(n in self.sites for n in before)
@@ -234,6 +247,36 @@ class _Grouping:
         made = {r for n in before for r in self.joint.results[n]}
         continues = any(r in made for r in self.joint.reads([node]))
         return continues or self._is_small(node)
+
+    def _fuses(self, before: Sequence[fx.Node], node: fx.Node) -> bool:
+        if not is_fusible(node) or not is_fusible(before[-1]):
+            return False
+        made = {r for n in before for r in self.joint.results[n]}
+        return self._is_small(node) or any(r in made for r in self.joint.reads([node]))
+
+    def _inlinable(self, nodes: Sequence[fx.Node]) -> list[int]:
+        """Forward operators that a fused backward operator can compute inside itself."""
+        if not (self.fused and all(map(is_fusible, nodes))):
+            return []
+        found = []
+        for i in sorted(self._needs(nodes)):
+            f = self.forward[i]
+            inside = all(is_elementwise(n) or n in self.recomputes for n in f.nodes)
+            if f.nodes and inside and f.recomputable:
+                found.append(i)
+        return found
+
+    def _with_inlined(self, choice: Choice, nodes: Sequence[fx.Node]) -> list[Choice]:
+        """The choice, and the same with each elementwise forward result, and with all, computed inside."""
+        usable = [i for i in self._inlinable(nodes) if i in choice.needs]
+        sets = [(i,) for i in usable] + ([tuple(usable)] if len(usable) > 1 else [])
+        found = [choice]
+        for inlined in sets:
+            inputs = {j for i in inlined for j in self.forward[i].inputs}
+            needs = tuple(sorted(set(choice.needs) - set(inlined) | inputs - set(inlined)))
+            if not inputs & set(inlined):
+                found.append(replace(choice, needs=needs, inlined=inlined))
+        return found
 
     def _backward(self, encoded: dict[registry.Site, int]) -> list[BackwardGroup]:
         runs: list[list[fx.Node]] = []
@@ -256,5 +299,6 @@ class _Grouping:
                 if code is not None:
                     needs.add(code)
                 choices.append(Choice(tuple(sorted(needs)), alternative, site, code))
+            choices = [v for c in choices for v in self._with_inlined(c, run)]
             groups.append(BackwardGroup(k, tuple(run), tuple(choices)))
         return groups

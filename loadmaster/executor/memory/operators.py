@@ -67,12 +67,14 @@ class Choice:
     Attributes:
         needs: forward operators whose results it reads, ascending.
         encoded: the one of them that is the encoded result, if the alternative reads one.
+        inlined: forward operators computed again inside the operator, for it alone; their inputs are among the needs.
     """
 
     needs: tuple[int, ...]
     alternative: BackwardAlternative | None = None
     site: Site | None = None
     encoded: int | None = None
+    inlined: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +116,7 @@ class Operators:
         described: list[object] = [self._describe(n) for n in self.joint.nodes]
         described += [[f.name, f.inputs, [r.name for r in f.results], f.recomputable] for f in self.forward]
         for b in self.backward:
-            choices = [[c.needs, c.alternative.name if c.alternative else None] for c in b.choices]
+            choices = [[c.needs, c.alternative.name if c.alternative else None, c.inlined] for c in b.choices]
             described.append([b.name, choices])
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
