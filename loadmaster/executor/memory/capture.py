@@ -7,6 +7,7 @@ only the costs are measured, operator by operator, when they are not estimated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -58,6 +59,38 @@ def trace(model: nn.Module, inputs: Sequence[Any], loss: Loss | None = None) -> 
     )
 
 
+@dataclass(frozen=True, eq=False)
+class CapturedStep:
+    """A traced step and what it costs: its problem can be written down again under other costs.
+
+    Attributes:
+        operators: of the traced graph.
+        costs: as measured or estimated.
+        fused: whether they run as fused kernels.
+        resident_bytes: parameters, buffers, inputs, optimizer state, and gradients that are held.
+        name, title: of the problem.
+    """
+
+    operators: Operators
+    costs: CostModel
+    fused: bool
+    resident_bytes: int
+    name: str
+    title: str
+
+    def problem(self, costs: CostModel | None = None) -> MemoryProblem:
+        """The memory problem under these costs; under the captured ones by default."""
+        accountant = Accountant(
+            self.operators, costs or self.costs, fused=self.fused, resident_bytes=self.resident_bytes
+        )
+        return MemoryProblem(
+            name=self.name,
+            title=self.title,
+            forward=_forward(self.operators, accountant),
+            backward=_backward(self.operators, accountant),
+        )
+
+
 def capture(
     model: nn.Module,
     inputs: Sequence[Any],
@@ -67,6 +100,7 @@ def capture(
     hardware: str | None = None,
     costs: CostModel | None = None,
     backend: str = "inductor",
+    gradients_held: bool = False,
     name: str | None = None,
 ) -> MemoryProblem:
     """The memory problem of one training step of a model.
@@ -79,11 +113,39 @@ def capture(
         hardware: estimate costs for this device of the catalogue ("h200"). None: measure on the model's device.
         costs: a cost model of your own, instead of either.
         backend: what the plan will be applied with: ``inductor`` counts fused operators, ``eager`` single ones.
+        gradients_held: the parameters' gradients are there when the step starts, and are added to (accumulation over
+            micro-batches, or gradients that are zeroed instead of dropped): they count as resident.
         name: of the problem; the graph's fingerprint is appended, which :func:`apply` holds a plan against.
 
     Raises:
         InputError: the step cannot be traced as one graph (names place and remedy), or returns no scalar loss.
     """
+    return capture_step(
+        model,
+        inputs,
+        loss,
+        optimizer=optimizer,
+        hardware=hardware,
+        costs=costs,
+        backend=backend,
+        gradients_held=gradients_held,
+        name=name,
+    ).problem()
+
+
+def capture_step(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    loss: Loss | None = None,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    hardware: str | None = None,
+    costs: CostModel | None = None,
+    backend: str = "inductor",
+    gradients_held: bool = False,
+    name: str | None = None,
+) -> CapturedStep:
+    """As :func:`capture`, before the problem is written down."""
     inputs = tuple(inputs)
     fused = backend == "inductor"
     operators = group(trace(model, inputs, loss), fused=fused)
@@ -95,13 +157,22 @@ def capture(
         for node in filter(is_compute, operators.joint.nodes):
             costs.node_us(node)  # measured once, now: libraries make their workspaces before resident bytes are read
         resident_bytes = max(resident_bytes, _cuda_resident_bytes(model, optimizer, device))
-    accountant = Accountant(operators, costs, fused=fused, resident_bytes=resident_bytes)
-    return MemoryProblem(
+    if gradients_held:
+        resident_bytes += gradient_bytes(model)
+    whose = "measured on " + device.type if hardware is None else "of " + hardware
+    return CapturedStep(
+        operators,
+        costs,
+        fused,
+        resident_bytes,
         name=f"{name or type(model).__name__}-{operators.fingerprint}",
-        title=f"{type(model).__name__}, costs {'measured on ' + device.type if hardware is None else 'of ' + hardware}",
-        forward=_forward(operators, accountant),
-        backward=_backward(operators, accountant),
+        title=f"{type(model).__name__}, costs {whose}",
     )
+
+
+def gradient_bytes(model: nn.Module) -> int:
+    """Bytes of the gradients of all parameters that require one."""
+    return _storage_bytes(p for p in model.parameters() if p.requires_grad)
 
 
 def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
