@@ -52,6 +52,27 @@ class MissingExtraError(LoadmasterError, ImportError):
         return (MissingExtraError, (self.package, self.extra))
 
 
+class BudgetError(LoadmasterError):
+    """No plan keeps the step within its budget: none exists, or what was planned measured more.
+
+    Attributes:
+        budget_bytes: what was asked for.
+        needed_bytes: what a step is known to take: ask for at least that much.
+        measured_bytes: the highest bytes measured; None where no plan was found to measure.
+    """
+
+    exit_status = 3
+
+    def __init__(self, message: str, budget_bytes: int, needed_bytes: int, measured_bytes: int | None = None) -> None:
+        self.budget_bytes = budget_bytes
+        self.needed_bytes = needed_bytes
+        self.measured_bytes = measured_bytes
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[BudgetError], tuple[str, int, int, int | None]]:
+        return (BudgetError, (str(self), self.budget_bytes, self.needed_bytes, self.measured_bytes))
+
+
 class SolverError(LoadmasterError):
     """A solve broke: the process crashed, ran out of memory, or the solver refused the model."""
 

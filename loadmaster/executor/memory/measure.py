@@ -1,8 +1,8 @@
 """Measuring a training step: the peak of its memory and its time.
 
-On CUDA the peak is the caching allocator's. On the CPU every allocation and release of PyTorch's allocator is counted
-during one step (through the profiler's memory events), on top of what is resident when it starts: workspaces and
-compiled code are seen too, not only operator results.
+On CUDA the peak is the caching allocator's, over all timed steps. On the CPU every allocation and release of PyTorch's
+allocator is counted during one step (through the profiler's memory events), on top of what is resident when it starts:
+workspaces and compiled code are seen too, not only operator results.
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ class Measurement:
         peak_bytes: highest allocated bytes during the step, resident ones included.
         resident_bytes: allocated before it.
         step_us: median wall time of the timed steps.
+        requested_bytes: highest bytes asked for; blocks that the CUDA allocator hands out can be larger.
+        reserved_bytes: highest bytes that the CUDA allocator took from the device: fragmentation is the rest.
     """
 
     peak_bytes: int
     resident_bytes: int
     step_us: float
+    requested_bytes: int
+    reserved_bytes: int
 
 
 def measure(
@@ -63,7 +67,8 @@ def measure(
         start = time.perf_counter()
         run()
         times.append((time.perf_counter() - start) * 1e6)
-    return Measurement(base + peak, base, statistics.median(times) if times else 0.0)
+    median_us = statistics.median(times) if times else 0.0
+    return Measurement(base + peak, base, median_us, requested_bytes=base + peak, reserved_bytes=base + peak)
 
 
 def cpu_peak_bytes(run: Callable[[], object]) -> int:
@@ -85,8 +90,6 @@ def _on_cuda(run: Callable[[], object], device: torch.device, repeats: int) -> M
     base = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     run()
-    torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_allocated(device)
     times = []
     for _ in range(repeats):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -95,4 +98,12 @@ def _on_cuda(run: Callable[[], object], device: torch.device, repeats: int) -> M
         stop.record()
         stop.synchronize()
         times.append(start.elapsed_time(stop) * 1e3)
-    return Measurement(peak, base, statistics.median(times) if times else 0.0)
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device)
+    return Measurement(
+        peak,
+        base,
+        statistics.median(times) if times else 0.0,
+        requested_bytes=torch.cuda.memory_stats(device).get("requested_bytes.all.peak", peak),
+        reserved_bytes=torch.cuda.max_memory_reserved(device),
+    )
