@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from loadmaster.errors import InputError
 from loadmaster.executor.costs.materialize import index_limit, materialize
 from loadmaster.executor.costs.model import CostModel
-from loadmaster.executor.costs.roofline import Roofline
+from loadmaster.executor.costs.roofline import CONVOLUTIONS, Roofline
 from loadmaster.executor.costs.traffic import is_free, tensors, value_of
 from loadmaster.executor.costs.workspace import workspace_formula_bytes
 from loadmaster.executor.memory.measure import cpu_peak_bytes
@@ -46,10 +46,13 @@ class Profiler:
     Args:
         device: where to run the operators.
         limit_s: total time for measuring; estimates from then on.
+        channels_last: measure convolutions in this memory format, whatever the strides of their fake tensors:
+            compilers choose it for the whole graph after tracing.
     """
 
-    def __init__(self, device: torch.device, limit_s: float) -> None:
+    def __init__(self, device: torch.device, limit_s: float, *, channels_last: bool = False) -> None:
         self.device = device
+        self.channels_last = channels_last
         self.limit_s = limit_s
         self.spent_s = 0.0
         self._measured: dict[Hashable, Measurement | None] = {}
@@ -94,6 +97,8 @@ class Profiler:
             limit = index_limit(node)
             args = materialize(fx.node.map_arg(node.args, value_of), self.device, limit)
             kwargs = materialize(fx.node.map_arg(node.kwargs, value_of), self.device, limit)
+            if self.channels_last and node.target in CONVOLUTIONS:
+                args = torch.utils._pytree.tree_map(_channels_last, args)
             with torch.no_grad():
                 workspace = self._workspace(node, target, args, kwargs)
                 return Measurement(self._time_us(target, args, kwargs), workspace)
@@ -154,12 +159,13 @@ class Profiler:
         return self._copy_gbps
 
 
-def profiled(device: torch.device, limit_s: float = 120.0) -> CostModel:
+def profiled(device: torch.device, limit_s: float = 120.0, *, channels_last: bool = False) -> CostModel:
     """Costs measured on the device.
 
     Args:
         device: a CPU or CUDA device that is there.
         limit_s: total time for measuring, seconds; estimates from then on.
+        channels_last: measure convolutions in this memory format.
 
     Raises:
         InputError: no such device here.
@@ -172,7 +178,13 @@ def profiled(device: torch.device, limit_s: float = 120.0) -> CostModel:
             "cannot be measured here",
             "Use a CPU or a CUDA device that is there, or estimate with roofline(name).",
         )
-    return Profiler(device, limit_s)
+    return Profiler(device, limit_s, channels_last=channels_last)
+
+
+def _channels_last(value: Any) -> Any:
+    if not isinstance(value, Tensor) or value.dim() not in (4, 5):
+        return value
+    return value.to(memory_format=torch.channels_last if value.dim() == 4 else torch.channels_last_3d)
 
 
 def _nearest_roofline(device: torch.device) -> Roofline:

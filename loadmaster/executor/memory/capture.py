@@ -151,7 +151,8 @@ def capture_step(
     operators = group(trace(model, inputs, loss), fused=fused)
     device = _device(model, inputs)
     if costs is None:
-        costs = profiled(device) if hardware is None else roofline(hardware)
+        channels_last = fused and runs_channels_last(operators.joint.module)
+        costs = profiled(device, channels_last=channels_last) if hardware is None else roofline(hardware)
     resident_bytes = _resident_bytes(model, inputs, optimizer)
     if device.type == "cuda":
         for node in filter(is_compute, operators.joint.nodes):
@@ -226,6 +227,13 @@ def _storage_bytes(held: Iterable[torch.Tensor]) -> int:
     """Bytes of the distinct storages of tensors."""
     distinct = {t.untyped_storage()._cdata: t for t in held}
     return sum(tensor_bytes(t) for t in distinct.values())
+
+
+def runs_channels_last(module: fx.GraphModule) -> bool:
+    """Whether Inductor will lay out the graph's convolutions channels last."""
+    from torch._inductor.graph import GraphLowering
+
+    return GraphLowering.decide_layout_opt(module, is_inference=False)
 
 
 def _op(node: fx.Node) -> str:

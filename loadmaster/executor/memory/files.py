@@ -66,7 +66,11 @@ def read_plan(path: str | Path) -> MemoryPlan:
 
 
 def _schedule(document: Mapping[str, Any]) -> Schedule:
-    return Schedule(tuple(_stage(s) for s in document["stages"]), tuple(document.get("offload", ())))
+    return Schedule(
+        stages=tuple(_stage(s) for s in document["stages"]),
+        offload=tuple(document.get("offload", ())),
+        gone_before=tuple(document.get("gone_before", ())),
+    )
 
 
 def _stage(document: Mapping[str, Any]) -> Stage:

@@ -75,6 +75,8 @@ class _Grouping:
         self.sites: dict[fx.Node, list[OfferedSite]] = {}
         for alternative in alternatives:
             for site in alternative.sites(joint.module):
+                if fused and self._is_inlining(site):
+                    continue
                 self.sites.setdefault(site.backward, []).append((alternative, site))
         self.pinned = self._pinned()
         self.wanted = self._wanted()
@@ -88,6 +90,11 @@ class _Grouping:
         self.forward = forward
         backward = self._backward(encoded)
         return Operators(self.joint, tuple(forward), tuple(backward), self.owner, self.pinned, self.recomputes)
+
+    def _is_inlining(self, site: registry.Site) -> bool:
+        """Whether the alternative only reads what can be computed inside the operator anyway."""
+        producers = [self.joint.producer(self.joint.roots[s]) for s in site.sources]
+        return site.parent is None and all(is_elementwise(n) or n in self.recomputes for n in producers)
 
     def _pinned(self) -> tuple[fx.Node, ...]:
         """Results that a special recomputation reads, and those it does not make."""
@@ -131,9 +138,11 @@ class _Grouping:
                     readers[source][node] = None
         members: dict[fx.Node, list[fx.Node]] = {n: [n] for n in self.forward_nodes}
         for node in self.forward_nodes:
+            # Statistics of a normalization are made once, whichever operator it is part of.
+            again = [r.node for r in self.recomputes.get(node, ())] if self.fused else []
             exposed = any(
                 r in outputs or r in self.pinned or (r in self.wanted and joint.bytes_of(r) > self.small_bytes)
-                for r in joint.results[node]
+                for r in again or joint.results[node]
             )
             if exposed or len(readers[node]) != 1 or not self._recomputable(node):
                 continue

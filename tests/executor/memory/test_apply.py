@@ -21,6 +21,8 @@ from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transforme
 from tests.executor.memory.schedules import plan, schedule
 
 CASES = {"mlp": mlp_case, "convnet": convnet_case, "transformer": transformer_case}
+FUSED = " fused"  # operators as a compiler fuses them; such a plan runs eagerly as well
+NAMES = [name + suffix for name in CASES for suffix in ("", FUSED)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,8 +39,9 @@ def captured():
     found = {}
     for name, case in CASES.items():
         model, inputs, loss = case()
-        problem = capture(model, inputs, loss, hardware="cpu", backend="eager", name=name)
-        found[name] = (model, inputs, loss, problem)
+        for suffix, backend in (("", "eager"), (FUSED, "inductor")):
+            problem = capture(model, inputs, loss, hardware="cpu", backend=backend, name=name)
+            found[name + suffix] = (model, inputs, loss, problem)
     return found
 
 
@@ -68,7 +71,7 @@ def assert_same(got, expected, rtol=1e-10):
         torch.testing.assert_close(b, b0, rtol=rtol, atol=1e-12)  # statistics and counts: updated exactly once
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("keep", [True, False])
 def test_keep_everything_and_recompute_everything(captured, name, keep):
     model, inputs, loss, problem = captured[name]
@@ -90,8 +93,8 @@ def test_gradients_are_bit_equal_where_operators_are_the_same(captured, name):
             assert all(torch.equal(g, g0) for g, g0 in zip(gradients, gradients0, strict=True))
 
 
-@settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 10**6), name=st.sampled_from(sorted(CASES)), share=st.floats(0, 1))
+@settings(max_examples=24, deadline=None)
+@given(seed=st.integers(0, 10**6), name=st.sampled_from(NAMES), share=st.floats(0, 1))
 def test_random_schedules_with_random_implementations(captured, seed, name, share):
     model, inputs, loss, problem = captured[name]
 
@@ -142,7 +145,7 @@ def test_dropout_is_drawn_once_and_replayed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mlp", "convnet", "transformer"])
+@pytest.mark.parametrize("name", NAMES)
 def test_inductor_computes_the_same(captured, name):
     model, inputs, loss, problem = captured[name]
     by_hand = schedule(problem, lambda i: i % 3 == 0)
@@ -152,8 +155,9 @@ def test_inductor_computes_the_same(captured, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-def test_inductor_under_random_schedules(captured, seed):
-    model, inputs, loss, problem = captured["transformer"]
+@pytest.mark.parametrize("suffix", ["", FUSED])
+def test_inductor_under_random_schedules(captured, seed, suffix):
+    model, inputs, loss, problem = captured["transformer" + suffix]
     draw = random.Random(seed)
     kept = {f.id: draw.random() < 0.4 for f in problem.forward}
     stays = {(b.id, f.id): draw.random() < 0.5 for b in problem.backward for f in problem.forward}

@@ -1,26 +1,68 @@
 """Masks of one bit per element: what a clamping activation's backward needs to know about its input.
 
-Bit ``i % 8`` of byte ``i // 8`` says whether element i, in row-major order, lies strictly inside the interval.
+Eight elements along one dimension share a byte: with D elements in that dimension and B = ceil(D / 8) bytes, bit j of
+byte k belongs to element ``j * B + k``. A mask so has the shape of its tensor with B in place of D, and takes any
+memory layout that a tensor can have. Kernels read and write both from one end of memory to the other, compilers fuse
+them in whatever layout they chose, and a gradient of another layout costs a copy of the mask alone.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from loadmaster.errors import InputError
 from loadmaster.executor.costs.workspace import register_workspace
-from loadmaster.executor.memory.implementations.chunks import chunk_bytes, chunks, laid_out_like, row_major_bytes
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
+from loadmaster.executor.memory.implementations.layouts import dense_bytes, ordered_strides
 
 BITS = 8
+IMAGE_DIMENSIONS = 4  # from here on the second dimension is the channels
 
 
-def _bit_values(device: torch.device) -> Tensor:
-    return torch.tensor([1 << bit for bit in range(BITS)], dtype=torch.uint8, device=device)
+def packed_dim(shape: Sequence[int]) -> int:
+    """The dimension whose elements share bytes: the one with the fewest spare bits, channels or the last preferred."""
+    preferred = 1 if len(shape) >= IMAGE_DIMENSIONS else len(shape) - 1
+    candidates = [preferred, *reversed(range(len(shape)))]
+    return min(candidates, key=lambda d: packed_size(shape[d]) * BITS / max(1, shape[d]))
 
 
-@torch.library.custom_op("loadmaster::pack_inside", mutates_args=())
+def packed_size(size: int) -> int:
+    """Bytes for this many elements of the packed dimension."""
+    return -(-size // BITS)
+
+
+def packed_shape(shape: Sequence[int]) -> list[int]:
+    """Shape of the mask of a tensor of this shape; [1] for a scalar."""
+    if not shape:
+        return [1]
+    packed = [int(size) for size in shape]
+    dim = packed_dim(packed)
+    packed[dim] = packed_size(packed[dim])
+    return packed
+
+
+def empty_mask(x: Tensor) -> Tensor:
+    """A mask to fill, in the memory order of ``x``."""
+    shape = packed_shape(x.shape)
+    return x.new_empty_strided(shape, ordered_strides(shape, x if x.dim() else x.view(1)), dtype=torch.uint8)
+
+
+def _planes(x: Tensor, mask: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """For each bit the elements that it belongs to, and the bytes that it lies in, as views."""
+    x = x if x.dim() else x.view(1)
+    dim = packed_dim(x.shape)
+    count = mask.shape[dim]
+    pairs = []
+    for start in range(0, x.shape[dim], max(1, count)):
+        length = min(count, x.shape[dim] - start)
+        pairs.append((x.narrow(dim, start, length), mask.narrow(dim, 0, length)))
+    return pairs
+
+
+@torch.library.custom_op("loadmaster::pack_inside", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def pack_inside(x: Tensor, low: float, high: float | None = None) -> Tensor:
     """One bit per element: not ``x <= low`` and (where high is given) not ``x >= high``.
 
@@ -28,48 +70,44 @@ def pack_inside(x: Tensor, low: float, high: float | None = None) -> Tensor:
         x: any shape and dtype with an order. A NaN counts as inside, as it does in PyTorch's own backward.
 
     Returns:
-        uint8 [ceil(x.numel() / 8)].
+        uint8 [:func:`packed_shape` of x], in the memory order of ``x``; spare bits are 0.
     """
     if has_kernels(x.device):
         packed: Tensor = kernels().pack_inside(x, low, high)
         return packed
-    flat, values = x.reshape(-1), _bit_values(x.device)
-    packed = x.new_empty(_mask_shape(x), dtype=torch.uint8)
-    for part in chunks(x.numel()):
-        inside = ~(flat[part] <= low)
+    mask = empty_mask(x).zero_()
+    for bit, (elements, bits) in enumerate(_planes(x, mask)):
+        inside = (elements <= low).logical_not_()
         if high is not None:
-            inside &= ~(flat[part] >= high)
-        bits = torch.nn.functional.pad(inside.view(torch.uint8), (0, -inside.numel() % BITS)).view(-1, BITS)
-        torch.sum(bits * values, 1, dtype=torch.uint8, out=packed[part.start // BITS : -(-part.stop // BITS)])
-    return packed
+            inside &= (elements >= high).logical_not_()
+        bits.bitwise_or_(inside.view(torch.uint8) << bit)
+    return mask
 
 
 @pack_inside.register_fake
 def _(x: Tensor, low: float, high: float | None = None) -> Tensor:
-    return x.new_empty(_mask_shape(x), dtype=torch.uint8)
+    return empty_mask(x)
 
 
-@torch.library.custom_op("loadmaster::masked_gradient", mutates_args=())
+@torch.library.custom_op("loadmaster::masked_gradient", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def masked_gradient(gradient: Tensor, mask: Tensor) -> Tensor:
     """The gradient where the element's bit is set, zero elsewhere.
 
     Args:
         gradient: any shape.
-        mask: uint8 [ceil(gradient.numel() / 8)] from :func:`pack_inside`.
+        mask: uint8 from :func:`pack_inside` of a tensor of that shape, of this layout or another.
 
     Returns:
         A new tensor like ``gradient``.
     """
-    expect_bytes(gradient, mask)
+    expect_fitting(gradient, mask)
     if has_kernels(gradient.device):
         masked: Tensor = kernels().masked_gradient(gradient, mask)
         return masked
-    result, values = gradient.clone(memory_format=torch.contiguous_format), _bit_values(mask.device)
-    flat = result.view(-1)
-    for part in chunks(gradient.numel()):
-        bits = mask[part.start // BITS : -(-part.stop // BITS)].unsqueeze(1) & values
-        flat[part].masked_fill_(bits.view(-1)[: part.stop - part.start] == 0, 0)
-    return laid_out_like(result, gradient)
+    result = torch.empty_like(gradient).copy_(gradient)
+    for bit, (elements, bits) in enumerate(_planes(result, mask)):
+        elements.masked_fill_((bits & (1 << bit)) == 0, 0)
+    return result
 
 
 @masked_gradient.register_fake
@@ -77,34 +115,36 @@ def _(gradient: Tensor, mask: Tensor) -> Tensor:
     return torch.empty_like(gradient)
 
 
+def _mask_bytes(x: Tensor) -> int:
+    return x.numel() // BITS + BITS
+
+
 def _pack_workspace(x: Tensor, low: float, high: float | None = None) -> int:
-    return row_major_bytes(x) + (0 if has_kernels(x.device) else chunk_bytes(x, 4))
+    return dense_bytes(x) if has_kernels(x.device) else (2 if high is None else 3) * _mask_bytes(x)
 
 
 def _masked_workspace(gradient: Tensor, mask: Tensor) -> int:
-    copies = 2 if has_kernels(gradient.device) else 1
-    return copies * row_major_bytes(gradient) + (0 if copies == 2 else chunk_bytes(gradient, 2))
+    if not has_kernels(gradient.device):
+        return 2 * _mask_bytes(gradient)
+    same = mask.stride() == ordered_strides(mask.shape, gradient if gradient.dim() else mask)
+    return dense_bytes(gradient) + (0 if same else mask.numel())
 
 
 register_workspace(pack_inside._opoverload, _pack_workspace)
 register_workspace(masked_gradient._opoverload, _masked_workspace)
 
 
-def _mask_shape(x: Tensor) -> tuple[int]:
-    return ((x.numel() + BITS - 1) // BITS,)
-
-
-def expect_bytes(gradient: Tensor, mask: Tensor) -> None:
-    """Refuse a mask that was packed from another number of elements.
+def expect_fitting(gradient: Tensor, mask: Tensor) -> None:
+    """Refuse a mask that was packed from a tensor of another shape.
 
     Raises:
-        InputError: naming the number of bytes that fits.
+        InputError: naming the shape that fits.
     """
-    expected = _mask_shape(gradient)
-    if mask.dtype != torch.uint8 or mask.shape != expected:
+    expected = packed_shape(gradient.shape)
+    if mask.dtype != torch.uint8 or list(mask.shape) != expected:
         raise InputError(
             "mask",
             (tuple(mask.shape), str(mask.dtype)),
-            f"does not fit a gradient of {gradient.numel()} elements",
-            f"Pass the {expected[0]} bytes that pack_inside made from the tensor of the same shape.",
+            f"does not fit a gradient of shape {tuple(gradient.shape)}",
+            f"Pass the uint8 {expected} that pack_inside made from a tensor of that shape.",
         )

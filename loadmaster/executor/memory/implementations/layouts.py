@@ -1,0 +1,64 @@
+"""Dense tensors in the order in which their elements lie in memory, whichever dimension that begins with.
+
+A tensor is *dense* here if its elements fill its memory without gaps or overlaps: row-major, channels last, and every
+other permutation. Elementwise work on dense tensors goes through memory from one end to the other, with no copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def memory_order(tensor: Tensor) -> list[int]:
+    """The dimensions from the slowest to the fastest, those of one element left out."""
+    varying = [d for d in range(tensor.dim()) if tensor.shape[d] != 1]
+    return sorted(varying, key=tensor.stride, reverse=True)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill the tensor's memory without gaps or overlaps."""
+    expected = 1
+    for d in reversed(memory_order(tensor)):
+        if tensor.stride(d) != expected and tensor.numel():
+            return False
+        expected *= tensor.shape[d]
+    return True
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """The tensor itself where it is dense; else a copy with the strides that ``torch.empty_like`` gives."""
+    return tensor if is_dense(tensor) else torch.empty_like(tensor).copy_(tensor)
+
+
+def dense_bytes(tensor: Tensor) -> int:
+    """What :func:`dense` allocates."""
+    return 0 if is_dense(tensor) else tensor.numel() * tensor.element_size()
+
+
+def ordered_strides(shape: Sequence[int], like: Tensor) -> tuple[int, ...]:
+    """Strides of a dense tensor of this shape whose dimensions lie in the order of those of ``like``."""
+    strides, step = [0] * len(shape), 1
+    for d in sorted(range(len(shape)), key=lambda d: (like.stride(d), -d)):
+        strides[d] = step
+        step *= max(1, int(shape[d]))
+    return tuple(strides)
+
+
+def row_major_steps(tensor: Tensor) -> list[tuple[int, int]]:
+    """How memory order counts the elements in row-major order: (size, step) from the slowest dimension on.
+
+    The i-th element in memory, i written in the mixed radix of the sizes, is number ``sum(digit * step)`` in
+    row-major order. Neighbouring dimensions that count alike are one; a row-major tensor has a single pair.
+    """
+    row_major = torch.empty(tensor.shape, device="meta").stride()
+    pairs: list[tuple[int, int]] = []
+    for d in memory_order(tensor):
+        size, step = int(tensor.shape[d]), int(row_major[d])
+        if pairs and pairs[-1][1] == size * step:
+            pairs[-1] = (pairs[-1][0] * size, step)
+        else:
+            pairs.append((size, step))
+    return pairs or [(1, 1)]
