@@ -149,7 +149,7 @@ def capture_step(
     inputs = tuple(inputs)
     fused = backend == "inductor"
     operators = group(trace(model, inputs, loss), fused=fused)
-    device = _device(model, inputs)
+    device = device_of(model, inputs)
     if costs is None:
         channels_last = fused and runs_channels_last(operators.joint.module)
         costs = profiled(device, channels_last=channels_last) if hardware is None else roofline(hardware)
@@ -217,7 +217,8 @@ def _cuda_resident_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | No
     return torch.cuda.memory_allocated(device) - gradients + to_come
 
 
-def _device(model: nn.Module, inputs: Sequence[Any]) -> torch.device:
+def device_of(model: nn.Module, inputs: Sequence[Any]) -> torch.device:
+    """The device of the first parameter, or of the first input."""
     for tensor in (*model.parameters(), *tensors(inputs)):
         return tensor.device
     return torch.device("cpu")
