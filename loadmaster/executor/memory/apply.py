@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+import copy
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal, cast
 
 import torch
+import torch._dynamo.config as dynamo_config
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory import backends
@@ -14,49 +18,118 @@ from loadmaster.executor.memory.emission import emit
 from loadmaster.executor.memory.grouping import group
 from loadmaster.executor.memory.joint import Joint
 from loadmaster.executor.memory.operators import FINGERPRINT_DIGITS
-from loadmaster.executor.memory.tracing import Compiler, Loss, Step, clear_errors, compiled
+from loadmaster.executor.memory.situation import Situation, differences, situation
+from loadmaster.executor.memory.tracing import Compiler, Loss, Step, clear_errors, compiled, compiled_plainly
+from loadmaster.executor.memory.wrappers import ddp_of, own_module, standing_in
 from loadmaster.models.memory.plan import MemoryPlan, Schedule
 
 Backend = Literal["inductor", "eager"]
+Unplanned = Literal["refuse", "run"]
 
-_COMPILERS: dict[str, Compiler] = {"eager": backends.eager, "inductor": backends.inductor}
+_COMPILERS: dict[Backend, Compiler] = {"eager": backends.eager, "inductor": backends.inductor}
+
+
+class _NoPlanError(InputError):
+    """None of the plans is for this graph. Leaves this module as a plain :class:`InputError`."""
 
 
 class PlannedStep(nn.Module):
     """A training step under a plan: ``loss = step(*inputs); loss.backward()``.
 
-    The model is the user's own: its parameters receive the gradients, its buffers are updated. The plan is put in
-    place at the first call, for the shapes of that call; other shapes need a plan of their own.
+    The model is the user's own: its parameters receive the gradients, its buffers are updated, and it is what to
+    save. The plan is put in place at the first call. A call that becomes another graph (another batch shape,
+    precision, mode, frozen parameter) needs a plan of its own. Without gradients (``torch.no_grad``) there is nothing
+    to plan for: the step then runs as plain PyTorch would run it, whatever the shapes.
 
     Raises (when called):
-        InputError: the model cannot be traced, or the plan was made for another model, batch or loss.
+        InputError: the model cannot be traced, or no plan was made for this model, batch, loss and precision.
     """
 
-    def __init__(self, plan: MemoryPlan, model: nn.Module, loss: Loss | None, compiler: Compiler) -> None:
+    def __init__(
+        self, plans: Sequence[MemoryPlan], model: nn.Module, loss: Loss | None, backend: Backend, unplanned: Unplanned
+    ) -> None:
         super().__init__()
-        self.plan = plan
-        self.step = Step(model, loss)
-        self._call: Callable[..., torch.Tensor] = compiled(self.step, self._partition, compiler)
+        self.plans = tuple(plans)
+        self.step = Step(own_module(model), loss)
+        # In a tuple, which hides it: its parameters are the model's.
+        self._ddp = tuple(wrapper for wrapper in [ddp_of(model)] if wrapper is not None)
+        self._options = (backend, unplanned)
+        self._call = compiled(self.step, self._partition, _COMPILERS[backend])
+        self._plain: Callable[..., torch.Tensor] = self.step if backend == "eager" else compiled_plainly(self.step)
+        self._planned: Situation | None = None
+        self._unplanned: dict[Hashable, list[Situation]] = {}
 
+    # Inside another compiled function the plan would be lost without a word.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *inputs: Any) -> torch.Tensor:
         """The loss of one batch."""
-        with clear_errors():
-            return self._call(*inputs)
+        for ddp in self._ddp:
+            if ddp.module is not self:
+                with standing_in(ddp, self):
+                    return cast(torch.Tensor, ddp(*inputs))
+        if not torch.is_grad_enabled() or self._is_known_unplanned(inputs):
+            return self._plain(*inputs)
+        try:
+            # PyTorch would cut the graph in pieces along the buckets of DistributedDataParallel.
+            with dynamo_config.patch(optimize_ddp=False), clear_errors():
+                loss = self._call(*inputs)
+        except _NoPlanError as error:
+            return self._without_plan(inputs, error)
+        except InputError:
+            own_module(self.step.model)  # it may have been wrapped since: a better reason
+            raise
+        if self._planned is None:
+            self._planned = situation(self.step.model, inputs)
+        return loss
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlannedStep:
+        """A step of its own on a copy of the model: what is compiled belongs to one model."""
+        if self._ddp:
+            raise InputError(
+                "step", "DistributedDataParallel", "cannot be copied", "Copy the model, and wrap the copy."
+            )
+        model, loss = copy.deepcopy((self.step.model, self.step.loss), memo)
+        return PlannedStep(self.plans, model, loss, *self._options)
+
+    def _is_known_unplanned(self, inputs: Sequence[Any]) -> bool:
+        if not self._unplanned:
+            return False
+        known = self._unplanned.get(_key(inputs))
+        return known is not None and situation(self.step.model, inputs) in known
+
+    def _without_plan(self, inputs: Sequence[Any], error: _NoPlanError) -> torch.Tensor:
+        now = situation(self.step.model, inputs)
+        differs = "" if self._planned is None else differences(self._planned, now)
+        problem = error.problem + (f": {differs}" if differs else "")
+        # That the first step has a plan says that the plans are for this model.
+        if self._options[1] == "refuse" or self._planned is None:
+            raise InputError(error.field, error.value, problem, error.remedy)
+        warnings.warn(f"Runs without a plan and its budget: {problem}.", stacklevel=2)
+        self._unplanned.setdefault(_key(inputs), []).append(now)
+        return self._plain(*inputs)
 
     def _partition(self, joint: Joint) -> tuple[fx.GraphModule, fx.GraphModule]:
-        expected = self.plan.name.rpartition("-")[2]
         found = []
         for fused in (True, False):  # a plan made for one backend runs on the other, though not as fast or as small
             operators = group(joint, fused=fused)
-            if expected == operators.fingerprint:
-                return emit(operators, schedule_of(self.plan))
+            for plan in self.plans:
+                if _fingerprint(plan) == operators.fingerprint:
+                    return emit(operators, schedule_of(plan))
             found.append(operators.fingerprint)
-        raise InputError(
+        raise _NoPlanError(
             "plan.name",
-            self.plan.name,
-            f"was made for the graph {expected}, this step is {' or '.join(found)}",
-            "Capture this model with this batch, loss and precision, and plan again.",
+            ", ".join(plan.name for plan in self.plans),
+            f"was made for the graph {', '.join(map(_fingerprint, self.plans))}, this step is {' or '.join(found)}",
+            "Capture this model with this batch, loss, precision and mode, and plan again.",
         )
+
+
+def _key(inputs: Sequence[Any]) -> Hashable:
+    return tuple(tuple(t.shape) for t in pytree.tree_leaves(tuple(inputs)) if isinstance(t, torch.Tensor))
+
+
+def _fingerprint(plan: MemoryPlan) -> str:
+    return plan.name.rpartition("-")[2]
 
 
 def schedule_of(plan: MemoryPlan) -> Schedule:
@@ -71,34 +144,50 @@ def schedule_of(plan: MemoryPlan) -> Schedule:
 
 
 def apply(
-    plan: MemoryPlan, model: nn.Module, loss: Loss | None = None, *, backend: Backend = "inductor"
+    plan: MemoryPlan | Sequence[MemoryPlan],
+    model: nn.Module,
+    loss: Loss | None = None,
+    *,
+    backend: Backend = "inductor",
+    unplanned: Unplanned = "refuse",
 ) -> PlannedStep:
     """A training step that runs under the plan.
 
     Args:
         plan: a plan for the problem that :func:`~loadmaster.executor.memory.capture.capture` made from this model,
-            this loss and inputs of these shapes.
-        model, loss: as they were captured.
+            this loss and inputs of these shapes; or several, for batches of several shapes.
+        model, loss: as they were captured. The model may be wrapped in ``DistributedDataParallel``; FSDP2's
+            ``fully_shard`` goes around the step that this returns.
         backend: ``inductor`` compiles the planned graphs, ``eager`` runs them operator by operator.
+        unplanned: what to do with a batch that no plan is for (the short last one of an epoch), once a planned one
+            has run: ``refuse`` it, or ``run`` it without a plan, with a warning and no word on its memory.
 
     Returns:
         A module: ``loss = step(*inputs)``, then ``loss.backward()`` and the optimizer's step as usual.
 
     Raises:
-        InputError: the plan is of another kind, is infeasible, or the backend is unknown. A plan for another model
-            is found out at the first call.
+        InputError: a plan is of another kind or infeasible, the backend is unknown, or a wrapper acts inside the
+            model. A plan for another model is found out at the first call.
     """
+    plans = (plan,) if isinstance(plan, MemoryPlan) else tuple(plan)
+    if not plans:
+        raise InputError("plan", plans, "is no plan", "Give at least one.")
+    for given in plans:
+        _expect_applicable(given)
+    for field, value, known in (("backend", backend, tuple(_COMPILERS)), ("unplanned", unplanned, ("refuse", "run"))):
+        if value not in known:
+            raise InputError(field, value, "is unknown", f"Choose one of: {', '.join(known)}.")
+    return PlannedStep(plans, model, loss, backend, unplanned)
+
+
+def _expect_applicable(plan: MemoryPlan) -> None:
     if plan.kind != "memory":
         raise InputError("plan.kind", plan.kind, "is not a memory plan", "Give a plan of the kind memory.")
-    if backend not in _COMPILERS:
-        raise InputError("backend", backend, "is unknown", f"Choose one of: {', '.join(_COMPILERS)}.")
     schedule_of(plan)
-    fingerprint = plan.name.rpartition("-")[2]
-    if len(fingerprint) != FINGERPRINT_DIGITS:
+    if len(_fingerprint(plan)) != FINGERPRINT_DIGITS:
         raise InputError(
             "plan.name",
             plan.name,
             "does not end with the fingerprint of a captured graph",
             "Apply plans of captured problems, under the name that capture gave them.",
         )
-    return PlannedStep(plan, model, loss, _COMPILERS[backend])

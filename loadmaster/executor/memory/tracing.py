@@ -56,13 +56,22 @@ def compiled(step: Step, partition: Partition, compiler: Compiler) -> Callable[.
 
     backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, inference_compiler=compiler, partition_fn=split)
 
+    return torch.compile(_own_call(step), backend=backend, fullgraph=True, dynamic=False)
+
+
+def compiled_plainly(step: Step) -> Callable[..., torch.Tensor]:
+    """The step as torch.compile has it by default, without a plan."""
+    return torch.compile(_own_call(step))
+
+
+def _own_call(step: Step) -> Callable[..., torch.Tensor]:
     # torch.compile keeps its caches per code object: every step gets one of its own, so that plans for
     # one model never count as recompilations of each other.
     def call(*inputs: Any) -> torch.Tensor:
         return cast(torch.Tensor, step(*inputs))
 
     call.__code__ = call.__code__.replace(co_firstlineno=call.__code__.co_firstlineno)
-    return torch.compile(call, backend=backend, fullgraph=True, dynamic=False)
+    return call
 
 
 def expect_static_shapes(graph: fx.Graph) -> None:
@@ -127,6 +136,13 @@ def clear_errors(passing: type[Exception] = LoadmasterError) -> Iterator[None]:
         if isinstance(error.inner_exception, (LoadmasterError, passing)):
             raise error.inner_exception from None
         raise _untraceable(error.inner_exception) from error
+    except exc.FailOnRecompileLimitHit as error:
+        raise InputError(
+            "model",
+            type(error).__name__,
+            "becomes another graph again and again",
+            "Look for a Python value that changes from call to call; pass it as a tensor, or fix it.",
+        ) from error
     except (exc.Unsupported, exc.UserError, exc.TorchRuntimeError, exc.InternalTorchDynamoError) as error:
         raise _untraceable(error) from error
 

@@ -8,13 +8,13 @@ module it is given, so it is given the whole planned step.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, cast
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.joint import tensor_bytes
@@ -94,14 +94,12 @@ def own_module(model: nn.Module) -> nn.Module:
     """
     ddp = ddp_of(model)
     own = model if ddp is None else cast(nn.Module, ddp.module)
-    # A wrapper whose module nobody imported wraps nothing here.
-    fsdp = sys.modules.get("torch.distributed.fsdp")
     for name, module in own.named_modules():
         field = f"model.{name}" if name else "model"
         kind = type(module).__name__
-        if fsdp is not None and isinstance(module, fsdp.FSDPModule):
+        if isinstance(module, FSDPModule):
             raise InputError(field, kind, "is sharded on its own, inside the step", _SHARD_THE_STEP)
-        if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+        if isinstance(module, FullyShardedDataParallel):
             remedy = "Use FSDP2: fully_shard(apply(plan, model, loss))."
             raise InputError(field, kind, "gathers its parameters inside the step", remedy)
         if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):

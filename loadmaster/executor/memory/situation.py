@@ -1,0 +1,51 @@
+"""The situation of a call: everything that decides which graph a step becomes, beside the model's own code.
+
+A plan is for one graph. When a call becomes another one, the difference to the planned call is what the user needs to
+hear; and a call in a situation that is known to have no plan need not be traced again to find out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+Situation = Mapping[str, str]
+"""By name in the user's words: what it is. Equal situations become equal graphs."""
+
+
+def situation(model: nn.Module, inputs: Sequence[Any]) -> Situation:
+    """Of a call of the model with these inputs, now."""
+    found = {}
+    for path, value in pytree.tree_flatten_with_path(tuple(inputs))[0]:
+        found["input " + pytree.keystr(path)] = _described(value)
+    devices = {t.device.type for t in (*model.parameters(), *pytree.tree_leaves(tuple(inputs))) if _is_tensor(t)}
+    for device in sorted(devices - {"meta"}):
+        on = torch.is_autocast_enabled(device)
+        found[f"autocast on {device}"] = str(torch.get_autocast_dtype(device)) if on else "off"
+    for name, module in model.named_modules():
+        found[f"mode of {name or 'the model'}"] = "train" if module.training else "eval"
+    for name, parameter in model.named_parameters():
+        found[f"parameter {name}"] = _described(parameter)
+    return found
+
+
+def differences(planned: Situation, now: Situation, most: int = 3) -> str:
+    """What differs, in words, at most so many; empty if nothing does."""
+    names = [n for n in (*planned, *(n for n in now if n not in planned)) if planned.get(n) != now.get(n)]
+    told = [f"{n} is {now.get(n, 'missing')}, planned for {planned.get(n, 'none')}" for n in names[:most]]
+    return "; ".join([*told, f"{len(names) - most} more"] if len(names) > most else told)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _described(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)[:80]
+    trained = ", requires a gradient" if value.requires_grad else ""
+    return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')} on {value.device.type}{trained}"
