@@ -1,0 +1,62 @@
+"""A planned step as trace events: what the checker replays, for https://ui.perfetto.dev or chrome://tracing.
+
+Format: Trace Event Format, JSON object form; ``ts`` and ``dur`` are microseconds. Slices are complete events
+(``ph: X``), the bytes a counter (``ph: C``) beside a constant one for the budget.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadmaster.models.memory.verdict import Check
+
+TraceEvent = dict[str, Any]
+PLANNED = 1
+"""The process number of the planned step; a measured one beside it takes another."""
+
+_COMPUTE = 1
+
+
+def process(number: int, name: str, tracks: dict[int, str]) -> list[TraceEvent]:
+    """The names of a process and of its tracks."""
+    events: list[TraceEvent] = [{"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}}]
+    for track, title in tracks.items():
+        events.append({"ph": "M", "name": "thread_name", "pid": number, "tid": track, "args": {"name": title}})
+    return events
+
+
+def run(
+    number: int, track: int, name: str, category: str, start_us: float, duration_us: float, **details: object
+) -> TraceEvent:
+    """Something that ran on a track."""
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": number,
+        "tid": track,
+        "ts": start_us,
+        "dur": duration_us,
+        "args": details,
+    }
+
+
+def level(number: int, name: str, at_us: float, **values: int) -> TraceEvent:
+    """A counter's values from a moment on."""
+    return {"ph": "C", "name": name, "pid": number, "ts": at_us, "args": values}
+
+
+def planned_events(title: str, check: Check, budget_bytes: int) -> list[TraceEvent]:
+    """The compute track, resident bytes and the budget of a planned step."""
+    events = process(PLANNED, f"{title} (planned)", {_COMPUTE: "compute"})
+    clock_us = 0.0
+    for e in check.events:
+        if e.start_us > clock_us:
+            events.append(run(PLANNED, _COMPUTE, "wait for copies", "stall", clock_us, e.start_us - clock_us))
+        clock_us = e.start_us + e.duration_us
+        details = {"stage": e.stage, "operator": e.operator, "resident_bytes": e.resident_bytes}
+        events.append(run(PLANNED, _COMPUTE, e.op, e.what, e.start_us, e.duration_us, **details))
+        events.append(level(PLANNED, "memory", e.start_us, resident_bytes=e.resident_bytes))
+    for at_us in (0.0, check.time_us):
+        events.append(level(PLANNED, "budget", at_us, budget_bytes=budget_bytes))
+    return events
