@@ -21,6 +21,7 @@ from loadmaster.executor.memory.grouping import group
 from loadmaster.executor.memory.joint import Joint, is_compute, tensor_bytes, tensors
 from loadmaster.executor.memory.operators import ForwardGroup, Operators
 from loadmaster.executor.memory.tracing import Loss, Step, clear_errors, compiled
+from loadmaster.executor.memory.wrappers import Parallel, ddp_of, held_by, own_module
 from loadmaster.models.memory.problem import (
     BackwardImplementation,
     BackwardOperator,
@@ -44,6 +45,7 @@ def trace(model: nn.Module, inputs: Sequence[Any], loss: Loss | None = None) -> 
     Raises:
         InputError: the step cannot be traced as one graph, needs no gradient, or returns no scalar loss.
     """
+    model = own_module(model)
 
     def partition(joint: Joint) -> tuple[fx.GraphModule, fx.GraphModule]:
         raise _TracedError(joint)
@@ -69,6 +71,7 @@ class CapturedStep:
         fused: whether they run as fused kernels.
         resident_bytes: parameters, buffers, inputs, optimizer state, and gradients that are held.
         name, title: of the problem.
+        forward_bytes: resident beside these, only until the forward pass is over.
     """
 
     operators: Operators
@@ -77,6 +80,7 @@ class CapturedStep:
     resident_bytes: int
     name: str
     title: str
+    forward_bytes: int = 0
 
     def problem(self, costs: CostModel | None = None) -> MemoryProblem:
         """The memory problem under these costs; under the captured ones by default."""
@@ -86,7 +90,7 @@ class CapturedStep:
         return MemoryProblem(
             name=self.name,
             title=self.title,
-            forward=_forward(self.operators, accountant),
+            forward=_forward(self.operators, accountant, self.forward_bytes),
             backward=_backward(self.operators, accountant),
         )
 
@@ -101,12 +105,14 @@ def capture(
     costs: CostModel | None = None,
     backend: str = "inductor",
     gradients_held: bool = False,
+    parallel: Parallel | None = None,
+    ranks: int = 1,
     name: str | None = None,
 ) -> MemoryProblem:
     """The memory problem of one training step of a model.
 
     Args:
-        model: an ordinary module, in the mode and on the device it trains on.
+        model: an ordinary module, in the mode and on the device it trains on; DistributedDataParallel may wrap it.
         inputs: one batch, a tuple. Trace under ``torch.autocast`` if the training does.
         loss: called as ``loss(model(*inputs[:-1]), inputs[-1])``; None if ``model(*inputs)`` is the loss.
         optimizer: its state counts as resident.
@@ -115,10 +121,13 @@ def capture(
         backend: what the plan will be applied with: ``inductor`` counts fused operators, ``eager`` single ones.
         gradients_held: the parameters' gradients are there when the step starts, and are added to (accumulation over
             micro-batches, or gradients that are zeroed instead of dropped): they count as resident.
+        parallel, ranks: what will wrap the step, ``ddp`` or ``fsdp2``, and on how many ranks: what it holds on each
+            rank counts. The plan is for one rank and its part of the batch.
         name: of the problem; the graph's fingerprint is appended, which :func:`apply` holds a plan against.
 
     Raises:
-        InputError: the step cannot be traced as one graph (names place and remedy), or returns no scalar loss.
+        InputError: the step cannot be traced as one graph (names place and remedy), returns no scalar loss, or has a
+            wrapper inside it.
     """
     return capture_step(
         model,
@@ -129,6 +138,8 @@ def capture(
         costs=costs,
         backend=backend,
         gradients_held=gradients_held,
+        parallel=parallel,
+        ranks=ranks,
         name=name,
     ).problem()
 
@@ -143,10 +154,16 @@ def capture_step(
     costs: CostModel | None = None,
     backend: str = "inductor",
     gradients_held: bool = False,
+    parallel: Parallel | None = None,
+    ranks: int = 1,
     name: str | None = None,
 ) -> CapturedStep:
     """As :func:`capture`, before the problem is written down."""
     inputs = tuple(inputs)
+    wrapped = ddp_of(model) is not None
+    model = own_module(model)
+    state_bytes = 0 if optimizer is None else optimizer_state_bytes(optimizer)
+    held = held_by("ddp" if wrapped and parallel is None else parallel, ranks, model, state_bytes)
     fused = backend == "inductor"
     operators = group(trace(model, inputs, loss), fused=fused)
     device = device_of(model, inputs)
@@ -157,7 +174,9 @@ def capture_step(
     if device.type == "cuda":
         for node in filter(is_compute, operators.joint.nodes):
             costs.node_us(node)  # measured once, now: libraries make their workspaces before resident bytes are read
-        resident_bytes = max(resident_bytes, _cuda_resident_bytes(model, optimizer, device))
+        present_bytes = held.step_bytes if wrapped else 0
+        resident_bytes = max(resident_bytes, _cuda_resident_bytes(model, optimizer, device) - present_bytes)
+    resident_bytes += held.step_bytes
     if gradients_held:
         resident_bytes += gradient_bytes(model)
     whose = "measured on " + device.type if hardware is None else "of " + hardware
@@ -168,6 +187,7 @@ def capture_step(
         resident_bytes,
         name=f"{name or type(model).__name__}-{operators.fingerprint}",
         title=f"{type(model).__name__}, costs {whose}",
+        forward_bytes=held.forward_bytes,
     )
 
 
@@ -241,7 +261,7 @@ def _op(node: fx.Node) -> str:
     return str(node.target).removesuffix(".default")
 
 
-def _forward(operators: Operators, accountant: Accountant) -> tuple[ForwardOperator, ...]:
+def _forward(operators: Operators, accountant: Accountant, extra_bytes: int) -> tuple[ForwardOperator, ...]:
     sizes = [accountant.output_bytes(f) for f in operators.forward]
     last_reader = list(range(len(sizes)))
     for f in operators.forward:
@@ -261,7 +281,7 @@ def _forward(operators: Operators, accountant: Accountant) -> tuple[ForwardOpera
                 output_bytes=size,
                 live_inputs=live,
                 live_bytes=sum(sizes[i] for i in live),
-                fixed_bytes=accountant.resident_bytes,
+                fixed_bytes=accountant.resident_bytes + extra_bytes,
                 implementations=(Implementation(first.time_us, 0 if is_part else first.peak_bytes - size),),
                 recompute_implementations=(Implementation(again.time_us, 0 if is_part else again.peak_bytes - size),),
                 encodes=encodes,

@@ -152,12 +152,11 @@ def _untraceable(error: Exception) -> InputError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     reasons = [lines[0], *(line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:"))]
     where = _last_place(str(error))
-    return InputError(
-        "model",
-        type(error).__name__,
-        f"cannot be traced as one graph{where}: {'. '.join(r.rstrip('.') for r in reasons)}",
-        "Rewrite that line without Python that depends on tensor values, or move it out of the step.",
-    )
+    problem = f"cannot be traced as one graph{where}: {'. '.join(r.rstrip('.') for r in reasons)}"
+    remedy = "Rewrite that line without Python that depends on tensor values, or move it out of the step."
+    if isinstance(error, exc.TorchRuntimeError):  # an operator refuses its operands
+        remedy = "Check shapes, types and devices of the inputs and the model: without a plan the step fails too."
+    return InputError("model", type(error).__name__, problem, remedy)
 
 
 def _last_place(trace: str) -> str:

@@ -90,7 +90,7 @@ def own_module(model: nn.Module) -> nn.Module:
     """The user's own module: DistributedDataParallel around the whole of it taken off.
 
     Raises:
-        InputError: a wrapper acts inside the step, where no plan can follow it. Names the module and the remedy.
+        InputError: a wrapper or a hook acts inside the step, where no plan can follow it. Names module and remedy.
     """
     ddp = ddp_of(model)
     own = model if ddp is None else cast(nn.Module, ddp.module)
@@ -102,6 +102,9 @@ def own_module(model: nn.Module) -> nn.Module:
         if isinstance(module, FullyShardedDataParallel):
             remedy = "Use FSDP2: fully_shard(apply(plan, model, loss))."
             raise InputError(field, kind, "gathers its parameters inside the step", remedy)
+        if module._backward_hooks or module._backward_pre_hooks:
+            remedy = "Hook its parameters instead (Tensor.register_hook)."
+            raise InputError(field, kind, "has a hook on its backward pass, which no graph holds", remedy)
         if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             remedy = "Wrap the whole model in DistributedDataParallel, or the planned step."
             raise InputError(field, kind, "is a data-parallel wrapper inside the step", remedy)
