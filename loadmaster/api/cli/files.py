@@ -14,6 +14,15 @@ from loadmaster.errors import InputError
 
 
 def write_text(path: str, text: str, field: str = "-o") -> None:
+    """Write a text file whole or not at all.
+
+    Raises:
+        InputError: naming ``field``, when the path cannot be written.
+    """
+    write_bytes(path, text.encode(), field)
+
+
+def write_bytes(path: str, content: bytes, field: str = "-o") -> None:
     """Write a file whole or not at all.
 
     Raises:
@@ -25,8 +34,8 @@ def write_text(path: str, text: str, field: str = "-o") -> None:
     except OSError as error:
         raise _refusal(field, path, error) from None
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
         # mkstemp makes files private; an output file gets the mode that any other would.
         mask = os.umask(0)
         os.umask(mask)

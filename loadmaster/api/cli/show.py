@@ -1,4 +1,4 @@
-"""``show``: a plan in words, as an offline report, as a picture, or as a trace for Perfetto."""
+"""``show``: a plan in words, as an offline report, as a picture, as a trace, or as a memory snapshot."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import argparse
 import json
 from pathlib import Path
 
-from loadmaster.api.cli.files import expect_writable, write_text
+from loadmaster.api.cli.files import expect_writable, write_bytes, write_text
 from loadmaster.api.cli.terminal import Terminal, table
 from loadmaster.api.report.plan_page import plan_page
+from loadmaster.api.report.snapshot import snapshot_bytes
 from loadmaster.api.report.trace import chrome_trace
 from loadmaster.api.report.view import FATES, MEANING, View, view
 from loadmaster.api.report.words import summary
@@ -20,6 +21,7 @@ from loadmaster.models.kinds import Plan, Problem, read_plan, read_problem, writ
 # Neighbours larger than this are not opened in the search for a plan's problem.
 _LARGEST_NEIGHBOUR_BYTES = 64 << 20
 _LARGEST_TENSORS = 10
+_FILES = ("html", "png", "trace", "snapshot")
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,16 +32,19 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     show.add_argument("--html", metavar="REPORT.html", help="write a report that opens offline")
     show.add_argument("--png", metavar="PICTURE.png", help="write the memory timeline as a picture")
     show.add_argument("--trace", metavar="TRACE.json", help="write a Chrome trace for https://ui.perfetto.dev")
+    show.add_argument(
+        "--snapshot", metavar="PLANNED.pickle", help="write its memory for https://pytorch.org/memory_viz"
+    )
     show.add_argument("--json", action="store_true", help="print the plan document")
     show.set_defaults(run=_show)
 
 
 def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Show what a plan does: in words, as an offline report, as a picture, or as a trace for Perfetto."""
-    for flag in ("html", "png", "trace"):
+    """Show what a plan does: in words, as an offline report, as a picture, as a trace, or as a memory snapshot."""
+    for flag in _FILES:
         expect_writable(getattr(arguments, flag), f"--{flag}")
     plan = read_plan(arguments.plan)
-    wanted = [f"--{flag}" for flag in ("html", "png", "trace") if getattr(arguments, flag)]
+    wanted = [f"--{flag}" for flag in _FILES if getattr(arguments, flag)]
     seen = _view(plan, arguments, wanted)
     if arguments.json:
         terminal.json(write_plan(plan))
@@ -60,6 +65,9 @@ def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if arguments.trace:
         write_text(arguments.trace, json.dumps(chrome_trace(seen)), "--trace")
         terminal.say(f"trace: {arguments.trace} (open it at https://ui.perfetto.dev)")
+    if arguments.snapshot:
+        write_bytes(arguments.snapshot, snapshot_bytes(seen), "--snapshot")
+        terminal.say(f"snapshot: {arguments.snapshot} (open it at https://pytorch.org/memory_viz)")
     return 0
 
 

@@ -26,7 +26,12 @@ MEANING: dict[Fate, str] = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """One forward result. ``resident`` are the spans of time in which it is on the device (start, end)."""
+    """One forward result, and when it is on the device.
+
+    Attributes:
+        alive: the first and the last event of every span.
+        resident: the same spans as times (start, end); those that last no time are left out.
+    """
 
     forward: int
     op: str
@@ -35,6 +40,7 @@ class Tensor:
     fate: Fate
     times_computed: int
     recompute_us: float
+    alive: tuple[tuple[int, int], ...]
     resident: tuple[tuple[float, float], ...]
 
 
@@ -100,50 +106,63 @@ def _tensors(problem: Problem, schedule: Schedule, check: Check) -> tuple[Tensor
         if runs[i]:
             tensors.append(
                 Tensor(
-                    i, operator.op, operator.node, operator.output_bytes, fate, runs[i], again_us[i], tuple(spans[i])
+                    i,
+                    operator.op,
+                    operator.node,
+                    operator.output_bytes,
+                    fate,
+                    runs[i],
+                    again_us[i],
+                    tuple(spans[i]),
+                    _times(spans[i], check),
                 )
             )
     return tuple(tensors)
 
 
-def _residency(problem: Problem, schedule: Schedule, check: Check) -> dict[int, list[tuple[float, float]]]:
-    """When each forward result is on the device: from its computation (or its fetch) to its last reader."""
-    by_stage: dict[int, list[Event]] = defaultdict(list)
-    for event in check.events:
-        by_stage[event.stage].append(event)
-    spans: dict[int, list[tuple[float, float]]] = defaultdict(list)
+def _residency(problem: Problem, schedule: Schedule, check: Check) -> dict[int, list[tuple[int, int]]]:
+    """When each forward result is on the device: from its computation (or its fetch) to its last reader.
+
+    First and last event of every span, by their places in the replay.
+    """
+    by_stage: dict[int, list[int]] = defaultdict(list)
+    for place, event in enumerate(check.events):
+        by_stage[event.stage].append(place)
+    spans: dict[int, list[tuple[int, int]]] = defaultdict(list)
     stored: set[int] = set()
-    clock = 0.0
     for t, stage in enumerate(schedule.stages):
-        events = by_stage[t]
-        end = _end(events[-1]) if events else clock
-        start_of = dict.fromkeys(stored | {f.forward for f in stage.fetches}, clock)
-        last_read = dict(start_of)
-        for event in events:
+        places = by_stage[t]
+        start_of = dict.fromkeys(stored | {f.forward for f in stage.fetches}, places[0])
+        last_read: dict[int, int] = {}
+        for place in places:
+            event = check.events[place]
             if event.what != "backward":
-                start_of.setdefault(event.operator, event.start_us)
+                start_of.setdefault(event.operator, place)
                 reads = (event.operator, *problem.forward[event.operator].inputs)
             else:
                 assert stage.implementation is not None
                 reads = problem.backward[t - 1].implementations[stage.implementation].needs
-            for i in reads:
-                last_read[i] = _end(event)
+            last_read.update(dict.fromkeys(reads, place))
         keep = set(stage.keep)
         for i, start in start_of.items():
-            _extend(spans[i], start, end if i in keep else last_read.get(i, start))
-        stored, clock = keep, end
+            if i in keep:
+                _extend(spans[i], start, places[-1])
+            elif i in last_read:
+                _extend(spans[i], start, last_read[i])
+        stored = keep
     return spans
 
 
-def _end(event: Event) -> float:
-    return event.start_us + event.duration_us
-
-
-def _extend(spans: list[tuple[float, float]], start: float, end: float) -> None:
-    """Append a span, joined to the one before when they touch."""
-    if end <= start:
-        return
-    if spans and start <= spans[-1][1]:
-        spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+def _extend(spans: list[tuple[int, int]], first: int, last: int) -> None:
+    """Append a span, joined to the one before when no event lies between them."""
+    if spans and first <= spans[-1][1] + 1:
+        spans[-1] = (spans[-1][0], max(last, spans[-1][1]))
     else:
-        spans.append((start, end))
+        spans.append((first, last))
+
+
+def _times(spans: list[tuple[int, int]], check: Check) -> tuple[tuple[float, float], ...]:
+    """Spans of events as spans of time."""
+    ends = [e.start_us + e.duration_us for e in check.events]
+    times = ((check.events[first].start_us, ends[last]) for first, last in spans)
+    return tuple((start, end) for start, end in times if end > start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
 from collections.abc import Callable
@@ -230,8 +231,8 @@ def test_show_finds_the_problem_beside_the_plan(problem: Path, plan: Path, capsy
     assert "kept" in out
 
 
-def test_show_writes_report_picture_and_trace(problem: Path, plan: Path, tmp_path: Path) -> None:
-    files = {flag: tmp_path / f"out.{flag}" for flag in ("html", "png", "trace")}
+def test_show_writes_report_picture_trace_and_snapshot(problem: Path, plan: Path, tmp_path: Path) -> None:
+    files = {flag: tmp_path / f"out.{flag}" for flag in ("html", "png", "trace", "snapshot")}
     assert run("show", plan, *(part for flag, path in files.items() for part in (f"--{flag}", str(path)))) == 0
     html = files["html"].read_text()
     assert "<svg" in html and "budget 7.63 MiB" in html
@@ -245,6 +246,7 @@ def test_show_writes_report_picture_and_trace(problem: Path, plan: Path, tmp_pat
     ends = [0.0, *(e["ts"] + e["dur"] for e in slices)]
     assert all(e["ts"] >= end for e, end in zip(slices, ends, strict=False))
     assert max(e["args"]["resident_bytes"] for e in trace["traceEvents"] if e["name"] == "memory") <= BUDGET
+    assert pickle.loads(files["snapshot"].read_bytes()).keys() >= {"segments", "device_traces"}
 
 
 def test_show_without_the_problem_still_speaks(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
