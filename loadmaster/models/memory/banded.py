@@ -14,7 +14,8 @@ Variables (binary unless said):
     v[k,i]  continuous: i is present while stage k runs, because k or a later stage of the slot reads it, or s[h+1,i]
     x[h,n]  continuous: bytes just before the n-th result whose presence changes while slot h recomputes
     o[i], f[h,i]  i is sent to the host; arrives when slot h starts, on its way during slot h-1
-    b[j], stall[j], stall[h]  continuous: bytes waiting for the link before forward j; waits in microseconds
+    b[j], w[j]  continuous: bytes waiting for the link when forward j starts; those of them left over when j-1 ended
+    stall[j], stall[h]  continuous: waits in microseconds
 
 Objective: forward + recomputation + backward costs + stalls (4.9).
 
@@ -29,8 +30,9 @@ Constraints:
 (4.15)  x follows the bytes from result to result; x <= M - `add_levels`
 (4.12)  backward k: workspace + gradients + sum(m_i v[k,i]) <= M - `add_backward_memory`
 (4.1)   forward j: workspace + m_j + |L_j| + kept before + b[j] <= M - `_add_forward_pass`
-(O1)    b[j] >= b[j-1] + bytes last read by j-1 and sent - bandwidth (time of j-1 + stall[j]) - `add_sending`
-(O2)    o[i] + s[0,i] <= 1; f[h,i] <= o[i]; what is overwritten is not sent - `add_sending`
+(O1)    b[j] >= bytes last read by j-1 and sent + w - bandwidth stall[j]; w >= b[j-1] - bandwidth (time of j-1);
+        w = 0 where nothing joins the queue; b[V] = 0 - `add_queue`
+(O2)    o[i] + s[0,i] <= 1; f[h,i] <= o[i]; bytes sent <= host capacity; what is overwritten is not sent - `add_sending`
 (O3)    bytes arriving at slot h take no longer than slot h-1 and stall[h] - `add_fetching`
 """
 
@@ -44,6 +46,7 @@ import numpy as np
 from loadmaster.models.memory.banded_offload import BandedOffload
 from loadmaster.models.memory.banded_points import BandedPoints
 from loadmaster.models.memory.bands import BoolArray, slots_of_stages
+from loadmaster.models.memory.forward_queue import ForwardQueue
 from loadmaster.models.memory.grouped import Grouped
 from loadmaster.models.memory.problem import ForwardOperator, MemoryProblem
 from loadmaster.models.memory.reach import MIB, Row, direct_uses, least_workspace_bytes, term, worthwhile
@@ -60,7 +63,7 @@ WORTH_SENDING = 0.002
 MARGIN_MIB = 1e-4
 
 
-class Banded(BandedOffload, BandedPoints, Grouped):
+class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
     """The program of one restriction, and the way back from its points to decisions."""
 
     def __init__(
@@ -75,13 +78,16 @@ class Banded(BandedOffload, BandedPoints, Grouped):
         super().__init__(problem, budget_bytes, starts, NOTICEABLE)
         self.budget -= MARGIN_MIB
         self.allowed = allowed
-        self.offloads = offload and problem.may_offload
+        self.queues = offload and problem.may_offload
         self._slot = slots_of_stages(self.groups)
         self._add_columns()
         self._choose_backward()
-        if self.offloads:
-            self.add_sending()
+        if self.queues:
+            self.add_queue_columns()
         self._add_forward_pass()
+        if self.queues:
+            self.add_queue()
+            self.add_sending()
         for h in range(len(self.groups)):
             self.add_dependencies(h)
             presence = self.add_presence(h)
@@ -89,7 +95,7 @@ class Banded(BandedOffload, BandedPoints, Grouped):
             level = self.add_levels(h, presence)
             self.add_recompute_memory(h, presence, level)
             self.add_backward_memory(h, presence, level)
-            if self.offloads and h > 0:
+            if self.queues and h > 0:
                 self.add_fetching(h)
         self.program = self._build()
 
@@ -122,7 +128,7 @@ class Banded(BandedOffload, BandedPoints, Grouped):
         # Encoded results are small, and computed only when kept: those stay here.
         large = self.sizes >= WORTH_SENDING * self.budget
         travels = [f.offloadable and f.encodes is None and bool(events[f.id]) for f in self.problem.forward]
-        return np.array(travels) & large & self.offloads
+        return np.array(travels) & large & self.queues
 
     def _fetches(self, events: list[set[int]]) -> IntArray:
         """A fetch may arrive at any slot where something can happen to the result, but the first."""
@@ -202,13 +208,15 @@ class Banded(BandedOffload, BandedPoints, Grouped):
         kept = int(self.stored[0, f.id])
         if kept < 0:
             return
-        self._cost(kept, min(self.problem.cost(c) for c in f.implementations))
+        cost = Row({kept: min(self.problem.cost(c) for c in f.implementations)})
         workspace = max(c.workspace_bytes for c in f.implementations) / MIB
         parent = int(self.in_place[f.encodes]) if f.encodes is not None else -1
         if f.in_place is not None and parent >= 0:
             both = self._both("encoded_in_place", kept, parent)
-            self._cost(both, self.problem.in_place_cost(f.in_place))
+            cost.also(both, self.problem.in_place_cost(f.in_place))
             before.also(both, f.in_place.workspace_delta_bytes / MIB)
+        self.forward_cost[f.id] = cost, 0.0
+        self._objective.plus(cost)
         gradients = self.problem.gradient_bytes(0) / MIB
         self._fits("forward_encoded", before.also(kept, workspace + taken - gradients), gradients)
 

@@ -15,8 +15,8 @@ P[k,i] >= 1). The step fits a budget B when, in every stage t,
     workspace + live + fixed + output + F_t + sum(m_i, i in D) + sum(m_i, i in keep[t] - D) <= B
 
 Source: MONeT, 003_283bdbbccdcfdb68.txt, equations 4.1 to 4.3 and 4.12 to 4.16, and the accounting of its published
-schedules. Offload extends it: a result is sent when it has been computed and stays on the device until sent; links work
-first in, first out beside the compute; an operator waits (a stall) while sending results would break the budget.
+schedules. Offload extends it by the rule of :mod:`loadmaster.models.memory.links`: in the forward pass F_t is the bytes
+that the rule counts while the operator at hand runs; waiting for a copy is a stall.
 
 Violations are reported in words; a plan with any is a bug report, never an answer.
 """
@@ -26,6 +26,7 @@ from __future__ import annotations
 import numpy as np
 
 from loadmaster.errors import InputError
+from loadmaster.models.memory.links import HostTraffic
 from loadmaster.models.memory.plan import MemoryPlan, Schedule, Stage
 from loadmaster.models.memory.problem import BackwardImplementation, MemoryProblem
 from loadmaster.models.memory.verdict import Check, Event
@@ -73,12 +74,7 @@ class _Replay:
         self.spent_us = {"forward": 0.0, "recompute": 0.0, "backward": 0.0, "stall": 0.0}
         self.peak = (0, "nothing")
         self.recomputed = 0
-        # Results on their way to the host: (time the copy ends, forward id), in sending order.
-        self.sending: list[tuple[float, int]] = []
-        self.link_free_us = 0.0
-        # When each fetch that is under way ends, by the stage and result it is for.
-        self.arrivals: dict[tuple[int, int], float] = {}
-        self.incoming = 0
+        self.traffic = HostTraffic(problem, schedule)
 
     def run(self) -> Check:
         """Stage by stage, then the verdict."""
@@ -103,6 +99,7 @@ class _Replay:
             recomputed=self.recomputed,
             offloaded_bytes=int(sum(self.bytes[i] for i in self.schedule.offload if i < self.count)),
             events=tuple(self.events),
+            copies=tuple(self.traffic.copies),
         )
 
     def _wrong(self, text: str) -> None:
@@ -119,6 +116,12 @@ class _Replay:
         for i in offload:
             if i >= self.count or not self.problem.forward[i].offloadable:
                 self._wrong(f"forward {i} is offloaded, but is not offloadable")
+        gone_before = self.schedule.gone_before
+        if gone_before and len(gone_before) != len(offload):
+            self._wrong(f"{len(offload)} results are offloaded, but {len(gone_before)} are said to be gone")
+        for i, gone in zip(offload, gone_before, strict=False):
+            if i < self.count and not self.problem.last_readers[i] < gone <= self.count:
+                self._wrong(f"forward {i} is to be gone before forward {gone}, but is read until later, or for longer")
         capacity = link.capacity_bytes if link is not None else None
         total = int(sum(self.bytes[i] for i in offload if i < self.count))
         if capacity is not None and total > capacity:
@@ -131,25 +134,15 @@ class _Replay:
 
     def _stage(self, t: int, stage: Stage, stored: set[int]) -> set[int]:
         """Replay stage t from the results carried into it; returns what it keeps."""
-        link = self.problem.host_link
         if t == 1:
-            self._drain()
-        if link is not None:
-            for later, other in enumerate(self.schedule.stages):
-                for f in other.fetches:
-                    if f.issued_at == t and f.forward < self.count:
-                        size = int(self.bytes[f.forward])
-                        self.link_free_us = max(self.link_free_us, self.clock_us) + link.from_host_us(size)
-                        self.arrivals[later, f.forward] = self.link_free_us
-                        self.incoming += size
+            self._stall_until(self.traffic.before(self.count, self.clock_us)[0])
+        self.traffic.issue(t, self.clock_us)
         for f in stage.fetches:
-            ready = self.arrivals.pop((t, f.forward), self.clock_us)
-            self._stall_until(ready)
+            self._stall_until(self.traffic.arrive(t, f.forward))
             if f.forward in stored:
                 self._wrong(f"stage {t} fetches forward {f.forward}, which is on the device already")
             if f.forward < self.count:
                 stored = stored | {f.forward}
-                self.incoming -= int(self.bytes[f.forward])
         keep = set(stage.keep)
         needs = self._needs(t, stage)
         resident = _Resident(self, t, stored, keep, needs)
@@ -186,7 +179,7 @@ class _Replay:
             if j >= self.count or j <= previous:
                 self._wrong(f"stage {t} computes forward {j} after {previous}: ids must exist and ascend")
                 return intact
-            resident.before(previous + 1, j)
+            stall = resident.before(previous + 1, j)
             previous = j
             operator = self.problem.forward[j]
             where = f"stage {t}: forward {j} ({operator.op})"
@@ -217,14 +210,12 @@ class _Replay:
                     if parent is None:
                         intact.discard(operator.in_place.overwrites)
             in_place[j] = c.in_place
-            stall = resident.running(j, workspace)
+            resident.running(j, workspace)
             kind = "forward" if t == 0 else "recompute"
             self._advance(t, kind, j, operator.op, time_us, resident.last_bytes, stall)
             computed.add(j)
             intact.add(j)
             self.recomputed += t > 0
-            if t == 0 and j in self.schedule.offload:
-                self._send(j)
         resident.before(previous + 1, self.count - 1)
         if t == 0:
             missing = [f.id for f in self.problem.forward if f.encodes is None and f.id not in computed]
@@ -255,7 +246,7 @@ class _Replay:
             + operator.live_bytes
             + operator.fixed_bytes
             + operator.output_bytes
-            + self.incoming
+            + self.traffic.incoming_bytes
             + int(sum(self.bytes[i] for i in needs | keep if i < self.count))
         )
         self._account(resident, where)
@@ -281,29 +272,6 @@ class _Replay:
         self.spent_us["stall"] += stall
         return stall
 
-    def _send(self, i: int) -> None:
-        link = self.problem.host_link
-        if link is not None:
-            self.link_free_us = max(self.link_free_us, self.clock_us) + link.to_host_us(int(self.bytes[i]))
-            self.sending.append((self.link_free_us, i))
-
-    def outgoing(self) -> list[int]:
-        """Results still on their way to the host now."""
-        self.sending = [s for s in self.sending if s[0] > self.clock_us]
-        return [i for _, i in self.sending]
-
-    def wait_for_one_copy(self) -> float | None:
-        """Stall until the oldest copy to the host is done; None when there is none."""
-        if not self.outgoing():
-            return None
-        return self._stall_until(self.sending[0][0])
-
-    def _drain(self) -> None:
-        """The backward pass starts when every result has left: the fetch link and the send link share buffers."""
-        if self.outgoing():
-            self._stall_until(self.sending[-1][0])
-            self.sending = []
-
 
 class _Resident:
     """Bytes resident during the forward operators of one stage, from prefix sums over operator ids."""
@@ -321,18 +289,30 @@ class _Resident:
         self.gradients = replay.problem.gradient_bytes(t)
         self.profile: IntArray = self.gradients + self.after[ids] + self.before_[ids]
         self.last_bytes = 0
-        self.operator = 0
 
-    def before(self, first: int, last: int) -> None:
-        """Account the moments just before forward first..last, which hold whether or not those are computed."""
+    def before(self, first: int, last: int) -> float:
+        """Account the moments just before forward first..last, which hold whether or not those are computed.
+
+        Returns the stall in microseconds: results that must be gone by then may still be on their way.
+        """
         if first > last:
-            return
-        window = self.profile[first : last + 1]
-        j = first + int(np.argmax(window))
-        self._fit(int(window.max()), j, frozenset(), f"stage {self.t}: before forward {j}")
+            return 0.0
+        if self.t > 0 or not self.replay.schedule.offload:
+            window = self.profile[first : last + 1]
+            j = first + int(np.argmax(window))
+            self._account(int(window.max()), f"stage {self.t}: before forward {j}")
+            return 0.0
+        stall = 0.0
+        for j in range(first, last + 1):
+            ready, stuck = self.replay.traffic.before(j, self.replay.clock_us)
+            if stuck:
+                self.replay._wrong(f"forward {j} waits for forward {stuck[0]} to be gone, which is not queued by then")
+            stall += self.replay._stall_until(ready)
+            self._account(int(self.profile[j]), f"stage {self.t}: before forward {j}")
+        return stall
 
-    def running(self, j: int, workspace: int) -> float:
-        """Account forward j while it runs; returns the stall in microseconds."""
+    def running(self, j: int, workspace: int) -> None:
+        """Account forward j while it runs."""
         operator = self.replay.problem.forward[j]
         sizes = self.replay.bytes
         live_kept = int(sum(sizes[i] for i in set(operator.live_inputs) & self.keep))
@@ -345,23 +325,12 @@ class _Resident:
             + int(self.before_[j])
             - live_kept
         )
-        return self._fit(resident, j, frozenset(operator.live_inputs), f"stage {self.t}: forward {j} ({operator.op})")
+        self._account(resident, f"stage {self.t}: forward {j} ({operator.op})")
 
-    def _fit(self, resident: int, j: int, counted: frozenset[int], where: str) -> float:
-        """Wait for copies to the host while the budget would break, then account."""
-        replay = self.replay
-        stall = 0.0
-        while True:
-            moving = sum(int(replay.bytes[i]) for i in replay.outgoing() if i not in counted and i != j)
-            self.last_bytes = resident + moving + replay.incoming
-            if self.last_bytes <= replay.budget:
-                break
-            waited = replay.wait_for_one_copy()
-            if waited is None:
-                break
-            stall += waited
-        replay._account(self.last_bytes, where)
-        return stall
+    def _account(self, resident: int, where: str) -> None:
+        traffic = self.replay.traffic
+        self.last_bytes = resident + traffic.leaving_bytes + traffic.incoming_bytes
+        self.replay._account(self.last_bytes, where)
 
 
 def _mask(ids: set[int] | frozenset[int], count: int) -> IntArray:

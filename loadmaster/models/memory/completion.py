@@ -4,7 +4,7 @@ The formulations decide *what is computed when* and *what each backward operator
 and cheap: a recomputation that nothing wants is dropped, results are kept exactly as long as the accounting asks, and
 every operator takes its cheapest implementation that fits the bytes left while it runs (an implementation's workspace
 is held by that operator alone, so the choices do not interact; only running in place is chosen for an operator and its
-encoded results at once).
+encoded results at once). Results that are sent leave the device as late as the budget allows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from loadmaster.models.memory.links import latest_departures, sending_order
 from loadmaster.models.memory.plan import Compute, Fetch, Schedule, Stage
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.solvers.program import IntArray
@@ -44,7 +45,8 @@ def complete(problem: MemoryProblem, budget_bytes: int, decisions: Decisions) ->
     """The cheapest schedule of those decisions. It may still break the budget: the checker says so."""
     computes, keeps, fetches = _liveness(problem, decisions)
     fetched = {f.forward for arriving in fetches for f in arriving}
-    offload = tuple(i for i in decisions.offload if i in fetched)
+    offload = sending_order(problem, [i for i in decisions.offload if i in fetched])
+    gone_before: tuple[int, ...] = ()
     stages = []
     stored: frozenset[int] = frozenset()
     for t in range(problem.stage_count):
@@ -60,16 +62,19 @@ def complete(problem: MemoryProblem, budget_bytes: int, decisions: Decisions) ->
             _needs(problem, decisions, t),
             not_lost=frozenset(offload) if t == 0 else frozenset(),
         )
+        chosen = room.forward_choices(computes[t])
+        if t == 0:
+            gone_before = latest_departures(problem, offload, room.left_bytes(chosen))
         stages.append(
             Stage(
-                computes=room.forward_choices(computes[t]),
+                computes=chosen,
                 implementation=None if t == 0 else room.backward_choice(decisions.backward[t - 1]),
                 keep=tuple(sorted(keeps[t])),
                 fetches=fetches[t],
             )
         )
         stored = keeps[t]
-    return Schedule(tuple(stages), offload)
+    return Schedule(tuple(stages), offload, gone_before)
 
 
 def _needs(problem: MemoryProblem, decisions: Decisions, t: int) -> frozenset[int]:
@@ -157,26 +162,39 @@ class _Room:
             chosen.append(Compute(j, c, in_place[j]))
         return tuple(chosen)
 
+    def left_bytes(self, chosen: Sequence[Compute]) -> list[int]:
+        """What the stage leaves of the budget, just before each forward operator and while it runs if it does [V]."""
+        gradients = self.problem.gradient_bytes(self.t)
+        used = [gradients + int(self.after[j] + self.before[j]) for j in range(len(self.problem.forward))]
+        for c in chosen:
+            used[c.forward] = max(used[c.forward], self._peak_bytes(c.forward, c.implementation, c.in_place))
+        return [self.budget - size for size in used]
+
     def _best(self, j: int, inside: bool) -> tuple[int, float, int, int]:
         """The cheapest implementation of j that fits: bytes over the budget, cost, bytes resident, its number."""
         f = self.problem.forward[j]
+        extra_cost = self.problem.in_place_cost(f.in_place) if inside and f.in_place is not None else 0.0
+        options = []
+        for c, implementation in enumerate(f.implementations if self.t == 0 else f.recompute_implementations):
+            peak = self._peak_bytes(j, c, inside)
+            options.append((max(0, peak - self.budget), self.problem.cost(implementation) + extra_cost, peak, c))
+        return min(options)
+
+    def _peak_bytes(self, j: int, implementation: int, inside: bool) -> int:
+        """Bytes resident while that implementation of j runs."""
+        f = self.problem.forward[j]
         sizes = self.problem.output_bytes
-        resident = (
+        choices = f.implementations if self.t == 0 else f.recompute_implementations
+        return (
             self.problem.gradient_bytes(self.t)
             + f.output_bytes
             + f.live_bytes
             + int(self.after[j + 1])
             + int(self.before[j])
             - sum(int(sizes[i]) for i in f.live_inputs if i in self.keep)
+            + choices[implementation].workspace_bytes
+            + (f.in_place.workspace_delta_bytes if inside and f.in_place is not None else 0)
         )
-        delta = f.in_place if inside else None
-        extra_bytes = delta.workspace_delta_bytes if delta is not None else 0
-        extra_cost = self.problem.in_place_cost(delta) if delta is not None else 0.0
-        options = []
-        for c, implementation in enumerate(f.implementations if self.t == 0 else f.recompute_implementations):
-            peak = resident + implementation.workspace_bytes + extra_bytes
-            options.append((max(0, peak - self.budget), self.problem.cost(implementation) + extra_cost, peak, c))
-        return min(options)
 
     def _together(self, j: int, inside: bool) -> tuple[int, float, int]:
         """Bytes over the budget, cost and bytes resident, summed over j and its encoded results run in place too."""

@@ -224,6 +224,7 @@ class StageModel(StrictModel):
 class ScheduleModel(StrictModel):
     stages: list[StageModel]
     offload: tuple[Id, ...] = Field((), strict=False)
+    gone_before: tuple[Id, ...] = Field((), strict=False)
 
 
 class BlockerModel(StrictModel):
@@ -283,6 +284,7 @@ def read_plan(document: Document) -> MemoryPlan:
                 for s in m.schedule.stages
             ),
             offload=tuple(m.schedule.offload),
+            gone_before=tuple(m.schedule.gone_before),
         )
     infeasibility = None
     if m.infeasibility is not None:

@@ -33,6 +33,7 @@ class Grouped:
         groups: first and last stage of each group of backward stages.
         backward: for each backward operator, the columns of its implementations.
         in_place: for each forward operator, the column of running in place in the forward pass, or -1.
+        forward_cost: for each forward operator, what it costs in the forward pass: a row, and a constant beside it.
     """
 
     stored: IntArray
@@ -49,6 +50,7 @@ class Grouped:
         self.in_place = np.full(self.count, -1, dtype=np.int64)
         self.backward: list[IntArray] = []
         self.forward_choices: dict[int, tuple[IntArray, tuple[int, ...]]] = {}
+        self.forward_cost: list[tuple[Row, float]] = [(Row(), 0.0)] * self.count
         self._needs: dict[tuple[int, int], Row] = {}
         self._free = budget_bytes is None
         self._budget_column = int(self.builder.columns("budget", 1, cost=1.0)[0]) if self._free else -1
@@ -120,22 +122,25 @@ class Grouped:
         choices = worthwhile(self.problem, f.implementations, self._noticeable_bytes)
         cheapest = self.problem.cost(choices[0][1])
         self._constant += cheapest
+        cost = Row()
         if len(choices) > 1:
             columns = self.builder.columns("forward_choice", len(choices), upper=1.0, integer=True)
             self._eq("forward_choice", Row({int(c): 1.0 for c in columns}), 1.0)
             self.forward_choices[f.id] = (columns, tuple(c for c, _ in choices))
             for column, (_, choice) in zip(columns, choices, strict=True):
-                self._cost(column, self.problem.cost(choice) - cheapest)
+                cost.also(int(column), self.problem.cost(choice) - cheapest)
                 row.also(int(column), choice.workspace_bytes / MIB)
         else:
             taken += least_workspace_bytes(f.implementations) / MIB
         if f.in_place is not None:
             column = int(self.builder.columns("in_place", 1, upper=1.0, integer=True)[0])
             self.in_place[f.id] = column
-            self._cost(column, self.problem.in_place_cost(f.in_place))
+            cost.also(column, self.problem.in_place_cost(f.in_place))
             row.also(column, f.in_place.workspace_delta_bytes / MIB)
             self._le("in_place", Row({column: 1.0}).plus(self._survives(f.in_place.overwrites)), 1.0)
             self._spare_later_readers(column, f.id, f.in_place.overwrites)
+        self.forward_cost[f.id] = cost, cheapest
+        self._objective.plus(cost)
         self._fits("forward", row, taken)
 
     def _survives(self, i: int) -> Row:

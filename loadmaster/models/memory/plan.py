@@ -48,10 +48,19 @@ class Stage:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The whole step: stages 0..K, and the results sent to host memory in the forward pass, in sending order."""
+    """The whole step: stages 0..K, and the results sent to host memory in the forward pass.
+
+    How results travel is stated in :mod:`loadmaster.models.memory.links`.
+
+    Attributes:
+        offload: the results sent, in sending order.
+        gone_before: for each of them, the forward operator that starts when its bytes are gone (the number of forward
+            operators: the backward pass waits for it). Empty: all are there until the backward pass starts.
+    """
 
     stages: tuple[Stage, ...]
     offload: tuple[int, ...] = ()
+    gone_before: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

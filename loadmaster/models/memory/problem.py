@@ -124,6 +124,15 @@ class HostLink:
         return size_bytes / (self.from_host_gbps * 1e3)
 
 
+def last_readers(inputs: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """For every operator, the last one that reads its result, given what each reads; itself where none does."""
+    last = list(range(len(inputs)))
+    for j, read in enumerate(inputs):
+        for i in read:
+            last[i] = max(last[i], j)
+    return tuple(last)
+
+
 @dataclass(frozen=True)
 class MemoryProblem:
     """A training graph with costs, a budget (or None: to be given at planning time) and an objective.
@@ -189,6 +198,11 @@ class MemoryProblem:
             for i in operator.inputs:
                 readers[i].append(operator.id)
         return tuple(tuple(r) for r in readers)
+
+    @cached_property
+    def last_readers(self) -> tuple[int, ...]:
+        """For every forward result, the last forward operator that may read it; itself where none does."""
+        return last_readers([f.inputs for f in self.forward])
 
     @cached_property
     def encodings(self) -> tuple[tuple[int, ...], ...]:

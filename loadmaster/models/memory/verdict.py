@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,17 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Copy:
+    """One result on the host link: when its copy starts and how long it takes."""
+
+    forward: int
+    direction: Literal["to_host", "from_host"]
+    start_us: float
+    duration_us: float
+    size_bytes: int
+
+
+@dataclass(frozen=True)
 class Check:
     """The verdict.
 
@@ -29,7 +41,8 @@ class Check:
         peak_bytes, peak_at: the highest resident bytes and the operator there.
         objective: of the replay, in the problem's unit.
         time_us: of the whole step, with its parts forward, recompute, backward and stall.
-        events: the timeline.
+        events: the timeline of the operators.
+        copies: the timeline of the host link.
     """
 
     ok: bool
@@ -45,6 +58,7 @@ class Check:
     recomputed: int
     offloaded_bytes: int
     events: tuple[Event, ...] = field(repr=False)
+    copies: tuple[Copy, ...] = field(default=(), repr=False)
 
     def summary(self) -> dict[str, object]:
         """What a plan document records of it."""

@@ -59,17 +59,32 @@ class _Common:
     def forward_choices(self) -> tuple[dict[int, pulp.LpAffineExpression], dict[int, pulp.LpVariable]]:
         """Workspace of each operator of the forward pass, with its choices paid for, and who runs in place."""
         workspace, q = {}, {}
+        self.forward_cost = {i: pulp.LpAffineExpression() for i in self.V}
         for i in self.plain:
             f = self.problem.forward[i]
             y = [binary(f"y0_{i}_{n}") for n in range(len(f.implementations))]
             self.model += pulp.lpSum(y) == 1
             workspace[i] = pulp.lpSum(v * (c.workspace_bytes / MIB) for v, c in zip(y, f.implementations, strict=True))
-            self.objective += pulp.lpSum(v * self.cost(c) for v, c in zip(y, f.implementations, strict=True))
+            self.forward_cost[i] += pulp.lpSum(v * self.cost(c) for v, c in zip(y, f.implementations, strict=True))
             if f.in_place is not None:
                 q[i] = binary(f"q0_{i}")
                 workspace[i] += q[i] * (f.in_place.workspace_delta_bytes / MIB)
-                self.objective += q[i] * self.problem.in_place_cost(f.in_place)
+                self.forward_cost[i] += q[i] * self.problem.in_place_cost(f.in_place)
+            self.objective += self.forward_cost[i]
         return workspace, q
+
+    def queue(self, o: dict[int, pulp.LpVariable], backlog: Sequence[pulp.LpVariable]) -> None:
+        """(O1): bytes done with and not sent when each forward operator starts, and the waits for the link."""
+        link, forward = self.problem.host_link, self.problem.forward
+        assert link is not None
+        per_us = link.to_host_gbps * 1e3 / MIB
+        for j in range(1, len(self.V) + 1):
+            joins = [i for i in self.V if max([i, *(n.id for n in forward if i in n.inputs)]) == j - 1]
+            stall, left = amount(f"stall_{j}"), amount(f"left_{j}")
+            self.objective += stall
+            self.model += left >= backlog[j - 1] - per_us * self.forward_cost[j - 1]
+            self.model += backlog[j] >= left + pulp.lpSum(self.m[i] * o[i] for i in joins) - per_us * stall
+        self.model += backlog[len(self.V)] <= 0
 
 
 def relaxation_twin(problem: MemoryProblem, budget_bytes: int, groups: Groups) -> pulp.LpProblem:
@@ -301,7 +316,7 @@ def _encoded_results(
         operator = c.problem.forward[e]
         if operator.encodes is None:
             continue
-        c.objective += min(c.cost(x) for x in operator.implementations) * s[0, e]
+        c.forward_cost[e] += min(c.cost(x) for x in operator.implementations) * s[0, e]
         workspace = max(x.workspace_bytes for x in operator.implementations) / MIB
         taken = s[0, e] * (workspace + c.m[e] + c.live[e])
         if operator.in_place is not None and operator.encodes in q0:
@@ -309,8 +324,9 @@ def _encoded_results(
             c.model += z <= s[0, e]
             c.model += z <= q0[operator.encodes]
             c.model += z >= s[0, e] + q0[operator.encodes] - 1
-            c.objective += z * c.problem.in_place_cost(operator.in_place)
+            c.forward_cost[e] += z * c.problem.in_place_cost(operator.in_place)
             taken += z * (operator.in_place.workspace_delta_bytes / MIB)
+        c.objective += c.forward_cost[e]
         apart = pulp.lpSum(c.m[i] * s[0, i] for i in range(e) if i not in operator.live_inputs)
         c.model += c.gradients(0) + taken + apart + backlog[e] <= c.budget
 
@@ -324,19 +340,9 @@ def _links(
     backlog: Sequence[pulp.LpVariable],
 ) -> None:
     """(O1) to (O3)."""
-    link, forward, V = c.problem.host_link, c.problem.forward, c.V
+    link, V = c.problem.host_link, c.V
     assert link is not None
-    for j in range(1, len(V) + 1):
-        done = forward[j - 1]
-        worked = 0.0 if done.encodes is not None else min(x.time_us for x in done.implementations)
-        if done.encodes is None and done.in_place is not None:
-            worked = max(0.0, worked + min(0.0, done.in_place.time_delta_us))
-        left = [i for i in V if max([i, *(n.id for n in forward if i in n.inputs)]) == j - 1]
-        stall = amount(f"stall_{j}")
-        c.objective += stall
-        carried = (worked + stall) * (link.to_host_gbps * 1e3 / MIB)
-        c.model += backlog[j] >= backlog[j - 1] + pulp.lpSum(c.m[i] * o[i] for i in left) - carried  # (O1)
-    c.model += backlog[len(V)] <= 0
+    c.queue(o, backlog)
     if link.capacity_bytes is not None:
         c.model += pulp.lpSum(c.m[i] * o[i] for i in V) <= link.capacity_bytes / MIB  # (O2)
     for h in range(1, len(slots)):

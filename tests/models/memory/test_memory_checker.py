@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from loadmaster.errors import InputError
 from loadmaster.models.memory import chen, gist, plain
 from loadmaster.models.memory.checker import check, check_plan
+from loadmaster.models.memory.completion import complete, decisions_of
 from loadmaster.models.memory.plan import Compute, Fetch, MemoryPlan, Schedule, Stage
 from loadmaster.models.memory.problem import (
     BackwardImplementation,
@@ -22,6 +23,7 @@ from loadmaster.models.memory.problem import (
     InPlace,
     MemoryProblem,
 )
+from loadmaster.models.memory.verdict import Copy
 from tests.models.memory.instances import random_problem
 
 PLENTY = 10**12
@@ -258,49 +260,65 @@ def test_encoded_results_run_in_place_exactly_when_their_parent_does() -> None:
 LINK = HostLink(to_host_gbps=0.001, from_host_gbps=0.002)
 
 
-def travelling(issued_at: int) -> Schedule:
+def travelling(issued_at: int, gone_before: tuple[int, ...] = ()) -> Schedule:
     """Forward 0 goes to the host in the forward pass and comes back for backward 2."""
     back = (Stage((), 0, (1,)), Stage((), 0, (0,), (Fetch(0, issued_at),)), Stage((), 0, ()))
-    return stages(Stage(FORWARD, None, (1,)), *back, offload=(0,))
+    return Schedule((Stage(FORWARD, None, (1,)), *back), (0,), gone_before)
 
 
-def test_fetched_ahead_costs_memory_but_no_time() -> None:
+def test_sent_after_its_last_reader_and_there_until_the_backward_pass() -> None:
     verdict = check(three_operators(host_link=LINK), travelling(issued_at=1), PLENTY)
     assert verdict.violations == ()
-    # Sent from 5 to 9 us, while forward 1 runs beside its live input 0; back from 13 to 15, under backward 1.
+    # Read last by forward 1, until 12 us: sent until 16 us, beside the loss, which ends at 13; backward 1 waits. Back
+    # from 16 to 18 us, under backward 1.
+    assert [e.resident_bytes for e in verdict.events] == [16, 20, 15 + 4, 27 + 4, 34, 27]
+    assert [e.start_us for e in verdict.events] == [0, 5, 12, 16, 26, 46]
+    assert (verdict.stall_us, verdict.time_us, verdict.offloaded_bytes) == (3, 73 + 3, 4)
+    assert verdict.copies == (Copy(0, "to_host", 12, 4, 4), Copy(0, "from_host", 16, 2, 4))
+
+
+def test_an_operator_waits_until_what_is_to_be_gone_is_gone() -> None:
+    problem = three_operators(host_link=LINK)
+    verdict = check(problem, travelling(issued_at=1, gone_before=(2,)), PLENTY)
+    assert verdict.violations == ()
     assert [e.resident_bytes for e in verdict.events] == [16, 20, 15, 27 + 4, 34, 27]
-    assert (verdict.stall_us, verdict.time_us, verdict.offloaded_bytes) == (0, 73, 4)
+    assert (verdict.events[2].start_us, verdict.events[2].stall_us) == (16, 4)
+    assert (verdict.stall_us, verdict.time_us) == (4, 73 + 4)
+    # The loss takes 11 + 6 + 1 + 3 = 21 bytes, and 0 is there too unless it has to be gone.
+    light = tuple(replace(b, fixed_bytes=0) for b in problem.backward)
+    hungry = replace(problem.forward[2], implementations=(Implementation(1.0, 6),), fixed_bytes=0)
+    problem = replace(problem, forward=(*problem.forward[:2], hungry), backward=light)
+    assert check(problem, travelling(1), PLENTY).peak_bytes == 25
+    assert check(problem, travelling(1, (2,)), PLENTY).peak_bytes == 21
+    # Planned for as late as the budget allows.
+    assert complete(problem, 25, decisions_of(travelling(1))).gone_before == (3,)
+    assert complete(problem, 24, decisions_of(travelling(1))).gone_before == (2,)
 
 
 def test_fetched_late_stalls() -> None:
     verdict = check(three_operators(host_link=LINK), travelling(issued_at=2), PLENTY)
     assert verdict.violations == ()
-    assert [e.resident_bytes for e in verdict.events] == [16, 20, 15, 27, 34, 27]
-    assert (verdict.stall_us, verdict.time_us, verdict.objective) == (2, 75, 75)
-    assert [e.start_us for e in verdict.events] == [0, 5, 12, 13, 25, 45]
+    assert [e.resident_bytes for e in verdict.events] == [16, 20, 19, 27, 34, 27]
+    assert (verdict.stall_us, verdict.time_us, verdict.objective) == (3 + 2, 78, 78)
+    assert [e.start_us for e in verdict.events] == [0, 5, 12, 16, 28, 48]
 
 
-def test_backward_waits_until_all_is_sent() -> None:
-    slow = HostLink(to_host_gbps=0.0001, from_host_gbps=0.002)
-    verdict = check(three_operators(host_link=slow), travelling(issued_at=1), PLENTY)
-    # Sent from 5 to 45 us: still there beside the loss, and backward 1 starts 32 us late.
-    assert verdict.events[2].resident_bytes == 15 + 4
-    assert (verdict.events[3].start_us, verdict.stall_us, verdict.time_us) == (45, 32, 73 + 32)
-
-
-def test_an_operator_waits_for_the_link_rather_than_break_the_budget() -> None:
-    slow = HostLink(to_host_gbps=0.0001, from_host_gbps=0.002)
-    problem = three_operators(host_link=slow)
-    light = tuple(replace(b, fixed_bytes=0) for b in problem.backward)
-    hungry = replace(problem.forward[2], implementations=(Implementation(1.0, 6),), fixed_bytes=0)
-    problem = replace(problem, forward=(*problem.forward[:2], hungry), backward=light)
-    # The loss takes 11 + 6 + 1 + 3 = 21 bytes, 25 while 0 is on its way.
-    at_ease = check(problem, travelling(issued_at=1), 25)
-    assert (at_ease.ok, at_ease.peak_bytes, at_ease.events[2].stall_us, at_ease.stall_us) == (True, 25, 0, 32)
-    pressed = check(problem, travelling(issued_at=1), 24)
-    assert (pressed.ok, pressed.peak_bytes, pressed.events[2].stall_us) == (True, 21, 33)
-    assert pressed.events[2].start_us == 45
-    assert pressed.time_us == 73 + 33
+def test_copies_run_in_the_order_of_the_schedule() -> None:
+    """Forward 1 is read last by the loss, forward 0 before it."""
+    fetches = (Fetch(1, 1),), (Fetch(0, 1),)
+    rest = (Stage((), 0, (1,), fetches[0]), Stage((), 0, (0,), fetches[1]), Stage((), 0, ()))
+    for offload, sent in (((0, 1), [(0, 12, 4), (1, 16, 3)]), ((1, 0), [(1, 13, 3), (0, 16, 4)])):
+        schedule = Schedule((Stage(FORWARD, None, ()), *rest), offload)
+        verdict = check(three_operators(host_link=LINK), schedule, PLENTY)
+        assert verdict.violations == ()
+        to_host = [c for c in verdict.copies if c.direction == "to_host"]
+        assert [(c.forward, c.start_us, c.duration_us) for c in to_host] == sent
+        back = [c for c in verdict.copies if c.direction == "from_host"]
+        all_sent = to_host[-1].start_us + to_host[-1].duration_us
+        returned = [(c.forward, c.start_us, c.duration_us) for c in back]
+        assert returned == [(1, all_sent, 1.5), (0, all_sent + 1.5, 2)]
+    stuck = check(three_operators(host_link=LINK), replace(schedule, gone_before=(3, 2)), PLENTY)
+    assert stuck.violations == ("forward 2 waits for forward 0 to be gone, which is not queued by then",)
 
 
 WRONG_TRAVEL: list[tuple[MemoryProblem, Schedule, str]] = [
@@ -313,6 +331,9 @@ WRONG_TRAVEL: list[tuple[MemoryProblem, Schedule, str]] = [
         replace(travelling(1), offload=(1,)),
         "fetches forward 0, which was not offloaded",
     ),
+    (three_operators(host_link=LINK), travelling(1, (2, 3)), "1 results are offloaded, but 2 are said to be gone"),
+    (three_operators(host_link=LINK), travelling(1, (1,)), "forward 0 is to be gone before forward 1"),
+    (three_operators(host_link=LINK), travelling(1, (4,)), "forward 0 is to be gone before forward 4"),
     (three_operators(host_link=LINK), travelling(3), "issued at stage 3: not in 1..2"),
     (three_operators(host_link=LINK), travelling(0), "issued at stage 0: not in 1..2"),
     (

@@ -246,6 +246,7 @@ def test_plans_round_trip() -> None:
             *step.stages[3:],
         ),
         offload=(0,),
+        gone_before=(3,),
     )
     for schedule in (step, travelling, None):
         plan = a_plan(problem, schedule)

@@ -1,0 +1,126 @@
+"""The host link in a schedule: the one statement of how results travel, and the replay of it beside the compute.
+
+The checker replays this rule, the planning program (:mod:`loadmaster.models.memory.banded_offload`) and the boundary
+relaxation bound it, the executor carries it out:
+
+- A result is *done with* when the last forward operator that reads it has run (``MemoryProblem.last_readers``: the
+  operator itself where none does; an encoded result that is left out counts as run when its turn has passed).
+- Results are sent in the order of ``Schedule.offload``, one copy at a time, each to its end. A copy is queued when
+  its result is done with and every one before it in that order has been queued.
+- A result stays on the device, counted in full, until the forward operator in ``Schedule.gone_before`` starts, and
+  that operator waits until the copy is over. Memory therefore follows from the schedule alone, only time from the
+  link. The backward pass starts when everything has left: no copy to the host runs beside one from it.
+- A fetch is queued when the stage ``issued_at`` starts, those for earlier stages first, those for one stage in the
+  order listed; one copy at a time. Its bytes count from then on, and the stage it is for waits until it has arrived.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Literal
+
+from loadmaster.models.memory.plan import Schedule
+from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.memory.verdict import Copy
+
+
+class HostTraffic:
+    """The copies of one schedule in time. Without a link, or with ids that do not exist, nothing travels.
+
+    Attributes:
+        copies: all copies queued so far, in the order in which they run.
+        leaving_bytes: results done with in the forward pass that have not gone yet.
+        incoming_bytes: results fetched that have not arrived yet.
+    """
+
+    def __init__(self, problem: MemoryProblem, schedule: Schedule) -> None:
+        self.problem, self.schedule = problem, schedule
+        self.link = problem.host_link
+        self.copies: list[Copy] = []
+        self.leaving_bytes = self.incoming_bytes = 0
+        self._free_us = 0.0
+        count = len(problem.forward)
+        gone = schedule.gone_before or (count,) * len(schedule.offload)
+        journeys = zip(schedule.offload, gone, strict=False) if self.link is not None else ()
+        self._gone_before = {i: g for i, g in journeys if i < count}
+        self._unqueued = deque(self._gone_before)
+        self._on_device = dict.fromkeys(self._gone_before, False)
+        self._sent_us: dict[int, float] = {}
+        self._arrivals_us: dict[tuple[int, int], float] = {}
+
+    def before(self, j: int, clock_us: float) -> tuple[float, list[int]]:
+        """Forward operator j is about to start (the number of forward operators: the backward pass is).
+
+        Returns:
+            When it may start, and the results it would wait for that are not even queued.
+        """
+        last_readers, sizes = self.problem.last_readers, self.problem.output_bytes
+        for i in self._gone_before:
+            if last_readers[i] < j and not self._on_device[i]:
+                self._on_device[i] = True
+                self.leaving_bytes += int(sizes[i])
+        while self._unqueued and last_readers[self._unqueued[0]] < j:
+            self._send(self._unqueued.popleft(), clock_us)
+        stuck = []
+        for i in [i for i, gone in self._gone_before.items() if gone <= j]:
+            del self._gone_before[i]
+            self.leaving_bytes -= int(sizes[i]) if self._on_device[i] else 0
+            if i in self._sent_us:
+                clock_us = max(clock_us, self._sent_us[i])
+            else:
+                stuck.append(i)
+        return clock_us, stuck
+
+    def issue(self, t: int, clock_us: float) -> None:
+        """Stage t starts: queue the fetches that it issues."""
+        if self.link is None:
+            return
+        for later, stage in enumerate(self.schedule.stages):
+            for fetch in stage.fetches:
+                if fetch.issued_at == t and fetch.forward < len(self.problem.forward):
+                    size = int(self.problem.output_bytes[fetch.forward])
+                    end_us = self._queue(fetch.forward, "from_host", self.link.from_host_us(size), clock_us)
+                    self._arrivals_us[later, fetch.forward] = end_us
+                    self.incoming_bytes += size
+
+    def arrive(self, t: int, i: int) -> float:
+        """When result i has arrived for stage t; it is no longer on its way. 0 if it was never sent on it."""
+        if (t, i) not in self._arrivals_us:
+            return 0.0
+        self.incoming_bytes -= int(self.problem.output_bytes[i])
+        return self._arrivals_us.pop((t, i))
+
+    def _send(self, i: int, clock_us: float) -> None:
+        assert self.link is not None
+        time_us = self.link.to_host_us(int(self.problem.output_bytes[i]))
+        self._sent_us[i] = self._queue(i, "to_host", time_us, clock_us)
+
+    def _queue(self, i: int, direction: Literal["to_host", "from_host"], time_us: float, clock_us: float) -> float:
+        start_us = max(self._free_us, clock_us)
+        self._free_us = start_us + time_us
+        self.copies.append(Copy(i, direction, start_us, time_us, int(self.problem.output_bytes[i])))
+        return self._free_us
+
+
+def sending_order(problem: MemoryProblem, offload: Sequence[int]) -> tuple[int, ...]:
+    """The results in the order in which the forward pass is done with them."""
+    return tuple(sorted(offload, key=lambda i: (problem.last_readers[i], i)))
+
+
+def latest_departures(problem: MemoryProblem, offload: Sequence[int], room_bytes: Sequence[int]) -> tuple[int, ...]:
+    """``gone_before`` of each result sent: as late as the memory allows, so that no operator waits without need.
+
+    Args:
+        offload: in sending order, see :func:`sending_order`.
+        room_bytes: what the forward pass leaves to results on their way, before and while each operator runs [V].
+    """
+    gone_before = dict.fromkeys(offload, len(problem.forward))
+    waiting = deque(offload)
+    leaving: deque[int] = deque()
+    for j, room in enumerate(room_bytes):
+        while waiting and problem.last_readers[waiting[0]] < j:
+            leaving.append(waiting.popleft())
+        while leaving and sum(int(problem.output_bytes[i]) for i in leaving) > room:
+            gone_before[leaving.popleft()] = j
+    return tuple(gone_before[i] for i in offload)
