@@ -21,7 +21,7 @@ from loadmaster.executor.memory.grouping import group
 from loadmaster.executor.memory.joint import Joint, is_compute, tensor_bytes, tensors
 from loadmaster.executor.memory.operators import ForwardGroup, Operators
 from loadmaster.executor.memory.tracing import Loss, Step, clear_errors, compiled
-from loadmaster.executor.memory.wrappers import Parallel, ddp_of, held_by, own_module
+from loadmaster.executor.memory.wrappers import Held, Parallel, ddp_of, held_by, own_module
 from loadmaster.models.memory.problem import (
     BackwardImplementation,
     BackwardOperator,
@@ -71,7 +71,7 @@ class CapturedStep:
         fused: whether they run as fused kernels.
         resident_bytes: parameters, buffers, inputs, optimizer state, and gradients that are held.
         name, title: of the problem.
-        forward_bytes: resident beside these, only until the forward pass is over.
+        held: what a wrapper adds to these, at times.
     """
 
     operators: Operators
@@ -80,7 +80,7 @@ class CapturedStep:
     resident_bytes: int
     name: str
     title: str
-    forward_bytes: int = 0
+    held: Held
 
     def problem(self, costs: CostModel | None = None) -> MemoryProblem:
         """The memory problem under these costs; under the captured ones by default."""
@@ -90,8 +90,8 @@ class CapturedStep:
         return MemoryProblem(
             name=self.name,
             title=self.title,
-            forward=_forward(self.operators, accountant, self.forward_bytes),
-            backward=_backward(self.operators, accountant),
+            forward=_forward(self.operators, accountant, self.held.forward_bytes),
+            backward=_backward(self.operators, accountant, self.held.end_bytes),
         )
 
 
@@ -187,7 +187,7 @@ def capture_step(
         resident_bytes,
         name=f"{name or type(model).__name__}-{operators.fingerprint}",
         title=f"{type(model).__name__}, costs {whose}",
-        forward_bytes=held.forward_bytes,
+        held=held,
     )
 
 
@@ -300,7 +300,7 @@ def _forward_op(group: ForwardGroup, operators: Operators) -> str:
     return _op(group.nodes[-1])
 
 
-def _backward(operators: Operators, accountant: Accountant) -> tuple[BackwardOperator, ...]:
+def _backward(operators: Operators, accountant: Accountant, end_bytes: int) -> tuple[BackwardOperator, ...]:
     captured = []
     for b, usage in zip(operators.backward, accountant.backward(), strict=True):
         choices = []
@@ -313,7 +313,7 @@ def _backward(operators: Operators, accountant: Accountant) -> tuple[BackwardOpe
                 op=_op(b.nodes[-1]),
                 output_bytes=usage.output_bytes,
                 live_bytes=usage.live_bytes,
-                fixed_bytes=usage.fixed_bytes,
+                fixed_bytes=usage.fixed_bytes + (end_bytes if b is operators.backward[-1] else 0),
                 implementations=tuple(choices),
                 node=b.name,
             )

@@ -32,19 +32,21 @@ class Held:
     Attributes:
         step_bytes: through the whole step. Negative where sharding the optimizer's state saves more than it costs.
         forward_bytes: more of it, only until the forward pass is over.
+        end_bytes: more of it, once the backward pass is over.
     """
 
     step_bytes: int = 0
     forward_bytes: int = 0
+    end_bytes: int = 0
 
 
 def held_by(parallel: Parallel | None, ranks: int, model: nn.Module, optimizer_bytes: int = 0) -> Held:
     """What a wrapper around the step of this (unwrapped) model holds on each rank.
 
     ``ddp`` keeps a bucket for every gradient, which the all-reduce runs on. ``fsdp2``, one group around the whole
-    step, keeps a shard of the parameters, of their gradients and of the optimizer's state; the whole parameters are
-    there during the step, and twice until the forward pass is over, since FSDP2 lets go of the all-gather's result
-    only then. Its reduce-scatter takes the place of the whole parameters, which are free by then.
+    step, keeps a shard of the parameters and of the optimizer's state; the whole parameters are there during the
+    step, and twice until the forward pass is over, since FSDP2 lets go of the all-gather's result only then. At the
+    end the reduce-scatter takes the place of the whole parameters, and makes a shard of the gradients.
 
     Raises:
         InputError: the wrapper is unknown, or ``ranks`` is not positive.
@@ -59,9 +61,10 @@ def held_by(parallel: Parallel | None, ranks: int, model: nn.Module, optimizer_b
     if parallel == "fsdp2":
         shards = [(_shard_bytes(p, ranks), p.requires_grad) for p in parameters]
         kept = sum(size for size, _ in shards)
+        padding = ranks * kept - sum(tensor_bytes(p) for p in parameters)
         gradients = sum(size for size, trained in shards if trained)
         state = -(-optimizer_bytes // ranks) - optimizer_bytes
-        return Held(kept + gradients + state, ranks * kept if ranks > 1 else 0)
+        return Held(kept + padding + state, ranks * kept if ranks > 1 else 0, gradients)
     raise InputError("parallel", parallel, "is no wrapper known here", f"Choose one of: {', '.join(PARALLEL)}.")
 
 
