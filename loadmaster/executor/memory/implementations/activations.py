@@ -127,38 +127,14 @@ def _rerun(graph: fx.Graph, site: Site, value: Value) -> fx.Node:
 
 
 def _packed(graph: fx.Graph, parent: fx.Node, value: Value, *limits: object) -> fx.Node:
-    order = _memory_order(parent)
-    x = value(parent) if order is None else call(graph, aten.permute.default, value(parent), order)
-    return call(graph, pack_inside._opoverload, x, *limits)
+    return call(graph, pack_inside._opoverload, value(parent), *limits)
 
 
 def _masked(graph: fx.Graph, site: Site, value: Value, encoded: fx.Node | None) -> fx.Node:
     gradient = site.backward.args[0]
     assert isinstance(gradient, fx.Node)
-    assert encoded is not None
-    assert site.parent is not None
-    order = _memory_order(site.parent)
-    if order is None:
-        node = call(graph, masked_gradient._opoverload, value(gradient), encoded)
-    else:
-        permuted = call(graph, aten.permute.default, value(gradient), order)
-        masked = call(graph, masked_gradient._opoverload, permuted, encoded)
-        back = sorted(range(len(order)), key=order.__getitem__)
-        node = call(graph, aten.permute.default, masked, back)
+    node = call(graph, masked_gradient._opoverload, value(gradient), encoded)
     return with_strides_of(graph, node, site.backward)
-
-
-def _memory_order(node: fx.Node) -> list[int] | None:
-    """The dimensions as they lie in memory, for dense tensors of another order than row-major (channels last).
-
-    Masks are packed in this order: neither the activation nor its gradient, which has the same layout as a rule, is
-    copied to be read row by row.
-    """
-    val = node.meta["val"]
-    if val.is_contiguous():
-        return None
-    order = sorted(range(val.dim()), key=val.stride, reverse=True)
-    return order if val.permute(order).is_contiguous() else None
 
 
 def _number(argument: object) -> float:

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.executor.memory.implementations.emitting import aten, call, with_strides_of
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
+from loadmaster.executor.memory.implementations.layouts import dense_bytes
 from loadmaster.executor.memory.implementations.registry import Recompute, Value
 
 # Position of the "training" argument: without training the saved statistics are empty.
@@ -27,7 +28,7 @@ TRAINING = {
 }
 
 
-@torch.library.custom_op("loadmaster::batch_norm_apply", mutates_args=())
+@torch.library.custom_op("loadmaster::batch_norm_apply", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def batch_norm_apply(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """``(x - mean) * rstd * weight + bias`` per channel.
 
@@ -63,7 +64,9 @@ def _(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor
 
 
 def _workspace(x: Tensor, *_: object) -> int:
-    if has_kernels(x.device) or x.dtype.itemsize >= torch.float32.itemsize or not len(x):
+    if has_kernels(x.device):
+        return dense_bytes(x)
+    if x.dtype.itemsize >= torch.float32.itemsize or not len(x):
         return 0
     return 2 * x.numel() // len(x) * torch.float32.itemsize
 

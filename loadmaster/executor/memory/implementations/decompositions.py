@@ -7,7 +7,7 @@ kernels around them, and nothing but the packed mask, the seed or the statistics
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,32 +15,82 @@ from torch import Tensor
 
 from loadmaster.executor.memory.implementations.batch_norm import batch_norm_apply
 from loadmaster.executor.memory.implementations.dropout import mixed, scale_and_threshold, seeded_dropout
-from loadmaster.executor.memory.implementations.masks import BITS, masked_gradient
+from loadmaster.executor.memory.implementations.masks import (
+    BITS,
+    empty_mask,
+    masked_gradient,
+    pack_inside,
+    packed_dim,
+    packed_size,
+)
+from loadmaster.executor.memory.implementations.pooling import pool_offsets
+
+aten = torch.ops.aten
 
 
 def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
-    """A table to add to a compiler's own; each entry leaves its operator as it is where a copy would be needed."""
+    """A table to add to a compiler's own. Entries compute by index alone: the layout is the compiler's to choose."""
     return {
+        pack_inside._opoverload: _pack_inside,
         masked_gradient._opoverload: _masked_gradient,
+        pool_offsets._opoverload: _pool_offsets,
         seeded_dropout._opoverload: _seeded_dropout,
         batch_norm_apply._opoverload: _batch_norm_apply,
     }
 
 
-def _masked_gradient(gradient: Tensor, mask: Tensor) -> Any:
-    if not gradient.is_contiguous():
-        return NotImplemented
-    bit = torch.arange(BITS, dtype=torch.int32, device=mask.device)
-    inside = (mask.to(torch.int32).unsqueeze(1) >> bit) & 1
-    return gradient.where(inside.view(-1)[: gradient.numel()].view(gradient.shape) != 0, 0)
+def _pack_inside(x: Tensor, low: float, high: float | None = None) -> Tensor:
+    x = x if x.dim() else x.view(1)
+    dim = packed_dim(x.shape)
+    size, count = x.shape[dim], packed_size(x.shape[dim])
+    mask: Tensor | None = None
+    # Bit by bit, not as a sum over the bits: compilers make a kernel of its own of that.
+    for bit, start in enumerate(range(0, size, max(1, count))):
+        elements = x.narrow(dim, start, min(count, size - start))
+        inside = ~(elements <= low)
+        if high is not None:
+            inside = inside & ~(elements >= high)
+        bits = inside.to(torch.int32) << bit
+        if start + count > size:
+            bits = aten.constant_pad_nd(bits, [0, 0] * (x.dim() - 1 - dim) + [0, start + count - size])
+        mask = bits if mask is None else mask | bits
+    like = empty_mask(x)
+    return like if mask is None else _laid_out(mask.to(torch.uint8), like)
 
 
-def _seeded_dropout(x: Tensor, seed: Tensor, p: float) -> Any:
-    if not x.is_contiguous():
-        return NotImplemented
+def _laid_out(result: Tensor, like: Tensor) -> Tensor:
+    """The result with the strides of ``like``, which later views may rely on."""
+    return result if result.stride() == like.stride() else aten.copy(torch.empty_like(like), result)
+
+
+def _masked_gradient(gradient: Tensor, mask: Tensor) -> Tensor:
+    shape = gradient.shape or (1,)
+    dim = packed_dim(shape)
+    bit = torch.arange(BITS, dtype=torch.int32, device=mask.device).view(BITS, *(1,) * (len(shape) - dim))
+    bits = (mask.to(torch.int32).unsqueeze(dim) >> bit) & 1
+    inside = bits.flatten(dim, dim + 1).narrow(dim, 0, shape[dim]) != 0
+    return _laid_out(gradient.where(inside.view(gradient.shape), 0), torch.empty_like(gradient))
+
+
+def _pool_offsets(
+    indices: Tensor,
+    width: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    index = indices.to(torch.int32)
+    top = (torch.arange(indices.shape[-2], dtype=torch.int32, device=indices.device) * stride[0] - padding[0])[:, None]
+    left = torch.arange(indices.shape[-1], dtype=torch.int32, device=indices.device) * stride[1] - padding[1]
+    row, column = (index // width - top) // dilation[0], (index % width - left) // dilation[1]
+    return _laid_out((row * kernel[1] + column).to(torch.uint8), torch.empty_like(indices))
+
+
+def _seeded_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
     scale, threshold = scale_and_threshold(p)
-    number = torch.arange(1, x.numel() + 1, dtype=torch.int64, device=x.device)
-    return x * scale * (mixed(number, seed) >= threshold).view(x.shape)
+    number = torch.arange(1, x.numel() + 1, dtype=torch.int64, device=x.device).view(x.shape)
+    return _laid_out(x * scale * (mixed(number, seed) >= threshold), torch.empty_like(x))
 
 
 def _batch_norm_apply(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -55,4 +105,4 @@ def _batch_norm_apply(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | No
         result = result * per_channel(weight)
     if bias is not None:
         result = result + per_channel(bias)
-    return result.to(x.dtype)
+    return _laid_out(result.to(x.dtype), torch.empty_like(x))

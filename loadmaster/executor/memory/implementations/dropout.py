@@ -17,6 +17,7 @@ from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.executor.memory.implementations.chunks import chunk_bytes, chunks, laid_out_like, row_major_bytes
 from loadmaster.executor.memory.implementations.emitting import aten, call
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
+from loadmaster.executor.memory.implementations.layouts import dense_bytes
 
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
@@ -53,7 +54,7 @@ def kept(seed: Tensor, elements: slice, p: float) -> Tensor:
     return mixed(numbers, seed) >= scale_and_threshold(p)[1]
 
 
-@torch.library.custom_op("loadmaster::seeded_dropout", mutates_args=())
+@torch.library.custom_op("loadmaster::seeded_dropout", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def seeded_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
     """``x / (1 - p)`` times the mask, as PyTorch has it; the mask depends on seed, index and p alone.
 
@@ -84,7 +85,7 @@ def _(x: Tensor, seed: Tensor, p: float) -> Tensor:
 
 def _workspace(x: Tensor, seed: Tensor, p: float) -> int:
     if has_kernels(x.device):
-        return 2 * row_major_bytes(x)
+        return dense_bytes(x)
     return row_major_bytes(x) + chunk_bytes(x, 5 * torch.int64.itemsize)
 
 

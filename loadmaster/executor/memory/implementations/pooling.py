@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, fx
+from torch._prims_common import suggest_memory_format
 
 from loadmaster.executor.costs.workspace import register_workspace
-from loadmaster.executor.memory.implementations.chunks import row_major_bytes
 from loadmaster.executor.memory.implementations.emitting import aten, call, calls, source, with_strides_of
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
+from loadmaster.executor.memory.implementations.layouts import dense_bytes
 from loadmaster.executor.memory.implementations.registry import Site, Value
 
 BACKWARD = aten.max_pool2d_with_indices_backward.default
@@ -24,7 +25,7 @@ def _corner(length: int, stride: int, padding: int, device: torch.device) -> Ten
     return torch.arange(length, device=device) * stride - padding
 
 
-@torch.library.custom_op("loadmaster::pool_offsets", mutates_args=())
+@torch.library.custom_op("loadmaster::pool_offsets", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def pool_offsets(
     indices: Tensor,
     width: int,
@@ -41,7 +42,7 @@ def pool_offsets(
         kernel, stride, padding, dilation: (height, width) each; kernel height times width at most 256.
 
     Returns:
-        uint8, contiguous, shape of ``indices``: row * kernel width + column inside the window.
+        uint8 like ``indices``: row * kernel width + column inside the window.
     """
     if has_kernels(indices.device):
         offsets: Tensor = kernels().pool_offsets(indices, width, kernel, stride, padding, dilation)
@@ -50,7 +51,7 @@ def pool_offsets(
     left = _corner(indices.shape[-1], stride[1], padding[1], indices.device)
     row = (indices // width).sub_(top).floor_divide_(dilation[0]).mul_(kernel[1])
     row += (indices % width).sub_(left).floor_divide_(dilation[1])
-    return row.to(torch.uint8, memory_format=torch.contiguous_format)
+    return row.to(torch.uint8)
 
 
 @pool_offsets.register_fake
@@ -62,7 +63,7 @@ def _(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    return indices.new_empty(indices.shape, dtype=torch.uint8)
+    return torch.empty_like(indices, dtype=torch.uint8)
 
 
 def pool_indices(
@@ -82,7 +83,7 @@ def pool_indices(
     return row.mul_(width).add_((offsets % kernel[1]).to(torch.int64).mul_(dilation[1]).add_(left).clamp_(min=0))
 
 
-@torch.library.custom_op("loadmaster::pool_offset_backward", mutates_args=())
+@torch.library.custom_op("loadmaster::pool_offset_backward", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def pool_offset_backward(
     gradient: Tensor,
     offsets: Tensor,
@@ -103,20 +104,19 @@ def pool_offset_backward(
         kernel, stride, padding, dilation, ceil_mode: of the pool.
 
     Returns:
-        [..., H, W], contiguous.
+        [..., H, W], channels last where the gradient is, else row-major.
     """
-    shape = (*gradient.shape[:-2], height, width)
-    result: Tensor
     if has_kernels(gradient.device):
-        result = kernels().pool_offset_backward(gradient, offsets, shape, kernel, stride, padding, dilation)
+        result = _input_gradient(gradient, height, width)
+        kernels().pool_offset_backward(gradient, offsets, result, kernel, stride, padding, dilation)
         return result
-    indices = pool_indices(offsets, width, kernel, stride, padding, dilation)
+    indices = pool_indices(offsets, width, kernel, stride, padding, dilation).contiguous()
     # The operator reads the input's shape, never its values: one element stands for all of them.
-    stand_in = gradient.new_zeros(()).expand(shape)
-    result = aten.max_pool2d_with_indices_backward(
+    stand_in = gradient.new_zeros(()).expand(*gradient.shape[:-2], height, width)
+    made: Tensor = aten.max_pool2d_with_indices_backward(
         gradient.contiguous(), stand_in, kernel, stride, padding, dilation, ceil_mode, indices
     )
-    return result.contiguous()
+    return made.contiguous(memory_format=suggest_memory_format(gradient))
 
 
 @pool_offset_backward.register_fake
@@ -131,16 +131,28 @@ def _(
     dilation: Sequence[int],
     ceil_mode: bool,
 ) -> Tensor:
-    return gradient.new_empty((*gradient.shape[:-2], height, width))
+    return _input_gradient(gradient, height, width)
+
+
+def _input_gradient(gradient: Tensor, height: int, width: int) -> Tensor:
+    shape = (*gradient.shape[:-2], height, width)
+    layout = suggest_memory_format(gradient)
+    return torch.empty(shape, dtype=gradient.dtype, device=gradient.device, memory_format=layout)
 
 
 def _offsets_workspace(indices: Tensor, *_: object) -> int:
-    return row_major_bytes(indices) if has_kernels(indices.device) else 2 * indices.numel() * indices.element_size()
+    return dense_bytes(indices) if has_kernels(indices.device) else 2 * indices.numel() * indices.element_size()
 
 
-def _backward_workspace(gradient: Tensor, offsets: Tensor, *_: object) -> int:
-    indices = 0 if has_kernels(gradient.device) else 2 * offsets.numel() * torch.int64.itemsize
-    return row_major_bytes(gradient) + indices
+def _backward_workspace(gradient: Tensor, offsets: Tensor, height: int, width: int, *_: object) -> int:
+    if has_kernels(gradient.device):
+        return 0
+    indices = 2 * offsets.numel() * torch.int64.itemsize
+    if gradient.is_contiguous():
+        return indices
+    # The operator's own result is row-major, and so must its gradient be.
+    result = gradient.shape[:-2].numel() * height * width
+    return indices + max(result, gradient.numel()) * gradient.element_size()
 
 
 register_workspace(pool_offsets._opoverload, _offsets_workspace)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,8 +12,8 @@ from joint_graphs import arguments, flat, joint_graph, substitute
 from torch import nn
 
 from loadmaster.errors import InputError
-from loadmaster.executor.memory.implementations.chunks import CHUNK
-from loadmaster.executor.memory.implementations.masks import masked_gradient, pack_inside
+from loadmaster.executor.memory.implementations.layouts import is_dense
+from loadmaster.executor.memory.implementations.masks import masked_gradient, pack_inside, packed_shape
 from loadmaster.executor.memory.implementations.registry import alternatives
 
 BY_NAME = {a.name: a for a in alternatives()}
@@ -56,7 +58,7 @@ def test_channels_last_keeps_its_strides(name):
     assert not any("copy" in n.name or "clone" in n.name for n in changed.graph.nodes)
     for node in changed.graph.nodes:
         if "loadmaster" in str(node.target):
-            assert node.args[0].meta["val"].is_contiguous()
+            assert node.meta["val"].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_limits_that_the_dtype_rounds_are_no_site():
@@ -66,27 +68,53 @@ def test_limits_that_the_dtype_rounds_are_no_site():
     assert not BY_NAME["hardtanh_mask"].sites(joint)
 
 
-@settings(max_examples=30, deadline=None)
+SHAPES = st.lists(st.integers(0, 19), max_size=5).filter(lambda shape: math.prod(shape) < 20_000)
+
+
+@settings(max_examples=60, deadline=None)
 @given(
-    shape=st.lists(st.integers(0, 9), max_size=4),
+    shape=SHAPES,
     dtype=st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]),
-    transposed=st.booleans(),
+    orders=st.tuples(st.randoms(), st.randoms()),
     seed=st.integers(0, 1000),
 )
-def test_mask_is_threshold_backward(shape, dtype, transposed, seed):
+def test_mask_is_threshold_backward_in_every_pair_of_layouts(shape, dtype, orders, seed):
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(shape, generator=generator).round(decimals=1).to(dtype)
-    gradient = torch.randn(shape, generator=generator).to(dtype)
-    if transposed:
-        x = x.permute(tuple(reversed(range(len(shape)))))
-        gradient = gradient.permute(tuple(reversed(range(len(shape)))))
+    x, gradient = (torch.randn(shape, generator=generator).round(decimals=1).to(dtype) for _ in range(2))
+    x, gradient = (laid_out(t, order) for t, order in zip((x, gradient), orders, strict=True))
     mask = pack_inside(x, 0.0)
-    assert mask.numel() == -(-x.numel() // 8)
-    assert torch.equal(masked_gradient(gradient, mask), torch.ops.aten.threshold_backward(gradient, x, 0))
+    assert list(mask.shape) == packed_shape(shape)
+    assert is_dense(mask)
+    got = masked_gradient(gradient, mask)
+    assert torch.equal(got, torch.ops.aten.threshold_backward(gradient, x, 0))
+    assert got.stride() == gradient.stride()
 
 
-def test_mask_of_several_chunks():
-    x, gradient = torch.randn(2, 3 * CHUNK + 5).unbind()
+def laid_out(tensor, random):
+    """The same values with the dimensions in another order of memory."""
+    order = list(range(tensor.dim()))
+    random.shuffle(order)
+    back = sorted(order, key=order.__getitem__)
+    return tensor.permute(order).contiguous().permute(back)
+
+
+@pytest.mark.parametrize(
+    ("shape", "packed"),
+    [
+        ((184, 64, 112, 112), (184, 8, 112, 112)),
+        ((32, 1024, 1024), (32, 1024, 128)),
+        ((6, 5, 7, 7), (6, 5, 7, 1)),
+        ((2, 3, 24, 9), (2, 3, 3, 9)),
+        ((), (1,)),
+    ],
+)
+def test_eight_elements_of_one_dimension_share_a_byte(shape, packed):
+    assert packed_shape(shape) == list(packed)
+
+
+def test_an_expanded_gradient_is_masked_too():
+    x = torch.randn(4, 8, 5, 5)
+    gradient = torch.randn(4, 8, 1, 1).expand(x.shape)
     got = masked_gradient(gradient, pack_inside(x, 0.0, 1.5))
     assert torch.equal(got, torch.ops.aten.hardtanh_backward(gradient, x, 0.0, 1.5))
 
@@ -106,5 +134,5 @@ def test_operators_pass_the_framework_checks():
 
 
 def test_mask_of_another_shape_is_refused():
-    with pytest.raises(InputError, match=r"mask.*Pass the 2 bytes"):
+    with pytest.raises(InputError, match=r"mask.*Pass the uint8 \[2\]"):
         masked_gradient(torch.randn(9), torch.zeros(1, dtype=torch.uint8))

@@ -36,11 +36,45 @@ def test_masks(shape, dtype, high):
     assert torch.equal(masked_gradient(gradient, mask), expected)
 
 
-def test_masks_of_channels_last():
-    x, gradient = (torch.randn(2, 5, 7, 3, device="cuda").to(memory_format=torch.channels_last) for _ in range(2))
-    got = masked_gradient(gradient, pack_inside(x, 0.0))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("orders", [((0, 2, 3, 1),) * 2, ((0, 2, 3, 1), (0, 1, 2, 3)), ((3, 1, 0, 2), (1, 3, 2, 0))])
+@pytest.mark.parametrize("shape", [(2, 64, 7, 9), (4, 24, 5, 3), (3, 13, 6, 5)])
+def test_masks_in_every_pair_of_layouts(shape, orders, dtype):
+    x, gradient = (laid_out(torch.randn(shape, dtype=dtype, device="cuda"), order) for order in orders)
+    mask = pack_inside(x, 0.0)
+    expected = pack_inside(x.cpu(), 0.0)
+    assert torch.equal(mask.cpu(), expected)
+    assert mask.stride() == expected.stride()
+    got = masked_gradient(gradient, mask)
     assert torch.equal(got, aten.threshold_backward(gradient, x, 0.0))
     assert got.stride() == gradient.stride()
+
+
+def laid_out(tensor, order):
+    """The same values with the dimensions in this order of memory."""
+    return tensor.permute(order).contiguous().permute(sorted(range(len(order)), key=order.__getitem__))
+
+
+def test_nothing_is_copied_in_channels_last():
+    x = torch.randn(8, 64, 56, 56, device="cuda").to(memory_format=torch.channels_last)
+    window = ([3, 3], [2, 2], [1, 1], [1, 1])
+    output, indices = aten.max_pool2d_with_indices(x, *window)
+    mask, offsets, seed = pack_inside(x, 0.0), pool_offsets(indices, 56, *window), torch.tensor(1, device="cuda")
+    channel = torch.rand(64, device="cuda")
+    for run in (
+        lambda: pack_inside(x, 0.0),
+        lambda: masked_gradient(x, mask),
+        lambda: pool_offsets(indices, 56, *window),
+        lambda: pool_offset_backward(output, offsets, 56, 56, *window, False),
+        lambda: seeded_dropout(x, seed, 0.1),
+        lambda: batch_norm_apply(x, channel, channel, channel, channel),
+    ):
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        result = run()
+        assert result.is_contiguous(memory_format=torch.channels_last)
+        assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated() > before
+        del result
 
 
 @pytest.mark.parametrize("strided", ["gradient", "offsets", "both"])
@@ -62,11 +96,14 @@ def test_pooling_of_channels_last(strided):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 1.0])
 def test_dropout_mask_is_the_cpu_one(p, dtype):
-    x = torch.randn(1001, 3, dtype=dtype).t()
+    x = torch.randn(3003, dtype=dtype)
     for seed in (0, 1, 2**63 - 2, 123_456_789_012_345_678):
         seed = torch.tensor(seed)
-        got = seeded_dropout(x.cuda(), seed.cuda(), p)
-        assert torch.equal(got.cpu(), seeded_dropout(x, seed, p))
+        for order in ((0, 1, 2, 3), (0, 2, 3, 1), (2, 0, 3, 1)):
+            y = laid_out(x.view(3, 7, 11, 13), order)
+            got = seeded_dropout(y.cuda(), seed.cuda(), p)
+            assert torch.equal(got.cpu(), seeded_dropout(y, seed, p))
+            assert got.stride() == y.stride()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -1,0 +1,28 @@
+"""The implementations' CUDA kernels, in Triton. Each computes what its operator's PyTorch form computes.
+
+Operators reach these through :mod:`loadmaster.executor.memory.implementations.kernels`; shapes are checked there.
+Elementwise kernels run over memory from one end to the other, whatever the dense layout; only a tensor that is not
+dense, or a second one in another order, is copied.
+"""
+
+from __future__ import annotations
+
+from loadmaster.executor.memory.implementations.triton_kernels.cross_entropy import (
+    differentiate_rows,
+    normalize_rows,
+)
+from loadmaster.executor.memory.implementations.triton_kernels.dropout import seeded_dropout
+from loadmaster.executor.memory.implementations.triton_kernels.masks import masked_gradient, pack_inside
+from loadmaster.executor.memory.implementations.triton_kernels.norms import batch_norm_apply
+from loadmaster.executor.memory.implementations.triton_kernels.pooling import pool_offset_backward, pool_offsets
+
+__all__ = [
+    "batch_norm_apply",
+    "differentiate_rows",
+    "masked_gradient",
+    "normalize_rows",
+    "pack_inside",
+    "pool_offset_backward",
+    "pool_offsets",
+    "seeded_dropout",
+]
