@@ -14,6 +14,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import _BoxedCodeGen
 
+from loadmaster.executor.memory.channels_last import ChannelsLast
 from loadmaster.executor.memory.implementations.decompositions import decompositions
 from loadmaster.executor.memory.segments import Runner, chain, cut, is_staged
 
@@ -65,7 +66,7 @@ def _lower(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
     fake_mode = detect_fake_mode(inputs)
     with contextlib.nullcontext() if fake_mode is None else fake_mode:
         table = {**select_decomp_table(), **decompositions()}
-        lowered: fx.GraphModule = make_fx(module, decomposition_table=table)(*inputs)
+        lowered: fx.GraphModule = make_fx(ChannelsLast(module).run, decomposition_table=table)(*inputs)
     return lowered
 
 

@@ -1,0 +1,61 @@
+"""Keeping a graph channels last where a compiler made it so.
+
+Inductor lays out the forward pass of a convolutional network channels last; the backward graph then reads saved
+results in that layout and gradients that start out row-major (the gradient of a mean is an expanded scalar). Where
+the two meet, PyTorch's rule for the strides of an elementwise result goes by the order of the operands, and a
+row-major gradient can run down a whole chain of residual connections: every convolution would copy it. Here channels
+last wins wherever both meet. A compiler writes the result in this layout in the first place: no copy is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree
+
+aten = torch.ops.aten
+
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+_VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
+
+
+class ChannelsLast(fx.Interpreter):
+    """Runs a graph so that operators which read both layouts return channels-last results."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node."""
+        if n.op != "call_function":
+            return super().run_node(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if n.target in _VIEWS:  # valid for the row-major strides of the trace alone
+            return aten.reshape(*args)
+        shapes = {t.shape for t in _tensors((args, kwargs)) if is_channels_last(t)}
+        if not shapes:
+            return super().run_node(n)
+        if n.target is aten.convolution_backward.default and args[1].shape in shapes:
+            args = (laid_out(args[0]), *args[1:])
+        result = self.call_function(n.target, args, kwargs)
+        return _pytree.tree_map_only(Tensor, lambda t: laid_out(t) if t.shape in shapes else t, result)
+
+
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether the layout is channels last and not row-major as well, as that of a single pixel is."""
+    memory_format = _FORMATS.get(tensor.dim())
+    return (
+        memory_format is not None and tensor.is_contiguous(memory_format=memory_format) and not tensor.is_contiguous()
+    )
+
+
+def laid_out(tensor: Tensor) -> Tensor:
+    """The tensor itself, or a channels-last copy of a row-major one of four or five dimensions."""
+    memory_format = _FORMATS.get(tensor.dim())
+    if memory_format is None or not tensor.is_contiguous() or tensor.is_contiguous(memory_format=memory_format):
+        return tensor
+    return tensor.clone(memory_format=memory_format)
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    return (leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, Tensor))

@@ -1,0 +1,69 @@
+"""Channels last wins where both layouts meet: the same numbers, no row-major gradient down a residual chain."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+
+from loadmaster.executor.memory.channels_last import ChannelsLast, is_channels_last, laid_out
+
+aten = torch.ops.aten
+
+
+def graph(*ops) -> fx.GraphModule:
+    """Each op is called with the previous result and the second input."""
+    made = fx.Graph()
+    node, other = made.placeholder("x"), made.placeholder("y")
+    for op, *rest in ops:
+        node = made.call_function(op, (node, other, *rest) if op is not aten.view.default else (node, *rest))
+    made.output(node)
+    return fx.GraphModule(torch.nn.Module(), made)
+
+
+@pytest.mark.parametrize("dims", [4, 5])
+@pytest.mark.parametrize("turned", [False, True])
+def test_either_order_of_operands_gives_channels_last(dims, turned):
+    shape = (2, 3, 4, 5, 6)[:dims]
+    rows = torch.randn(shape)
+    channels = laid_out(torch.randn(shape))
+    assert is_channels_last(channels)
+    assert not is_channels_last(rows)
+    operands = (channels, rows) if turned else (rows, channels)
+    result = ChannelsLast(graph((aten.add.Tensor,), (aten.mul.Tensor,))).run(*operands)
+    assert is_channels_last(result)
+    assert torch.equal(result, (operands[0] + operands[1]) * operands[1])
+
+
+def test_graphs_without_channels_last_are_left_alone():
+    x, y = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5)
+    result = ChannelsLast(graph((aten.add.Tensor,))).run(x, y)
+    assert result.is_contiguous()
+    assert laid_out(torch.randn(3, 4)).shape == (3, 4)
+
+
+def test_views_traced_row_major_hold_for_channels_last():
+    x = laid_out(torch.randn(2, 3, 4, 5))
+    result = ChannelsLast(graph((aten.add.Tensor,), (aten.view.default, [2, -1]))).run(x, x)
+    assert torch.equal(result, (x + x).reshape(2, -1))
+
+
+def test_convolutions_get_their_gradient_channels_last():
+    x, weight = laid_out(torch.randn(2, 3, 8, 8)), torch.randn(4, 3, 3, 3)
+    gradient = torch.randn(2, 4, 6, 6)
+    made = fx.Graph()
+    nodes = [made.placeholder(name) for name in ("gradient", "x", "weight")]
+    rest = ([0], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
+    made.output(made.call_function(aten.convolution_backward.default, (*nodes, *rest)))
+    seen = []
+
+    class Watching(ChannelsLast):
+        def call_function(self, target, args, kwargs):
+            seen.append(is_channels_last(args[0]))
+            return super().call_function(target, args, kwargs)
+
+    dx, dw, _ = Watching(fx.GraphModule(torch.nn.Module(), made)).run(gradient, x, weight)
+    expected = aten.convolution_backward(gradient, x, weight, *rest)
+    assert seen == [True]
+    torch.testing.assert_close(dx, expected[0])
+    torch.testing.assert_close(dw, expected[1])
