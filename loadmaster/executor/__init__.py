@@ -11,6 +11,7 @@ except ImportError:
 
 from loadmaster.executor.memory.apply import PlannedStep, apply
 from loadmaster.executor.memory.capture import capture
+from loadmaster.executor.memory.fit import Fitted, fit
 from loadmaster.executor.memory.measure import Measurement, measure
 
-__all__ = ["Measurement", "PlannedStep", "apply", "capture", "measure"]
+__all__ = ["Fitted", "Measurement", "PlannedStep", "apply", "capture", "fit", "measure"]

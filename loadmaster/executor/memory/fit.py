@@ -1,0 +1,303 @@
+"""Fitting a step to a byte budget: planned, run, measured, and planned again until the measured peak keeps it.
+
+A plan is as good as the problem it is made from. A trial of the planned step says how good that is: what the measured
+peak has beyond the planned one counts as resident from then on, and where the step time is off by more than a
+tolerance, the times of library kernels and of all others are scaled to what was profiled. The planner gets the
+corrected problem; the budget stays the user's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from loadmaster.errors import CheckFailedError, InputError
+from loadmaster.executor.costs import CostModel
+from loadmaster.executor.costs.corrected import Corrected
+from loadmaster.executor.memory.apply import Backend, PlannedStep, apply
+from loadmaster.executor.memory.capture import capture_step, device_of
+from loadmaster.executor.memory.measure import Measurement
+from loadmaster.executor.memory.reserve import allocator_reserve_bytes, has_left_overs
+from loadmaster.executor.memory.timeline import Timeline, record
+from loadmaster.executor.memory.tracing import Loss
+from loadmaster.executor.memory.trial import runner, trial, untouched
+from loadmaster.executor.memory.tries import Correction, Try, broken, describe, infeasible
+from loadmaster.models.memory.checker import Check, check, check_plan
+from loadmaster.models.memory.corrected import with_resident
+from loadmaster.models.memory.plan import MemoryPlan
+from loadmaster.models.memory.problem import MemoryProblem
+
+Planner = Callable[[MemoryProblem], MemoryPlan]
+
+logger = logging.getLogger(__name__)
+
+_UNLIMITED_BYTES = 1 << 62
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A step that keeps its budget.
+
+    Attributes:
+        step: to train with, as :func:`~loadmaster.executor.memory.apply.apply` returns it.
+        plan, problem: what it runs, and the corrected problem that this is a plan for.
+        tries: every plan that was run, in order.
+        chosen: which of them ``step`` is.
+    """
+
+    step: PlannedStep
+    plan: MemoryPlan
+    problem: MemoryProblem
+    tries: tuple[Try, ...]
+    chosen: int
+
+    @property
+    def measured(self) -> Measurement:
+        """Of the step."""
+        return self.tries[self.chosen].measured
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    step: PlannedStep
+    plan: MemoryPlan
+    problem: MemoryProblem
+    measured: Measurement
+
+
+class Fitter:
+    """A captured step that is fitted to one budget after another. What trials say of its times is kept between them.
+
+    Args:
+        as :func:`fit`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Sequence[Any],
+        loss: Loss | None = None,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        backend: Backend = "inductor",
+        name: str | None = None,
+        costs: CostModel | None = None,
+        gradients_held: bool = False,
+        fragmentation_reserve_bytes: int | None = 0,
+        time_tolerance: float = 0.05,
+        repeats: int = 5,
+    ) -> None:
+        if fragmentation_reserve_bytes is not None and fragmentation_reserve_bytes < 0:
+            raise InputError(
+                "fragmentation_reserve_bytes",
+                fragmentation_reserve_bytes,
+                "is negative",
+                "Give bytes to keep free, or None to count what the allocator reserves.",
+            )
+        self.model, self.inputs, self.loss = model, tuple(inputs), loss
+        self.optimizer, self.backend = optimizer, backend
+        self.gradients_held = gradients_held
+        self.fragmentation_reserve_bytes = fragmentation_reserve_bytes
+        self.time_tolerance, self.repeats = time_tolerance, repeats
+        self.device = device_of(model, self.inputs)
+        self.captured = capture_step(
+            model,
+            self.inputs,
+            loss,
+            optimizer=optimizer,
+            costs=costs,
+            backend=backend,
+            gradients_held=gradients_held,
+            name=name,
+        )
+        self.times = Correction()
+        """The latest factors, and no resident bytes."""
+
+    def fit(self, planner: Planner, budget_bytes: int, tries: int = 3) -> Fitted:
+        """Plan, run and correct until the step keeps the budget and its time is what was planned.
+
+        Raises:
+            BudgetError: no plan was found that keeps the budget.
+            CheckFailedError: the planner gave a plan that breaks its own problem.
+            InputError: the planner gave a plan for another problem.
+        """
+        if tries < 1:
+            raise InputError("tries", tries, "leaves nothing to run", "Allow at least one try.")
+        candidates: list[_Candidate] = []
+        made: list[Try] = []
+        correction, guessed_bytes = self._first(budget_bytes)
+        while len(made) < tries:
+            problem = self._problem(correction).with_budget(budget_bytes)
+            plan = planner(problem)
+            if plan.schedule is None and guessed_bytes:
+                # Nothing has been measured yet: what was set aside for the allocator is a guess, the trial decides.
+                correction = replace(correction, resident_bytes=correction.resident_bytes - guessed_bytes)
+                guessed_bytes = 0
+                continue
+            if plan.schedule is None:
+                raise infeasible(plan, correction.resident_bytes, made)
+            verdict = _expect_valid(problem, plan)
+            known = next((c for c in candidates if c.plan.schedule == plan.schedule), None)
+            candidate = self._run(problem, plan) if known is None else replace(known, problem=problem, plan=plan)
+            candidates.append(candidate)
+            latest = self._try(budget_bytes, correction, verdict, candidate.measured)
+            made.append(latest)
+            logger.info("%s", describe(latest))
+            if latest.kept and (known is not None or abs(latest.time_error) <= self.time_tolerance):
+                break
+            guessed_bytes = 0
+            correction = self._corrected(latest, candidate, verdict)
+        kept = [i for i, t in enumerate(made) if t.kept]
+        if not kept:
+            raise broken(made)
+        chosen = min(kept, key=lambda i: (made[i].measured.step_us, -i))
+        best = candidates[chosen]
+        return Fitted(best.step, best.plan, best.problem, tuple(made), chosen)
+
+    def profiled(self, step: PlannedStep) -> Timeline:
+        """The timeline of one more step, after which the model is as it was."""
+        with untouched(step.step, self.inputs):
+            run = runner(step, step.step, self.inputs, gradients_held=self.gradients_held)
+            run()
+            resident_bytes = self.captured.resident_bytes
+            return record(run, self.device, resident_bytes)
+
+    def _first(self, budget_bytes: int) -> tuple[Correction, int]:
+        """The correction before anything is measured, and how much of it is a guess."""
+        guessed = 0
+        if has_left_overs(self.device):
+            guessed = allocator_reserve_bytes(self.captured.problem(), budget_bytes)
+        return replace(self.times, resident_bytes=guessed + (self.fragmentation_reserve_bytes or 0)), guessed
+
+    def _problem(self, correction: Correction) -> MemoryProblem:
+        """The captured problem, corrected."""
+        costs = Corrected(self.captured.costs, correction.products, correction.moves)
+        return with_resident(self.captured.problem(costs), correction.resident_bytes)
+
+    def _run(self, problem: MemoryProblem, plan: MemoryPlan) -> _Candidate:
+        step = apply(plan, self.model, self.loss, backend=self.backend)
+        measured = trial(
+            step,
+            step.step,
+            self.inputs,
+            optimizer=self.optimizer,
+            gradients_held=self.gradients_held,
+            repeats=self.repeats,
+        )
+        return _Candidate(step, plan, problem, measured)
+
+    def _try(self, budget_bytes: int, correction: Correction, verdict: Check, measured: Measurement) -> Try:
+        reserve = self.fragmentation_reserve_bytes
+        used = measured.reserved_bytes if reserve is None else measured.peak_bytes + reserve
+        return Try(budget_bytes, correction, verdict.peak_bytes, verdict.time_us, used, measured)
+
+    def _corrected(self, latest: Try, candidate: _Candidate, verdict: Check) -> Correction:
+        """What the next problem is corrected by."""
+        correction = latest.correction
+        if not latest.kept:
+            correction = replace(correction, resident_bytes=correction.resident_bytes + latest.excess_bytes)
+        if abs(latest.time_error) > self.time_tolerance:
+            products, moves = self._factors(candidate, verdict)
+            correction = replace(correction, products=products, moves=moves)
+            self.times = Correction(0, products, moves)
+        return correction
+
+    def _factors(self, candidate: _Candidate, verdict: Check) -> tuple[float, float]:
+        """Factors that make the captured costs of the plan those that were measured.
+
+        Waiting for copies is no operator's time. The time between kernels is spread over both sorts, so that a step
+        that is planned again with these factors is planned to take what it took.
+        """
+        assert candidate.plan.schedule is not None
+        sorts = [Corrected(self.captured.costs, products=1.0, moves=0.0), Corrected(self.captured.costs, 0.0, 1.0)]
+        replays = [check(self.captured.problem(c), candidate.plan.schedule, _UNLIMITED_BYTES) for c in sorts]
+        planned = [r.forward_us + r.recompute_us + r.backward_us for r in replays]
+        busy_us = max(candidate.measured.step_us - verdict.stall_us, 0.0)
+        measured = planned
+        if self.device.type == "cuda":
+            timeline = self.profiled(candidate.step)
+            measured = [timeline.products_us, timeline.moves_us]
+        return factors(busy_us, measured, planned)
+
+
+def factors(busy_us: float, measured_us: Sequence[float], planned_us: Sequence[float]) -> tuple[float, float]:
+    """Factors of the times of library kernels and of all others.
+
+    Args:
+        busy_us: what both took together in a step that nobody profiled.
+        measured_us: library kernels and all others in a profiled step: their shares count.
+        planned_us: the same two sums as planned without factors.
+    """
+    total = sum(measured_us)
+    pairs = zip(measured_us, planned_us, strict=True)
+    products, moves = (busy_us * m / total / p if m > 0 and p > 0 and busy_us > 0 else 1.0 for m, p in pairs)
+    return products, moves
+
+
+def _expect_valid(problem: MemoryProblem, plan: MemoryPlan) -> Check:
+    verdict = check_plan(problem, plan)
+    if not verdict.ok:
+        raise CheckFailedError(f"the planner's plan breaks its problem: {verdict.violations[0]}")
+    return verdict
+
+
+def fit(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    loss: Loss | None = None,
+    *,
+    budget_bytes: int,
+    planner: Planner,
+    optimizer: torch.optim.Optimizer | None = None,
+    backend: Backend = "inductor",
+    name: str | None = None,
+    costs: CostModel | None = None,
+    gradients_held: bool = False,
+    fragmentation_reserve_bytes: int | None = 0,
+    time_tolerance: float = 0.05,
+    tries: int = 3,
+    repeats: int = 5,
+) -> Fitted:
+    """A training step that keeps a byte budget: measured, not only planned.
+
+    The promise is the peak of forward and backward pass, everything resident included; an optimizer's own temporaries
+    come after it. Trial steps leave parameters, buffers, gradients and random state as they were.
+
+    Args:
+        model, inputs, loss, optimizer, backend, name, costs, gradients_held: as for
+            :func:`~loadmaster.executor.memory.capture.capture`.
+        budget_bytes: what the measured peak must not exceed.
+        planner: plans a problem under its own budget, for example ``lambda p: loadmaster.plan(p, time_limit_s=60)``.
+        fragmentation_reserve_bytes: part of the budget that the step must leave free, for what CUDA's allocator
+            reserves beyond what it hands out. None: count the reserved bytes themselves, as measured in the trial.
+        time_tolerance: plan again when the measured step time is off by more than this share.
+        tries: plans that are run at most.
+        repeats: timed steps of each.
+
+    Returns:
+        The fastest step that kept the budget, with the record of all tries. A step time that is still off after the
+        last try is no error: the record shows it.
+
+    Raises:
+        BudgetError: no plan was found that keeps the budget; names the bytes measured and what to ask for.
+        InputError: the model cannot be captured, or an argument is wrong.
+    """
+    fitter = Fitter(
+        model,
+        inputs,
+        loss,
+        optimizer=optimizer,
+        backend=backend,
+        name=name,
+        costs=costs,
+        gradients_held=gradients_held,
+        fragmentation_reserve_bytes=fragmentation_reserve_bytes,
+        time_tolerance=time_tolerance,
+        repeats=repeats,
+    )
+    return fitter.fit(planner, budget_bytes, tries)

@@ -1,0 +1,44 @@
+"""A PyTorch memory snapshot of one measured step, for https://pytorch.org/memory_viz.
+
+``loadmaster show --snapshot`` writes the planned memory in the same form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from loadmaster.errors import InputError
+
+MAX_ENTRIES = 100_000  # events; a step has a few thousand
+
+
+def record_snapshot(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
+    """Every allocation and release of one step with the Python lines they come from.
+
+    PyTorch's memory history is on during the step and off afterwards.
+
+    Returns:
+        What ``torch.cuda.memory._snapshot()`` gives; pickle it.
+
+    Raises:
+        InputError: the device is not a CUDA device; no other allocator keeps a history.
+    """
+    if device.type != "cuda":
+        raise InputError(
+            "device",
+            str(device),
+            "keeps no history of its memory",
+            "Record on CUDA, or look at the planned memory: loadmaster show --snapshot.",
+        )
+    torch.cuda.synchronize(device)
+    torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=MAX_ENTRIES)
+    try:
+        step()
+        torch.cuda.synchronize(device)
+        snapshot: dict[str, Any] = torch.cuda.memory._snapshot(device)
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+    return snapshot

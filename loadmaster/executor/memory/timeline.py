@@ -1,0 +1,187 @@
+"""The measured timeline of one step: what ran when, and the allocated bytes, beside the planned ones.
+
+On CUDA the kernels are what ran. The host launches them ahead of the device, and it is the host that allocates: bytes
+that it hands out before a launch count from the moment that kernel starts, which is when the device could first need
+them. On the CPU the operators are what ran, and both clocks are the same.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from loadmaster.models.memory.checker import check_plan
+from loadmaster.models.memory.plan import MemoryPlan
+from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.memory.trace import TraceEvent, level, planned_events, process, run
+
+MEASURED = 2
+"""The process number of the measured step in a trace; the planned one is 1."""
+
+# Kernels that Inductor writes (its matrix products apart), PyTorch's own, Loadmaster's, and copies inside the device.
+_MOVES = re.compile(r"triton_(?!tem|mm|bmm|convolution)|_(?!Z)|.*(at::native|Memcpy DtoD|Memset|batch_?norm|bn_[fb]w)")
+_PRODUCTS = re.compile(r"conv|gemm|gemv|fmha|flash|attention|[dw]grad|fprop", re.I)
+_HOST_COPY = re.compile(r"Memcpy (HtoD|DtoH)")
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that ran: on a stream of the device, or on a thread of the host."""
+
+    name: str
+    track: int
+    start_us: float
+    duration_us: float
+
+    @property
+    def is_host_copy(self) -> bool:
+        """Whether bytes travelled to or from the host: beside the compute, not part of it."""
+        return _HOST_COPY.match(self.name) is not None
+
+    @property
+    def is_product(self) -> bool:
+        """Whether this is a library's kernel: a convolution, a matrix product, attention."""
+        if _MOVES.match(self.name) is None:
+            return True
+        return "at::native" in self.name and _PRODUCTS.search(self.name) is not None
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One measured step.
+
+    Attributes:
+        device: what it ran on.
+        spans: in the order in which they started, from 0 on.
+        memory: allocated bytes from a moment (us) on, resident ones included.
+    """
+
+    device: str
+    spans: tuple[Span, ...]
+    memory: tuple[tuple[float, int], ...]
+
+    @property
+    def products_us(self) -> float:
+        """Time of library kernels."""
+        return sum(s.duration_us for s in self.spans if s.is_product and not s.is_host_copy)
+
+    @property
+    def moves_us(self) -> float:
+        """Time of all other kernels, copies to and from the host left out."""
+        return sum(s.duration_us for s in self.spans if not s.is_product and not s.is_host_copy)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest allocated bytes."""
+        return max((size for _, size in self.memory), default=0)
+
+
+def record(step: Callable[[], object], device: torch.device, resident_bytes: int = 0) -> Timeline:
+    """Profile one step.
+
+    Args:
+        resident_bytes: allocated before it; the CUDA allocator knows, the CPU's does not.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it announces every start and stop on stderr
+    on_cuda = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    if on_cuda:
+        torch.cuda.synchronize(device)
+        resident_bytes = torch.cuda.memory_allocated(device)
+    with profile(activities=activities, profile_memory=True) as profiler:
+        step()
+        if on_cuda:
+            torch.cuda.synchronize(device)
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda e: (e.start_ns(), -e.duration_ns()))
+    where = DeviceType.CUDA if on_cuda else DeviceType.CPU
+    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]" and e.device_type() == where]
+    ran = _kernels(events) if on_cuda else _operators(events)
+    if on_cuda:
+        changes = _as_the_device_sees(changes, events, ran)
+    first = min([at for at, _ in changes] + [e.start_ns() for e in ran], default=0)
+    spans = (_span(e, first, on_cuda=on_cuda) for e in ran)
+    return Timeline(device.type, tuple(spans), tuple(_levels(changes, first, resident_bytes)))
+
+
+def _kernels(events: Sequence[Any]) -> list[Any]:
+    return [
+        e for e in events if e.device_type() == DeviceType.CUDA and e.duration_ns() > 0 and not e.is_user_annotation()
+    ]
+
+
+def _operators(events: Sequence[Any]) -> list[Any]:
+    """The outermost operators (``namespace::name``) of every thread."""
+    ends: dict[int, int] = {}
+    found = []
+    for e in events:
+        thread = e.start_thread_id()
+        named = "::" in e.name() and not e.name().startswith(("autograd::", "torch::"))
+        if named and e.device_type() == DeviceType.CPU and e.start_ns() >= ends.get(thread, 0):
+            ends[thread] = e.start_ns() + e.duration_ns()
+            found.append(e)
+    return found
+
+
+def _as_the_device_sees(
+    changes: Sequence[tuple[int, int]], events: Sequence[Any], kernels: Sequence[Any]
+) -> list[tuple[int, int]]:
+    """Move each change from the host's clock to the start of the kernel that the host launches next."""
+    starts = {k.correlation_id(): k.start_ns() for k in kernels}
+    launches = [(e.start_ns(), e.correlation_id()) for e in events if e.device_type() == DeviceType.CPU]
+    launches = [(at, id_) for at, id_ in launches if id_ in starts]
+    hosts = [at for at, _ in launches]
+    end = max((k.start_ns() + k.duration_ns() for k in kernels), default=0)
+    moved = []
+    latest = 0
+    for at, size in changes:
+        following = bisect_left(hosts, at)
+        start = starts[launches[following][1]] if following < len(launches) else end
+        latest = max(latest, start)
+        moved.append((latest, size))
+    return moved
+
+
+def _span(event: Any, first_ns: int, *, on_cuda: bool) -> Span:
+    track = event.device_resource_id() if on_cuda else event.start_thread_id()
+    return Span(event.name(), int(track), (event.start_ns() - first_ns) / 1e3, event.duration_ns() / 1e3)
+
+
+def _levels(changes: Iterable[tuple[int, int]], first_ns: int, resident_bytes: int) -> Iterable[tuple[float, int]]:
+    current = resident_bytes
+    yield 0.0, current
+    for at, size in changes:
+        current += size
+        yield (at - first_ns) / 1e3, current
+
+
+def side_by_side(problem: MemoryProblem, plan: MemoryPlan, timeline: Timeline) -> dict[str, Any]:
+    """A trace document with the planned step and the measured one, both from 0 on, for https://ui.perfetto.dev.
+
+    Raises:
+        InputError: the plan is another problem's, or holds no schedule.
+    """
+    title = problem.title or problem.name
+    tracks = sorted({s.track for s in timeline.spans})
+    what = "stream" if timeline.device == "cuda" else "thread"
+    events: list[TraceEvent] = planned_events(title, check_plan(problem, plan), plan.budget_bytes)
+    events += process(MEASURED, f"{title} (measured)", {t: f"{what} {t}" for t in tracks})
+    for s in timeline.spans:
+        sort = "copy" if s.is_host_copy else "product" if s.is_product else "move"
+        events.append(run(MEASURED, s.track, s.name, sort, s.start_us, s.duration_us))
+    for at_us, size in timeline.memory:
+        events.append(level(MEASURED, "memory", at_us, allocated_bytes=size))
+    for at_us in (0.0, timeline.memory[-1][0]):
+        events.append(level(MEASURED, "budget", at_us, budget_bytes=plan.budget_bytes))
+    return {
+        "displayTimeUnit": "ms",
+        "traceEvents": events,
+        "otherData": {"problem_sha256": plan.problem_sha256, "budget_bytes": plan.budget_bytes},
+    }

@@ -1,0 +1,280 @@
+"""A fitted step keeps its budget by measurement, or an error says by how much it does not; the model is untouched."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+
+from loadmaster.errors import BudgetError, CheckFailedError, InputError
+from loadmaster.executor import capture, measure
+from loadmaster.executor.costs import roofline
+from loadmaster.executor.memory import fit as fitting
+from loadmaster.executor.memory.fit import Fitter, factors, fit
+from loadmaster.executor.memory.measure import Measurement
+from loadmaster.executor.memory.reserve import LARGE_BYTES, allocator_reserve_bytes
+from loadmaster.executor.memory.tries import Correction, Try, accuracy, describe
+from loadmaster.models.memory.checker import check
+from tests.executor.memory import schedules
+from tests.executor.memory.hand_planner import HandPlanner, keep_everything_peak, keep_nothing_peak
+from tests.executor.memory.models import convnet_case, transformer_case
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def convnet():
+    return convnet_case(dtype=torch.float32, batch=8, size=32, channels=16, blocks=3)
+
+
+@pytest.fixture(scope="module")
+def problem():
+    model, inputs, loss = convnet()
+    return capture(model, inputs, loss, hardware="cpu", backend="eager")
+
+
+def halfway(problem):
+    return (keep_everything_peak(problem) + keep_nothing_peak(problem)) // 2
+
+
+class FakeTrial:
+    """Measures a hidden amount beside what the captured problem accounts for, and times that are off by a factor."""
+
+    def __init__(self, problem, hidden_bytes=0, slower=1.0, rounding_bytes=0, reserved_bytes=0):
+        self.problem, self.hidden_bytes, self.slower = problem, hidden_bytes, slower
+        self.rounding_bytes, self.reserved_bytes = rounding_bytes, reserved_bytes
+        self.runs = 0
+
+    def __call__(self, step, *_args, **_kwargs):
+        self.runs += 1
+        verdict = check(self.problem, step.plans[0].schedule, 1 << 60)
+        peak = verdict.peak_bytes + self.hidden_bytes
+        return Measurement(
+            peak, 0, verdict.time_us * self.slower, peak - self.rounding_bytes, peak + self.reserved_bytes
+        )
+
+
+@pytest.fixture
+def faked(monkeypatch, problem):
+    """Fit the convnet with a fake trial; estimated costs, so that planned times repeat."""
+
+    def run(budget_bytes, planner, tries=3, fragmentation_reserve_bytes=0, **fake):
+        trial = FakeTrial(problem, **fake)
+        monkeypatch.setattr(fitting, "trial", trial)
+        fitted = fit(
+            *convnet(),
+            budget_bytes=budget_bytes,
+            planner=planner,
+            costs=roofline("cpu"),
+            backend="eager",
+            tries=tries,
+            fragmentation_reserve_bytes=fragmentation_reserve_bytes,
+        )
+        return fitted, trial
+
+    return run
+
+
+def test_hidden_bytes_become_resident_and_the_second_plan_keeps_the_budget(faked, problem):
+    budget, hidden = halfway(problem), 100_000
+    planner = HandPlanner(step=1)
+    fitted, trial = faked(budget, planner, hidden_bytes=hidden)
+    first, second = fitted.tries
+    assert not first.kept and second.kept and fitted.chosen == 1
+    # By hand: the first plan measured its own peak and the hidden bytes.
+    assert first.excess_bytes == hidden
+    assert second.correction.resident_bytes == hidden
+    assert second.excess_bytes == 0
+    assert [p.forward[0].fixed_bytes for p in planner.asked] == [
+        problem.forward[0].fixed_bytes,
+        problem.forward[0].fixed_bytes + hidden,
+    ]
+    assert all(p.budget_bytes == budget for p in planner.asked)
+    assert fitted.plan.budget_bytes == budget
+    assert check(fitted.problem, fitted.plan.schedule, budget).ok
+    assert fitted.measured.peak_bytes <= budget
+    assert trial.runs == 2
+
+
+def test_times_that_are_off_are_scaled_and_planned_again(faked, problem):
+    budget = halfway(problem)
+    planner = HandPlanner(step=1)
+    fitted, trial = faked(budget, planner, slower=1.5)
+    assert [round(t.time_error, 6) for t in fitted.tries] == [0.5, 0.0]
+    assert fitted.tries[1].correction == Correction(0, pytest.approx(1.5), pytest.approx(1.5))
+    # The same schedule is not run twice: only what is expected of it has changed.
+    assert trial.runs == 1
+    assert len(planner.asked) == 2
+
+
+def test_small_errors_of_time_are_left_alone(faked, problem):
+    fitted, _ = faked(halfway(problem), HandPlanner(step=1), slower=1.04)
+    assert len(fitted.tries) == 1
+    assert fitted.tries[0].time_error == pytest.approx(0.04)
+
+
+def test_a_budget_that_no_try_keeps_names_measured_budget_and_shares(faked, problem):
+    budget = halfway(problem)
+    with pytest.raises(BudgetError) as found:
+        faked(budget, HandPlanner(), tries=1, hidden_bytes=3 << 20, rounding_bytes=1 << 20)
+    error = found.value
+    assert error.exit_status == 3
+    assert error.measured_bytes == error.needed_bytes > budget == error.budget_bytes
+    text = str(error)
+    assert "temporaries that no plan knows took 2.0 MiB" in text
+    assert "rounding 1.0 MiB" in text and "fragmentation 0.0 MiB" in text
+    assert f"at least {error.needed_bytes} bytes" in text
+    assert pickle.loads(pickle.dumps(error)).needed_bytes == error.needed_bytes
+
+
+def test_a_correction_that_leaves_no_plan_names_what_is_needed(faked, problem):
+    least = keep_nothing_peak(problem)
+    with pytest.raises(BudgetError, match="no plan fits") as found:
+        faked(least + 1000, HandPlanner(step=1), hidden_bytes=50_000)
+    assert found.value.needed_bytes == least + 50_000
+    assert found.value.measured_bytes is not None
+    with pytest.raises(BudgetError) as found:
+        faked(least // 2, HandPlanner(step=1))
+    assert found.value.measured_bytes is None
+
+
+def test_fragmentation_is_reserved_by_argument_or_counted_as_measured(faked, problem):
+    budget = halfway(problem)
+    fitted, _ = faked(budget, HandPlanner(step=1), fragmentation_reserve_bytes=200_000)
+    assert len(fitted.tries) == 1
+    assert fitted.measured.peak_bytes + 200_000 == fitted.tries[0].used_bytes <= budget
+    fitted, _ = faked(budget, HandPlanner(step=1), fragmentation_reserve_bytes=None, reserved_bytes=150_000)
+    assert [t.kept for t in fitted.tries] == [False, True]
+    assert fitted.measured.reserved_bytes <= budget
+    with pytest.raises(InputError, match="negative"):
+        faked(budget, HandPlanner(), fragmentation_reserve_bytes=-1)
+
+
+def test_planners_that_misbehave_are_found_out(faked, problem):
+    budget = halfway(problem)
+
+    def over(asked):
+        by_hand = schedules.schedule(asked, lambda i: True)
+        return schedules.plan(asked, by_hand, budget)
+
+    with pytest.raises(CheckFailedError, match="over the budget"):
+        faked(budget, over)
+
+    def another(asked):
+        return replace(HandPlanner()(asked), problem_sha256="0" * 64)
+
+    with pytest.raises(InputError, match="another problem"):
+        faked(budget, another)
+    with pytest.raises(InputError, match="tries"):
+        faked(budget, HandPlanner(), tries=0)
+
+
+def test_factors_by_hand():
+    # Profiled 30 + 10; the step took 80 in all: twice the time, in the same shares. Planned were 40 and 40.
+    assert factors(80.0, (30.0, 10.0), (40.0, 40.0)) == (1.5, 0.5)
+    assert factors(80.0, (40.0, 0.0), (40.0, 0.0)) == (2.0, 1.0)
+    assert factors(0.0, (0.0, 0.0), (1.0, 1.0)) == (1.0, 1.0)
+
+
+def test_the_reserve_by_hand(problem):
+    def sized(*sizes):
+        operators = [replace(problem.forward[0], id=i, output_bytes=s, fixed_bytes=10) for i, s in enumerate(sizes)]
+        return replace(problem, forward=tuple(operators))
+
+    large = LARGE_BYTES + 1
+    assert allocator_reserve_bytes(sized(large, 3 * large, 5), 1 << 40) == LARGE_BYTES
+    assert allocator_reserve_bytes(sized(large, 3 * large, 5), 10 + large) == LARGE_BYTES // 2
+    assert allocator_reserve_bytes(sized(5, LARGE_BYTES), 1 << 40) == 0
+
+
+def test_accuracy_by_hand():
+    def tried(planned, used, planned_us, step_us):
+        return Try(100, Correction(), planned, planned_us, used, Measurement(used, 0, step_us, used, used))
+
+    found = accuracy([tried(100, 90, 10.0, 11.0), tried(80, 120, 10.0, 8.0), tried(50, 50, 10.0, 10.0)])
+    assert (found.tries, found.kept) == (3, 2)
+    assert found.median_time_error == pytest.approx(0.1) and found.worst_time_error == pytest.approx(-0.2)
+    assert found.median_peak_error == pytest.approx(0.1) and found.worst_peak_error == pytest.approx(0.5)
+    assert "exceeded by" in describe(tried(80, 120, 10.0, 8.0))
+
+
+@pytest.mark.parametrize("gradients_held", [False, True])
+def test_a_real_step_keeps_its_budget_and_leaves_the_model_alone(gradients_held):
+    model, inputs, loss = convnet()
+    loss(model(inputs[0]), inputs[1]).backward()  # a user's own gradients and running statistics
+    before = copy.deepcopy(model.state_dict())
+    gradients = [(p.grad, p.grad.clone()) for p in model.parameters()]
+    generator = torch.get_rng_state()
+    fitter = Fitter(model, inputs, loss, backend="eager", gradients_held=gradients_held, repeats=1)
+    budget = halfway(fitter.captured.problem())
+    fitted = fitter.fit(HandPlanner(step=1), budget)
+    assert fitted.measured.peak_bytes <= budget
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
+    assert all(
+        p.grad is g and torch.equal(g, copied) for p, (g, copied) in zip(model.parameters(), gradients, strict=True)
+    )
+    # And once more without Loadmaster's trial: the same peak, by the allocator's own events.
+    model.zero_grad(set_to_none=True)
+
+    def run():
+        fitted.step(*inputs).backward()
+        if not gradients_held:
+            model.zero_grad(set_to_none=True)
+
+    run()
+    held = [p.grad for p in model.parameters() if p.grad is not None]
+    resident = [*model.parameters(), *model.buffers(), *inputs, *held]
+    assert measure(run, resident=resident, warmup=0, repeats=0).peak_bytes <= budget
+
+
+def test_held_gradients_are_counted_from_the_start():
+    """Accumulation over micro-batches: the peak of a later one is within the plan that counts them, not without."""
+    model, inputs, loss = transformer_case(dtype=torch.float32, batch=4, tokens=32, layers=2)
+    plain, held = (
+        capture(model, inputs, loss, hardware="cpu", backend="eager", gradients_held=h) for h in (False, True)
+    )
+    gradients = sum(p.nbytes for p in model.parameters())
+    assert held.forward[0].fixed_bytes == plain.forward[0].fixed_bytes + gradients
+    fitter = Fitter(model, inputs, loss, backend="eager", gradients_held=True, repeats=1)
+    budget = keep_everything_peak(held)
+    fitted = fitter.fit(HandPlanner(step=8), budget)
+    for _ in range(3):
+        fitted.step(*inputs).backward()
+    resident = [*model.parameters(), *inputs, *(p.grad for p in model.parameters())]
+    later = measure(lambda: fitted.step(*inputs).backward(), resident=resident, warmup=0, repeats=0)
+    assert keep_everything_peak(plain) < later.peak_bytes <= budget
+
+
+def test_optimizer_state_that_is_still_to_come_counts():
+    model, inputs, loss = convnet()
+    state = 2 * sum(p.nbytes for p in model.parameters())
+    peaks = []
+    for optimizer in (None, torch.optim.Adam(model.parameters())):
+        fitter = Fitter(model, inputs, loss, optimizer=optimizer, backend="eager", repeats=1)
+        peaks.append(fitter.fit(HandPlanner(step=50), 1 << 40, tries=1).measured.peak_bytes)
+    assert peaks[1] - peaks[0] == pytest.approx(state, rel=0.05)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("fragmentation_reserve_bytes", [0, None])
+def test_a_step_on_cuda_keeps_its_budget(fragmentation_reserve_bytes):
+    with torch.device("cuda"):
+        model, inputs, loss = convnet_case(dtype=torch.float32, batch=64, size=64, channels=64, blocks=4)
+    model, inputs = model.cuda(), tuple(t.cuda() for t in inputs)
+    fitter = Fitter(model, inputs, loss, fragmentation_reserve_bytes=fragmentation_reserve_bytes)
+    budget = halfway(fitter.captured.problem())
+    fitted = fitter.fit(HandPlanner(step=1), budget)
+    assert fitted.tries[fitted.chosen].used_bytes <= budget
+    timeline = fitter.profiled(fitted.step)
+    assert timeline.products_us > 0 and timeline.moves_us > 0
+    assert timeline.peak_bytes <= budget

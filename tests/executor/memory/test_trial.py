@@ -1,0 +1,98 @@
+"""Trial steps leave no trace: values, objects, gradients, buffers, random state."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from loadmaster.executor.memory.tracing import Step
+from loadmaster.executor.memory.trial import runner, trial, untouched
+
+
+class Restless(nn.Module):
+    """Changes whatever a module can change: a buffer in place, a buffer by another, its input, random state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("last", torch.full((4,), torch.nan))
+
+    def forward(self, x):
+        self.count += 1
+        self.last = x.detach().mean(0)
+        y = self.layer(nn.functional.dropout(x)).sum()
+        with torch.no_grad():
+            self.layer.bias.add_(1)
+        return y
+
+
+def state(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k].nan_to_num(7), b[k].nan_to_num(7)) for k in a)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_everything_is_as_it_was(fails):
+    model, x = Restless(), torch.randn(3, 4, requires_grad=True)
+    model.layer.weight.grad = kept = torch.ones(4, 4)
+    step = Step(model, None)
+    before, last, generator, values = state(model), model.last, torch.get_rng_state(), x.detach().clone()
+
+    def inside():
+        with untouched(step, (x,)) as set_aside_bytes:
+            assert set_aside_bytes == kept.nbytes
+            assert model.layer.weight.grad is None
+            model(x).backward()
+            with torch.no_grad():
+                x.zero_()
+            assert not same(state(model), before)
+            if fails:
+                raise RuntimeError("the trial broke")
+
+    if fails:
+        with pytest.raises(RuntimeError, match="broke"):
+            inside()
+    else:
+        inside()
+    assert same(state(model), before)
+    assert model.last is last
+    assert model.layer.weight.grad is kept and torch.equal(kept, torch.ones(4, 4))
+    assert model.layer.bias.grad is None and x.grad is None
+    assert torch.equal(x, values)
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+@pytest.mark.parametrize(("held", "expected"), [(False, None), (True, 3.0)])
+def test_gradients_are_dropped_or_added_to(held, expected):
+    model = nn.Linear(1, 1, bias=False)
+    step = Step(model, None)
+    run = runner(step, step, (torch.ones(1, 1),), gradients_held=held)
+    for _ in range(3):
+        run()
+    gradient = model.weight.grad
+    assert (None if gradient is None else float(gradient)) == expected
+
+
+def test_a_trial_counts_by_hand():
+    """One product of [1000, 500] by [500, 250], its sum: on top of what is resident, result and gradient of it."""
+    model = nn.Linear(500, 250, bias=False)
+
+    def loss(y, _target):
+        return y.sum()
+
+    step = Step(model, loss)
+    x, target = torch.randn(1000, 500), torch.zeros(1)
+    resident = model.weight.nbytes + x.nbytes + target.nbytes
+    found = trial(step, step, (x, target), repeats=1)
+    assert found.resident_bytes == resident
+    least = resident + model.weight.nbytes  # the gradient
+    assert least < found.peak_bytes <= least + 3 * 1000 * 250 * 4
+    assert found.requested_bytes == found.reserved_bytes == found.peak_bytes
+    assert found.step_us > 0
+    held = trial(step, step, (x, target), gradients_held=True, repeats=1)
+    assert held.resident_bytes == resident + model.weight.nbytes
