@@ -14,12 +14,14 @@ from torch.utils import _pytree as pytree
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory import backends
+from loadmaster.executor.memory.capture import device_of
 from loadmaster.executor.memory.emission import emit
 from loadmaster.executor.memory.grouping import group
 from loadmaster.executor.memory.joint import Joint
 from loadmaster.executor.memory.operators import FINGERPRINT_DIGITS
 from loadmaster.executor.memory.situation import Situation, differences, situation
 from loadmaster.executor.memory.tracing import Compiler, Loss, Step, clear_errors, compiled, compiled_plainly
+from loadmaster.executor.memory.watch import PeakWatch
 from loadmaster.executor.memory.wrappers import ddp_of, own_module, standing_in
 from loadmaster.models.memory.plan import MemoryPlan, Schedule
 
@@ -46,14 +48,21 @@ class PlannedStep(nn.Module):
     """
 
     def __init__(
-        self, plans: Sequence[MemoryPlan], model: nn.Module, loss: Loss | None, backend: Backend, unplanned: Unplanned
+        self,
+        plans: Sequence[MemoryPlan],
+        model: nn.Module,
+        loss: Loss | None,
+        backend: Backend,
+        unplanned: Unplanned,
+        enforce: bool,
     ) -> None:
         super().__init__()
         self.plans = tuple(plans)
         self.step = Step(own_module(model), loss)
         # In a tuple, which hides it: its parameters are the model's.
         self._ddp = tuple(wrapper for wrapper in [ddp_of(model)] if wrapper is not None)
-        self._options = (backend, unplanned)
+        self._options = (backend, unplanned, enforce)
+        self._watch = PeakWatch(plans) if enforce else None
         self._call = compiled(self.step, self._partition, _COMPILERS[backend])
         self._plain: Callable[..., torch.Tensor] = self.step if backend == "eager" else compiled_plainly(self.step)
         self._planned: Situation | None = None
@@ -72,7 +81,10 @@ class PlannedStep(nn.Module):
         try:
             # PyTorch would cut the graph in pieces along the buckets of DistributedDataParallel.
             with dynamo_config.patch(optimize_ddp=False), clear_errors():
-                loss = self._call(*inputs)
+                if self._watch is None:
+                    loss = self._call(*inputs)
+                else:
+                    loss = self._watch.watched(self._call, inputs, device_of(self.step, inputs))
         except _NoPlanError as error:
             return self._without_plan(inputs, error)
         except InputError:
@@ -150,6 +162,7 @@ def apply(
     *,
     backend: Backend = "inductor",
     unplanned: Unplanned = "refuse",
+    enforce: bool = False,
 ) -> PlannedStep:
     """A training step that runs under the plan.
 
@@ -161,6 +174,8 @@ def apply(
         backend: ``inductor`` compiles the planned graphs, ``eager`` runs them operator by operator.
         unplanned: what to do with a batch that no plan is for (the short last one of an epoch), once a planned one
             has run: ``refuse`` it, or ``run`` it without a plan, with a warning and no word on its memory.
+        enforce: hold the second to fourth step against the plan's budget: a backward pass that ends with a higher
+            peak of CUDA's allocator raises a :class:`~loadmaster.errors.BudgetError`.
 
     Returns:
         A module: ``loss = step(*inputs)``, then ``loss.backward()`` and the optimizer's step as usual.
@@ -177,7 +192,7 @@ def apply(
     for field, value, known in (("backend", backend, tuple(_COMPILERS)), ("unplanned", unplanned, ("refuse", "run"))):
         if value not in known:
             raise InputError(field, value, "is unknown", f"Choose one of: {', '.join(known)}.")
-    return PlannedStep(plans, model, loss, backend, unplanned)
+    return PlannedStep(plans, model, loss, backend, unplanned, enforce)
 
 
 def _expect_applicable(plan: MemoryPlan) -> None:
