@@ -1,5 +1,7 @@
 """A planned step as trace events: what the checker replays, for https://ui.perfetto.dev or chrome://tracing.
 
+The compute track, one track for each direction of the host link, and resident bytes beside the budget.
+
 Format: Trace Event Format, JSON object form; ``ts`` and ``dur`` are microseconds. Slices are complete events
 (``ph: X``), the bytes a counter (``ph: C``) beside a constant one for the budget.
 """
@@ -15,6 +17,7 @@ PLANNED = 1
 """The process number of the planned step; a measured one beside it takes another."""
 
 _COMPUTE = 1
+_LINKS = {"to_host": 2, "from_host": 3}
 
 
 def process(number: int, name: str, tracks: dict[int, str]) -> list[TraceEvent]:
@@ -47,8 +50,11 @@ def level(number: int, name: str, at_us: float, **values: int) -> TraceEvent:
 
 
 def planned_events(title: str, check: Check, budget_bytes: int) -> list[TraceEvent]:
-    """The compute track, resident bytes and the budget of a planned step."""
-    events = process(PLANNED, f"{title} (planned)", {_COMPUTE: "compute"})
+    """The tracks and counters of a planned step."""
+    tracks = {_COMPUTE: "compute"}
+    if check.copies:
+        tracks |= {track: direction.replace("_", " ") for direction, track in _LINKS.items()}
+    events = process(PLANNED, f"{title} (planned)", tracks)
     clock_us = 0.0
     for e in check.events:
         if e.start_us > clock_us:
@@ -57,6 +63,11 @@ def planned_events(title: str, check: Check, budget_bytes: int) -> list[TraceEve
         details = {"stage": e.stage, "operator": e.operator, "resident_bytes": e.resident_bytes}
         events.append(run(PLANNED, _COMPUTE, e.op, e.what, e.start_us, e.duration_us, **details))
         events.append(level(PLANNED, "memory", e.start_us, resident_bytes=e.resident_bytes))
+    for c in check.copies:
+        what = {"forward": c.forward, "size_bytes": c.size_bytes}
+        events.append(
+            run(PLANNED, _LINKS[c.direction], f"forward {c.forward}", "copy", c.start_us, c.duration_us, **what)
+        )
     for at_us in (0.0, check.time_us):
         events.append(level(PLANNED, "budget", at_us, budget_bytes=budget_bytes))
     return events
