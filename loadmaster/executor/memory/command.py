@@ -8,14 +8,18 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor.memory.capture import capture
 from loadmaster.executor.memory.files import problem_document
+from loadmaster.executor.memory.tracing import Loss
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "none": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
@@ -33,13 +37,30 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("factory", help="MODULE:FUNCTION returning (model, inputs) or (model, inputs, loss)")
     p.add_argument("kind", choices=["memory"], help="the kind of problem")
     p.add_argument("-o", "--output", type=Path, help="where to write the document (default: standard output)")
-    p.add_argument("--name", help="name of the problem (default: the model's class)")
     p.add_argument("--hardware", help="estimate costs for this device of the catalogue instead of measuring them")
+    add_step_arguments(p)
+    return p
+
+
+def add_step_arguments(p: argparse.ArgumentParser) -> None:
+    """What says how a model trains."""
+    p.add_argument("--name", help="name of the problem (default: the model's class)")
     p.add_argument("--device", default="cpu", help="where to build the model and trace it (default: cpu)")
     p.add_argument("--backend", choices=["inductor", "eager"], default="inductor", help="what will run the plan")
     p.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="none", help="whose state counts as resident")
-    p.add_argument("--autocast", choices=sorted(PRECISIONS), help="trace under autocast in this precision")
-    return p
+    p.add_argument("--autocast", choices=sorted(PRECISIONS), help="train under autocast in this precision")
+    p.add_argument("--gradients-held", action="store_true", help="gradients are added to, not dropped after a step")
+
+
+@dataclass(frozen=True)
+class MadeStep:
+    """What a factory made, and how it trains."""
+
+    model: nn.Module
+    inputs: tuple[Any, ...]
+    loss: Loss | None
+    optimizer: torch.optim.Optimizer
+    precision: AbstractContextManager[Any]
 
 
 def load_factory(spec: str) -> Callable[[], tuple[Any, ...]]:
@@ -65,11 +86,11 @@ def load_factory(spec: str) -> Callable[[], tuple[Any, ...]]:
     return factory
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Capture and write the document.
+def make_step(arguments: argparse.Namespace) -> MadeStep:
+    """Call the factory.
 
     Raises:
-        InputError: the factory, the device or the model cannot be used.
+        InputError: the factory or the device cannot be used.
     """
     factory = load_factory(arguments.factory)
     try:
@@ -85,17 +106,28 @@ def run(arguments: argparse.Namespace) -> None:
             "factory", type(made).__name__, "returned no tuple of two or three", "Return (model, inputs, loss)."
         )
     model, inputs, loss = made if len(made) == 3 else (*made, None)
-    precision = contextlib.nullcontext()
+    precision: AbstractContextManager[Any] = contextlib.nullcontext()
     if arguments.autocast is not None:
-        precision = torch.autocast(device.type, PRECISIONS[arguments.autocast])  # type: ignore[assignment]
-    with precision:
+        precision = torch.autocast(device.type, PRECISIONS[arguments.autocast])
+    return MadeStep(model, inputs, loss, OPTIMIZERS[arguments.optimizer](model.parameters()), precision)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Capture and write the document.
+
+    Raises:
+        InputError: the factory, the device or the model cannot be used.
+    """
+    made = make_step(arguments)
+    with made.precision:
         problem = capture(
-            model,
-            inputs,
-            loss,
-            optimizer=OPTIMIZERS[arguments.optimizer](model.parameters()),
+            made.model,
+            made.inputs,
+            made.loss,
+            optimizer=made.optimizer,
             hardware=arguments.hardware,
             backend=arguments.backend,
+            gradients_held=arguments.gradients_held,
             name=arguments.name,
         )
     text = json.dumps(problem_document(problem))

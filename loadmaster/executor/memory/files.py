@@ -49,8 +49,20 @@ def read_plan(path: str | Path) -> MemoryPlan:
         document = json.loads(Path(path).read_bytes())
     except (OSError, ValueError) as error:
         raise InputError("path", str(path), f"cannot be read: {error}", "Give a plan's JSON document.") from None
+    return plan_from(document, str(path))
+
+
+def plan_from(document: object, source: str) -> MemoryPlan:
+    """A plan from its JSON document.
+
+    Args:
+        source: where the document comes from, for errors.
+
+    Raises:
+        InputError: it is no plan of this kind and version, or lacks a field.
+    """
     if not isinstance(document, dict) or document.get("schema") != PLAN_SCHEMA or document.get("kind") != KIND:
-        raise InputError("path", str(path), "is no memory plan", f"Give a document with schema {PLAN_SCHEMA}.")
+        raise InputError("path", source, "is no memory plan", f"Give a document with schema {PLAN_SCHEMA}.")
     fields = {k: v for k, v in document.items() if k not in ("schema", "kind", "schedule", "infeasibility")}
     optional = dict.fromkeys(("objective", "bound", "gap", "overhead_gap"))
     infeasibility = document.get("infeasibility")
@@ -62,7 +74,7 @@ def read_plan(path: str | Path) -> MemoryPlan:
             infeasibility=None if infeasibility is None else _infeasibility(infeasibility),
         )
     except (KeyError, TypeError) as error:
-        raise InputError("path", str(path), f"is not a whole plan: {error}", "Export the plan again.") from None
+        raise InputError("path", source, f"is not a whole plan: {error}", "Export the plan again.") from None
 
 
 def _schedule(document: Mapping[str, Any]) -> Schedule:
