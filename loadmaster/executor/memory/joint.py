@@ -12,7 +12,7 @@ The graph comes from AOTAutograd at the level of aten operators. Four notions or
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -65,11 +65,11 @@ def is_collective(node: fx.Node) -> bool:
 
 
 def tensors(value: object) -> Iterator[torch.Tensor]:
-    """The tensors of a node's (possibly nested) result."""
+    """The tensors of a node's (possibly nested) result, or among a step's inputs."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (tuple, list)):
-        for element in value:
+    elif isinstance(value, (tuple, list, Mapping)):
+        for element in value.values() if isinstance(value, Mapping) else value:
             yield from tensors(element)
 
 
