@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from loadmaster.executor.memory.implementations.batch_norm import batch_norm_apply
+from loadmaster.executor.memory.implementations.cross_entropy_rows import scaled
 from loadmaster.executor.memory.implementations.dropout import mixed, scale_and_threshold, seeded_dropout
 from loadmaster.executor.memory.implementations.masks import (
     BITS,
@@ -36,6 +37,7 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
         pool_offsets._opoverload: _pool_offsets,
         seeded_dropout._opoverload: _seeded_dropout,
         batch_norm_apply._opoverload: _batch_norm_apply,
+        scaled._opoverload: _scaled,
     }
 
 
@@ -106,3 +108,8 @@ def _batch_norm_apply(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | No
     if bias is not None:
         result = result + per_channel(bias)
     return _laid_out(result.to(x.dtype), torch.empty_like(x))
+
+
+def _scaled(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    result = (x.to(scale.dtype) * scale).to(dtype)
+    return _laid_out(result, x.new_empty(x.shape, dtype=dtype))

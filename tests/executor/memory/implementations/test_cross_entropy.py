@@ -11,13 +11,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from loadmaster.errors import InputError
+from loadmaster.executor.memory.implementations.chunked_loss import chunked_linear_cross_entropy
 from loadmaster.executor.memory.implementations.cross_entropy import (
     chunk_rows,
-    chunked_linear_cross_entropy,
     default_chunks,
     linear_cross_entropy,
-    linear_cross_entropy_backward,
 )
+from loadmaster.executor.memory.implementations.cross_entropy_rows import scaled
 
 torch.set_num_threads(1)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -36,10 +36,14 @@ def with_gradients(loss, *tensors):
     reduction=st.sampled_from(["mean", "sum"]),
     biased=st.booleans(),
     ignored=st.booleans(),
+    weighted=st.booleans(),
+    smoothing=st.sampled_from([0.0, 0.1, 1.0]),
     dtype=st.sampled_from(list(TOLERANCE)),
     seed=st.integers(0, 1000),
 )
-def test_equals_linear_then_cross_entropy(rows, width, classes, chunks, reduction, biased, ignored, dtype, seed):
+def test_equals_linear_then_cross_entropy(
+    rows, width, classes, chunks, reduction, biased, ignored, weighted, smoothing, dtype, seed
+):
     torch.manual_seed(seed)
     hidden = torch.randn(width, rows, dtype=dtype).t().requires_grad_()
     weight = torch.randn(classes, width, dtype=dtype, requires_grad=True)
@@ -47,8 +51,12 @@ def test_equals_linear_then_cross_entropy(rows, width, classes, chunks, reductio
     targets = torch.randint(classes, (rows,))
     if ignored:
         targets[torch.rand(rows) < 0.3] = -100
-    plain = F.cross_entropy(F.linear(hidden, weight, bias), targets, reduction=reduction)
-    chunked = chunked_linear_cross_entropy(hidden, weight, targets, bias, chunks=chunks, reduction=reduction)
+    class_weights = torch.rand(classes, dtype=dtype) + 0.1 if weighted else None
+    options = {"reduction": reduction, "label_smoothing": smoothing}
+    plain = F.cross_entropy(F.linear(hidden, weight, bias), targets, class_weights, **options)
+    chunked = chunked_linear_cross_entropy(
+        hidden, weight, targets, bias, class_weights=class_weights, chunks=chunks, **options
+    )
     expected = with_gradients(plain, hidden, weight, bias)
     for got, want in zip(with_gradients(chunked, hidden, weight, bias), expected, strict=True):
         torch.testing.assert_close(got, want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype], equal_nan=True)
@@ -126,19 +134,23 @@ def loss_and_gradients(step, module, *inputs):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("extra", ["nothing", "class weights", "smoothing"])
 @pytest.mark.parametrize(("biased", "tied"), [(True, False), (False, False), (False, True)])
-def test_found_in_a_joint_graph(biased, tied, reduction):
+def test_found_in_a_joint_graph(biased, tied, extra, reduction):
     module = Head(biased, tied)
     inputs = tokens_and_targets()
+    weights = torch.rand(40, dtype=torch.float64) if extra == "class weights" else None
+    options = {"label_smoothing": 0.1} if extra == "smoothing" else {}
 
     def step(tokens, targets):
-        return F.cross_entropy(module(tokens).flatten(0, 1), targets.flatten(), reduction=reduction)
+        return F.cross_entropy(module(tokens).flatten(0, 1), targets.flatten(), weights, reduction=reduction, **options)
 
     compiled, operators = prepared_step(step)
     got = loss_and_gradients(compiled, module, *inputs)
     for have, want in zip(got, loss_and_gradients(step, module, *inputs), strict=True):
         torch.testing.assert_close(have, want, rtol=1e-11, atol=1e-11)
-    assert sum("linear_cross_entropy" in o for o in operators) == 2
+    assert sum("linear_cross_entropy" in o for o in operators) == 1
+    assert sum("scaled" in o for o in operators) == 2 + biased
     assert not any("log_softmax" in o or "nll_loss" in o for o in operators)
 
 
@@ -175,21 +187,23 @@ def test_frozen_head_needs_only_the_gradient_of_hidden():
     step(*inputs).backward()
     for have, want in zip(got, [p.grad for p in module.parameters() if p.requires_grad], strict=True):
         torch.testing.assert_close(have, want, rtol=1e-11, atol=1e-11)
-    assert any("linear_cross_entropy_backward" in o for o in operators)
+    assert sum("scaled" in o for o in operators) == 1
 
 
-@pytest.mark.parametrize("why", ["few rows", "few classes", "logits are read", "class weights", "smoothing"])
+@pytest.mark.parametrize("why", ["few rows", "few classes", "logits are read", "smoothing with class weights"])
 def test_left_alone(why):
     module = Head(biased=True)
     if why == "few classes":
         module.head = nn.Linear(6, 5).double()
     tokens, targets = tokens_and_targets(100 if why == "few rows" else 300)
-    weights = torch.rand(40, dtype=torch.float64) if why == "class weights" else None
-    smoothing = 0.1 if why == "smoothing" else 0.0
+    both = why == "smoothing with class weights"
+    weights = torch.rand(40, dtype=torch.float64) if both else None
 
     def step(tokens, targets):
         logits = module(tokens).flatten(0, 1)
-        loss = F.cross_entropy(logits, targets.flatten(), weights, label_smoothing=smoothing)
+        loss = F.cross_entropy(
+            logits, targets.flatten(), weights, label_smoothing=0.1 if both else 0.0, reduction="sum"
+        )
         return loss + logits.square().mean() if why == "logits are read" else loss
 
     compiled, operators = prepared_step(step)
@@ -211,18 +225,42 @@ def test_excluded_pass():
 
 
 def test_chunks_cover_the_rows():
-    assert default_chunks(32_768, 1024) == 16
+    assert default_chunks(32_768, 1024) == 8
     assert default_chunks(0, 8) == 1
     assert chunk_rows(4) >= 256
 
 
-def test_operators_pass_the_framework_checks():
+@pytest.mark.parametrize("differentiate", ["all", "hidden", "nothing"])
+def test_operators_pass_the_framework_checks(differentiate):
     hidden, weight, targets = torch.randn(7, 3), torch.randn(3, 5), torch.randint(5, (7,))
-    plain = (2, -100, True)
-    args = (hidden, weight, torch.randn(5), targets)
-    torch.library.opcheck(linear_cross_entropy, (*args, *plain, torch.float32))
-    _, normalizer, total = linear_cross_entropy(*args, *plain, torch.float32)
-    torch.library.opcheck(linear_cross_entropy_backward, (torch.ones(()), *args, normalizer, total, *plain))
+    args = (hidden, weight, torch.randn(5), targets, None, 2, -100, True, 0.0, torch.float32, differentiate)
+    torch.library.opcheck(linear_cross_entropy, args)
+    torch.library.opcheck(scaled, (weight, torch.tensor(0.5), torch.bfloat16))
+
+
+def test_only_the_gradients_that_are_asked_for_are_computed():
+    hidden, weight, targets = torch.randn(7, 3), torch.randn(3, 5), torch.randint(5, (7,))
+    args = (hidden, weight, torch.randn(5), targets, None, 2, -100, True, 0.0, torch.float32)
+    every, some, none = (linear_cross_entropy(*args, wanted) for wanted in ("all", "hidden", "nothing"))
+    assert [t.numel() for t in every[2:]] == [21, 15, 5]
+    assert [t.numel() for t in some[2:]] == [21, 0, 0]
+    assert [t.numel() for t in none[2:]] == [0, 0, 0]
+    assert every[0] == some[0] == none[0]
+    assert torch.equal(every[2], some[2])
+
+
+def test_small_float16_gradients_do_not_vanish():
+    """Without a loss scale of its own the mean over many rows would underflow in 16-bit logits."""
+    torch.manual_seed(0)
+    rows = 40_000
+    hidden = torch.randn(rows, 4).half().requires_grad_()
+    weight = torch.randn(30, 4).half().requires_grad_()
+    targets = torch.randint(30, (rows,))
+    chunked = with_gradients(2.0**16 * chunked_linear_cross_entropy(hidden, weight, targets), hidden, weight)
+    exact = hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
+    plain = with_gradients(2.0**16 * F.cross_entropy(F.linear(*exact), targets), *exact)
+    for got, want in zip(chunked, plain, strict=True):
+        assert (got.double() - want).norm() <= 2e-3 * want.norm()
 
 
 @pytest.mark.parametrize(
@@ -234,6 +272,10 @@ def test_operators_pass_the_framework_checks():
         ({"bias": torch.randn(4)}, "bias"),
         ({"chunks": 0}, "chunks"),
         ({"reduction": "none"}, "reduction"),
+        ({"class_weights": torch.ones(4)}, "class_weights"),
+        ({"label_smoothing": 1.5}, "label_smoothing"),
+        ({"targets": torch.full((7,), 5)}, "targets"),
+        ({"targets": torch.full((7,), -1)}, "targets"),
     ],
 )
 def test_bad_input_names_the_field(changed, field):

@@ -10,10 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from loadmaster.executor.costs.workspace import workspace_formula_bytes
 from loadmaster.executor.memory.implementations.batch_norm import batch_norm_apply
-from loadmaster.executor.memory.implementations.cross_entropy import (
-    linear_cross_entropy,
-    linear_cross_entropy_backward,
-)
+from loadmaster.executor.memory.implementations.cross_entropy import linear_cross_entropy
 from loadmaster.executor.memory.implementations.dropout import seeded_dropout
 from loadmaster.executor.memory.implementations.masks import masked_gradient, pack_inside
 from loadmaster.executor.memory.implementations.pooling import pool_offset_backward, pool_offsets
@@ -63,6 +60,14 @@ def cases():
     yield "pack channels last", pack_inside, (last, 0.0, 1.0)
     yield "masked", masked_gradient, (x, pack_inside(x, 0.0))
     yield "masked channels last", masked_gradient, (last, pack_inside(x, 0.0))
+    yield (
+        "pool backward channels last",
+        pool_offset_backward,
+        (
+            torch.randn_like(pooled).to(memory_format=torch.channels_last),
+            *(offsets, 64, 64, *window, False),
+        ),
+    )
     yield "dropout", seeded_dropout, (x, torch.tensor(3), 0.1)
     yield "dropout bfloat16", seeded_dropout, (x.bfloat16(), torch.tensor(3), 0.1)
     yield "norm", batch_norm_apply, (x, *statistics)
@@ -72,11 +77,9 @@ def cases():
     for dtype in (torch.float32, torch.bfloat16):
         hidden, weight, bias = (torch.randn(s).to(dtype) for s in ((1024, 64), (64, 2000), (2000,)))
         targets = torch.randint(2000, (1024,))
-        forward = (hidden, weight, bias, targets, 4, -100, True)
-        _, normalizer, total = linear_cross_entropy(*forward, torch.float32)
-        yield f"loss {dtype}", linear_cross_entropy, (*forward, torch.float32)
-        backward = (torch.ones(()), *forward[:4], normalizer, total, *forward[4:])
-        yield f"loss backward {dtype}", linear_cross_entropy_backward, backward
+        for differentiate in ("all", "hidden", "nothing"):
+            args = (hidden, weight, bias, targets, None, 4, -100, True, 0.0, torch.float32, differentiate)
+            yield f"loss {dtype} {differentiate}", linear_cross_entropy, args
 
 
 @pytest.mark.parametrize(("op", "args"), [pytest.param(op, args, id=name) for name, op, args in cases()])

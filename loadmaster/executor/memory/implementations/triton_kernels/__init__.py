@@ -7,10 +7,7 @@ dense, or a second one in another order, is copied.
 
 from __future__ import annotations
 
-from loadmaster.executor.memory.implementations.triton_kernels.cross_entropy import (
-    differentiate_rows,
-    normalize_rows,
-)
+from loadmaster.executor.memory.implementations.triton_kernels.cross_entropy import cross_entropy_rows, scaled
 from loadmaster.executor.memory.implementations.triton_kernels.dropout import seeded_dropout
 from loadmaster.executor.memory.implementations.triton_kernels.masks import masked_gradient, pack_inside
 from loadmaster.executor.memory.implementations.triton_kernels.norms import batch_norm_apply
@@ -18,11 +15,11 @@ from loadmaster.executor.memory.implementations.triton_kernels.pooling import po
 
 __all__ = [
     "batch_norm_apply",
-    "differentiate_rows",
+    "cross_entropy_rows",
     "masked_gradient",
-    "normalize_rows",
     "pack_inside",
     "pool_offset_backward",
     "pool_offsets",
+    "scaled",
     "seeded_dropout",
 ]

@@ -1,5 +1,8 @@
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
-"""Rows of logits: normalizers, and gradients in place."""
+"""Cross-entropy of rows of logits, each row by one program: its loss, then the gradient in the logits' place.
+
+The second pass over a row finds it in the cache of the first, so that logits cross the memory bus once each way.
+"""
 
 from __future__ import annotations
 
@@ -8,68 +11,135 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROW_BLOCK = 4096  # logits of a row at a time
+from loadmaster.executor.memory.implementations.triton_kernels.launch import BLOCK, grid, is_wide, positions
+
+ROW_BLOCK = 2048  # logits of a row per load
 ROW_WARPS = 8
 
 
 @triton.jit
-def _normalize_rows(logits, classes, normalizer, picked, count, DOUBLE: tl.constexpr, BLOCK: tl.constexpr):
+def _scores(place, column, count, kind: tl.constexpr):
+    return tl.load(place + column, mask=column < count, other=-float("inf")).to(kind)
+
+
+@triton.jit
+def _cross_entropy_rows(
+    logits,
+    targets,
+    class_weights,
+    all_weights,
+    losses,
+    count,
+    ignored,
+    KEPT: tl.constexpr,
+    SPREAD: tl.constexpr,
+    GRADIENTS: tl.constexpr,
+    DOUBLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
-    kind = tl.float64 if DOUBLE else tl.float32
-    largest = tl.full([BLOCK], -float("inf"), kind)
-    total = tl.zeros([BLOCK], kind)
-    for start in range(0, count, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        score = tl.load(logits + row * count + column, mask=column < count, other=-float("inf")).to(kind)
-        higher = tl.maximum(largest, score)
-        # Nothing to rescale where all was -inf so far: exp(-inf - -inf) would be NaN.
-        total = tl.where(higher == -float("inf"), 0.0, total * tl.exp(largest - higher) + tl.exp(score - higher))
-        largest = higher
-    top = tl.max(largest, 0)
-    tl.store(normalizer + row, top + tl.log(tl.sum(total * tl.exp(largest - top), 0)))
-    tl.store(picked + row, tl.load(logits + row * count + tl.load(classes + row)).to(kind))
+    kind: tl.constexpr = tl.float64 if DOUBLE else tl.float32
+    target = tl.load(targets + row)
+    place = logits + row * count
+    if target == ignored:
+        tl.store(losses + row, 0.0)
+        if GRADIENTS:
+            # Zero, not zero times what may be infinite: such a row may hold anything.
+            for start in range(0, count, BLOCK):
+                column = start + tl.arange(0, BLOCK)
+                tl.store(place + column, tl.zeros([BLOCK], logits.dtype.element_ty), mask=column < count)
+    else:
+        largest = tl.full([BLOCK], -float("inf"), kind)
+        total = tl.zeros([BLOCK], kind)
+        spread = tl.zeros([BLOCK], kind)
+        # Four loads for one change of scale: exponentials are what this loop would otherwise wait for.
+        for start in range(0, count, 4 * BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            a = _scores(place, column, count, kind)
+            b = _scores(place, column + BLOCK, count, kind)
+            c = _scores(place, column + 2 * BLOCK, count, kind)
+            d = _scores(place, column + 3 * BLOCK, count, kind)
+            higher = tl.maximum(largest, tl.maximum(tl.maximum(a, b), tl.maximum(c, d)))
+            # Where all was -inf so far: exp(-inf - -inf) would be NaN.
+            top = tl.where(higher == -float("inf"), 0.0, higher)
+            added = tl.exp(a - top) + tl.exp(b - top) + tl.exp(c - top) + tl.exp(d - top)
+            total = total * tl.exp(largest - top) + added
+            largest = higher
+            if SPREAD:
+                for part in tl.static_range(4):
+                    place_of = column + part * BLOCK
+                    score = tl.load(place + place_of, mask=place_of < count, other=0.0).to(kind)
+                    if class_weights is not None:
+                        score *= tl.load(class_weights + place_of, mask=place_of < count, other=0.0).to(kind)
+                    spread += score
+        score_of_target = tl.load(place + target).to(kind)
+        top = tl.max(largest, 0)
+        offset = top + tl.log(tl.sum(total * tl.exp(largest - top), 0))
+        weight = tl.full([], 1.0, kind)
+        whole = tl.full([], 0.0, kind) + count
+        if class_weights is not None:
+            weight = tl.load(class_weights + target).to(kind)
+            whole = tl.load(all_weights).to(kind)
+        picked = weight * KEPT
+        loss = picked * (offset - score_of_target)
+        factor = picked
+        if SPREAD:
+            loss += SPREAD * (whole * offset - tl.sum(spread, 0))
+            factor += SPREAD * whole
+        tl.store(losses + row, loss)
+        if GRADIENTS:
+            tl.debug_barrier()  # no warp writes over what another one has still to read
+            for start in range(0, count, BLOCK):
+                column = start + tl.arange(0, BLOCK)
+                error = tl.exp(_scores(place, column, count, kind) - offset) * factor
+                if SPREAD:
+                    share = tl.full([BLOCK], SPREAD, kind)
+                    if class_weights is not None:
+                        share *= tl.load(class_weights + column, mask=column < count, other=0.0).to(kind)
+                    error -= share
+                error -= tl.where(column == target, picked, 0.0)
+                tl.store(place + column, error.to(logits.dtype.element_ty), mask=column < count)
 
 
-def normalize_rows(logits: Tensor, classes: Tensor, normalizer: Tensor, picked: Tensor) -> None:
-    """The logsumexp of each row and the logit of its class, written to ``normalizer`` and ``picked``.
-
-    Args:
-        logits: [rows, classes], contiguous.
-        classes: int64 [rows].
-        normalizer, picked: float32 or float64 [rows].
-    """
+def cross_entropy_rows(
+    logits: Tensor,
+    targets: Tensor,
+    class_weights: Tensor | None,
+    losses: Tensor,
+    ignore_index: int,
+    smoothing: float,
+    gradients: bool,
+) -> None:
+    """See :func:`loadmaster.executor.memory.implementations.cross_entropy_rows.cross_entropy_rows`."""
     rows, count = logits.shape
     if rows:
-        double = normalizer.dtype == torch.float64
-        _normalize_rows[(rows,)](
-            logits, classes, normalizer, picked, count, DOUBLE=double, BLOCK=ROW_BLOCK, num_warps=ROW_WARPS
+        _cross_entropy_rows[(rows,)](
+            logits,
+            targets.contiguous(),
+            None if class_weights is None else class_weights.contiguous(),
+            None if class_weights is None else class_weights.sum(dtype=losses.dtype),
+            losses,
+            count,
+            ignore_index,
+            KEPT=1 - smoothing,
+            SPREAD=smoothing / count,
+            GRADIENTS=gradients,
+            DOUBLE=losses.dtype == torch.float64,
+            BLOCK=ROW_BLOCK,
+            num_warps=ROW_WARPS,
         )
 
 
 @triton.jit
-def _differentiate_rows(logits, classes, normalizer, scales, count, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    offset = tl.load(normalizer + row)
-    scale = tl.load(scales + row)
-    place = logits + row * count + column
-    score = tl.load(place, mask=column < count, other=0.0).to(offset.dtype)
-    error = tl.exp(score - offset) - tl.where(column == tl.load(classes + row), 1.0, 0.0)
-    # A row that does not count may hold anything: zero, not zero times what may be infinite.
-    error = tl.where(scale == 0.0, 0.0, error * scale)
-    tl.store(place, error.to(logits.dtype.element_ty), mask=column < count)
+def _scaled(x, scale, result, count, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    element = positions(WIDE, BLOCK)
+    factor = tl.load(scale)
+    value = tl.load(x + element, mask=element < count, other=0.0).to(factor.dtype) * factor
+    tl.store(result + element, value.to(result.dtype.element_ty), mask=element < count)
 
 
-def differentiate_rows(logits: Tensor, classes: Tensor, normalizer: Tensor, scales: Tensor) -> None:
-    """Overwrites the logits with their gradient: (softmax - one-hot) times the row's scale.
-
-    Args:
-        logits: [rows, classes], contiguous.
-        classes: int64 [rows].
-        normalizer, scales: float32 or float64 [rows].
-    """
-    rows, count = logits.shape
-    if rows:
-        _differentiate_rows[(rows, triton.cdiv(count, ROW_BLOCK))](
-            logits, classes, normalizer, scales, count, BLOCK=ROW_BLOCK, num_warps=ROW_WARPS
-        )
+def scaled(x: Tensor, scale: Tensor, result: Tensor) -> None:
+    """Writes ``x * scale`` to ``result``: same shape, both contiguous, any two dtypes."""
+    count = x.numel()
+    if count:
+        _scaled[grid(count)](x, scale, result, count, WIDE=is_wide(count), BLOCK=BLOCK)

@@ -1,0 +1,250 @@
+"""Finds linear layer -> cross-entropy in a joint graph: everything that the chunked operator would compute instead.
+
+Forward: mm or addmm -> (views, a cast) -> log_softmax -> nll_loss. Backward: nll_loss_backward ->
+log_softmax_backward -> (a cast, views) -> the products that give the gradients of hidden, weight and bias. With label
+smoothing, without class weights, a second branch goes through the sum of each row's log-probabilities.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from loadmaster.executor.memory.implementations.emitting import ALIASES, aten, source
+
+MEAN, SUM = 1, 2  # PyTorch's numbers for the reductions
+PRODUCTS = (aten.mm.default, aten.addmm.default)
+TRANSPOSE = aten.t.default
+PASSED_THROUGH = ALIASES | {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten._to_copy.default,
+}
+"""What may stand between the linear layer and the loss without changing any number but its precision."""
+
+
+@dataclass
+class Match:
+    """One occurrence.
+
+    Attributes:
+        loss: what the new loss replaces, with ``upstream`` as its gradient.
+        between: nodes that nobody needs any more; one that others read as well stays.
+        hidden_gradients, weight_gradients, bias_gradients: backward products to be replaced, by what they compute.
+    """
+
+    product: fx.Node
+    log_probabilities: fx.Node
+    loss_forward: fx.Node
+    loss_backward: fx.Node
+    loss: fx.Node
+    upstream: fx.Node
+    smoothing: float = 0.0
+    between: list[fx.Node] = field(default_factory=list)
+    hidden_gradients: list[fx.Node] = field(default_factory=list)
+    weight_gradients: list[fx.Node] = field(default_factory=list)
+    bias_gradients: list[fx.Node] = field(default_factory=list)
+
+    @property
+    def operands(self) -> tuple[fx.Node, fx.Node, fx.Node | None]:
+        """Hidden [rows, width], weight [width, classes], bias."""
+        args = self.product.args
+        bias, hidden, weight = args if self.product.target is aten.addmm.default else (None, *args)
+        assert isinstance(hidden, fx.Node)
+        assert isinstance(weight, fx.Node)
+        assert bias is None or isinstance(bias, fx.Node)
+        return hidden, weight, bias
+
+
+def find(loss_backward: fx.Node) -> Match | None:
+    """The occurrence that this nll_loss_backward belongs to, or None."""
+    upstream, probabilities, *plain, total = loss_backward.args
+    log_probabilities = source(probabilities)
+    if log_probabilities is None or log_probabilities.target is not aten._log_softmax.default:
+        return None
+    if (
+        log_probabilities.meta["val"].dim() != 2
+        or log_probabilities.args[1] not in (1, -1)
+        or plain[2] not in (MEAN, SUM)
+    ):
+        return None
+    product = _product_behind(log_probabilities)
+    forwards = [u for u in log_probabilities.users if u.target is aten.nll_loss_forward.default]
+    if product is None or len(forwards) != 1 or forwards[0].args[1:] != tuple(plain):
+        return None
+    results = {user.args[1]: user for user in forwards[0].users if user.target is operator.getitem}
+    if 0 not in results or (1 in results and set(results[1].users) - {loss_backward}) or results.get(1) is not total:
+        return None
+    assert isinstance(upstream, fx.Node)
+    match = Match(product, log_probabilities, forwards[0], loss_backward, results[0], upstream)
+    match.between += [*results.values(), loss_backward]
+    known = {forwards[0], loss_backward}
+    gradient = loss_backward
+    sums = [u for u in log_probabilities.users if u.target is aten.sum.dim_IntList]
+    if sums:
+        joined = _match_smoothing(match, sums[0])
+        if len(sums) != 1 or joined is None:
+            return None
+        gradient = joined
+        known.add(sums[0])
+    softmax_backward = list(gradient.users)
+    if len(softmax_backward) != 1 or softmax_backward[0].target is not aten._log_softmax_backward_data.default:
+        return None
+    known.add(softmax_backward[0])
+    if any(user not in known for user in _readers(log_probabilities, ALIASES, match.between)):
+        return None
+    match.between.append(softmax_backward[0])
+    readers = list(_readers(softmax_backward[0], PASSED_THROUGH, match.between))
+    return match if all(_classify(match, read, user) for read, user in _pairs(readers, match)) else None
+
+
+def _match_smoothing(match: Match, row_sums: fx.Node) -> fx.Node | None:
+    """Note the smoothing in the match; the node that joins both branches' gradients, or None where it does not fit.
+
+    Forward: ``kept * nll + share * reduced(-row_sums)``, with rows that are ignored masked out. Backward: the same
+    two factors of one upstream gradient.
+    """
+    _, targets, class_weights, reduction, ignored = match.loss_forward.args
+    chain = _only_readers(row_sums)
+    expected = [aten.neg.default, aten.masked_fill.Scalar, aten.sum.default]
+    expected += [aten.div.Tensor] if reduction == MEAN else []
+    expected += [aten.mul.Scalar, aten.add.Tensor]
+    targets_of_chain = [n.target for n in chain[1 : len(expected) + 1]]
+    if class_weights is not None or row_sums.args[1] not in ([1], [-1]) or targets_of_chain != expected:
+        return None
+    masked, shared, loss = chain[2], chain[len(expected) - 1], chain[len(expected)]
+    is_ignored = masked.args[1]
+    if not _calls(is_ignored, aten.eq.Scalar, targets, ignored):
+        return None
+    assert isinstance(is_ignored, fx.Node)
+    if reduction == MEAN and not _is_count(chain[4].args[1], is_ignored):
+        return None
+    nll = [n for n in loss.all_input_nodes if n is not shared]
+    share = shared.args[1]
+    if len(nll) != 1 or nll[0].target is not aten.mul.Scalar or nll[0].args[0] is not match.loss:
+        return None
+    kept = nll[0].args[1]
+    assert isinstance(share, float | int)
+    assert isinstance(kept, float | int)
+    smoothing = share * match.product.meta["val"].shape[1]
+    if not math.isclose(kept + smoothing, 1.0, abs_tol=1e-9) or len(match.loss.users) != 1:
+        return None
+    joined = [u for u in match.loss_backward.users if u.target is aten.add.Tensor]
+    if (
+        len(joined) != 1
+        or len(match.loss_backward.users) != 1
+        or not _calls(match.upstream, aten.mul.Scalar, None, kept)
+    ):
+        return None
+    spread = next(n for n in joined[0].all_input_nodes if n is not match.loss_backward)
+    upstream = match.upstream.args[0]
+    branch = _up_to_factor(spread, share)
+    if not branch or branch[-1].args[0] is not upstream:
+        return None
+    assert isinstance(upstream, fx.Node)
+    match.between += [*chain[: len(expected)], nll[0], loss, *branch, match.upstream, joined[0]]
+    match.loss, match.upstream, match.smoothing = loss, upstream, smoothing
+    return joined[0]
+
+
+def _only_readers(node: fx.Node) -> list[fx.Node]:
+    """The node, its only reader, that one's only reader, and so on."""
+    chain = [node]
+    while len(chain[-1].users) == 1:
+        chain.append(next(iter(chain[-1].users)))
+    return chain
+
+
+def _up_to_factor(node: fx.Node, share: float) -> list[fx.Node]:
+    """From the spread gradient [rows, classes] up to the ``upstream * share`` behind it; empty if there is none."""
+    through = (
+        aten.expand.default,
+        aten.unsqueeze.default,
+        aten.neg.default,
+        aten.masked_fill.Scalar,
+        aten.div.Tensor,
+    )
+    chain = [node]
+    while chain[-1].target in through and isinstance(chain[-1].args[0], fx.Node):
+        chain.append(chain[-1].args[0])
+    return chain if _calls(chain[-1], aten.mul.Scalar, None, share) else []
+
+
+def _is_count(node: object, is_ignored: fx.Node) -> bool:
+    """Whether this is the number of rows that count."""
+    if not isinstance(node, fx.Node) or node.target is not aten.sum.default:
+        return False
+    return _calls(node.args[0], aten.bitwise_not.default, is_ignored)
+
+
+def _calls(node: object, target: object, *args: object) -> bool:
+    """Whether the node calls this operator with these arguments, None standing for any."""
+    if not isinstance(node, fx.Node) or node.target is not target or len(node.args) != len(args):
+        return False
+    return all(want is None or have == want for have, want in zip(node.args, args, strict=True))
+
+
+def _product_behind(log_probabilities: fx.Node) -> fx.Node | None:
+    """The linear layer whose result, perhaps viewed and widened, is normalized; None if others read it too."""
+    node = log_probabilities.args[0]
+    while isinstance(node, fx.Node) and len(node.users) == 1:
+        if node.target in PRODUCTS:
+            plain = set(node.kwargs.values()) <= {1}  # alpha and beta of addmm
+            return node if plain and node.meta["val"].shape == log_probabilities.meta["val"].shape else None
+        if node.target not in PASSED_THROUGH:
+            return None
+        node = node.args[0]
+    return None
+
+
+def _readers(node: fx.Node, through: frozenset[object], passed: list[fx.Node]) -> Iterator[fx.Node]:
+    """Everything that reads the value, looking through these operators, which are noted in ``passed``."""
+    for user in node.users:
+        if user.target in through:
+            passed.append(user)
+            yield from _readers(user, through, passed)
+        else:
+            yield user
+
+
+def _pairs(readers: list[fx.Node], match: Match) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Each reader with the logits' gradient that it reads."""
+    gradients = set(match.between)
+    for reader in dict.fromkeys(readers):
+        for read in reader.all_input_nodes:
+            if read in gradients:
+                yield read, reader
+
+
+def _classify(match: Match, read: fx.Node, user: fx.Node) -> bool:
+    """Note what a reader of the logits' gradient computes; False if it is none of the three gradients."""
+    hidden, weight, bias = match.operands
+    if read.meta["val"].shape != match.product.meta["val"].shape:
+        return False
+    if user.target is aten.mm.default and user.args[0] is read:
+        if _untransposed(user.args[1]) != _untransposed(weight, 1):
+            return False
+        match.hidden_gradients.append(user)
+    elif user.target is TRANSPOSE:
+        match.between.append(user)
+        for product in user.users:
+            if product.target is not aten.mm.default or product.args != (user, hidden):
+                return False
+            match.weight_gradients.append(product)
+    elif user.target is aten.sum.dim_IntList and bias is not None and user.args[1] == [0]:
+        match.bias_gradients.append(user)
+    else:
+        return False
+    return True
+
+
+def _untransposed(node: object, transposes: int = 0) -> tuple[object, bool]:
+    """The node before all transposes, and whether their number, with those given, is odd."""
+    while isinstance(node, fx.Node) and node.target is TRANSPOSE:
+        node, transposes = node.args[0], transposes + 1
+    return node, transposes % 2 == 1
