@@ -111,8 +111,9 @@ class PlannedStep(nn.Module):
 
     def _without_plan(self, inputs: Sequence[Any], error: _NoPlanError) -> torch.Tensor:
         now = situation(self.step.model, inputs)
-        differs = "" if self._planned is None else differences(self._planned, now)
-        problem = error.problem + (f": {differs}" if differs else "")
+        problem = error.problem
+        if self._planned is not None:
+            problem += f": {differences(self._planned, now) or 'the model itself changes from call to call'}"
         # That the first step has a plan says that the plans are for this model.
         if self._options[1] == "refuse" or self._planned is None:
             raise InputError(error.field, error.value, problem, error.remedy)
