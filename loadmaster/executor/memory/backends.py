@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, cast
 
-from torch import fx
-from torch._guards import detect_fake_mode
+from torch import Tensor, fx
+from torch._guards import TracingContext, detect_fake_mode
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
@@ -37,7 +37,7 @@ def eager(module: fx.GraphModule, _inputs: Sequence[Any]) -> Runner:
 
 
 def inductor(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
-    """Compile the graph with Inductor, its own reordering for memory off; a backward graph segment by segment."""
+    """Compile the graph with Inductor, its own reordering for memory off; segment by segment where it is cut."""
     if not is_staged(module):
         lowered = _lower(module, inputs)
         return _compile(lowered, inputs)
@@ -55,9 +55,21 @@ def inductor(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
         made.meta["user_visible_output_idxs"] = list(range(len(results)))
         key = _key(lowered, given)
         if key not in compiled:
-            compiled[key] = _compile(lowered, given)
+            # What a segment returns is not what the graph returns.
+            with TracingContext.report_output_strides():
+                compiled[key] = _compile(lowered, given)
         runners.append(compiled[key])
+    _report_strides(module, fakes)
     return chain(module, segments, runners)
+
+
+def _report_strides(module: fx.GraphModule, fakes: Mapping[str, Any]) -> None:
+    """Tell AOTAutograd the strides of a forward graph's results: the backward graph is compiled for them."""
+    context = TracingContext.try_get()
+    if context is not None and context.output_strides is not None:
+        for node in cast(Sequence[Any], module.graph.output_node().args[0]):
+            fake = fakes[node.name] if isinstance(node, fx.Node) else None
+            context.output_strides.append(fake.stride() if isinstance(fake, Tensor) else None)
 
 
 def _lower(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:

@@ -19,6 +19,7 @@ from loadmaster.executor.memory import backends
 from loadmaster.executor.memory.accounting import Accountant
 from loadmaster.executor.memory.grouping import group
 from loadmaster.executor.memory.joint import Joint, is_compute, tensor_bytes, tensors
+from loadmaster.executor.memory.link import host_link as link_of
 from loadmaster.executor.memory.operators import ForwardGroup, Operators
 from loadmaster.executor.memory.tracing import Loss, Step, clear_errors, compiled
 from loadmaster.executor.memory.wrappers import Held, Parallel, ddp_of, held_by, own_module
@@ -26,6 +27,7 @@ from loadmaster.models.memory.problem import (
     BackwardImplementation,
     BackwardOperator,
     ForwardOperator,
+    HostLink,
     Implementation,
     MemoryProblem,
 )
@@ -72,6 +74,7 @@ class CapturedStep:
         resident_bytes: parameters, buffers, inputs, optimizer state, and gradients that are held.
         name, title: of the problem.
         held: what a wrapper adds to these, at times.
+        host_link: over which plans may send results, if they may.
     """
 
     operators: Operators
@@ -81,6 +84,7 @@ class CapturedStep:
     name: str
     title: str
     held: Held
+    host_link: HostLink | None = None
 
     def problem(self, costs: CostModel | None = None) -> MemoryProblem:
         """The memory problem under these costs; under the captured ones by default."""
@@ -92,6 +96,7 @@ class CapturedStep:
             title=self.title,
             forward=_forward(self.operators, accountant, self.held.forward_bytes),
             backward=_backward(self.operators, accountant, self.held.end_bytes),
+            host_link=self.host_link,
         )
 
 
@@ -107,6 +112,7 @@ def capture(
     gradients_held: bool = False,
     parallel: Parallel | None = None,
     ranks: int = 1,
+    host_link: HostLink | bool = False,
     name: str | None = None,
 ) -> MemoryProblem:
     """The memory problem of one training step of a model.
@@ -123,6 +129,8 @@ def capture(
             micro-batches, or gradients that are zeroed instead of dropped): they count as resident.
         parallel, ranks: what will wrap the step, ``ddp`` or ``fsdp2``, and on how many ranks: what it holds on each
             rank counts. The plan is for one rank and its part of the batch.
+        host_link: whether plans may send results to the host; True measures the link on a CUDA device, or takes it
+            from the catalogue where ``hardware`` is named. Give one of your own where several processes share it.
         name: of the problem; the graph's fingerprint is appended, which :func:`apply` holds a plan against.
 
     Raises:
@@ -140,6 +148,7 @@ def capture(
         gradients_held=gradients_held,
         parallel=parallel,
         ranks=ranks,
+        host_link=host_link,
         name=name,
     ).problem()
 
@@ -156,6 +165,7 @@ def capture_step(
     gradients_held: bool = False,
     parallel: Parallel | None = None,
     ranks: int = 1,
+    host_link: HostLink | bool = False,
     name: str | None = None,
 ) -> CapturedStep:
     """As :func:`capture`, before the problem is written down."""
@@ -179,6 +189,7 @@ def capture_step(
     resident_bytes += held.step_bytes
     if gradients_held:
         resident_bytes += gradient_bytes(model)
+    link = link_of(device, hardware) if host_link is True else host_link or None
     whose = "measured on " + device.type if hardware is None else "of " + hardware
     return CapturedStep(
         operators,
@@ -188,6 +199,7 @@ def capture_step(
         name=f"{name or type(model).__name__}-{operators.fingerprint}",
         title=f"{type(model).__name__}, costs {whose}",
         held=held,
+        host_link=link,
     )
 
 

@@ -47,6 +47,7 @@ def add_step_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--name", help="name of the problem (default: the model's class)")
     p.add_argument("--device", default="cpu", help="where to build the model and trace it (default: cpu)")
     p.add_argument("--backend", choices=["inductor", "eager"], default="inductor", help="what will run the plan")
+    p.add_argument("--offload", action="store_true", help="let plans send results to host memory over its link")
     p.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="none", help="whose state counts as resident")
     p.add_argument("--autocast", choices=sorted(PRECISIONS), help="train under autocast in this precision")
     p.add_argument("--gradients-held", action="store_true", help="gradients are added to, not dropped after a step")
@@ -127,6 +128,7 @@ def run(arguments: argparse.Namespace) -> None:
             optimizer=made.optimizer,
             hardware=arguments.hardware,
             backend=arguments.backend,
+            host_link=arguments.offload,
             gradients_held=arguments.gradients_held,
             name=arguments.name,
         )

@@ -14,12 +14,15 @@ from typing import Any
 from torch import fx
 
 from loadmaster.errors import InputError
-from loadmaster.executor.memory.emitter import Emitter, stand_in
+from loadmaster.executor.memory.emitter import Emitter, encoded_meta
 from loadmaster.executor.memory.joint import Joint
+from loadmaster.executor.memory.offload import Arrivals, Departures, HostCopy, expect_journeys, host_fake
 from loadmaster.executor.memory.operators import ForwardGroup, Operators
 from loadmaster.executor.memory.segments import STAGE
 from loadmaster.models.memory.plan import Schedule, Stage
 
+# What travels from the forward to the backward graph: a root, an encoded result, or a copy on the host.
+Saved = fx.Node | int | HostCopy
 REMEDY = "Plan the problem captured from this model again, and check the plan."
 
 
@@ -42,10 +45,6 @@ def expect_fit(operators: Operators, schedule: Schedule) -> None:
     Raises:
         InputError: naming the stage.
     """
-    if schedule.offload or any(s.fetches for s in schedule.stages):
-        raise InputError(
-            "schedule.offload", schedule.offload, "offload is not something this executor runs", "Plan without it."
-        )
     stages, count = len(schedule.stages), len(operators.forward)
     if stages != len(operators.backward) + 1:
         raise InputError(
@@ -73,9 +72,10 @@ def expect_fit(operators: Operators, schedule: Schedule) -> None:
     skipped = [f.id for f in operators.forward if f.encodes is None and f.id not in first]
     if skipped:
         raise InputError("schedule.stages[0]", skipped, "leaves forward operators out", REMEDY)
+    expect_journeys(operators, schedule)
 
 
-def _forward_graph(operators: Operators, schedule: Schedule, saved: Sequence[fx.Node | int]) -> fx.Graph:
+def _forward_graph(operators: Operators, schedule: Schedule, saved: Sequence[Saved]) -> fx.Graph:
     joint = operators.joint
     graph = fx.Graph()
 
@@ -87,14 +87,23 @@ def _forward_graph(operators: Operators, schedule: Schedule, saved: Sequence[fx.
     emitter = Emitter(operators, graph, missing)
     for primal in joint.primals:
         emitter.held[primal] = graph.node_copy(primal)
+    departures = Departures(operators, schedule, emitter)
     for compute in schedule.stages[0].computes:
+        departures.before(compute.forward)
         group = operators.forward[compute.forward]
         if group.encoding is not None:
             emitter.encode(group)
         for node in (*group.nodes, *group.side):
             emitter.run(node)
+    departures.before(len(operators.forward))
+
+    def held(value: Saved) -> fx.Node:
+        if isinstance(value, HostCopy):
+            return departures.hosts[value]
+        return emitter.encoded[value] if isinstance(value, int) else emitter.value(value)
+
     outputs = [emitter.value(n) if isinstance(n, fx.Node) else n for n in joint.forward_outputs]
-    outputs += [emitter.encoded[s] if isinstance(s, int) else emitter.value(s) for s in saved]
+    outputs += map(held, saved)
     _finish(joint, graph, outputs, slice(0, len(joint.forward_outputs)), len(saved))
     return graph
 
@@ -107,7 +116,7 @@ class _BackwardEmission:
         self.joint = operators.joint
         self.graph = fx.Graph()
         self.emitter = Emitter(operators, self.graph, self._missing)
-        self.saved: list[fx.Node | int] = []
+        self.saved: list[Saved] = []
         tangents = [self.graph.node_copy(n) for n in self.joint.tangents]
         self.emitter.held.update(zip(self.joint.tangents, tangents, strict=True))
         self._first_tangent = tangents[0]
@@ -115,8 +124,13 @@ class _BackwardEmission:
         self.from_forward = set(schedule.stages[0].keep)
         self.available = set(schedule.stages[0].keep)
         self.stage = 0
+        self.arrivals = Arrivals(operators, schedule, self.emitter, self._host)
 
-    def _placeholder(self, name: str, meta: dict[str, Any], saved: fx.Node | int) -> fx.Node:
+    def _host(self, copy: HostCopy) -> fx.Node:
+        name = f"host_{copy.forward}_{copy.result}"
+        return self._placeholder(name, {"val": host_fake(self.operators, copy)}, copy)
+
+    def _placeholder(self, name: str, meta: dict[str, Any], saved: Saved) -> fx.Node:
         with self.graph.inserting_before(self._first_tangent):
             node = self.graph.placeholder(name)
         node.meta = dict(meta)
@@ -146,6 +160,7 @@ class _BackwardEmission:
         """Emit stage t."""
         self.stage = t
         self._drop(self.available - set(kept_before))
+        self.available |= self.arrivals.at(t)
         for compute in stage.computes:
             self._recompute(self.operators.forward[compute.forward])
         group = self.operators.backward[t - 1]
@@ -163,7 +178,7 @@ class _BackwardEmission:
         for node in reversed(self.graph.nodes):
             if node.op == "placeholder" or STAGE in node.meta:
                 break
-            node.meta[STAGE] = (t, bool(stage.computes))
+            node.meta[STAGE] = (t, bool(stage.computes or stage.fetches))
         self.emitter.forget_views()
 
     def _recompute(self, group: ForwardGroup) -> None:
@@ -185,7 +200,7 @@ class _BackwardEmission:
         self.from_forward -= gone
 
 
-def _backward_graph(operators: Operators, schedule: Schedule) -> tuple[fx.Graph, list[fx.Node | int]]:
+def _backward_graph(operators: Operators, schedule: Schedule) -> tuple[fx.Graph, list[Saved]]:
     joint = operators.joint
     emission = _BackwardEmission(operators, schedule)
     stages = schedule.stages
@@ -204,13 +219,6 @@ def _backward_graph(operators: Operators, schedule: Schedule) -> tuple[fx.Graph,
         else:
             emission.graph.erase_node(node)
     return emission.graph, saved
-
-
-def encoded_meta(operators: Operators, i: int) -> dict[str, Any]:
-    """Metadata (fake result) of an encoded result, found by encoding into a graph of its own."""
-    graph = fx.Graph()
-    emitter = Emitter(operators, graph, lambda root: stand_in(graph, root.name, root))
-    return dict(emitter.encode(operators.forward[i]).meta)
 
 
 def _finish(joint: Joint, graph: fx.Graph, outputs: Sequence[Any], described: slice, saved: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 from torch import fx
 
@@ -109,3 +110,10 @@ def stand_in(graph: fx.Graph, name: str, node: fx.Node) -> fx.Node:
         new = graph.placeholder(name)
     new.meta = dict(node.meta)
     return new
+
+
+def encoded_meta(operators: Operators, i: int) -> dict[str, Any]:
+    """Metadata (fake result) of an encoded result, found by encoding into a graph of its own."""
+    graph = fx.Graph()
+    emitter = Emitter(operators, graph, lambda root: stand_in(graph, root.name, root))
+    return dict(emitter.encode(operators.forward[i]).meta)

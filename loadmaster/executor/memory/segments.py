@@ -1,8 +1,9 @@
-"""A backward graph cut into segments, so that a compiler orders and fuses inside a segment only.
+"""A graph cut into segments, so that a compiler orders and fuses inside a segment only.
 
 Inductor orders and fuses as it sees fit, and would pull a recomputation to where its result is first thought of.
-A segment begins at every stage that recomputes something: what the plan recomputes late is compiled late. Identical
-segments (the layers of a transformer) are compiled once.
+A segment begins at every stage that recomputes or fetches something: what the plan brings late is compiled late; in the
+forward pass where an operator waits until what is sent to the host is gone. Identical segments (the layers of a
+transformer) are compiled once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import fx
 
 Runner = Callable[[list[Any]], Any]
 STAGE = "loadmaster_stage"
-"""Metadata key of a node: (stage, whether the stage recomputes anything)."""
+"""Metadata key of a node: (stage, whether a segment begins with it)."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Segment:
 
 
 def is_staged(module: fx.GraphModule) -> bool:
-    """Whether the graph is a backward graph with stages."""
+    """Whether the graph is to be cut."""
     return any(STAGE in n.meta for n in module.graph.nodes)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
-from loadmaster.models.memory.plan import Compute, MemoryPlan, Schedule, Stage
+from loadmaster.models.memory.links import sending_order
+from loadmaster.models.memory.plan import Compute, Fetch, MemoryPlan, Schedule, Stage
 from loadmaster.models.memory.problem import MemoryProblem
 
 
@@ -84,3 +86,33 @@ def plan(problem: MemoryProblem, by_hand: Schedule, budget_bytes: int = 1 << 50)
         check={},
         schedule=by_hand,
     )
+
+
+def travelling(
+    problem: MemoryProblem,
+    by_hand: Schedule,
+    sent: Callable[[int], bool],
+    lead: Callable[[int], int] = lambda i: 1,
+    linger: Callable[[int], int] = lambda i: 1,
+) -> Schedule:
+    """The same schedule with results sent to the host instead of kept until they are first read again.
+
+    Args:
+        sent: whether a result that is kept from stage 0 travels.
+        lead: how many stages before it is read its fetch is issued, at most.
+        linger: how many forward operators after its last reader it is gone.
+    """
+    stages = list(by_hand.stages)
+    first: dict[int, int] = {}
+    for t in range(len(stages) - 1, 0, -1):
+        computed = {c.forward for c in stages[t].computes}
+        reads = {u for j in computed for u in problem.forward[j].inputs} - computed
+        reads |= set(problem.backward[t - 1].implementations[stages[t].implementation or 0].needs) - computed
+        first.update(dict.fromkeys(reads, t))
+    offload = sending_order(problem, [i for i in stages[0].keep if i in first and sent(i)])
+    for t, stage in enumerate(stages):
+        away = {i for i in offload if t < first[i]}
+        arriving = tuple(Fetch(i, max(1, t - lead(i))) for i in offload if first[i] == t)
+        stages[t] = replace(stage, keep=tuple(i for i in stage.keep if i not in away), fetches=arriving)
+    gone_before = tuple(min(len(problem.forward), problem.last_readers[i] + linger(i)) for i in offload)
+    return Schedule(tuple(stages), offload, gone_before)

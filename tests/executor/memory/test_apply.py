@@ -239,8 +239,6 @@ def test_plans_that_cannot_be_applied(captured):
         broken = replace(chosen, schedule=replace(chosen.schedule, stages=tuple(bad)))
         with pytest.raises(InputError, match=message):
             apply(broken, model, loss, backend="eager")(*inputs)
-    with pytest.raises(InputError, match="offload"):
-        apply(replace(chosen, schedule=replace(chosen.schedule, offload=(0,))), model, loss, backend="eager")(*inputs)
 
 
 def test_accumulation_evaluation_and_two_plans_for_one_model(captured):

@@ -1,0 +1,109 @@
+"""Pinned host memory for offloaded results: made once, used again in every step.
+
+Pinning a gibibyte takes a good part of a second, so blocks are cut from slabs that live as long as the process, and a
+block returns to its pool when the last tensor on it dies. PyTorch's own cache of pinned memory rounds every request up
+to a power of two; slabs are powers of two, blocks are as long as they must be.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from loadmaster.errors import InputError
+
+SLAB_BYTES = 1 << 28
+_ALIGNMENT_BYTES = 512
+
+
+@dataclass
+class _Slab:
+    memory: torch.Tensor
+    used_bytes: int = 0
+
+
+class HostPool:
+    """Blocks of host memory by size.
+
+    Whoever copies into a block that was in use before must do so in an order that lets earlier copies from it finish
+    first: one pool serves one copy stream.
+
+    Args:
+        pinned: whether the memory is pinned; a CUDA device must be there then.
+        slab_bytes: cut from at a time; a larger block gets a slab of its own.
+    """
+
+    def __init__(self, *, pinned: bool = True, slab_bytes: int = SLAB_BYTES) -> None:
+        self.pinned, self.slab_bytes = pinned, slab_bytes
+        self._slabs: list[_Slab] = []
+        self._free: dict[int, list[int]] = {}
+        self._lent: set[int] = set()
+        self._lock = threading.RLock()  # a block can come back while another one is being cut, on the same thread
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all slabs."""
+        return sum(s.memory.numel() for s in self._slabs)
+
+    def take(self, size_bytes: int) -> torch.Tensor:
+        """A block that comes back by itself when nobody holds it any more.
+
+        Returns:
+            uint8 [size_bytes], uninitialized.
+
+        Raises:
+            InputError: so much host memory cannot be had.
+        """
+        if size_bytes == 0:
+            return torch.empty(0, dtype=torch.uint8)
+        with self._lock:
+            free = self._free.get(size_bytes)
+            address = free.pop() if free else self._cut(size_bytes)
+            self._lent.add(address)
+        block = (ctypes.c_char * size_bytes).from_address(address)
+        weakref.finalize(block, self._give_back, address, size_bytes).atexit = False
+        return torch.frombuffer(block, dtype=torch.uint8)
+
+    def _give_back(self, address: int, size_bytes: int) -> None:
+        with self._lock:
+            self._lent.discard(address)
+            self._free.setdefault(size_bytes, []).append(address)
+
+    def _cut(self, size_bytes: int) -> int:
+        length = -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        if not self._lent:
+            # Another plan's blocks: cut anew what nobody uses.
+            self._free.clear()
+            for slab in self._slabs:
+                slab.used_bytes = 0
+        for slab in self._slabs:
+            if slab.used_bytes + length <= slab.memory.numel():
+                break
+        else:
+            slab = _Slab(self._pin(max(self.slab_bytes, length)))
+            self._slabs.append(slab)
+        address = slab.memory.data_ptr() + slab.used_bytes
+        slab.used_bytes += length
+        return address
+
+    def _pin(self, size_bytes: int) -> torch.Tensor:
+        try:
+            return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=self.pinned)
+        except RuntimeError as error:
+            raise InputError(
+                "host memory",
+                f"{size_bytes} bytes beside {self.held_bytes}",
+                f"cannot be pinned for offloaded results: {str(error).splitlines()[0]}",
+                "Plan with a smaller capacity_bytes of the host link, or let the process lock more memory (ulimit -l).",
+            ) from error
+
+
+@cache
+def pool_of(device_index: int) -> HostPool:
+    """The pool that the copies of one CUDA device use."""
+    return HostPool()

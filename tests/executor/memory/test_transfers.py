@@ -1,0 +1,106 @@
+"""The operators that copy to the host and back, and the pool of host memory under them."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadmaster.errors import InputError
+from loadmaster.executor.memory import pinned
+from loadmaster.executor.memory.pinned import HostPool
+from loadmaster.executor.memory.transfers import fetch, fetched, send, sent
+
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu])]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return torch.device(request.param)
+
+
+def there_and_back(x: torch.Tensor, stride: tuple[int, ...] | None = None) -> torch.Tensor:
+    layout = list(stride or x.stride())
+    host = send(x, layout)
+    sent(x, host)
+    assert host.device.type == "cpu" and host.shape == (x.numel(),)
+    result = fetch(host, list(x.shape), layout, x.device)
+    fetched(result, host)
+    assert result.stride() == tuple(layout) and result.device == x.device
+    assert result.data_ptr() != x.data_ptr() or not x.numel()
+    return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool])
+def test_what_arrives_is_what_was_sent(device: torch.device, dtype: torch.dtype) -> None:
+    x = torch.randn(3, 4, 5, 6, device=device).mul(3).to(dtype)
+    for y in (x, x.to(memory_format=torch.channels_last), x.permute(3, 1, 0, 2), x[:, 1:, ::2], x[:1], x[:0], x.sum()):
+        assert torch.equal(there_and_back(y), y)
+
+
+def test_a_source_in_another_layout_arrives_in_the_promised_one(device: torch.device) -> None:
+    x = torch.randn(2, 3, 4, 5, device=device).to(memory_format=torch.channels_last)
+    assert torch.equal(there_and_back(x, (60, 20, 5, 1)), x)
+
+
+@pytest.mark.parametrize("op", [send, sent, fetch, fetched])
+def test_the_operators_are_what_their_schemas_say(device: torch.device, op: torch._ops.OpOverload) -> None:
+    x, host = torch.randn(4, 6, device=device), torch.randn(24)
+    arguments = {send: (x, [6, 1]), sent: (x, host), fetch: (host, [4, 6], [6, 1], device), fetched: (x, host)}[op]
+    torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_blocks_are_used_again_when_nobody_holds_them() -> None:
+    pool = HostPool(pinned=False, slab_bytes=4096)
+    first = pool.take(1000)
+    view = first[10:20]
+    address = first.data_ptr()
+    del first
+    assert pool.take(1000).data_ptr() != address  # a view holds it
+    del view
+    assert pool.take(1000).data_ptr() == address
+    assert pool.held_bytes == 4096
+    assert pool.take(5000).numel() == 5000  # longer than a slab
+    assert pool.take(0).numel() == 0
+
+
+def test_blocks_of_another_plan_are_cut_anew() -> None:
+    pool = HostPool(pinned=False, slab_bytes=4096)
+    blocks = [pool.take(1024) for _ in range(4)]
+    assert pool.held_bytes == 4096
+    del blocks
+    gc.collect()
+    blocks = [pool.take(2048) for _ in range(2)]
+    assert pool.held_bytes == 4096
+    assert blocks[0].data_ptr() != blocks[1].data_ptr()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 3000), min_size=1, max_size=30),
+    dying=st.lists(st.integers(0, 29), max_size=30),
+)
+def test_blocks_never_overlap(sizes: list[int], dying: list[int]) -> None:
+    pool = HostPool(pinned=False, slab_bytes=4096)
+    held: dict[int, torch.Tensor] = {}
+    for n, size in enumerate(sizes):
+        held[n] = pool.take(size).fill_(n)
+        for m in dying[n : n + 1]:
+            held.pop(m, None)
+        for m, block in held.items():
+            assert bool((block == m).all())
+
+
+def test_memory_that_cannot_be_pinned_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("CUDA error: out of memory\nCompile with ...")
+
+    monkeypatch.setattr(pinned.torch, "empty", refuse)
+    with pytest.raises(InputError, match="cannot be pinned for offloaded results: CUDA error: out of memory") as found:
+        HostPool().take(100)
+    assert "capacity_bytes" in str(found.value)
