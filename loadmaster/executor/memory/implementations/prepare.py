@@ -1,6 +1,7 @@
 """Graph passes run on a joint graph before planning and, identically, before a plan is applied.
 
-They put operators in place that hold less: dropout from a seed, and linear plus cross-entropy in chunks.
+They put operators in place that hold less: dropout from a seed, linear plus cross-entropy in chunks, convolution
+backward in two.
 Every pass is deterministic, so that a plan made on one process's graph fits another's.
 """
 
@@ -11,12 +12,14 @@ from collections.abc import Callable, Collection
 from torch import fx
 
 from loadmaster.errors import InputError
+from loadmaster.executor.memory.implementations.convolution import split_convolution_backward
 from loadmaster.executor.memory.implementations.cross_entropy_pass import chunk_cross_entropy
 from loadmaster.executor.memory.implementations.dropout import seed_dropout
 
 PASSES: dict[str, Callable[[fx.Graph], None]] = {
     "seeded_dropout": seed_dropout,
     "linear_cross_entropy": chunk_cross_entropy,
+    "split_convolution_backward": split_convolution_backward,
 }
 """By name, in the order they run. Each changes the graph in place."""
 
