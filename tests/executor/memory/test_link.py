@@ -1,0 +1,64 @@
+"""The host link of a captured problem: given, from the catalogue, measured."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from loadmaster.errors import InputError
+from loadmaster.executor import capture
+from loadmaster.executor.memory import link
+from loadmaster.executor.memory.command import main
+from loadmaster.models.hardware import hardware
+from loadmaster.models.memory.problem import HostLink
+from tests.executor.memory.models import mlp_case
+
+
+def test_the_link_is_given_or_named_or_absent() -> None:
+    model, inputs, loss = mlp_case()
+    captured = {
+        given: capture(model, inputs, loss, hardware="h200", backend="eager", host_link=given).host_link
+        for given in (False, True, HostLink(1.0, 2.0, 3))
+    }
+    entry = hardware("h200")
+    named = HostLink(entry.to_host_gbps, entry.from_host_gbps)
+    assert captured == {False: None, True: named, HostLink(1.0, 2.0, 3): HostLink(1.0, 2.0, 3)}
+
+
+def test_the_cpu_has_no_link_to_measure() -> None:
+    model, inputs, loss = mlp_case()
+    with pytest.raises(InputError, match="host_link") as found:
+        capture(model, inputs, loss, backend="eager", host_link=True)
+    assert "HostLink of your own" in str(found.value)
+
+
+def test_the_command_takes_it(tmp_path, capsys) -> None:
+    target = tmp_path / "problem.json"
+    given = ["examples.gpt:small", "memory", "--hardware", "a100-40gb"]
+    assert main([*given, "--backend", "eager", "--offload", "-o", str(target)]) == 0
+    assert json.loads(target.read_text())["host_link"] == {
+        "to_host_gbps": 25.0,
+        "from_host_gbps": 25.0,
+        "capacity_bytes": None,
+    }
+
+
+def test_a_container_may_have_less_than_the_host(tmp_path, monkeypatch) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(link, "_CGROUP_LIMIT", limit)
+    whole = link.host_bytes()
+    assert whole > 1 << 28
+    for text, expected in (("max\n", whole), ("1048576\n", 1 << 20), (f"{1 << 60}\n", whole)):
+        limit.write_text(text)
+        assert link.host_bytes() == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_measured_links_are_plausible() -> None:
+    measured = link.host_link(torch.device("cuda"))
+    for gbps in (measured.to_host_gbps, measured.from_host_gbps):
+        assert 2 < gbps < 1000
+    assert measured.capacity_bytes is not None and 1 << 30 < measured.capacity_bytes < link.host_bytes()
