@@ -65,7 +65,7 @@ def _cross_entropy_rows(
             added = tl.exp(a - top) + tl.exp(b - top) + tl.exp(c - top) + tl.exp(d - top)
             total = total * tl.exp(largest - top) + added
             largest = higher
-            if SPREAD:
+            if SPREAD > 0:
                 for part in tl.static_range(4):
                     place_of = column + part * BLOCK
                     score = tl.load(place + place_of, mask=place_of < count, other=0.0).to(kind)
@@ -83,7 +83,7 @@ def _cross_entropy_rows(
         picked = weight * KEPT
         loss = picked * (offset - score_of_target)
         factor = picked
-        if SPREAD:
+        if SPREAD > 0:
             loss += SPREAD * (whole * offset - tl.sum(spread, 0))
             factor += SPREAD * whole
         tl.store(losses + row, loss)
@@ -92,7 +92,7 @@ def _cross_entropy_rows(
             for start in range(0, count, BLOCK):
                 column = start + tl.arange(0, BLOCK)
                 error = tl.exp(_scores(place, column, count, kind) - offset) * factor
-                if SPREAD:
+                if SPREAD > 0:
                     share = tl.full([BLOCK], SPREAD, kind)
                     if class_weights is not None:
                         share *= tl.load(class_weights + column, mask=column < count, other=0.0).to(kind)
