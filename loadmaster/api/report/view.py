@@ -121,7 +121,8 @@ def _tensors(problem: Problem, schedule: Schedule, check: Check) -> tuple[Tensor
 
 
 def _residency(problem: Problem, schedule: Schedule, check: Check) -> dict[int, list[tuple[int, int]]]:
-    """When each forward result is on the device: from its computation (or its fetch) to its last reader.
+    """When each forward result is on the device: from its computation (or its fetch) until its last reader has run,
+    or, where it is sent to the host, until the operator starts that waits for it to be gone.
 
     First and last event of every span, by their places in the replay.
     """
@@ -144,6 +145,9 @@ def _residency(problem: Problem, schedule: Schedule, check: Check) -> dict[int, 
                 reads = problem.backward[t - 1].implementations[stage.implementation].needs
             last_read.update(dict.fromkeys(reads, place))
         keep = set(stage.keep)
+        if t == 0:
+            for i, gone in schedule.departures(len(problem.forward)).items():
+                last_read[i] = max(p for p in places if check.events[p].operator < gone)
         for i, start in start_of.items():
             if i in keep:
                 _extend(spans[i], start, places[-1])

@@ -64,8 +64,7 @@ class Departures:
         self.operators, self.emitter = operators, emitter
         self.hosts: dict[HostCopy, fx.Node] = {}
         self._last = _last_readers(operators)
-        gone = schedule.gone_before or (len(operators.forward),) * len(schedule.offload)
-        self._gone_before = dict(zip(schedule.offload, gone, strict=True))
+        self._gone_before = schedule.departures(len(operators.forward))
         self._unsent = list(schedule.offload)
         self._sources: dict[int, list[fx.Node]] = {}
         self._segment = 0

@@ -41,9 +41,8 @@ class HostTraffic:
         self.leaving_bytes = self.incoming_bytes = 0
         self._free_us = 0.0
         count = len(problem.forward)
-        gone = schedule.gone_before or (count,) * len(schedule.offload)
-        journeys = zip(schedule.offload, gone, strict=False) if self.link is not None else ()
-        self._gone_before = {i: g for i, g in journeys if i < count}
+        departures = schedule.departures(count) if self.link is not None else {}
+        self._gone_before = {i: gone for i, gone in departures.items() if i < count}
         self._unqueued = deque(self._gone_before)
         self._on_device = dict.fromkeys(self._gone_before, False)
         self._sent_us: dict[int, float] = {}

@@ -62,6 +62,11 @@ class Schedule:
     offload: tuple[int, ...] = ()
     gone_before: tuple[int, ...] = ()
 
+    def departures(self, forward_count: int) -> dict[int, int]:
+        """For each result sent, in sending order, the operator that starts when it is gone."""
+        gone_before = self.gone_before or (forward_count,) * len(self.offload)
+        return dict(zip(self.offload, gone_before, strict=False))
+
 
 @dataclass(frozen=True)
 class Blocker:
