@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory import backends
+from loadmaster.executor.memory.blocks import without_elsewhere
 from loadmaster.executor.memory.capture import device_of
 from loadmaster.executor.memory.emission import emit
 from loadmaster.executor.memory.grouping import group
@@ -127,7 +128,7 @@ class PlannedStep(nn.Module):
             operators = group(joint, fused=fused)
             for plan in self.plans:
                 if _fingerprint(plan) == operators.fingerprint:
-                    return emit(operators, schedule_of(plan))
+                    return emit(operators, without_elsewhere(schedule_of(plan), len(operators.forward)))
             found.append(operators.fingerprint)
         raise _NoPlanError(
             "plan.name",
@@ -171,7 +172,8 @@ def apply(
         plan: a plan for the problem that :func:`~loadmaster.executor.memory.capture.capture` made from this model,
             this loss and inputs of these shapes; or several, for batches of several shapes.
         model, loss: as they were captured. The model may be wrapped in ``DistributedDataParallel``; FSDP2's
-            ``fully_shard`` goes around the step that this returns.
+            ``fully_shard`` goes around the step that this returns. Or a block of a model, for a plan of
+            :func:`~loadmaster.executor.memory.blocks.capture_block`.
         backend: ``inductor`` compiles the planned graphs, ``eager`` runs them operator by operator.
         unplanned: what to do with a batch that no plan is for (the short last one of an epoch), once a planned one
             has run: ``refuse`` it, or ``run`` it without a plan, with a warning and no word on its memory.

@@ -6,7 +6,7 @@ only the costs are measured, operator by operator, when they are not estimated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from loadmaster.executor.memory.grouping import group
 from loadmaster.executor.memory.joint import Joint, is_compute, tensor_bytes, tensors
 from loadmaster.executor.memory.link import host_link as link_of
 from loadmaster.executor.memory.operators import ForwardGroup, Operators
-from loadmaster.executor.memory.tracing import Loss, Step, clear_errors, compiled
+from loadmaster.executor.memory.tracing import Loss, Step, clear_errors, compiled, expect_scalar_loss
 from loadmaster.executor.memory.wrappers import Held, Parallel, ddp_of, held_by, own_module
 from loadmaster.models.memory.problem import (
     BackwardImplementation,
@@ -41,8 +41,16 @@ class _TracedError(Exception):
         self.joint = joint
 
 
-def trace(model: nn.Module, inputs: Sequence[Any], loss: Loss | None = None) -> Joint:
+def trace(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    loss: Loss | None = None,
+    expect: Callable[[Joint], None] = expect_scalar_loss,
+) -> Joint:
     """The joint graph of one training step, prepared for planning.
+
+    Args:
+        expect: raises for a graph that is none of a step.
 
     Raises:
         InputError: the step cannot be traced as one graph, needs no gradient, or returns no scalar loss.
@@ -50,6 +58,7 @@ def trace(model: nn.Module, inputs: Sequence[Any], loss: Loss | None = None) -> 
     model = own_module(model)
 
     def partition(joint: Joint) -> tuple[fx.GraphModule, fx.GraphModule]:
+        expect(joint)
         raise _TracedError(joint)
 
     step = Step(model, loss)
@@ -167,20 +176,21 @@ def capture_step(
     ranks: int = 1,
     host_link: HostLink | bool = False,
     name: str | None = None,
+    expect: Callable[[Joint], None] = expect_scalar_loss,
 ) -> CapturedStep:
-    """As :func:`capture`, before the problem is written down."""
+    """As :func:`capture`, before the problem is written down; ``expect`` as for :func:`trace`."""
     inputs = tuple(inputs)
     wrapped = ddp_of(model) is not None
     model = own_module(model)
     state_bytes = 0 if optimizer is None else optimizer_state_bytes(optimizer)
     held = held_by("ddp" if wrapped and parallel is None else parallel, ranks, model, state_bytes)
     fused = backend == "inductor"
-    operators = group(trace(model, inputs, loss), fused=fused)
+    operators = group(trace(model, inputs, loss, expect), fused=fused)
     device = device_of(model, inputs)
     if costs is None:
         channels_last = fused and runs_channels_last(operators.joint.module)
         costs = profiled(device, channels_last=channels_last) if hardware is None else roofline(hardware)
-    resident_bytes = _resident_bytes(model, inputs, optimizer)
+    resident_bytes = own_bytes(model, inputs, optimizer)
     if device.type == "cuda":
         for node in filter(is_compute, operators.joint.nodes):
             costs.node_us(node)  # measured once, now: libraries make their workspaces before resident bytes are read
@@ -230,7 +240,7 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
     return sum(t.numel() * t.element_size() for s in twin.state.values() for t in tensors(list(s.values())))
 
 
-def _resident_bytes(model: nn.Module, inputs: Sequence[Any], optimizer: torch.optim.Optimizer | None) -> int:
+def own_bytes(model: nn.Module, inputs: Sequence[Any], optimizer: torch.optim.Optimizer | None = None) -> int:
     """Parameters, buffers, inputs and optimizer state."""
     held = (*model.parameters(), *model.buffers(), *tensors(inputs))
     return _storage_bytes(held) + (0 if optimizer is None else optimizer_state_bytes(optimizer))

@@ -2,7 +2,7 @@
 
 A plan is for one graph, so a wrapper must not reach inside it. :class:`~torch.nn.parallel.DistributedDataParallel`
 never does: it acts on the gradients when the graph has made them. FSDP2's ``fully_shard`` acts before and after the
-module it is given, so it is given the whole planned step.
+module it is given, so it is given what has a plan: the whole step, or each block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from loadmaster.executor.memory.joint import tensor_bytes
 Parallel = Literal["ddp", "fsdp2"]
 PARALLEL: tuple[Parallel, ...] = ("ddp", "fsdp2")
 
-_SHARD_THE_STEP = "Capture and apply before sharding, then shard the step: fully_shard(apply(plan, model, loss))."
+_SHARD_THE_STEP = (
+    "Shard the planned step, fully_shard(apply(plan, model, loss)), or plan block by block (capture_block)."
+)
 
 
 @dataclass(frozen=True)

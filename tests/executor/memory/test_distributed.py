@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from loadmaster.errors import InputError
-from loadmaster.executor import apply, capture, measure
+from loadmaster.executor import apply, capture, capture_block, measure
 from loadmaster.executor.memory.apply import PlannedStep
 from loadmaster.executor.memory.wrappers import held_by
 from loadmaster.models.memory.checker import check
@@ -152,6 +152,35 @@ def fsdp2_accumulates_without_reducing(rank):
     assert_trains_alike(step, model, plain, twin, inputs, loss, (unsynced(step), unsynced(plain)))
 
 
+def block_plan(model, tokens):
+    x = torch.randn(*tokens.shape, model.norm.normalized_shape[0], dtype=torch.float64, requires_grad=True)
+    limits = {"kept_bytes": 1 << 16, "budget_bytes": 1 << 24}
+    return some_kept(capture_block(model.blocks[0], (x,), hardware="cpu", backend="eager", **limits))
+
+
+def fsdp2_around_planned_blocks(rank):
+    model, inputs, loss = transformer_case(layers=3)
+    inputs, twin = own_batch(inputs, rank), copy.deepcopy(model)
+    chosen = block_plan(model, inputs[0])
+    for i in range(3):
+        model.blocks[i] = apply(chosen, model.blocks[i], backend="eager")
+    for one in (model, twin):
+        for block in one.blocks:
+            fully_shard(block)
+        fully_shard(one)
+    assert_trains_alike(model, model, twin, twin, inputs, loss)
+
+
+def ddp_around_planned_blocks(rank):
+    model, inputs, loss = transformer_case(layers=2)
+    inputs, twin = own_batch(inputs, rank), copy.deepcopy(model)
+    chosen = block_plan(model, inputs[0])
+    for i in range(2):
+        model.blocks[i] = apply(chosen, model.blocks[i], backend="eager")
+    wrapped = [DistributedDataParallel(one, **TINY_BUCKETS) for one in (model, twin)]
+    assert_trains_alike(wrapped[0], model, wrapped[1], twin, inputs, loss)
+
+
 def evaluation_goes_through_the_wrapper(rank):
     model, twin, inputs, loss, chosen = prepared(convnet, rank)
     steps = [
@@ -204,6 +233,8 @@ SCENARIOS = {
         fsdp2_around_the_step,
         fsdp2_that_reshards_after_forward,
         fsdp2_accumulates_without_reducing,
+        fsdp2_around_planned_blocks,
+        ddp_around_planned_blocks,
         evaluation_goes_through_the_wrapper,
         peaks_are_within_the_plan,
     )
@@ -288,8 +319,8 @@ def wrapped_by_fsdp1(model):
 
 
 INSIDE = {
-    sharded_block: r"model.layers.0: is sharded on its own.*fully_shard\(apply",
-    sharded_whole: r"model: is sharded on its own.*fully_shard\(apply",
+    sharded_block: r"model.layers.0: is sharded on its own.*fully_shard\(apply.*block by block",
+    sharded_whole: r"model: is sharded on its own.*fully_shard\(apply.*block by block",
     wrapped_block: r"model.layers.0: is a data-parallel wrapper inside",
     wrapped_by_threads: r"model.layers.1: is a data-parallel wrapper inside",
     wrapped_by_fsdp1: r"model.layers.0: gathers its parameters.*Use FSDP2",
