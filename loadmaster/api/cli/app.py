@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 import loadmaster
-from loadmaster.api.cli import build, catalogue, demo, plans, service, show, sweep
+from loadmaster.api.cli import build, catalogue, demo, fit, plans, service, show, sweep
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.errors import LoadmasterError, MissingExtraError
 
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"loadmaster {loadmaster.__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for group in (build, plans, sweep, show, service, catalogue, demo):
+    for group in (build, plans, fit, sweep, show, service, catalogue, demo):
         group.register(commands)
     return top
 

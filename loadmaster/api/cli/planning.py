@@ -35,6 +35,15 @@ def options_of(arguments: argparse.Namespace, problem: Problem) -> PlanOptions:
         InputError: naming the flag.
     """
     budget = getattr(arguments, "budget", None)
+    return planning_options(arguments, None if budget is None else parse_budget(budget).resolve(problem))
+
+
+def planning_options(arguments: argparse.Namespace, budget_bytes: int | None) -> PlanOptions:
+    """Planning options from the flags, with this budget.
+
+    Raises:
+        InputError: naming the flag.
+    """
     memory = arguments.memory_limit
     return PlanOptions(
         time_limit_s=arguments.time_limit,
@@ -42,7 +51,7 @@ def options_of(arguments: argparse.Namespace, problem: Problem) -> PlanOptions:
         seed=arguments.seed,
         solver=arguments.solver,
         method=arguments.method,
-        budget_bytes=None if budget is None else parse_budget(budget).resolve(problem),
+        budget_bytes=budget_bytes,
         memory_limit_bytes=None if memory is None else parse_bytes(memory, "--memory-limit"),
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
 
 Planner = Callable[[MemoryProblem], MemoryPlan]
+Found = TypeVar("Found")
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class Fitter:
     """A captured step that is fitted to one budget after another. What trials say of its times is kept between them.
 
     Args:
-        as :func:`fit`.
+        on_try: called with each try once it is measured; the others as for :func:`fit`.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Fitter:
         fragmentation_reserve_bytes: int | None = 0,
         time_tolerance: float = 0.05,
         repeats: int = 5,
+        on_try: Callable[[Try], None] | None = None,
     ) -> None:
         if fragmentation_reserve_bytes is not None and fragmentation_reserve_bytes < 0:
             raise InputError(
@@ -104,6 +106,7 @@ class Fitter:
         self.gradients_held = gradients_held
         self.fragmentation_reserve_bytes = fragmentation_reserve_bytes
         self.time_tolerance, self.repeats = time_tolerance, repeats
+        self.on_try = on_try
         self.device = device_of(model, self.inputs)
         self.captured = capture_step(
             model,
@@ -130,17 +133,18 @@ class Fitter:
             raise InputError("tries", tries, "leaves nothing to run", "Allow at least one try.")
         candidates: list[_Candidate] = []
         made: list[Try] = []
-        correction, guessed_bytes = self._first(budget_bytes)
+        relaxed: list[Correction] = []
+        correction = self._first(budget_bytes)
         while len(made) < tries:
             problem = self._problem(correction).with_budget(budget_bytes)
             plan = planner(problem)
-            if plan.schedule is None and guessed_bytes:
-                # Nothing has been measured yet: what was set aside for the allocator is a guess, the trial decides.
-                correction = replace(correction, resident_bytes=correction.resident_bytes - guessed_bytes)
-                guessed_bytes = 0
-                continue
             if plan.schedule is None:
-                raise infeasible(plan, correction.resident_bytes, made)
+                tighter = self._relaxed(correction, plan, made)
+                if tighter is None or tighter in relaxed:
+                    raise infeasible(plan, correction.resident_bytes, made)
+                relaxed.append(tighter)
+                correction = tighter
+                continue
             verdict = _expect_valid(problem, plan)
             known = next((c for c in candidates if c.plan.schedule == plan.schedule), None)
             candidate = self._run(problem, plan) if known is None else replace(known, problem=problem, plan=plan)
@@ -148,9 +152,10 @@ class Fitter:
             latest = self._try(budget_bytes, correction, verdict, candidate.measured)
             made.append(latest)
             logger.info("%s", describe(latest))
+            if self.on_try is not None:
+                self.on_try(latest)
             if latest.kept and (known is not None or abs(latest.time_error) <= self.time_tolerance):
                 break
-            guessed_bytes = 0
             correction = self._corrected(latest, candidate, verdict)
         kept = [i for i, t in enumerate(made) if t.kept]
         if not kept:
@@ -160,19 +165,36 @@ class Fitter:
         return Fitted(best.step, best.plan, best.problem, tuple(made), chosen)
 
     def profiled(self, step: PlannedStep) -> Timeline:
-        """The timeline of one more step, after which the model is as it was."""
+        """The timeline of one more step."""
+        return self.alone(step, lambda run: record(run, self.device, self.captured.resident_bytes))
+
+    def alone(self, step: PlannedStep, look: Callable[[Callable[[], None]], Found]) -> Found:
+        """Warm up, then look at one forward and backward pass; the model is as it was afterwards."""
         with untouched(step.step, self.inputs):
             run = runner(step, step.step, self.inputs, gradients_held=self.gradients_held)
             run()
-            resident_bytes = self.captured.resident_bytes
-            return record(run, self.device, resident_bytes)
+            return look(run)
 
-    def _first(self, budget_bytes: int) -> tuple[Correction, int]:
-        """The correction before anything is measured, and how much of it is a guess."""
+    def _first(self, budget_bytes: int) -> Correction:
+        """The correction before anything is measured."""
         guessed = 0
         if has_left_overs(self.device):
             guessed = allocator_reserve_bytes(self.captured.problem(), budget_bytes)
-        return replace(self.times, resident_bytes=guessed + (self.fragmentation_reserve_bytes or 0)), guessed
+        return replace(self.times, resident_bytes=guessed + (self.fragmentation_reserve_bytes or 0))
+
+    def _relaxed(self, correction: Correction, plan: MemoryPlan, made: Sequence[Try]) -> Correction | None:
+        """What to try where the corrected problem has no plan; None if there is nothing.
+
+        What was set aside before any measurement is a guess: go without it. What one plan measured too much need not
+        be what another one does: try the tightest plan there may be, if it is tighter than the last one.
+        """
+        if not made:
+            resident = self.fragmentation_reserve_bytes or 0
+            return replace(correction, resident_bytes=resident) if resident < correction.resident_bytes else None
+        if plan.infeasibility is None:
+            return None
+        resident = correction.resident_bytes - plan.infeasibility.short_bytes
+        return replace(correction, resident_bytes=resident) if resident > made[-1].correction.resident_bytes else None
 
     def _problem(self, correction: Correction) -> MemoryProblem:
         """The captured problem, corrected."""

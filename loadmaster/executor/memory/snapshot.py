@@ -24,15 +24,9 @@ def record_snapshot(step: Callable[[], object], device: torch.device) -> dict[st
         What ``torch.cuda.memory._snapshot()`` gives; pickle it.
 
     Raises:
-        InputError: the device is not a CUDA device; no other allocator keeps a history.
+        InputError: the device is not a CUDA device.
     """
-    if device.type != "cuda":
-        raise InputError(
-            "device",
-            str(device),
-            "keeps no history of its memory",
-            "Record on CUDA, or look at the planned memory: loadmaster show --snapshot.",
-        )
+    expect_history(device)
     torch.cuda.synchronize(device)
     torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=MAX_ENTRIES)
     try:
@@ -42,3 +36,18 @@ def record_snapshot(step: Callable[[], object], device: torch.device) -> dict[st
     finally:
         torch.cuda.memory._record_memory_history(None)
     return snapshot
+
+
+def expect_history(device: torch.device) -> None:
+    """Refuse devices whose allocator keeps no history.
+
+    Raises:
+        InputError: the device is not a CUDA device.
+    """
+    if device.type != "cuda":
+        raise InputError(
+            "device",
+            str(device),
+            "keeps no history of its memory",
+            "Record on CUDA, or look at the planned memory: loadmaster show --snapshot.",
+        )

@@ -112,17 +112,18 @@ def infeasible(plan: MemoryPlan, extra_bytes: int, tries: Sequence[Try]) -> Budg
     """No plan exists for the problem as corrected.
 
     Args:
-        extra_bytes: resident in it beside what was captured.
+        extra_bytes: resident in it beside what was captured: reserves, and what trials measured too much.
     """
     found = plan.infeasibility
     needed = plan.budget_bytes + 1 if found is None else found.minimum_budget_bytes
     why = "" if found is None else f" at {found.where}"
-    beside = f", of which {_size(extra_bytes)} are what trials measured beside the model's own" if extra_bytes else ""
-    message = (
-        f"budget_bytes: no plan fits {_size(plan.budget_bytes)}: a step needs at least {_size(needed)}{why}{beside}. "
-        f"Ask for at least {needed} bytes."
-    )
+    beside = f", of which {_size(extra_bytes)} are kept for what no plan knows" if extra_bytes else ""
     measured = min((t.used_bytes for t in tries), default=None)
+    ran = "" if measured is None else f" The best of the plans that were run measured {_size(measured)}."
+    message = (
+        f"budget_bytes: no plan fits {_size(plan.budget_bytes)}: a step needs at least {_size(needed)}{why}{beside}."
+        f"{ran} Ask for at least {needed} bytes."
+    )
     return BudgetError(message, plan.budget_bytes, needed, measured)
 
 

@@ -1,0 +1,182 @@
+"""``fit``: a plan that keeps its budget on this machine, by measurement.
+
+The model runs in a process of its own (this floor has no torch), which asks for a plan, runs it, measures it, and asks
+again with a corrected problem until the measured peak keeps the budget. Planning happens here, or on a server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+from typing import Any
+
+from loadmaster.api.cli.files import expect_writable, write_json
+from loadmaster.api.cli.interrupt import interruptible
+from loadmaster.api.cli.planning import add_options, planning_options, report_progress
+from loadmaster.api.cli.service import follow
+from loadmaster.api.cli.terminal import Terminal, table
+from loadmaster.api.client import Client
+from loadmaster.api.report.words import summary
+from loadmaster.api.units import parse_bytes, show_bytes, show_cost, show_share
+from loadmaster.errors import InputError, LoadmasterError, MissingExtraError
+from loadmaster.models.kinds import Plan, Problem, read_problem, write_plan, write_problem
+
+MEASURED = "measured"
+_WRITTEN_HERE = {"output": "-o", "problem": "--problem"}
+_WRITTEN_THERE = {"trace": "--trace", "snapshot": "--snapshot"}
+# Handed on as they are to the process that runs the model.
+_HANDED_ON = ("name", "device", "backend", "optimizer", "autocast", "tries")
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add this module's command."""
+    fit = commands.add_parser("fit", help="plan a model, run it, and correct until it fits", description=_fit.__doc__)
+    fit.add_argument("factory", metavar="MODULE:FACTORY", help="returns (model, inputs) or (model, inputs, loss)")
+    fit.add_argument("--budget", metavar="SIZE", required=True, help="5GiB, 800MB or bytes: for the measured peak")
+    fit.add_argument("--tries", type=int, default=3, metavar="N", help="plans that are run at most (3)")
+    fit.add_argument(
+        "--fragmentation",
+        default="0",
+        metavar="SIZE",
+        help=f"of the budget, kept free for what the allocator reserves; or {MEASURED}: count what it does reserve (0)",
+    )
+    fit.add_argument("--name", help="name of the problem (the model's class)")
+    fit.add_argument("--device", default="cpu", help="where the model trains (cpu)")
+    fit.add_argument("--backend", choices=["inductor", "eager"], default="inductor", help="what runs the plan")
+    fit.add_argument("--optimizer", choices=["adam", "momentum", "none"], default="none", help="whose state counts")
+    fit.add_argument("--autocast", choices=["bfloat16", "float16"], help="train under autocast in this precision")
+    fit.add_argument("--gradients-held", action="store_true", help="gradients are added to, not dropped after a step")
+    fit.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
+    fit.add_argument("--problem", metavar="PROBLEM.json", help="write the corrected problem that it is a plan for")
+    fit.add_argument("--trace", metavar="TRACE.json", help="write the planned and the measured step as one trace")
+    fit.add_argument("--snapshot", metavar="MEASURED.pickle", help="write a measured memory snapshot (CUDA)")
+    add_options(fit)
+    fit.add_argument("--server", metavar="URL", help="plan on a running service")
+    fit.add_argument("--json", action="store_true", help="print plan and tries as JSON instead of a summary")
+    fit.set_defaults(run=_fit)
+
+
+def _fit(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Plan a model under a byte budget, run the plan here, and correct and plan again until the budget is kept."""
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError("torch", "torch")
+    for name, flag in (_WRITTEN_HERE | _WRITTEN_THERE).items():
+        expect_writable(getattr(arguments, name), flag)
+    if arguments.tries < 1:
+        raise InputError("--tries", arguments.tries, "leaves nothing to run", "Allow at least one try.")
+    conversation = _Conversation(arguments, terminal)
+    # A terminal's interrupt reaches both processes; the other one ends, which ends the conversation.
+    with subprocess.Popen(_command(arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            for line in process.stdout:
+                answer = conversation.hear(json.loads(line))
+                if answer is not None:
+                    process.stdin.write(json.dumps(answer) + "\n")
+                    process.stdin.flush()
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        return process.returncode if process.returncode > 0 else 1
+    return conversation.finish()
+
+
+def _command(arguments: argparse.Namespace) -> list[str]:
+    """The process that runs the model."""
+    budget_bytes = parse_bytes(arguments.budget, "--budget")
+    command = [sys.executable, "-m", "loadmaster.executor.fit", arguments.factory, "--budget-bytes", str(budget_bytes)]
+    if arguments.fragmentation == MEASURED:
+        command += ["--fragmentation", "count"]
+    elif arguments.fragmentation != "0":
+        reserve_bytes = parse_bytes(arguments.fragmentation, "--fragmentation")
+        command += ["--fragmentation-reserve-bytes", str(reserve_bytes)]
+    for name in (*_HANDED_ON, *_WRITTEN_THERE):
+        value = getattr(arguments, name)
+        command += [] if value is None else [f"--{name}", str(value)]
+    return [*command, "--gradients-held"] if arguments.gradients_held else command
+
+
+class _Conversation:
+    """What the process that runs the model says, and the plans it is given."""
+
+    def __init__(self, arguments: argparse.Namespace, terminal: Terminal) -> None:
+        self._arguments, self._terminal = arguments, terminal
+        self._options = planning_options(arguments, budget_bytes=None)
+        self._planned: dict[str, tuple[Problem, Plan]] = {}
+        self._tries: list[dict[str, Any]] = []
+        self._fitted: dict[str, Any] | None = None
+
+    def hear(self, message: dict[str, Any]) -> dict[str, Any] | None:
+        """Take one message in; returns the answer, if it wants one."""
+        if "problem" in message:
+            problem = read_problem(message["problem"])
+            plan = self._plan(problem)
+            self._planned[problem.sha256] = problem, plan
+            return {"plan": write_plan(plan)}
+        if "tried" in message:
+            self._tries.append(message["tried"])
+            self._terminal.say(f"try {len(self._tries)}: {message['tried']['text']}")
+        else:
+            self._fitted = message["fitted"]
+        return None
+
+    def _plan(self, problem: Problem) -> Plan:
+        arguments, terminal = self._arguments, self._terminal
+        count = f"{len(problem.forward)} forward and {len(problem.backward)} backward operators"
+        terminal.say(f"planning {problem.name}: {count}, under {show_bytes(problem.budget_bytes or 0)}")
+        if arguments.server is not None:
+            with Client(arguments.server) as client:
+                handle = client.submit(problem, self._options)
+                follow(handle, terminal, problem.unit)
+                return handle.result()
+        from loadmaster.planner import plan
+
+        with interruptible(terminal) as cancelled:
+            return plan(
+                problem,
+                self._options,
+                on_progress=lambda progress: report_progress(terminal, progress, problem.unit),
+                cancelled=cancelled,
+            )
+
+    def finish(self) -> int:
+        """Write and print what came of it."""
+        if self._fitted is None:
+            raise LoadmasterError("the process that runs the model ended without an answer")
+        arguments, terminal = self._arguments, self._terminal
+        problem, plan = self._planned[self._fitted["problem_sha256"]]
+        if arguments.output is not None:
+            write_json(arguments.output, write_plan(plan), terminal)
+        if arguments.problem is not None:
+            write_json(arguments.problem, write_problem(problem), terminal, "--problem")
+        if arguments.json:
+            terminal.json({"plan": write_plan(plan), "tries": self._tries, "chosen": self._fitted["chosen"]})
+        elif arguments.output != "-":
+            terminal.data(summary(plan))
+            terminal.data("\n" + self._table())
+        for name in _WRITTEN_THERE:
+            if getattr(arguments, name) is not None:
+                terminal.say(f"{name}: {getattr(arguments, name)}")
+        return 0
+
+    def _table(self) -> str:
+        """One row per try."""
+        assert self._fitted is not None
+        rows = [
+            [
+                f"{number + 1}{' *' if number == self._fitted['chosen'] else ''}",
+                show_bytes(t["planned_peak_bytes"]),
+                show_bytes(t["used_bytes"]),
+                "yes" if t["kept"] else "no",
+                show_cost(t["planned_us"], "us"),
+                show_cost(t["measured"]["step_us"], "us"),
+                show_share(t["time_error"]),
+            ]
+            for number, t in enumerate(self._tries)
+        ]
+        header = ["try", "peak, planned", "measured", "kept", "step, planned", "measured", "error"]
+        return table(rows, header)

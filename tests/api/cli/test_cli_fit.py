@@ -1,0 +1,115 @@
+"""``fit``: a real model in a process of its own, planned here by hand until its measured peak keeps the budget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadmaster import planner
+from loadmaster.api.cli import app
+from loadmaster.api.cli import fit as command
+from loadmaster.errors import LimitReachedError
+from loadmaster.models.kinds import check_plan, read_plan, read_problem
+from loadmaster.models.memory.plan import MemoryPlan
+from loadmaster.models.memory.problem import MemoryProblem
+
+pytest.importorskip("torch")
+
+from tests.executor.memory.hand_planner import HandPlanner
+
+FACTORY = """
+import torch
+def make():
+    print("a model may print what it likes: {}")
+    layers = [torch.nn.Linear(64, 64) for _ in range(6)]
+    model = torch.nn.Sequential(*(m for layer in layers for m in (layer, torch.nn.ReLU())))
+    return model, (torch.randn(4096, 64), torch.randn(4096, 64)), torch.nn.functional.mse_loss
+"""
+ACTIVATION = 4096 * 64 * 4
+BUDGET = 9 * ACTIVATION  # 6 results of ReLUs, 2 inputs, gradients: all of it does not fit
+
+
+@pytest.fixture(autouse=True)
+def planning_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HandPlanner:
+    (tmp_path / "factory_to_fit.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    by_hand = HandPlanner(step=1)
+
+    def plan(problem: MemoryProblem, *_options: Any, **_callbacks: Any) -> MemoryPlan:
+        return by_hand(problem)
+
+    monkeypatch.setattr(planner, "plan", plan)
+    return by_hand
+
+
+def fit(*arguments: str) -> int:
+    return app.main(["fit", "factory_to_fit:make", "--backend", "eager", *arguments])
+
+
+def test_a_model_is_planned_run_and_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    files = {flag: tmp_path / name for flag, name in (("-o", "p.json"), ("--problem", "c.json"), ("--trace", "t.json"))}
+    named = [part for flag, path in files.items() for part in (flag, str(path))]
+    assert fit("--budget", str(BUDGET), "--optimizer", "adam", "--gradients-held", *named) == 0
+    out, err = capfd.readouterr()
+    assert "try 1: budget 9.0 MiB kept" in err and "may print" in err and "may print" not in out
+    assert "peak, planned" in out and " *" in out
+    plan, problem = read_plan(files["-o"]), read_problem(files["--problem"])
+    assert plan.budget_bytes == BUDGET
+    assert check_plan(problem, plan).peak_bytes <= BUDGET
+    assert any(stage.computes for stage in plan.schedule.stages[1:])  # type: ignore[union-attr]
+    events = json.loads(files["--trace"].read_text())["traceEvents"]
+    measured = [e["args"]["allocated_bytes"] for e in events if e["name"] == "memory" and e["pid"] == 2]
+    assert 0 < max(measured) <= BUDGET
+
+
+def test_json_has_plan_and_tries(capfd: pytest.CaptureFixture[str]) -> None:
+    assert fit("--budget", "9MiB", "--json", "--fragmentation", "1MiB") == 0
+    document = json.loads(capfd.readouterr().out)
+    chosen = document["tries"][document["chosen"]]
+    assert chosen["kept"] and chosen["used_bytes"] == chosen["measured"]["peak_bytes"] + (1 << 20) <= BUDGET
+    assert read_plan(document["plan"]).status == "feasible"
+
+
+def test_fragmentation_can_be_counted_as_measured(capfd: pytest.CaptureFixture[str]) -> None:
+    assert fit("--budget", "9MiB", "--json", "--fragmentation", "measured") == 0
+    tries = json.loads(capfd.readouterr().out)["tries"]
+    assert all(t["used_bytes"] == t["measured"]["reserved_bytes"] for t in tries)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["--budget", "2MiB"], 3, "no plan fits 2.0 MiB"),
+        (["--budget", "50%"], 2, "is not a size"),
+        (["--budget", "9MiB", "--snapshot", "s.pickle"], 2, "keeps no history"),
+        (["--budget", "9MiB", "--tries", "0"], 2, "at least one try"),
+        (["--budget", "9MiB", "--trace", "nowhere/t.json"], 2, "does not exist"),
+        (["--budget", "9MiB", "--device", "abacus"], 2, "cannot be built there"),
+        (["--budget", "9MiB", "--time-limit", "0"], 2, "time_limit_s"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    arguments: list[str], status: int, text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(*arguments) == status
+    assert text in capfd.readouterr().err
+
+
+def test_a_planner_that_gives_up_ends_the_other_process(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def plan(*_arguments: Any, **_callbacks: Any) -> MemoryPlan:
+        raise LimitReachedError("the time was up")
+
+    monkeypatch.setattr(planner, "plan", plan)
+    assert fit("--budget", "9MiB") == LimitReachedError.exit_status
+    assert "the time was up" in capfd.readouterr().err
+
+
+def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    assert fit("--budget", "9MiB") == 2
+    assert "pip install 'loadmaster[torch]'" in capfd.readouterr().err
