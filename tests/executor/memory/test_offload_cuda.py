@@ -166,11 +166,12 @@ class Products(nn.Module):
 
 def test_copies_run_beside_the_compute() -> None:
     torch.manual_seed(0)
-    model, x = Products(8192, 8).cuda().bfloat16(), torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    model = Products(16384, 6).cuda().bfloat16()
+    x = torch.randn(4096, 16384, device="cuda", dtype=torch.bfloat16)
     problem = capture(model, (x,), hardware="h200", backend="eager", host_link=LINK)
     stays = schedule(problem, lambda i: True)
-    travels = travelling(problem, stays, lambda i: problem.output_bytes[i] > 1 << 20, lambda i: 3, lambda i: 4)
-    assert len(travels.offload) >= 8
+    travels = travelling(problem, stays, lambda i: i < 5, lambda i: 3, lambda i: 2)
+    assert len(travels.offload) == 5
     times_us = []
     for chosen in (stays, travels):
         step = apply(plan(problem, chosen), model, backend="eager")
@@ -182,5 +183,5 @@ def test_copies_run_beside_the_compute() -> None:
 
         times_us.append(measure(run, device="cuda", repeats=9).step_us)
     one_way_us = LINK.to_host_us(int(problem.output_bytes[list(travels.offload)].sum()))
-    # Side by side, both ways together would be twice that longer. The backward pass starts when the last copy is done.
-    assert times_us[1] < times_us[0] + 0.8 * one_way_us
+    # One after the other, both ways together would make it longer by twice that.
+    assert times_us[1] < times_us[0] + 0.5 * one_way_us
