@@ -9,6 +9,9 @@ from loadmaster.executor.memory.implementations.activations import (
     ReluFromMask,
 )
 from loadmaster.executor.memory.implementations.batch_norm import reuse_statistics
+from loadmaster.executor.memory.implementations.layer_norm import reuse_row_statistics
+from loadmaster.executor.memory.implementations.monotone import EluFromOutput, LeakyReluFromOutput, SoftplusFromOutput
+from loadmaster.executor.memory.implementations.norm_output import NormFromOutput
 from loadmaster.executor.memory.implementations.pooling import MaxPoolFromOffsets
 from loadmaster.executor.memory.implementations.registry import register, register_recompute
 
@@ -17,7 +20,12 @@ for _alternative in (
     ReluFromMask(),
     HardtanhFromOutput(),
     HardtanhFromMask(),
+    LeakyReluFromOutput(),
+    EluFromOutput(),
+    SoftplusFromOutput(),
+    NormFromOutput(),
     MaxPoolFromOffsets(),
 ):
     register(_alternative)
 register_recompute("batch_norm_apply", reuse_statistics)
+register_recompute("layer_norm_apply", reuse_row_statistics)

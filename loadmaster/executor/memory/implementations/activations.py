@@ -13,19 +13,12 @@ from torch import fx
 
 from loadmaster.executor.memory.implementations.emitting import aten, call, calls, source, with_strides_of
 from loadmaster.executor.memory.implementations.masks import masked_gradient, pack_inside
+from loadmaster.executor.memory.implementations.nothing_encoded import NothingEncoded
 from loadmaster.executor.memory.implementations.registry import Site, Value
 
 RELU_BACKWARD = aten.threshold_backward.default
 HARDTANH_BACKWARD = aten.hardtanh_backward.default
 HARDTANH_DEFAULTS = (-1.0, 1.0)
-
-
-class NothingEncoded:
-    """For alternatives that read kept or recomputed results as they are."""
-
-    def encode(self, graph: fx.Graph, site: Site, value: Value) -> fx.Node:
-        """Never asked for: the sites have no parent."""
-        raise AssertionError(f"{type(self).__name__} encodes nothing")
 
 
 class ReluFromInput(NothingEncoded):

@@ -16,6 +16,7 @@ from torch import Tensor
 from loadmaster.executor.memory.implementations.batch_norm import batch_norm_apply
 from loadmaster.executor.memory.implementations.cross_entropy_rows import scaled
 from loadmaster.executor.memory.implementations.dropout import mixed, scale_and_threshold, seeded_dropout
+from loadmaster.executor.memory.implementations.layer_norm import layer_norm_apply, normalize
 from loadmaster.executor.memory.implementations.masks import (
     BITS,
     empty_mask,
@@ -24,6 +25,7 @@ from loadmaster.executor.memory.implementations.masks import (
     packed_dim,
     packed_size,
 )
+from loadmaster.executor.memory.implementations.norm_inverse import MESSAGE, invert, norm_input
 from loadmaster.executor.memory.implementations.pooling import pool_offsets
 
 aten = torch.ops.aten
@@ -37,6 +39,8 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
         pool_offsets._opoverload: _pool_offsets,
         seeded_dropout._opoverload: _seeded_dropout,
         batch_norm_apply._opoverload: _batch_norm_apply,
+        layer_norm_apply._opoverload: _layer_norm_apply,
+        norm_input._opoverload: _norm_input,
         scaled._opoverload: _scaled,
     }
 
@@ -113,3 +117,22 @@ def _batch_norm_apply(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | No
 def _scaled(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     result = (x.to(scale.dtype) * scale).to(dtype)
     return _laid_out(result, x.new_empty(x.shape, dtype=dtype))
+
+
+def _layer_norm_apply(
+    x: Tensor, mean: Tensor | None, rstd: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    return _laid_out(normalize(x, mean, rstd, weight, bias).to(x.dtype), x.new_empty(x.shape))
+
+
+def _norm_input(
+    output: Tensor,
+    mean: Tensor | None,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    smallest_weight: float,
+) -> Tensor:
+    if weight is not None:
+        torch._assert_async((weight.abs() >= smallest_weight).all(), MESSAGE)
+    return _laid_out(invert(output, mean, rstd, weight, bias).to(output.dtype), torch.empty_like(output))

@@ -9,7 +9,9 @@ from torch.nn import functional as F
 from loadmaster.executor.memory.implementations.batch_norm import batch_norm_apply
 from loadmaster.executor.memory.implementations.chunked_loss import chunked_linear_cross_entropy
 from loadmaster.executor.memory.implementations.dropout import seeded_dropout
+from loadmaster.executor.memory.implementations.layer_norm import layer_norm_apply
 from loadmaster.executor.memory.implementations.masks import masked_gradient, pack_inside
+from loadmaster.executor.memory.implementations.norm_inverse import norm_input
 from loadmaster.executor.memory.implementations.pooling import pool_offset_backward, pool_offsets
 
 pytestmark = [
@@ -135,10 +137,73 @@ def test_batch_norm_apply_is_bit_equal(dtype, affine, layout):
     assert got.stride() == x.stride()
 
 
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 7, 1000), (5, 33), (2, 4, 6, 64)])
+def test_row_norms_and_their_inverse(shape, dtype, affine):
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 4e-2}[dtype]
+    x = (3 * torch.randn(shape, device="cuda") + 1).to(dtype)
+    width, leading = shape[-1], [1] * (len(shape) - 1)
+    weight, bias = ((torch.rand(width, device="cuda") + 0.5).to(dtype) if affine else None for _ in range(2))
+    expected, mean, rstd = torch.native_layer_norm(x, [width], weight, bias, 1e-5)
+    torch.testing.assert_close(layer_norm_apply(x, mean, rstd, weight, bias), expected, rtol=tolerance, atol=tolerance)
+    placed = [None if t is None else t.view(*leading, width) for t in (weight, bias)]
+    recovered = norm_input(expected, mean, rstd, *placed, 0.1)
+    torch.testing.assert_close(recovered, x, rtol=10 * tolerance, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_batch_norm_input(dtype, layout):
+    x = (3 * torch.randn(4, 5, 16, 17, device="cuda") + 1).to(dtype).to(memory_format=layout)
+    weight, bias = torch.rand(2, 5, device="cuda", dtype=dtype).add(0.5).unbind()
+    output, mean, rstd = torch.native_batch_norm(x, weight, bias, None, None, True, 0.1, 1e-5)
+    recovered = norm_input(output, *(t.view(1, 5, 1, 1) for t in (mean, rstd, weight, bias)), 0.1)
+    torch.testing.assert_close(recovered, x, rtol=1e-5, atol=1e-5)
+    assert recovered.stride() == x.stride()
+
+
+@pytest.mark.skipif(not hasattr(aten, "_fused_rms_norm_backward"), reason="this PyTorch has no fused RMSNorm")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_rms_norm_backward_on_the_recovered_input(dtype):
+    x, gradient = (torch.randn(64, 256, device="cuda").to(dtype) for _ in range(2))
+    weight = (torch.rand(256, device="cuda") + 0.5).to(dtype)
+    with torch.no_grad():
+        output, rstd = aten._fused_rms_norm(x, [256], weight, 1e-6)
+        tolerance = 4e-2 if dtype == torch.bfloat16 else 1e-5
+        again = layer_norm_apply(x, None, rstd, weight, None)
+        torch.testing.assert_close(again, output, rtol=tolerance, atol=tolerance)
+        recovered = norm_input(output, None, rstd, weight.view(1, 256), None, 0.1)
+        results = [
+            aten._fused_rms_norm_backward(gradient, read, [256], rstd, weight, [True, True]) for read in (recovered, x)
+        ]
+    for got, expected in zip(*results, strict=True):
+        assert (got.double() - expected.double()).norm() <= tolerance * expected.double().norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_input_gradient_as_a_transposed_convolution(layout, groups, dtype):
+    torch.manual_seed(0)
+    x = torch.randn(4, 16, 19, 17, device="cuda").to(dtype).to(memory_format=layout)
+    weight = torch.randn(32, 16 // groups, 3, 3, device="cuda").to(dtype).to(memory_format=layout)
+    gradient = torch.randn(4, 32, 10, 9, device="cuda").to(dtype).to(memory_format=layout)
+    plain = ([2, 2], [1, 1], [1, 1])
+    whole, _, _ = aten.convolution_backward(
+        gradient, x, weight, [32], *plain, False, [0, 0], groups, [True, True, True]
+    )
+    got = aten.convolution(gradient, weight, None, *plain, True, [0, 0], groups)
+    torch.testing.assert_close(got, whole, rtol=2e-2, atol=2e-2)
+    assert got.stride() == whole.stride()
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("shape", [(300, 17, 5003), (7, 64, 3), (1, 8, 4096)])
-def test_cross_entropy(shape, biased, reduction):
+def test_cross_entropy(shape, biased, smoothing, weighted, reduction):
     rows, width, classes = shape
     torch.manual_seed(0)
     hidden = torch.randn(rows, width, dtype=torch.float64, device="cuda", requires_grad=True)
@@ -147,8 +212,12 @@ def test_cross_entropy(shape, biased, reduction):
     leaves = [t for t in (hidden, weight, bias) if t is not None]
     targets = torch.randint(classes, (rows,), device="cuda")
     targets[1::4] = -100
-    plain = F.cross_entropy(F.linear(hidden, weight, bias), targets, reduction=reduction)
-    chunked = chunked_linear_cross_entropy(hidden, weight, targets, bias, chunks=3, reduction=reduction)
+    class_weights = torch.rand(classes, dtype=torch.float64, device="cuda") if weighted else None
+    options = {"reduction": reduction, "label_smoothing": smoothing}
+    plain = F.cross_entropy(F.linear(hidden, weight, bias), targets, class_weights, **options)
+    chunked = chunked_linear_cross_entropy(
+        hidden, weight, targets, bias, class_weights=class_weights, chunks=3, **options
+    )
     for got, want in zip(
         (chunked, *torch.autograd.grad(chunked, leaves)), (plain, *torch.autograd.grad(plain, leaves)), strict=True
     ):

@@ -7,9 +7,12 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from loadmaster.executor.memory.implementations.batch_norm import batch_norm_apply
+from loadmaster.executor.memory.implementations.cross_entropy_rows import scaled
 from loadmaster.executor.memory.implementations.decompositions import decompositions
 from loadmaster.executor.memory.implementations.dropout import seeded_dropout
+from loadmaster.executor.memory.implementations.layer_norm import layer_norm_apply
 from loadmaster.executor.memory.implementations.masks import masked_gradient, pack_inside
+from loadmaster.executor.memory.implementations.norm_inverse import norm_input
 from loadmaster.executor.memory.implementations.pooling import pool_offsets
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
@@ -75,3 +78,21 @@ def test_batch_norm_apply(layout, affine, dtype):
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
     assert got.stride() == expected.stride()
     assert not any("loadmaster" in t for t in targets)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_row_norms_and_scaling(dtype):
+    x, tolerance = torch.randn(3, 5, 8).to(dtype), {torch.bfloat16: 2e-2}.get(dtype, 1e-6)
+    rows, columns = torch.rand(3, 5, 1) + 0.5, torch.rand(8) + 0.5
+    for run in (
+        lambda x, r, c: layer_norm_apply(x, r, r, c, c),
+        lambda x, r, c: layer_norm_apply(x, None, r, c, None),
+        lambda x, r, c: norm_input(x, r, r, c.view(1, 1, 8), c.view(1, 1, 8), 0.1),
+        lambda x, r, c: norm_input(x, None, r, None, None, 0.1),
+        lambda x, r, c: scaled(x, r.sum(), torch.bfloat16),
+    ):
+        got, targets = decomposed(run, x, rows, columns)
+        expected = run(x, rows, columns)
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+        assert (got.dtype, got.stride()) == (expected.dtype, expected.stride())
+        assert not any("loadmaster" in t for t in targets)

@@ -12,7 +12,10 @@ from loadmaster.executor.memory.implementations import registry
 from loadmaster.executor.memory.implementations.emitting import aten, call, calls, source
 from loadmaster.executor.memory.implementations.prepare import prepare
 
-BUILT_IN = ("relu_input", "relu_mask", "hardtanh_output", "hardtanh_mask", "max_pool_offsets")
+BUILT_IN = (
+    *("relu_input", "relu_mask", "hardtanh_output", "hardtanh_mask", "max_pool_offsets"),
+    *("leaky_relu_output", "elu_output", "softplus_output", "norm_output"),
+)
 
 
 class TanhFromHalf:

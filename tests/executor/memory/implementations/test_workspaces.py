@@ -12,7 +12,9 @@ from loadmaster.executor.costs.workspace import workspace_formula_bytes
 from loadmaster.executor.memory.implementations.batch_norm import batch_norm_apply
 from loadmaster.executor.memory.implementations.cross_entropy import linear_cross_entropy
 from loadmaster.executor.memory.implementations.dropout import seeded_dropout
+from loadmaster.executor.memory.implementations.layer_norm import layer_norm_apply
 from loadmaster.executor.memory.implementations.masks import masked_gradient, pack_inside
+from loadmaster.executor.memory.implementations.norm_inverse import norm_input
 from loadmaster.executor.memory.implementations.pooling import pool_offset_backward, pool_offsets
 
 SLACK_BYTES = 64 * 1024  # small tensors: counts, scales, constants
@@ -72,6 +74,10 @@ def cases():
     yield "dropout bfloat16", seeded_dropout, (x.bfloat16(), torch.tensor(3), 0.1)
     yield "norm", batch_norm_apply, (x, *statistics)
     yield "norm bfloat16", batch_norm_apply, (x.bfloat16(), *statistics)
+    rows, columns = torch.rand(8, 16, 1, 1), torch.rand(64, 64)
+    for dtype in (torch.float32, torch.bfloat16):
+        yield f"layer norm {dtype}", layer_norm_apply, (x.to(dtype), rows, rows, columns, columns)
+        yield f"norm input {dtype}", norm_input, (x.to(dtype), rows, rows, columns.view(1, 1, 64, 64), None, 0.0)
     yield "offsets", pool_offsets, (indices, 64, *window)
     yield "pool backward", pool_offset_backward, (torch.randn_like(pooled), offsets, 64, 64, *window, False)
     for dtype in (torch.float32, torch.bfloat16):

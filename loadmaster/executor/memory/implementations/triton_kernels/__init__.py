@@ -10,13 +10,19 @@ from __future__ import annotations
 from loadmaster.executor.memory.implementations.triton_kernels.cross_entropy import cross_entropy_rows, scaled
 from loadmaster.executor.memory.implementations.triton_kernels.dropout import seeded_dropout
 from loadmaster.executor.memory.implementations.triton_kernels.masks import masked_gradient, pack_inside
-from loadmaster.executor.memory.implementations.triton_kernels.norms import batch_norm_apply
+from loadmaster.executor.memory.implementations.triton_kernels.norms import (
+    batch_norm_apply,
+    layer_norm_apply,
+    norm_input,
+)
 from loadmaster.executor.memory.implementations.triton_kernels.pooling import pool_offset_backward, pool_offsets
 
 __all__ = [
     "batch_norm_apply",
     "cross_entropy_rows",
+    "layer_norm_apply",
     "masked_gradient",
+    "norm_input",
     "pack_inside",
     "pool_offset_backward",
     "pool_offsets",
