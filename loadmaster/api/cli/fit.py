@@ -29,6 +29,7 @@ _WRITTEN_HERE = {"output": "-o", "problem": "--problem"}
 _WRITTEN_THERE = {"trace": "--trace", "snapshot": "--snapshot"}
 # Handed on as they are to the process that runs the model.
 _HANDED_ON = ("name", "device", "backend", "optimizer", "autocast", "tries")
+_SWITCHES = {"gradients_held": "--gradients-held", "offload": "--offload"}
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -49,6 +50,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     fit.add_argument("--optimizer", choices=["adam", "momentum", "none"], default="none", help="whose state counts")
     fit.add_argument("--autocast", choices=["bfloat16", "float16"], help="train under autocast in this precision")
     fit.add_argument("--gradients-held", action="store_true", help="gradients are added to, not dropped after a step")
+    fit.add_argument("--offload", action="store_true", help="let plans send results to host memory over its link")
     fit.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
     fit.add_argument("--problem", metavar="PROBLEM.json", help="write the corrected problem that it is a plan for")
     fit.add_argument("--trace", metavar="TRACE.json", help="write the planned and the measured step as one trace")
@@ -97,7 +99,7 @@ def _command(arguments: argparse.Namespace) -> list[str]:
     for name in (*_HANDED_ON, *_WRITTEN_THERE):
         value = getattr(arguments, name)
         command += [] if value is None else [f"--{name}", str(value)]
-    return [*command, "--gradients-held"] if arguments.gradients_held else command
+    return command + [flag for name, flag in _SWITCHES.items() if getattr(arguments, name)]
 
 
 class _Conversation:

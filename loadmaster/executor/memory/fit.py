@@ -30,7 +30,7 @@ from loadmaster.executor.memory.tries import Correction, Try, broken, describe, 
 from loadmaster.models.memory.checker import Check, check, check_plan
 from loadmaster.models.memory.corrected import with_resident
 from loadmaster.models.memory.plan import MemoryPlan
-from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.memory.problem import HostLink, MemoryProblem
 
 Planner = Callable[[MemoryProblem], MemoryPlan]
 Found = TypeVar("Found")
@@ -89,6 +89,7 @@ class Fitter:
         name: str | None = None,
         costs: CostModel | None = None,
         gradients_held: bool = False,
+        host_link: HostLink | bool = False,
         fragmentation_reserve_bytes: int | None = 0,
         time_tolerance: float = 0.05,
         repeats: int = 5,
@@ -116,6 +117,7 @@ class Fitter:
             costs=costs,
             backend=backend,
             gradients_held=gradients_held,
+            host_link=host_link,
             name=name,
         )
         self.times = Correction()
@@ -280,6 +282,7 @@ def fit(
     name: str | None = None,
     costs: CostModel | None = None,
     gradients_held: bool = False,
+    host_link: HostLink | bool = False,
     fragmentation_reserve_bytes: int | None = 0,
     time_tolerance: float = 0.05,
     tries: int = 3,
@@ -291,7 +294,7 @@ def fit(
     come after it. Trial steps leave parameters, buffers, gradients and random state as they were.
 
     Args:
-        model, inputs, loss, optimizer, backend, name, costs, gradients_held: as for
+        model, inputs, loss, optimizer, backend, name, costs, gradients_held, host_link: as for
             :func:`~loadmaster.executor.memory.capture.capture`.
         budget_bytes: what the measured peak must not exceed.
         planner: plans a problem under its own budget, for example ``lambda p: loadmaster.plan(p, time_limit_s=60)``.
@@ -318,6 +321,7 @@ def fit(
         name=name,
         costs=costs,
         gradients_held=gradients_held,
+        host_link=host_link,
         fragmentation_reserve_bytes=fragmentation_reserve_bytes,
         time_tolerance=time_tolerance,
         repeats=repeats,

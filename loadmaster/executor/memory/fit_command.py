@@ -94,6 +94,7 @@ def run(arguments: argparse.Namespace, parent: Parent) -> None:
             backend=arguments.backend,
             name=arguments.name,
             gradients_held=arguments.gradients_held,
+            host_link=arguments.offload,
             fragmentation_reserve_bytes=reserve,
             on_try=lambda tried: parent.tell({"tried": tried_document(tried)}),
         )

@@ -86,6 +86,7 @@ def test_fragmentation_can_be_counted_as_measured(capfd: pytest.CaptureFixture[s
         (["--budget", "50%"], 2, "is not a size"),
         (["--budget", "9MiB", "--snapshot", "s.pickle"], 2, "keeps no history"),
         (["--budget", "9MiB", "--tries", "0"], 2, "at least one try"),
+        (["--budget", "9MiB", "--offload"], 2, "no link to the host"),
         (["--budget", "9MiB", "--trace", "nowhere/t.json"], 2, "does not exist"),
         (["--budget", "9MiB", "--device", "abacus"], 2, "cannot be built there"),
         (["--budget", "9MiB", "--time-limit", "0"], 2, "time_limit_s"),
