@@ -9,10 +9,20 @@ try:
 except ImportError:
     raise MissingExtraError("torch", "torch") from None
 
-from loadmaster.executor.memory.apply import PlannedStep, apply
+from loadmaster.executor.memory.apply import PlannedStep, apply, apply_to_blocks
 from loadmaster.executor.memory.blocks import capture_block
 from loadmaster.executor.memory.capture import capture
 from loadmaster.executor.memory.fit import Fitted, fit
 from loadmaster.executor.memory.measure import Measurement, measure
 
-__all__ = ["Fitted", "Measurement", "PlannedStep", "apply", "capture", "capture_block", "fit", "measure"]
+__all__ = [
+    "Fitted",
+    "Measurement",
+    "PlannedStep",
+    "apply",
+    "apply_to_blocks",
+    "capture",
+    "capture_block",
+    "fit",
+    "measure",
+]

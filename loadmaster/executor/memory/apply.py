@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -36,93 +37,22 @@ class _NoPlanError(InputError):
     """None of the plans is for this graph. Leaves this module as a plain :class:`InputError`."""
 
 
-class PlannedStep(nn.Module):
-    """A training step under a plan: ``loss = step(*inputs); loss.backward()``.
+class Planned:
+    """What is compiled under some plans: shared by steps alike, the blocks of a transformer.
 
-    The model is the user's own: its parameters receive the gradients, its buffers are updated, and it is what to
-    save. The plan is put in place at the first call. A call that becomes another graph (another batch shape,
-    precision, mode, frozen parameter) needs a plan of its own. Without gradients (``torch.no_grad``) there is nothing
-    to plan for: the step then runs as plain PyTorch would run it, whatever the shapes.
-
-    Raises (when called):
-        InputError: the model cannot be traced, or no plan was made for this model, batch, loss and precision.
+    Attributes:
+        call: ``call(step, *inputs)`` under the plans. Raises :class:`InputError` for a graph that none is for.
+        plain: the same without a plan.
     """
 
-    def __init__(
-        self,
-        plans: Sequence[MemoryPlan],
-        model: nn.Module,
-        loss: Loss | None,
-        backend: Backend,
-        unplanned: Unplanned,
-        enforce: bool,
-    ) -> None:
-        super().__init__()
+    def __init__(self, plans: Sequence[MemoryPlan], backend: Backend) -> None:
         self.plans = tuple(plans)
-        self.step = Step(own_module(model), loss)
-        # In a tuple, which hides it: its parameters are the model's.
-        self._ddp = tuple(wrapper for wrapper in [ddp_of(model)] if wrapper is not None)
-        self._options = (backend, unplanned, enforce)
-        self._watch = PeakWatch(plans) if enforce else None
-        self._call = compiled(self.step, self._partition, _COMPILERS[backend])
-        self._plain: Callable[..., torch.Tensor] = self.step if backend == "eager" else compiled_plainly(self.step)
-        self._planned: Situation | None = None
-        self._unplanned: dict[Hashable, list[Situation]] = {}
+        self.backend = backend
+        self.call = compiled(self.partition, _COMPILERS[backend])
+        self.plain: Callable[..., torch.Tensor] = Step.__call__ if backend == "eager" else compiled_plainly()
 
-    # Inside another compiled function the plan would be lost without a word.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def forward(self, *inputs: Any) -> torch.Tensor:
-        """The loss of one batch."""
-        for ddp in self._ddp:
-            if ddp.module is not self:
-                with standing_in(ddp, self):
-                    return cast(torch.Tensor, ddp(*inputs))
-        if not torch.is_grad_enabled() or self._is_known_unplanned(inputs):
-            return self._plain(*inputs)
-        try:
-            # PyTorch would cut the graph in pieces along the buckets of DistributedDataParallel.
-            with dynamo_config.patch(optimize_ddp=False), clear_errors():
-                if self._watch is None:
-                    loss = self._call(*inputs)
-                else:
-                    loss = self._watch.watched(self._call, inputs, device_of(self.step, inputs))
-        except _NoPlanError as error:
-            return self._without_plan(inputs, error)
-        except InputError:
-            own_module(self.step.model)  # it may have been wrapped since: a better reason
-            raise
-        if self._planned is None:
-            self._planned = situation(self.step.model, inputs)
-        return loss
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PlannedStep:
-        """A step of its own on a copy of the model: what is compiled belongs to one model."""
-        if self._ddp:
-            raise InputError(
-                "step", "DistributedDataParallel", "cannot be copied", "Copy the model, and wrap the copy."
-            )
-        model, loss = copy.deepcopy((self.step.model, self.step.loss), memo)
-        return PlannedStep(self.plans, model, loss, *self._options)
-
-    def _is_known_unplanned(self, inputs: Sequence[Any]) -> bool:
-        if not self._unplanned:
-            return False
-        known = self._unplanned.get(_key(inputs))
-        return known is not None and situation(self.step.model, inputs) in known
-
-    def _without_plan(self, inputs: Sequence[Any], error: _NoPlanError) -> torch.Tensor:
-        now = situation(self.step.model, inputs)
-        problem = error.problem
-        if self._planned is not None:
-            problem += f": {differences(self._planned, now) or 'the model itself changes from call to call'}"
-        # That the first step has a plan says that the plans are for this model.
-        if self._options[1] == "refuse" or self._planned is None:
-            raise InputError(error.field, error.value, problem, error.remedy)
-        warnings.warn(f"Runs without a plan and its budget: {problem}.", stacklevel=2)
-        self._unplanned.setdefault(_key(inputs), []).append(now)
-        return self._plain(*inputs)
-
-    def _partition(self, joint: Joint) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def partition(self, joint: Joint) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """The two graphs of the plan that is for this joint graph."""
         found = []
         for fused in (True, False):  # a plan made for one backend runs on the other, though not as fast or as small
             operators = group(joint, fused=fused)
@@ -136,6 +66,90 @@ class PlannedStep(nn.Module):
             f"was made for the graph {', '.join(map(_fingerprint, self.plans))}, this step is {' or '.join(found)}",
             "Capture this model with this batch, loss, precision and mode, and plan again.",
         )
+
+
+class PlannedStep(nn.Module):
+    """A training step under a plan: ``loss = step(*inputs); loss.backward()``.
+
+    The model is the user's own: its parameters receive the gradients, its buffers are updated, and it is what to
+    save. The plan is put in place at the first call. A call that becomes another graph (another batch shape,
+    precision, mode, frozen parameter) needs a plan of its own. Without gradients (``torch.no_grad``) there is nothing
+    to plan for: the step then runs as plain PyTorch would run it, whatever the shapes.
+
+    Raises (when called):
+        InputError: the model cannot be traced, or no plan was made for this model, batch, loss and precision.
+    """
+
+    def __init__(
+        self, planned: Planned, model: nn.Module, loss: Loss | None, unplanned: Unplanned, *, enforce: bool
+    ) -> None:
+        super().__init__()
+        self.planned = planned
+        self.step = Step(own_module(model), loss)
+        # In a tuple, which hides it: its parameters are the model's.
+        self._ddp = tuple(wrapper for wrapper in [ddp_of(model)] if wrapper is not None)
+        self._unplanned = unplanned
+        self._watch = PeakWatch(planned.plans) if enforce else None
+        self._first: Situation | None = None
+        self._without: dict[Hashable, list[Situation]] = {}
+
+    @property
+    def plans(self) -> tuple[MemoryPlan, ...]:
+        """The plans it runs under."""
+        return self.planned.plans
+
+    # Inside another compiled function the plan would be lost without a word.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, *inputs: Any) -> torch.Tensor:
+        """The loss of one batch."""
+        for ddp in self._ddp:
+            if ddp.module is not self:
+                with standing_in(ddp, self):
+                    return cast(torch.Tensor, ddp(*inputs))
+        if not torch.is_grad_enabled() or self._is_known_unplanned(inputs):
+            return self.planned.plain(self.step, *inputs)
+        try:
+            # PyTorch would cut the graph in pieces along the buckets of DistributedDataParallel.
+            with dynamo_config.patch(optimize_ddp=False), clear_errors():
+                call = partial(self.planned.call, self.step)
+                watch = self._watch
+                loss = call(*inputs) if watch is None else watch.watched(call, inputs, device_of(self.step, inputs))
+        except _NoPlanError as error:
+            return self._without_plan(inputs, error)
+        except InputError:
+            own_module(self.step.model)  # it may have been wrapped since: a better reason
+            raise
+        if self._first is None:
+            self._first = situation(self.step.model, inputs)
+        return loss
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlannedStep:
+        """A step of its own on a copy of the model: what is compiled belongs to one model."""
+        if self._ddp:
+            raise InputError(
+                "step", "DistributedDataParallel", "cannot be copied", "Copy the model, and wrap the copy."
+            )
+        model, loss = copy.deepcopy((self.step.model, self.step.loss), memo)
+        planned = Planned(self.plans, self.planned.backend)
+        return PlannedStep(planned, model, loss, self._unplanned, enforce=self._watch is not None)
+
+    def _is_known_unplanned(self, inputs: Sequence[Any]) -> bool:
+        if not self._without:
+            return False
+        known = self._without.get(_key(inputs))
+        return known is not None and situation(self.step.model, inputs) in known
+
+    def _without_plan(self, inputs: Sequence[Any], error: _NoPlanError) -> torch.Tensor:
+        now = situation(self.step.model, inputs)
+        problem = error.problem
+        if self._first is not None:
+            problem += f": {differences(self._first, now) or 'the model itself changes from call to call'}"
+        # That the first step has a plan says that the plans are for this model.
+        if self._unplanned == "refuse" or self._first is None:
+            raise InputError(error.field, error.value, problem, error.remedy)
+        warnings.warn(f"Runs without a plan and its budget: {problem}.", stacklevel=2)
+        self._without.setdefault(_key(inputs), []).append(now)
+        return self.planned.plain(self.step, *inputs)
 
 
 def _key(inputs: Sequence[Any]) -> Hashable:
@@ -187,6 +201,31 @@ def apply(
         InputError: a plan is of another kind or infeasible, the backend is unknown, or a wrapper acts inside the
             model. A plan for another model is found out at the first call.
     """
+    return PlannedStep(_planned(plan, backend, unplanned), model, loss, unplanned, enforce=enforce)
+
+
+def apply_to_blocks(
+    plan: MemoryPlan | Sequence[MemoryPlan],
+    blocks: Iterable[nn.Module],
+    *,
+    backend: Backend = "inductor",
+    unplanned: Unplanned = "refuse",
+) -> list[PlannedStep]:
+    """Blocks alike, each under the plan: what to put in their places, before ``fully_shard`` goes around each.
+
+    Args:
+        plan: for a problem of :func:`~loadmaster.executor.memory.blocks.capture_block`, or several.
+        blocks: they share what is compiled, as far as they are alike.
+        backend, unplanned: as for :func:`apply`.
+
+    Raises:
+        InputError: as for :func:`apply`.
+    """
+    planned = _planned(plan, backend, unplanned)
+    return [PlannedStep(planned, block, None, unplanned, enforce=False) for block in blocks]
+
+
+def _planned(plan: MemoryPlan | Sequence[MemoryPlan], backend: Backend, unplanned: Unplanned) -> Planned:
     plans = (plan,) if isinstance(plan, MemoryPlan) else tuple(plan)
     if not plans:
         raise InputError("plan", plans, "is no plan", "Give at least one.")
@@ -195,7 +234,7 @@ def apply(
     for field, value, known in (("backend", backend, tuple(_COMPILERS)), ("unplanned", unplanned, ("refuse", "run"))):
         if value not in known:
             raise InputError(field, value, "is unknown", f"Choose one of: {', '.join(known)}.")
-    return PlannedStep(plans, model, loss, backend, unplanned, enforce)
+    return Planned(plans, backend)
 
 
 def _expect_applicable(plan: MemoryPlan) -> None:

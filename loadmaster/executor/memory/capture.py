@@ -64,7 +64,7 @@ def trace(
     step = Step(model, loss)
     try:
         with torch.enable_grad(), clear_errors(passing=_TracedError):
-            compiled(step, partition, backends.eager)(*inputs)
+            compiled(partition, backends.eager)(step, *inputs)
     except _TracedError as traced:
         return traced.joint
     raise InputError(

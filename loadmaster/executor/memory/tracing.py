@@ -44,8 +44,11 @@ class Step(nn.Module):
         return self.loss(self.model(*inputs[:-1]), inputs[-1])
 
 
-def compiled(step: Step, partition: Partition, compiler: Compiler) -> Callable[..., torch.Tensor]:
-    """The step under torch.compile with a partition and a compiler of our own. Nothing runs before the first call."""
+def compiled(partition: Partition, compiler: Compiler) -> Callable[..., torch.Tensor]:
+    """``call(step, *inputs)`` under torch.compile with a partition and a compiler of our own.
+
+    Nothing runs before the first call. Steps alike (the blocks of a transformer) share what is compiled.
+    """
 
     def split(module: fx.GraphModule, _inputs: object, *, num_fwd_outputs: int, **_: Any) -> Any:
         expect_static_shapes(module.graph)
@@ -55,18 +58,18 @@ def compiled(step: Step, partition: Partition, compiler: Compiler) -> Callable[.
 
     backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, inference_compiler=compiler, partition_fn=split)
 
-    return torch.compile(_own_call(step), backend=backend, fullgraph=True, dynamic=False)
+    return torch.compile(_own_call(), backend=backend, fullgraph=True, dynamic=False)
 
 
-def compiled_plainly(step: Step) -> Callable[..., torch.Tensor]:
-    """The step as torch.compile has it by default, without a plan."""
-    return torch.compile(_own_call(step))
+def compiled_plainly() -> Callable[..., torch.Tensor]:
+    """``call(step, *inputs)`` as torch.compile has it by default, without a plan."""
+    return torch.compile(_own_call())
 
 
-def _own_call(step: Step) -> Callable[..., torch.Tensor]:
-    # torch.compile keeps its caches per code object: every step gets one of its own, so that plans for
+def _own_call() -> Callable[..., torch.Tensor]:
+    # torch.compile keeps its caches per code object: every plan gets one of its own, so that plans for
     # one model never count as recompilations of each other.
-    def call(*inputs: Any) -> torch.Tensor:
+    def call(step: Step, *inputs: Any) -> torch.Tensor:
         return cast(torch.Tensor, step(*inputs))
 
     call.__code__ = call.__code__.replace(co_firstlineno=call.__code__.co_firstlineno)

@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 import loadmaster
 from loadmaster.errors import InputError
-from loadmaster.executor import apply, capture_block, measure
+from loadmaster.executor import apply, apply_to_blocks, capture_block, measure
+from loadmaster.executor.memory.apply import Planned
 from tests.executor.memory.models import ConvNet, Mlp, Transformer
 from tests.executor.memory.schedules import plan, schedule
 
@@ -67,8 +68,7 @@ def test_blocks_keep_no_more_than_they_may_and_the_sum_holds():
         kept = sum(problem.forward[i].output_bytes for i in chosen.schedule.stages[0].keep)
         assert 0.7 * kept_bytes <= kept <= kept_bytes
         trained, twin = copy.deepcopy(model), copy.deepcopy(model)
-        for i in range(BLOCKS):
-            trained.blocks[i] = apply(chosen, trained.blocks[i], backend="eager")
+        trained.blocks = nn.Sequential(*apply_to_blocks(chosen, trained.blocks, backend="eager"))
         trained(*tokens).backward()
         twin(*tokens).backward()
         for p, q in zip(trained.parameters(), twin.parameters(), strict=True):
@@ -87,8 +87,7 @@ def test_blocks_with_statistics_and_evaluation():
     given = torch.randn(4, 8, 6, 6, dtype=torch.float64, requires_grad=True)
     problem = capture_block(model.blocks[0], (given,), hardware="cpu", backend="eager", **ROOM)
     chosen = plan(problem, schedule(problem, lambda i: i % 3 == 0))
-    for i in range(2):
-        model.blocks[i] = apply(chosen, model.blocks[i], backend="eager")
+    model.blocks = nn.Sequential(*apply_to_blocks(chosen, model.blocks, backend="eager"))
     model(x).square().mean().backward()
     twin(x).square().mean().backward()
     for a, b in zip((*model.parameters(), *model.buffers()), (*twin.parameters(), *twin.buffers()), strict=True):
@@ -104,6 +103,26 @@ def test_a_block_that_fits_its_limits_costs_nothing():
     chosen = loadmaster.plan(problem, time_limit_s=20)
     assert chosen.objective == pytest.approx(problem.unconstrained_cost)
     assert problem.budget_bytes == ROOM["budget_bytes"]
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_many_blocks_are_compiled_once(backend, monkeypatch):
+    asked = []
+    inner = Planned.partition
+    monkeypatch.setattr(Planned, "partition", lambda self, joint: asked.append(1) or inner(self, joint))
+    torch.manual_seed(0)
+    model = Transformer(layers=12, width=16).double()
+    tokens = tuple(torch.randint(0, 64, (2, 8)) for _ in range(2))
+    x = torch.randn(2, 8, 16, dtype=torch.float64, requires_grad=True)
+    problem = capture_block(model.blocks[0], (x,), hardware="cpu", backend=backend, **ROOM)
+    chosen, twin = plan(problem, schedule(problem, lambda i: i % 2 == 0)), copy.deepcopy(model)
+    model.blocks = nn.Sequential(*apply_to_blocks(chosen, model.blocks, backend=backend))
+    for _ in range(2):
+        for m in (model, twin):
+            m(*tokens).backward()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-8, atol=1e-10)
+    assert asked == [1]
 
 
 class Two(Mlp):

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from loadmaster.errors import InputError
-from loadmaster.executor import apply, capture, capture_block, measure
-from loadmaster.executor.memory.apply import PlannedStep
+from loadmaster.executor import apply, apply_to_blocks, capture, capture_block, measure
+from loadmaster.executor.memory.apply import Planned
 from loadmaster.executor.memory.wrappers import held_by
 from loadmaster.models.memory.checker import check
 from tests.executor.memory.models import Mlp, Transformer, convnet_case, mlp_case, transformer_case
@@ -162,8 +162,7 @@ def fsdp2_around_planned_blocks(rank):
     model, inputs, loss = transformer_case(layers=3)
     inputs, twin = own_batch(inputs, rank), copy.deepcopy(model)
     chosen = block_plan(model, inputs[0])
-    for i in range(3):
-        model.blocks[i] = apply(chosen, model.blocks[i], backend="eager")
+    model.blocks = nn.Sequential(*apply_to_blocks(chosen, model.blocks, backend="eager"))
     for one in (model, twin):
         for block in one.blocks:
             fully_shard(block)
@@ -175,8 +174,7 @@ def ddp_around_planned_blocks(rank):
     model, inputs, loss = transformer_case(layers=2)
     inputs, twin = own_batch(inputs, rank), copy.deepcopy(model)
     chosen = block_plan(model, inputs[0])
-    for i in range(2):
-        model.blocks[i] = apply(chosen, model.blocks[i], backend="eager")
+    model.blocks = nn.Sequential(*apply_to_blocks(chosen, model.blocks, backend="eager"))
     wrapped = [DistributedDataParallel(one, **TINY_BUCKETS) for one in (model, twin)]
     assert_trains_alike(wrapped[0], model, wrapped[1], twin, inputs, loss)
 
@@ -265,8 +263,8 @@ def test_the_graph_is_never_cut_along_buckets(alone, monkeypatch):
     model, inputs, loss = mlp_case()
     chosen = some_kept(capture(model, inputs, loss, hardware="cpu", backend="eager"))
     partitions = []
-    inner = PlannedStep._partition
-    monkeypatch.setattr(PlannedStep, "_partition", lambda self, joint: partitions.append(1) or inner(self, joint))
+    inner = Planned.partition
+    monkeypatch.setattr(Planned, "partition", lambda self, joint: partitions.append(1) or inner(self, joint))
     DistributedDataParallel(apply(chosen, model, loss, backend="eager"), **TINY_BUCKETS)(*inputs).backward()
     assert partitions == [1]
 

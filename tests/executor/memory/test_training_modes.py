@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture, measure
 from loadmaster.executor.memory import backends
-from loadmaster.executor.memory.apply import PlannedStep
+from loadmaster.executor.memory.apply import Planned
 from loadmaster.models.memory.checker import check
 from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transformer_case
 from tests.executor.memory.schedules import plan, schedule
@@ -32,8 +32,8 @@ def one_thread():
 def compilations(monkeypatch):
     """One entry for every graph a plan was asked for."""
     asked = []
-    inner = PlannedStep._partition
-    monkeypatch.setattr(PlannedStep, "_partition", lambda self, joint: asked.append(1) or inner(self, joint))
+    inner = Planned.partition
+    monkeypatch.setattr(Planned, "partition", lambda self, joint: asked.append(1) or inner(self, joint))
     return asked
 
 
