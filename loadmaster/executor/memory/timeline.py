@@ -29,6 +29,8 @@ MEASURED = 2
 # Kernels that Inductor writes (its matrix products apart), PyTorch's own, Loadmaster's, and copies inside the device.
 _MOVES = re.compile(r"triton_(?!tem|mm|bmm|convolution)|_(?!Z)|.*(at::native|Memcpy DtoD|Memset|batch_?norm|bn_[fb]w)")
 _PRODUCTS = re.compile(r"conv|gemm|gemv|fmha|flash|attention|[dw]grad|fprop", re.I)
+# Calls of the CUDA runtime and driver. Operators number themselves too, but apart from these.
+_LAUNCH = re.compile(r"cu(da)?[A-Z]")
 _HOST_COPY = re.compile(r"Memcpy (HtoD|DtoH)")
 
 
@@ -135,8 +137,10 @@ def _as_the_device_sees(
 ) -> list[tuple[int, int]]:
     """Move each change from the host's clock to the start of the kernel that the host launches next."""
     starts = {k.correlation_id(): k.start_ns() for k in kernels}
-    launches = [(e.start_ns(), e.correlation_id()) for e in events if e.device_type() == DeviceType.CPU]
-    launches = [(at, id_) for at, id_ in launches if id_ in starts]
+    calls = [e for e in events if e.device_type() == DeviceType.CPU and _LAUNCH.match(e.name())]
+    launches = [(e.start_ns(), e.correlation_id()) for e in calls if e.correlation_id() in starts]
+    if not launches:
+        return list(changes)
     hosts = [at for at, _ in launches]
     end = max((k.start_ns() + k.duration_ns() for k in kernels), default=0)
     moved = []

@@ -119,6 +119,7 @@ def test_bytes_count_from_the_kernel_that_the_host_launches_next():
     """The host allocates 100, launches a, allocates 50, frees 100, launches b, and only then a starts to run."""
     events = [
         event("[memory]", 1_000, cuda=True, nbytes=100),
+        event("aten::mm", 1_500, 900, correlation=2),  # operators have numbers of their own
         event("cudaLaunchKernel", 2_000, 500, correlation=1),
         event("[memory]", 3_000, cuda=True, nbytes=50),
         event("[memory]", 3_500, cuda=True, nbytes=-100),
@@ -133,6 +134,7 @@ def test_bytes_count_from_the_kernel_that_the_host_launches_next():
     changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
     moved = timelines._as_the_device_sees(changes, events, kernels)
     assert moved == [(10_000, 100), (15_000, 50), (15_000, -100), (17_000, -50)]
+    assert timelines._as_the_device_sees(changes, [], kernels) == changes  # nothing is known of launches
 
 
 def test_snapshots_are_recorded_on_cuda_alone():
