@@ -5,7 +5,8 @@
 Rank 0 captures with costs estimated for the device, and plans; every rank applies the same plan. Every row trains a
 fresh model from the same seed, with AdamW, on a batch of the rank's own. The budget is a share of the peak that the
 step has with memory to spare; it covers forward, backward and the wrapper. AdamW's step runs after them and is in the
-measured peak too.
+measured peak too. The row "fsdp2 blocks" compiles and shards every block of the model on its own, "fsdp2 block-plan"
+does so with a plan for a block that may keep a share of what it would keep unplanned.
 """
 
 from __future__ import annotations
@@ -26,12 +27,22 @@ sys.path.insert(0, str(ROOT))
 
 GIB = 1 << 30
 # In the order of what matters, since a deadline may cut the list short.
-ROWS = ("ddp eager", "ddp plan", "fsdp2 eager", "fsdp2 plan", "fsdp2 compile", "ddp compile", "fsdp2 blocks")
+ROWS = (
+    "ddp eager",
+    "ddp plan",
+    "fsdp2 eager",
+    "fsdp2 plan",
+    "fsdp2 compile",
+    "fsdp2 block-plan",
+    "fsdp2 blocks",
+    "ddp compile",
+)
 # The caching allocator keeps up to a mebibyte at the end of large blocks: planned for this much less.
 MARGIN = 0.02
 # bfloat16 has 8 bits of mantissa: kernels that round in another order move a loss of 10 in its third digit.
 LOSS_TOLERANCE = 5e-3
 TIMED_STEPS = 10
+KEPT_SHARE = 0.4
 
 
 @dataclass(frozen=True)
@@ -101,7 +112,7 @@ def planned(run: Run, wrapper: str, model: Any, loss: Any, optimizer: Any) -> tu
                 loss,
                 optimizer=optimizer,
                 hardware=run.hardware or None,
-                backend="inductor" if run.device.startswith("cuda") else "eager",
+                backend=_backend(run),
                 parallel=wrapper,  # type: ignore[arg-type]
                 ranks=run.ranks,
                 name=f"{run.case}-{wrapper}",
@@ -124,6 +135,50 @@ def planned(run: Run, wrapper: str, model: Any, loss: Any, optimizer: Any) -> tu
     return made[0], made[1]
 
 
+def planned_blocks(run: Run, model: Any) -> tuple[Any, dict[str, Any]]:
+    """The same plan for every block on every rank, made by rank 0."""
+    import torch
+    import torch.distributed as dist
+
+    from loadmaster.executor import capture_block
+
+    made: list[Any] = [None, None]
+    if run.rank == 0:
+        import loadmaster
+
+        start = time.perf_counter()
+        shape = (run.batch, model.positions.num_embeddings, model.positions.embedding_dim)
+        x = torch.zeros(shape, device=run.device, requires_grad=True)
+        kept_bytes = room = 1 << 40
+        for share in (1.0, KEPT_SHARE):
+            with precision(run):
+                problem = capture_block(
+                    model.blocks[0],
+                    (x,),
+                    kept_bytes=int(kept_bytes * share),
+                    budget_bytes=room,
+                    hardware=run.hardware or None,
+                    backend=_backend(run),
+                    name=f"{run.case}-block",
+                )
+            plan = loadmaster.plan(problem, time_limit_s=run.time_limit_s)
+            kept_bytes = sum(problem.forward[i].output_bytes for i in plan.schedule.stages[0].keep)
+            if share == 1.0:
+                unplanned = kept_bytes
+        promised = {
+            "kept_bytes_of_a_block": kept_bytes,
+            "kept_bytes_unplanned": unplanned,
+            "capture_and_plan_s": time.perf_counter() - start,
+        }
+        made = [plan, promised]
+    dist.broadcast_object_list(made, src=0)
+    return made[0], made[1]
+
+
+def _backend(run: Run) -> Any:
+    return "inductor" if run.device.startswith("cuda") else "eager"
+
+
 def row(run: Run, wrapper: str, method: str) -> dict[str, Any]:
     """Train a fresh model, and measure it."""
     import torch
@@ -132,7 +187,7 @@ def row(run: Run, wrapper: str, method: str) -> dict[str, Any]:
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
-    from loadmaster.executor import apply
+    from loadmaster.executor import apply, apply_to_blocks
     from loadmaster.executor.memory.tracing import Step
 
     cuda = run.device.startswith("cuda")
@@ -145,14 +200,17 @@ def row(run: Run, wrapper: str, method: str) -> dict[str, Any]:
         plan, extra = planned(run, wrapper, target, loss, optimizer)
         if plan.schedule is None:
             return {**extra, "error": "infeasible"}
-        step = apply(plan, target, loss, backend="inductor" if cuda else "eager")
+        step = apply(plan, target, loss, backend=_backend(run))
     else:
+        if method == "block-plan":
+            plan, extra = planned_blocks(run, model)
+            model.blocks = nn.ModuleList(apply_to_blocks(plan, model.blocks, backend=_backend(run)))
         step = Step(model, loss)
         if method == "compile" and cuda:
             step.compile(dynamic=False)
-        if method == "blocks":
+        if method in ("blocks", "block-plan"):
             for block in model.blocks:
-                if cuda:
+                if cuda and method == "blocks":
                     block.compile(dynamic=False)
                 fully_shard(block)
         if wrapper == "ddp":
@@ -244,9 +302,9 @@ def compare(rows: dict[str, dict[str, Any]]) -> None:
 
 def describe(name: str, found: dict[str, Any]) -> str:
     if "losses" not in found:
-        return f"{name:14} {found.get('error', 'left out')}"
+        return f"{name:16} {found.get('error', 'left out')}"
     peaks = " ".join("-" if p is None else f"{p / GIB:.2f}" for p in found["peak_bytes"])
-    line = f"{name:14} {found['step_us'] / 1e3:8.1f} ms  peak {peaks} GiB"
+    line = f"{name:16} {found['step_us'] / 1e3:8.1f} ms  peak {peaks} GiB"
     if "budget_bytes" in found:
         line += f"  budget {found['budget_bytes'] / GIB:.2f} GiB"
         line += f", planned {found['planned_peak_bytes'] / GIB:.2f} GiB {found['planned_step_us'] / 1e3:.1f} ms"
@@ -307,7 +365,7 @@ def record(run: Run, rows: dict[str, dict[str, Any]]) -> None:
     for name, found in rows.items():
         if "same_losses" in found:
             print(
-                f"{name:14} losses differ by {found['largest_loss_difference']:.1e}, kept: {found.get('budget_kept')}"
+                f"{name:16} losses differ by {found['largest_loss_difference']:.1e}, kept: {found.get('budget_kept')}"
             )
     if not run.device.startswith("cuda"):
         return
