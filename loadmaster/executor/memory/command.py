@@ -20,6 +20,7 @@ from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor.memory.capture import capture
 from loadmaster.executor.memory.files import problem_document
 from loadmaster.executor.memory.tracing import Loss
+from loadmaster.executor.memory.wrappers import PARALLEL
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "none": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
@@ -38,6 +39,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("kind", choices=["memory"], help="the kind of problem")
     p.add_argument("-o", "--output", type=Path, help="where to write the document (default: standard output)")
     p.add_argument("--hardware", help="estimate costs for this device of the catalogue instead of measuring them")
+    p.add_argument("--parallel", choices=PARALLEL, help="what will wrap the step, and holds memory of its own")
+    p.add_argument("--ranks", type=int, default=1, help="ranks that share the batch; the plan is for one of them")
     add_step_arguments(p)
     return p
 
@@ -130,6 +133,8 @@ def run(arguments: argparse.Namespace) -> None:
             backend=arguments.backend,
             host_link=arguments.offload,
             gradients_held=arguments.gradients_held,
+            parallel=arguments.parallel,
+            ranks=arguments.ranks,
             name=arguments.name,
         )
     text = json.dumps(problem_document(problem))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import random
 
 import pytest
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, apply_to_blocks, capture, capture_block, measure
 from loadmaster.executor.memory.apply import Planned
+from loadmaster.executor.memory.command import main
 from loadmaster.executor.memory.wrappers import held_by
 from loadmaster.models.memory.checker import check
 from tests.executor.memory.models import Mlp, Transformer, convnet_case, mlp_case, transformer_case
@@ -277,6 +279,24 @@ def test_a_captured_wrapper_counts_like_one_to_come(alone):
     assert wrapped == to_come
     buckets = sum(p.nbytes for p in model.parameters())
     assert wrapped.forward[0].fixed_bytes == bare.forward[0].fixed_bytes + buckets
+
+
+def test_the_command_counts_wrappers_too(tmp_path, monkeypatch):
+    (tmp_path / "perceptron.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    batch = torch.ones(4, 64), torch.ones(4, 64)\n"
+        "    return torch.nn.Linear(64, 64), batch, torch.nn.functional.mse_loss\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    fixed = []
+    for options in ([], ["--parallel", "ddp", "--ranks", "2"], ["--parallel", "fsdp2", "--ranks", "2"]):
+        assert main(["perceptron:make", "memory", "--hardware", "h200", "-o", "problem.json", *options]) == 0
+        fixed.append(json.loads((tmp_path / "problem.json").read_text())["forward"][0]["fixed_bytes"])
+    parameters = 65 * 64 * 4
+    assert fixed[1] - fixed[0] == parameters
+    assert fixed[2] - fixed[0] == parameters * 3 // 2  # a half of them, and the all-gather's result
 
 
 def test_what_fsdp2_holds_by_hand():
