@@ -16,9 +16,12 @@ Variables (binary unless said):
     q[i]    forward i runs in place in the forward pass
     o[i], f[g,i]  i is sent to the host; is fetched in group g (only with a host link)
     w[g,i,k], e[g,i], v[k,i]  continuous presences, defined below
+    b[j], w[j], p[g]  continuous: bytes waiting for the link when forward j starts; those of them left over when j-1
+        ended; bytes of later fetches that have arrived when group g ends (only with a host link)
+    stall[j], stall[g]  continuous: waits in microseconds
 
-Objective: forward + recomputation + backward costs, every recomputation at its cheapest, in-place savings granted.
-With a host link, time cannot undercut what the links must carry (R13).
+Objective: forward + recomputation + backward costs, every recomputation at its cheapest, in-place savings granted;
+stalls.
 
 Constraints; each holds for every schedule the checker accepts, so the optimum is a lower bound:
 (R1)  r[g,j] <= s[g,i] + r[g,i] (+ f[g,i]) for inputs i of j; r[g,e] <= r[g,parent] for encoded e - `add_dependencies`
@@ -35,8 +38,13 @@ Constraints; each holds for every schedule the checker accepts, so the optimum i
 (R10) e[g,i] >= s[g+1,i] - r[g,i], and needs of i at b_g - r[g,i]: there throughout the group - `add_recompute_memory`
 (R11) recomputing j: r[g,j] (workspace + m_j + |L_j|) + sum(m_i e[g,i], i not in L_j or j) <= M - `add_recompute_memory`
 (R12) in a group of one stage, (R11) has s[g,i] for i > j and s[g+1,i] for i < j, not e - `add_recompute_memory`
-(R13) bytes sent <= to-host bandwidth x (time - least backward time); bytes fetched <= from-host bandwidth x time;
-      f[g,i] <= o[i]; o[i] + s[0,i] <= 1; bytes sent <= host capacity - `add_host_link`
+(R13) b[j] >= bytes last read by j-1 and sent + w[j] - bandwidth stall[j]; w[j] >= b[j-1] - bandwidth (time of j-1);
+      w[j] = 0 where nothing joins the queue; b[V] = 0; f[g,i] <= o[i]; o[i] + s[0,i] <= 1; bytes sent <= host capacity;
+      (R5) has b[j] too - `add_queue`, `add_sending`
+(R14) bytes f[g] <= p[g-1] + bandwidth (stall[g] + time of group g before its last backward operator; none of that time
+      in a group of one stage, which fetches before it recomputes) - `add_fetching`
+(R15) bytes f[g] + p[g] <= p[g-1] + bandwidth (time of group g + stall[g]); (R9) of the group's last stage has p[g] too,
+      and (R6) and (R12) of a group of one stage - `add_fetching`
 """
 
 from __future__ import annotations
@@ -45,9 +53,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from loadmaster.models.memory.forward_queue import ForwardQueue
 from loadmaster.models.memory.grouped import Grouped
 from loadmaster.models.memory.problem import ForwardOperator, MemoryProblem
 from loadmaster.models.memory.reach import MIB, Row, last_uses, least_workspace_bytes, worthwhile
+from loadmaster.models.memory.relaxation_links import RelaxedLinks
 from loadmaster.solvers.program import IntArray
 
 # A choice of implementation gets variables when it moves at least this share of the budget; below it, the relaxation
@@ -55,13 +65,16 @@ from loadmaster.solvers.program import IntArray
 NOTICEABLE = 0.01
 
 
-class Relaxation(Grouped):
+class Relaxation(RelaxedLinks, ForwardQueue, Grouped):
     """The program of one relaxation, and where its decisions stand in it."""
 
     def __init__(self, problem: MemoryProblem, budget_bytes: int | None, starts: Sequence[int]) -> None:
         """``starts``: first stages of the groups. Without a budget, the program minimizes the budget itself."""
         super().__init__(problem, budget_bytes, starts, NOTICEABLE)
+        self.queues = problem.may_offload
         self._add_columns(last_uses(problem))
+        if self.queues:
+            self.add_link_columns()
         self.add_dependencies()
         self.add_carry()
         self.add_backward_choices()
@@ -70,8 +83,9 @@ class Relaxation(Grouped):
             self.add_group_start(g)
             self.add_backward_memory(g)
             self.add_recompute_memory(g)
-        if problem.may_offload:
-            self.add_host_link()
+        if self.queues:
+            self.add_sending()
+            self.add_fetching()
         self.program = self._build()
 
     # -- variables ---------------------------------------------------------------------------------------------------
@@ -87,21 +101,24 @@ class Relaxation(Grouped):
         self.offload = self._cells("offload", sendable)
         self.fetch = self._cells("fetch", matters & sendable[None, :])
         self._recompute_choices: dict[tuple[int, int], Row] = {}
+        self.spent: list[Row] = [Row() for _ in self.groups]
         for g, i in zip(*np.nonzero(self.recompute >= 0), strict=True):
             f = p.forward[i]
             choices = [c for _, c in worthwhile(p, f.recompute_implementations, self._noticeable_bytes)]
             saving = min(0.0, p.in_place_cost(f.in_place)) if f.in_place is not None else 0.0
             cheapest = p.cost(choices[0])
-            self._cost(self.recompute[g, i], max(0.0, cheapest + saving))
+            cost = self.spent[g].also(int(self.recompute[g, i]), max(0.0, cheapest + saving))
             if len(choices) > 1:
                 columns = self.builder.columns("recompute_choice", len(choices), upper=1.0)
                 used = Row()
                 for column, choice in zip(columns, choices, strict=True):
-                    self._cost(column, p.cost(choice) - cheapest)
+                    cost.also(int(column), p.cost(choice) - cheapest)
                     used.also(int(column), choice.workspace_bytes / MIB)
                 self._recompute_choices[int(g), int(i)] = used
                 chosen = Row({int(c): 1.0 for c in columns}).also(int(self.recompute[g, i]), -1.0)
                 self._eq("recompute_choice", chosen)
+        for spent in self.spent:
+            self._objective.plus(spent)
 
     def _available(self, g: int, i: int, factor: float = -1.0) -> Row:
         """factor x (s + r + f) of result i in group g."""
@@ -157,12 +174,15 @@ class Relaxation(Grouped):
         if self.stored[0, f.id] >= 0:
             saving = min(0.0, self.problem.in_place_cost(f.in_place)) if f.in_place is not None else 0.0
             cheapest = min(self.problem.cost(c) for c in f.implementations)
-            self._cost(int(self.stored[0, f.id]), max(0.0, cheapest + saving))
+            cost = Row({int(self.stored[0, f.id]): max(0.0, cheapest + saving)})
+            self.forward_cost[f.id] = cost, 0.0
+            self._objective.plus(cost)
 
     def add_group_start(self, g: int) -> None:
         """(R6): what stands in memory when a group starts."""
+        a, _ = self.groups[g]
         row = Row({int(c): self.sizes[i] for i, c in enumerate(self.stored[g]) if c >= 0})
-        self._fits("group_start", row, self.problem.gradient_bytes(self.groups[g][0]) / MIB)
+        self._fits("group_start", row.plus(self._on_the_way(g, a)), self.problem.gradient_bytes(a) / MIB)
 
     def add_backward_memory(self, g: int) -> None:
         """(R7) to (R9): backward operators, with what must be there beside their own needs."""
@@ -171,7 +191,7 @@ class Relaxation(Grouped):
         lasting: dict[int, int] = {}
         for k in range(b, a - 1, -1):
             operator = self.problem.backward[k - 1]
-            row = Row()
+            row = self._on_the_way(g, k)
             wanted = self._wanted(k)
             for i in {*wanted, *lasting, *carried}:
                 if i in wanted:
@@ -233,6 +253,7 @@ class Relaxation(Grouped):
             row.also(int(self.recompute[g, j]), held)
             live = set(f.live_inputs)
             if a == b:
+                row.plus(self._on_the_way(g, a))
                 for i in range(self.count):
                     if i > j and self.stored[g, i] >= 0:
                         row.also(int(self.stored[g, i]), self.sizes[i])
@@ -257,30 +278,3 @@ class Relaxation(Grouped):
                 if i in last:
                     self._not_made_again("throughout", g, i, self._needs[self.groups[g][1], i], column)
         return through
-
-    def add_host_link(self) -> None:
-        """(R13): what the links can carry in the time there is."""
-        link = self.problem.host_link
-        assert link is not None
-        sent, fetched = Row(), Row()
-        for i in np.flatnonzero(self.offload >= 0):
-            sent.also(int(self.offload[i]), self.sizes[i])
-            if self.stored[0, i] >= 0:
-                self._le("offload", Row({int(self.offload[i]): 1.0, int(self.stored[0, i]): 1.0}), 1.0)
-            for g in range(len(self.groups)):
-                if self.fetch[g, i] >= 0:
-                    fetched.also(int(self.fetch[g, i]), self.sizes[i])
-                    self._le("fetch", Row({int(self.fetch[g, i]): 1.0, int(self.offload[i]): -1.0}), 0.0)
-        least = sum(min(self.problem.cost(c) for c in b.implementations) for b in self.problem.backward)
-        stall = int(self.builder.columns("stall_us", 1)[0])
-        compute = Row(self._objective)
-        self._cost(stall, 1.0)
-        compute.also(stall)
-        for name, bytes_row, gbps, idle in (
-            ("send", sent, link.to_host_gbps, least),
-            ("fetch_time", fetched, link.from_host_gbps, 0.0),
-        ):
-            per_us = gbps * 1e3 / MIB
-            self._le(name, Row(bytes_row).plus(compute, -per_us), per_us * (self._constant - idle))
-        if link.capacity_bytes is not None:
-            self._le("capacity", sent, link.capacity_bytes / MIB)

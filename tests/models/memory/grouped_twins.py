@@ -51,6 +51,10 @@ class _Common:
         chosen = self.problem.backward[k - 1].implementations
         return pulp.lpSum(self.d[k, n] for n, choice in enumerate(chosen) if i in choice.needs)
 
+    def backward_us(self, k: int) -> pulp.LpAffineExpression:
+        chosen = self.problem.backward[k - 1].implementations
+        return pulp.lpSum(self.d[k, n] * choice.time_us for n, choice in enumerate(chosen))
+
     def around_backward(self, k: int) -> pulp.LpAffineExpression:
         b = self.problem.backward[k - 1]
         workspace = pulp.lpSum(self.d[k, n] * (c.workspace_bytes / MIB) for n, c in enumerate(b.implementations))
@@ -88,7 +92,7 @@ class _Common:
 
 
 def relaxation_twin(problem: MemoryProblem, budget_bytes: int, groups: Groups) -> pulp.LpProblem:
-    """(R1) to (R13)."""
+    """(R1) to (R15)."""
     c = _Common("relaxation", problem, budget_bytes)
     model, V, m, budget, forward = c.model, c.V, c.m, c.budget, problem.forward
     link = problem.host_link if problem.objective == "time" else None
@@ -109,6 +113,7 @@ def relaxation_twin(problem: MemoryProblem, budget_bytes: int, groups: Groups) -
         return pulp.lpSum([s[g + 1, i]] if g < last else [])
 
     recompute_workspace = {}
+    spent = {g: pulp.LpAffineExpression() for g in G}
     for g, i in r:
         operator = forward[i]
         offered = operator.recompute_implementations
@@ -116,8 +121,8 @@ def relaxation_twin(problem: MemoryProblem, budget_bytes: int, groups: Groups) -
         cheapest = min(c.cost(x) for x in offered)
         y = [share(f"y_{g}_{i}_{n}") for n in range(len(offered))]
         model += pulp.lpSum(y) == r[g, i]
-        c.objective += max(0.0, cheapest + saving) * r[g, i]
-        c.objective += pulp.lpSum(v * (c.cost(x) - cheapest) for v, x in zip(y, offered, strict=True))
+        spent[g] += max(0.0, cheapest + saving) * r[g, i]
+        spent[g] += pulp.lpSum(v * (c.cost(x) - cheapest) for v, x in zip(y, offered, strict=True))
         recompute_workspace[g, i] = pulp.lpSum(v * (x.workspace_bytes / MIB) for v, x in zip(y, offered, strict=True))
         for u in operator.inputs:
             model += r[g, i] <= s[g, u] + r[g, u] + f[g, u]  # (R1)
@@ -129,19 +134,24 @@ def relaxation_twin(problem: MemoryProblem, budget_bytes: int, groups: Groups) -
             for i in V:
                 model += c.need(k, i) <= s[g, i] + r[g, i] + f[g, i]  # (R3)
     workspace, q = c.forward_choices()
+    backlog = [amount(f"b_{j}") for j in range(len(V) + 1)]
+    prefetched = [amount(f"p_{g}") for g in G]
     for j in q:
         overwritten = forward[j].in_place.overwrites
         model += q[j] + s[0, overwritten] <= 1  # (R4)
         _spare_readers(c, q[j], j, overwritten, s)
     for j in c.plain:
         apart = pulp.lpSum(m[i] * s[0, i] for i in range(j) if i not in forward[j].live_inputs)
-        model += c.gradients(0) + workspace[j] + m[j] + c.live[j] + apart <= budget  # (R5)
+        model += c.gradients(0) + workspace[j] + m[j] + c.live[j] + apart + backlog[j] <= budget  # (R5)
     for e in V:
         if forward[e].encodes is not None:
             saving = min(0.0, problem.in_place_cost(forward[e].in_place)) if forward[e].in_place is not None else 0.0
-            c.objective += max(0.0, min(c.cost(x) for x in forward[e].implementations) + saving) * s[0, e]
+            c.forward_cost[e] += max(0.0, min(c.cost(x) for x in forward[e].implementations) + saving) * s[0, e]
+            c.objective += c.forward_cost[e]
     for g, (a, b) in enumerate(groups):
-        model += c.gradients(a) + pulp.lpSum(m[i] * s[g, i] for i in V) <= budget  # (R6)
+        on_the_way = prefetched[g] if link is not None else 0
+        start = c.gradients(a) + pulp.lpSum(m[i] * s[g, i] for i in V)
+        model += start + (on_the_way if a == b else 0) <= budget  # (R6)
         for k in range(a, b + 1):
             present = []
             for i in V:
@@ -156,7 +166,8 @@ def relaxation_twin(problem: MemoryProblem, budget_bytes: int, groups: Groups) -
                 model += w >= later(g, i) - r[g, i] - f[g, i]  # (R7)
                 for afterwards in range(k + 1, b + 1):
                     model += w >= c.need(afterwards, i) - r[g, i] - f[g, i]  # (R7)
-            model += c.around_backward(k) + pulp.lpSum(present) <= budget  # (R9)
+            beside = on_the_way if k == b else 0
+            model += c.around_backward(k) + pulp.lpSum(present) + beside <= budget  # (R9)
         e = {i: share(f"e_{g}_{i}") for i in V}
         for i in V:
             model += e[i] >= later(g, i) - r[g, i] - f[g, i]  # (R10)
@@ -167,23 +178,27 @@ def relaxation_twin(problem: MemoryProblem, budget_bytes: int, groups: Groups) -
             held = m[j] + c.live[j] + (min(0, in_place.workspace_delta_bytes) / MIB if in_place is not None else 0.0)
             if a == b:  # (R12)
                 beside = pulp.lpSum(m[i] * s[g, i] for i in V if i > j)
-                beside += pulp.lpSum(m[i] * later(g, i) for i in range(j) if i not in live)
+                beside += pulp.lpSum(m[i] * later(g, i) for i in range(j) if i not in live) + on_the_way
             else:  # (R11)
                 beside = pulp.lpSum(m[i] * e[i] for i in V if i != j and i not in live)
             if forward[j].recomputable and _matters(problem, j, a):
                 model += lightest + r[g, j] * held + recompute_workspace[g, j] + beside <= budget
-    if link is not None:  # (R13)
-        stall = amount("stall")
-        c.objective += stall
-        least = sum(min(x.time_us for x in b.implementations) for b in problem.backward)
-        sent = pulp.lpSum(m[i] * o[i] for i in V)
-        model += sent * (MIB / (link.to_host_gbps * 1e3)) <= c.objective - least
-        fetched = pulp.lpSum(m[i] * f[g, i] for g, i in f)
-        model += fetched * (MIB / (link.from_host_gbps * 1e3)) <= c.objective
+    c.objective += pulp.lpSum(spent.values())
+    if link is not None:
+        c.queue(o, backlog)  # (R13)
         for i in V:
-            model += o[i] + s[0, i] <= 1
+            model += o[i] + s[0, i] <= 1  # (R13)
         if link.capacity_bytes is not None:
-            model += sent <= link.capacity_bytes / MIB
+            model += pulp.lpSum(m[i] * o[i] for i in V) <= link.capacity_bytes / MIB  # (R13)
+        per_us = link.from_host_gbps * 1e3 / MIB
+        for g, (a, b) in enumerate(groups):
+            stall = amount(f"fetch_stall_{g}")
+            c.objective += stall
+            arriving = pulp.lpSum(m[i] * f[g, i] for i in V)
+            before = prefetched[g - 1] if g else 0
+            earlier = spent[g] + pulp.lpSum(c.backward_us(k) for k in range(a, b))
+            model += arriving <= before + per_us * (stall + (earlier if a < b else 0))  # (R14)
+            model += arriving + prefetched[g] <= before + per_us * (stall + earlier + c.backward_us(b))  # (R15)
     model += c.objective
     return model
 

@@ -25,6 +25,7 @@ from loadmaster.models.memory.reach import groups_by_mass, groups_of
 from loadmaster.models.memory.relaxation import Relaxation
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import SolveOptions
+from tests.executor.memory.schedules import schedule, travelling
 from tests.models.memory.instances import budgets, random_problem
 
 MIB = 1 << 20
@@ -152,6 +153,33 @@ def test_the_checkers_time_is_the_programs_but_for_one_copy(seed: int) -> None:
     if all(e.stall_us == 0 for e in verdict.events):
         assert verdict.time_us <= objective + 1e-6
     assert verdict.time_us >= 0.97 * objective
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_no_journeys_beat_the_relaxation(seed: int) -> None:
+    """Journeys at random, under the very budget that they need: no bound may be above their time."""
+    draw = np.random.default_rng(seed)
+    link = link_of(float(draw.choice([0.2, 0.5, 1.0, 3.0])))
+    if seed % 2:
+        problem = chain(seed, link)
+    else:
+        problem = random_problem(seed, operators=8, skips=0.4, encodings=0.3, host_link=link, unit_bytes=MIB)
+    kept = draw.random(len(problem.forward)) < 0.8
+    by_hand = schedule(problem, lambda i: bool(kept[i]))
+    journeys = travelling(
+        problem,
+        by_hand,
+        lambda i: problem.forward[i].encodes is None and bool(draw.random() < 0.7),
+        lambda i: int(draw.integers(0, 4)),
+        lambda i: int(draw.integers(1, 5)),
+    )
+    at_ease = check(problem, journeys, 1 << 50)
+    assert at_ease.violations == ()
+    for starts in ([1], [1, 3, 6], list(range(1, problem.stage_count))):
+        program = Relaxation(problem, at_ease.peak_bytes, starts).program
+        lower = solve(program, SolveOptions(gap=0.0, time_limit_s=20), solver="highs")
+        assert lower.bound is not None
+        assert lower.bound <= at_ease.time_us + 1e-6
 
 
 @pytest.mark.parametrize("seed", range(8))
