@@ -231,7 +231,8 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
         stand_ins = [torch.nn.Parameter(torch.empty_like(p, device="meta")) for p in g["params"]]
         for p in stand_ins:
             p.grad = torch.empty_like(p)
-        groups.append({**g, "params": stand_ins})
+        # Fused kernels exist for real devices only; the state is the same.
+        groups.append({**g, "params": stand_ins, **{k: False for k in ("fused", "capturable") if k in g}})
     try:
         twin = type(optimizer)(groups)  # type: ignore[call-arg]
         twin.step()

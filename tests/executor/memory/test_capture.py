@@ -123,6 +123,7 @@ def test_measured_peak_keeps_the_planned_one(case, arguments):
         (lambda p: torch.optim.SGD(p, lr=0.1), 0),
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1),
         (lambda p: torch.optim.AdamW(p), 2),
+        (lambda p: torch.optim.AdamW(p, fused=True), 2),
     ],
 )
 def test_optimizer_state_is_counted_before_and_after_its_first_step(make, tensors_per_parameter):
