@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from loadmaster.executor.memory.implementations.activations import (
+    HardtanhFromInput,
     HardtanhFromMask,
-    HardtanhFromOutput,
     ReluFromInput,
     ReluFromMask,
 )
@@ -18,7 +18,7 @@ from loadmaster.executor.memory.implementations.registry import register, regist
 for _alternative in (
     ReluFromInput(),
     ReluFromMask(),
-    HardtanhFromOutput(),
+    HardtanhFromInput(),
     HardtanhFromMask(),
     LeakyReluFromOutput(),
     EluFromOutput(),

@@ -1,7 +1,8 @@
 """ReLU and hardtanh (ReLU6) backward from the input, the output, or one bit per element.
 
-The joint graph itself has ReLU's backward from the output and hardtanh's from the input. Source: Gist's binarized
-ReLU and MONeT's output-activated operators, 003_283bdbbccdcfdb68.txt, section 3.
+PyTorch's joint graph has ReLU's backward from the output and hardtanh's from the input, a BatchNorm's result that
+nobody else needs. A pass lets it read the output too where that tells the same, which the next operator reads anyway.
+Source: Gist's binarized ReLU and MONeT's output-activated operators, 003_283bdbbccdcfdb68.txt, section 3.
 """
 
 from __future__ import annotations
@@ -64,26 +65,22 @@ class ReluFromMask:
         return _masked(graph, site, value, encoded)
 
 
-class HardtanhFromOutput(NothingEncoded):
-    """Hardtanh backward reads the output instead of the input, where the limits are exact in its dtype: bit-equal.
+class HardtanhFromInput(NothingEncoded):
+    """Hardtanh backward reads the input of the hardtanh instead of its output: same operator, bit-equal."""
 
-    A limit that the dtype rounds inwards would leave clamped outputs inside the interval, so such sites are left out.
-    """
-
-    name = "hardtanh_output"
+    name = "hardtanh_input"
 
     def sites(self, joint: fx.GraphModule) -> Sequence[Site]:
-        """Backward nodes of a hardtanh whose forward is in the graph with the same limits."""
+        """Backward nodes of a hardtanh that read its output."""
         found = []
         for backward in calls(joint, HARDTANH_BACKWARD):
-            read = source(backward.args[1])
-            output = None if read is None else _hardtanh_of(read, backward)
-            if output is not None and _exact(output, _limits(backward)):
-                found.append(Site(backward, sources=(output,)))
+            output = source(backward.args[1])
+            if output is not None and output.target is aten.hardtanh.default:
+                found.append(Site(backward, sources=tuple(output.all_input_nodes)))
         return found
 
     def emit(self, graph: fx.Graph, site: Site, value: Value, encoded: fx.Node | None) -> fx.Node:
-        """The same operator on the output."""
+        """The same operator on the input."""
         return _rerun(graph, site, value)
 
 
@@ -109,6 +106,18 @@ class HardtanhFromMask:
     def emit(self, graph: fx.Graph, site: Site, value: Value, encoded: fx.Node | None) -> fx.Node:
         """The gradient where the bit is set."""
         return _masked(graph, site, value, encoded)
+
+
+def clamp_from_output(graph: fx.Graph) -> None:
+    """A pass: every hardtanh backward whose limits are exact in its dtype reads the output, to the same bits.
+
+    A limit that the dtype rounds inwards would leave clamped outputs inside the interval: such ones stay.
+    """
+    for backward in graph.find_nodes(op="call_function", target=HARDTANH_BACKWARD):
+        read = backward.args[1]
+        output = _hardtanh_of(source(read), backward)
+        if output is not None and _exact(output, _limits(backward)):
+            backward.replace_input_with(read, output)
 
 
 def _rerun(graph: fx.Graph, site: Site, value: Value) -> fx.Node:
@@ -139,8 +148,8 @@ def _limits(backward: fx.Node) -> tuple[float, float]:
     return _number(backward.args[2]), _number(backward.args[3])
 
 
-def _hardtanh_of(read: fx.Node, backward: fx.Node) -> fx.Node | None:
-    for user in read.users:
+def _hardtanh_of(read: fx.Node | None, backward: fx.Node) -> fx.Node | None:
+    for user in read.users if read is not None else ():
         if user.target is aten.hardtanh.default:
             limits = (*user.args[1:], *HARDTANH_DEFAULTS[len(user.args) - 1 :])
             if limits == _limits(backward):

@@ -14,6 +14,7 @@ from torch import nn
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.layouts import is_dense
 from loadmaster.executor.memory.implementations.masks import masked_gradient, pack_inside, packed_shape
+from loadmaster.executor.memory.implementations.prepare import prepare
 from loadmaster.executor.memory.implementations.registry import alternatives
 
 BY_NAME = {a.name: a for a in alternatives()}
@@ -26,8 +27,8 @@ BY_NAME = {a.name: a for a in alternatives()}
         ("relu_input", nn.ReLU()),
         ("relu_mask", nn.ReLU()),
         ("relu_mask", nn.Threshold(0.5, 3.0)),
-        ("hardtanh_output", nn.ReLU6()),
-        ("hardtanh_output", nn.Hardtanh(-0.5, 0.75)),
+        ("hardtanh_input", nn.ReLU6()),
+        ("hardtanh_input", nn.Hardtanh(-0.5, 0.75)),
         ("hardtanh_mask", nn.Hardtanh()),
         ("hardtanh_mask", nn.ReLU6()),
     ],
@@ -37,7 +38,8 @@ def test_joint_graph_with_the_alternative_gives_the_same_bits(name, activation, 
     module = nn.Sequential(nn.Linear(5, 7), activation, nn.Linear(7, 3)).to(dtype)
     x = 4 * torch.randn(11, 5, dtype=dtype)
     joint = joint_graph(module, x)
-    changed, sites = substitute(joint, BY_NAME[name])
+    prepared = prepare(joint)
+    changed, sites = substitute(prepared, BY_NAME[name])
     assert sites == 1
     args = arguments(module, [x], [torch.randn(11, 3, dtype=dtype)])
     for got, expected in zip(flat(changed(*args)), flat(joint(*args)), strict=True):
@@ -63,8 +65,8 @@ def test_channels_last_keeps_its_strides(name):
 
 def test_limits_that_the_dtype_rounds_are_no_site():
     module = nn.Sequential(nn.Linear(2, 2), nn.Hardtanh(-0.1, 0.1)).to(torch.bfloat16)
-    joint = joint_graph(module, torch.randn(2, 2, dtype=torch.bfloat16))
-    assert not BY_NAME["hardtanh_output"].sites(joint)
+    joint = prepare(joint_graph(module, torch.randn(2, 2, dtype=torch.bfloat16)))
+    assert not BY_NAME["hardtanh_input"].sites(joint)
     assert not BY_NAME["hardtanh_mask"].sites(joint)
 
 

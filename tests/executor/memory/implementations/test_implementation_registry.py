@@ -13,7 +13,7 @@ from loadmaster.executor.memory.implementations.emitting import aten, call, call
 from loadmaster.executor.memory.implementations.prepare import prepare
 
 BUILT_IN = (
-    *("relu_input", "relu_mask", "hardtanh_output", "hardtanh_mask", "max_pool_offsets"),
+    *("relu_input", "relu_mask", "hardtanh_input", "hardtanh_mask", "max_pool_offsets"),
     *("leaky_relu_output", "elu_output", "softplus_output", "norm_output"),
 )
 
