@@ -232,7 +232,8 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
         for p in stand_ins:
             p.grad = torch.empty_like(p)
         # Fused kernels exist for real devices only; the state is the same.
-        groups.append({**g, "params": stand_ins, **{k: False for k in ("fused", "capturable") if k in g}})
+        plainly = dict.fromkeys({"fused", "capturable"} & g.keys(), False)
+        groups.append({**g, "params": stand_ins, **plainly})
     try:
         twin = type(optimizer)(groups)  # type: ignore[call-arg]
         twin.step()
