@@ -121,5 +121,5 @@ def small() -> Example:
 
 
 def full() -> Example:
-    """1.2 billion parameters: 16 blocks of width 2048, eight sequences of 2048 tokens."""
-    return llama(batch=8, length=2048, vocabulary=128_256, layers=16, width=2048, heads=32, groups=8, hidden=8192)
+    """1.2 billion parameters: 16 blocks of width 2048, four sequences of 2048 tokens."""
+    return llama(batch=4, length=2048, vocabulary=128_256, layers=16, width=2048, heads=32, groups=8, hidden=8192)

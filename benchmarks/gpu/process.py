@@ -1,0 +1,109 @@
+"""A row's process as the scheduler sees it: start, stop, let stand still, talk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.budgets import Row
+from benchmarks.gpu.talk import MARK
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Process:
+    """One worker.
+
+    Args:
+        row: what it measures.
+        order: what it is told.
+        log: where its standard error goes.
+        heard: where (process, message) pairs arrive; the message is None when it has ended.
+    """
+
+    def __init__(self, row: Row, order: dict[str, Any], log: Path, heard: queue.Queue[Any]) -> None:
+        self.row = row
+        self.log = log
+        self.facts: dict[str, Any] = {}
+        self.times_us: list[float] = []
+        self.rounds = 0
+        self.started = time.monotonic()
+        self.frozen_s = 0.0
+        self._frozen_at: float | None = None
+        threads = "2" if order["device"] == "cuda" else "1"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.gpu.worker", json.dumps({"row": row, **order})],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log.open("w"),
+            text=True,
+            env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": threads, "OMP_NUM_THREADS": threads},
+            start_new_session=True,
+        )
+        threading.Thread(target=self._listen, args=(heard,), daemon=True).start()
+
+    def _listen(self, heard: queue.Queue[Any]) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(MARK):
+                heard.put((self, json.loads(line.removeprefix(MARK))))
+        heard.put((self, None))
+
+    def tell(self, word: str) -> None:
+        """Say something to it; a process that has ended hears nothing."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._process.stdin.write(word + "\n")
+            self._process.stdin.flush()
+
+    def freeze(self) -> None:
+        """Let it and its children stand still."""
+        if self._frozen_at is None:
+            self._frozen_at = time.monotonic()
+            self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        if self._frozen_at is not None:
+            self.frozen_s += time.monotonic() - self._frozen_at
+            self._frozen_at = None
+            self._signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """Let it end by itself if it does so at once; its memory must be free for the next one."""
+        self.thaw()
+        self.tell("quit")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        self.stop()
+
+    def stop(self) -> None:
+        """End it and its children."""
+        self.thaw()
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    @property
+    def running_s(self) -> float:
+        """How long it has run, standing still left out."""
+        frozen = 0.0 if self._frozen_at is None else time.monotonic() - self._frozen_at
+        return time.monotonic() - self.started - self.frozen_s - frozen
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1][:300] if lines else "it said nothing"
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)

@@ -1,0 +1,196 @@
+"""A step under a byte budget, as a row measures it: captured, fitted by trials, planned where it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from loadmaster.executor.costs import CostModel
+from loadmaster.executor.memory import capture as capturing
+from loadmaster.executor.memory.fit import Fitter
+from loadmaster.executor.memory.implementations import registry
+from loadmaster.executor.memory.tries import Correction
+from loadmaster.models.hardware import hardware
+from loadmaster.models.memory.plan import MemoryPlan
+from loadmaster.models.memory.problem import HostLink, MemoryProblem
+from loadmaster.planner import PlanOptions, plan
+
+Alone = Callable[[], AbstractContextManager[None]]
+
+PLAN_LIMIT_S = 30.0
+
+
+class Remembered:
+    """Costs of one case, measured by its first row while nothing else ran, and read by the others.
+
+    Args:
+        base: measures what is not known yet.
+        path: where they are kept.
+        alone: held from the first measurement until :meth:`close`.
+    """
+
+    def __init__(self, base: CostModel, path: Path, alone: Alone) -> None:
+        self.base = base
+        self.path = path
+        self.alone = alone
+        self.held: AbstractContextManager[None] | None = None
+        self.closed = False
+        known = json.loads(path.read_text()) if path.exists() else {"nodes": {}, "moves": None}
+        self.nodes: dict[str, list[float]] = known["nodes"]
+        self.moves: list[float] | None = known["moves"]
+
+    def node_us(self, node: fx.Node) -> float:
+        """Time of one operator, us."""
+        return self._of(node)[0]
+
+    def workspace_bytes(self, node: fx.Node) -> int:
+        """Its workspace."""
+        return int(self._of(node)[1])
+
+    def move_us(self, size_bytes: int, kernels: int = 1) -> float:
+        """Time of fused kernels, us: linear in both."""
+        if self.moves is None:
+            self._hold()
+            probe = 1 << 30
+            self.moves = [self.base.move_us(probe, 0) / probe, self.base.move_us(0, 1)]
+        return size_bytes * self.moves[0] + kernels * self.moves[1]
+
+    def close(self) -> None:
+        """Let others run again, and keep what was measured; the little that is measured later is not kept."""
+        self.closed = True
+        if self.held is not None:
+            self.held.__exit__(None, None, None)
+            self.held = None
+            part = self.path.with_suffix(".part")
+            part.write_text(json.dumps({"nodes": self.nodes, "moves": self.moves}))
+            part.replace(self.path)
+
+    def _of(self, node: fx.Node) -> list[float]:
+        key = str(_key(node))
+        if key not in self.nodes:
+            self._hold()
+            self.nodes[key] = [self.base.node_us(node), self.base.workspace_bytes(node)]
+        return self.nodes[key]
+
+    def _hold(self) -> None:
+        if self.held is None and not self.closed:
+            self.held = self.alone()
+            self.held.__enter__()
+
+
+def _key(node: fx.Node) -> Hashable:
+    """Equal for operators that run the same: target, shapes, strides, dtypes and plain arguments."""
+
+    def described(leaf: object) -> str:
+        if isinstance(leaf, torch.Tensor):
+            return f"{leaf.dtype}{tuple(leaf.shape)}{leaf.stride()}"
+        return repr(leaf)
+
+    values = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
+    leaves, structure = torch.utils._pytree.tree_flatten(values)
+    return (node.op, str(node.target), str(structure), *map(described, leaves))
+
+
+@contextlib.contextmanager
+def remembering(path: Path, alone: Alone) -> Iterator[None]:
+    """Inside, captures read and write the costs at ``path``."""
+    original = capturing.profiled
+    made: list[Remembered] = []
+
+    def profiled(*args: Any, **options: Any) -> CostModel:
+        made.append(Remembered(original(*args, **options), path, alone))
+        return made[-1]
+
+    capturing.profiled = profiled
+    try:
+        yield
+    finally:
+        capturing.profiled = original
+        for costs in made:
+            costs.close()
+
+
+SORTS = {
+    "none": (),
+    "convolution": ("conv",),
+    "output": ("output",),
+    "intermediate": ("mask", "offsets"),
+}
+"""What each part of the published ablation (Figure 4.5) may use, by words in the names of implementations:
+convolution algorithms, operators that go backward from their output, and those that keep something smaller."""
+
+
+def restrict(implementations: str) -> None:
+    """Take out of this process what an ablation leaves out."""
+    if implementations in SORTS:
+        for alternative in registry.alternatives():
+            if not any(word in alternative.name for word in SORTS[implementations]):
+                registry.unregister(alternative.name)
+
+
+def under_budget(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    loss: Any,
+    *,
+    budget_bytes: int,
+    name: str,
+    costs: Path,
+    corrections: Path,
+    alone: Alone,
+    backend: str,
+    offload: bool,
+    tries: int,
+    facts: dict[str, Any],
+) -> Callable[..., torch.Tensor]:
+    """The step that keeps the budget.
+
+    Args:
+        costs, corrections: files that the rows of one case share: measured costs, and what trials taught of times.
+        offload: whether host memory may hold results.
+        tries: plans that are run at most.
+        facts: what is found out goes here, also when no step is.
+
+    Raises:
+        BudgetError: no plan keeps the budget.
+        LimitReachedError: no plan was found in time.
+    """
+    start = time.perf_counter()
+    host = hardware("h200")
+    link = HostLink(host.to_host_gbps, host.from_host_gbps) if offload else False
+    with remembering(costs, alone):
+        fitter = Fitter(model, inputs, loss, backend=backend, name=name, host_link=link)
+        fitter.captured.problem()
+    facts |= {"budget_bytes": budget_bytes, "capture_s": time.perf_counter() - start, "plan_s": 0.0}
+    if corrections.exists():
+        fitter.times = Correction(0, *json.loads(corrections.read_text()))
+
+    def planner(problem: MemoryProblem) -> MemoryPlan:
+        began = time.perf_counter()
+        found = plan(problem, PlanOptions(time_limit_s=PLAN_LIMIT_S))
+        facts["plan_s"] = max(facts["plan_s"], time.perf_counter() - began)
+        facts["status"], facts["gap"] = found.status, found.gap
+        return found
+
+    fitted = fitter.fit(planner, budget_bytes, tries)
+    corrections.write_text(json.dumps([fitter.times.products, fitter.times.moves]))
+    chosen = fitted.tries[fitted.chosen]
+    facts |= {
+        "gap": fitted.plan.gap,
+        "planned_peak_bytes": chosen.planned_peak_bytes,
+        "planned_step_us": chosen.planned_us,
+        "trial_step_us": chosen.measured.step_us,
+        "tries": len(fitted.tries),
+        "first_time_error": fitted.tries[0].time_error,
+        "first_peak_error": fitted.tries[0].peak_error,
+        "corrections": [fitter.times.products, fitter.times.moves],
+    }
+    return fitted.step

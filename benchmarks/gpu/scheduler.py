@@ -1,0 +1,295 @@
+"""Runs rows on one GPU: several compile at once, one measures while the others stand still.
+
+Rows of one ``group`` and case wait for each other and are then measured in turns, a few steps each, so that a drift of
+the machine meets all of them alike. Other rows are measured as soon as they are ready. A wall limit
+ends the run in time to measure what is ready and to write it down; another run goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.budgets import Row, budget_bytes, identity
+from benchmarks.gpu.cases import case
+from benchmarks.gpu.process import Process
+
+ROUNDS = 3
+STEPS_PER_ROUND = 5
+# Kernels that were queued before a process was stopped drain in this time.
+SETTLE_S = 0.3
+# A row holds the GPU's context and its own workspaces beside what it counts.
+CONTEXT_GIB = 0.8
+ALLOCATOR_FACTOR = 1.15
+# A row that is not ready after this long has failed.
+ROW_LIMIT_S = 420.0
+# A plan is made before its step is compiled, and sometimes twice.
+PLANNED_MARGIN = 1.8
+# Groups in progress: rows that wait for the others of theirs take memory.
+GROUPS_AT_ONCE = 2
+# What one round takes, and what is kept in hand at the end.
+MEASURE_S = 2.0
+LAST_S = 5.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a run may use.
+
+    Attributes:
+        wall_s: seconds in all.
+        start_margin_s: no row is started when less than this is left; rows that plan need more.
+        jobs: rows that compile at once.
+        memory_gib: GPU memory of all rows together.
+    """
+
+    wall_s: float
+    start_margin_s: float
+    jobs: int
+    memory_gib: float
+
+
+class Scheduler:
+    """One run over the rows wanted.
+
+    Args:
+        rows: measured so far, by earlier runs too; this run's are added.
+        order: what workers are told (device, folder, small).
+        note: called after every finished row.
+    """
+
+    def __init__(
+        self, wanted: Sequence[Row], rows: list[Row], limits: Limits, order: dict[str, Any], note: Callable[[], None]
+    ) -> None:
+        self.rows = rows
+        self.limits = limits
+        self.order = order
+        self.note = note
+        self.run_number = 1 + max((row.get("run", 0) for row in rows), default=0)
+        self.began = time.monotonic()
+        self.pending = self._missing(wanted)
+        self.heard: queue.Queue[tuple[Process, dict[str, Any] | None]] = queue.Queue()
+        self.busy: list[Process] = []
+        self.ready: list[Process] = []
+        self.asking: deque[tuple[Process, str]] = deque()
+        self.measuring: Process | None = None
+        self.started = 0
+
+    def run(self) -> None:
+        """Until every row is there or the time is up."""
+        while True:
+            self._start_rows()
+            self._end_late()
+            self._measure_ready()
+            if not (self.busy or self.ready or self.measuring):
+                break
+            self._serve()
+            try:
+                process, message = self.heard.get(timeout=0.5)
+            except queue.Empty:
+                continue
+            self._take(process, message)
+        for row in self.pending:
+            print(f"left for another run: {describe(row)}", flush=True)
+
+    def _missing(self, wanted: Sequence[Row]) -> list[Row]:
+        """Rows not measured yet. Where a case has any, its plain step is measured again beside them."""
+        done = {identity(row) for row in self.rows if "error" not in row}
+        missing = [row for row in wanted if identity(row) not in done]
+        open_cases = {row["case"] for row in missing if row["method"] != "capture"}
+        anchors = [r for r in wanted if r.get("knob") == 1.0 and r["case"] in open_cases and r not in missing]
+        self.rows[:] = [row for row in self.rows if "error" not in row]
+        return [r for r in wanted if r in missing or r in anchors]
+
+    @property
+    def left_s(self) -> float:
+        return self.limits.wall_s - (time.monotonic() - self.began)
+
+    def _known(self) -> list[Row]:
+        """Rows measured, and those that only wait to be timed: their peak is known."""
+        waiting = [{**p.row, **p.facts} for p in self.ready]
+        return [*self.rows, *waiting]
+
+    def _start_rows(self) -> None:
+        for row in list(self.pending):
+            if len(self.busy) >= self.limits.jobs:
+                return
+            open_groups = {group_of(p.row) for p in (*self.busy, *self.ready)} - {None}
+            if group_of(row) not in {None, *open_groups} and len(open_groups) >= GROUPS_AT_ONCE:
+                continue
+            margin = PLANNED_MARGIN if row["method"] == "loadmaster" else 1.0
+            if self.left_s < margin * self.limits.start_margin_s:
+                continue
+            order = dict(row)
+            captured = any(r["case"] == row["case"] and r["method"] == "capture" for r in self.rows)
+            if row["method"] == "loadmaster":
+                found = budget_bytes(row["budget"], row["case"], self._known())
+                if found is None or not captured:
+                    continue
+                order["budget_bytes"] = found
+            if not self._fits(order):
+                continue
+            self.pending.remove(row)
+            self.started += 1
+            log = Path(self.order["folder"]) / "logs" / f"{self.run_number}-{self.started}.log"
+            log.parent.mkdir(exist_ok=True)
+            self.busy.append(Process(order, self.order, log, self.heard))
+
+    def _fits(self, row: Row) -> bool:
+        """Whether a row can join without the GPU running out, whoever measures next."""
+        held = sum(map(needs_gib, (p.row for p in self.busy))) + sum(rests_gib(p.row) for p in self.ready)
+        next_up = max((needs_gib(p.row) for p in self.ready), default=0.0)
+        alone = not self.busy and not self.ready
+        return alone or held + next_up + needs_gib(row) <= self.limits.memory_gib
+
+    def _end_late(self) -> None:
+        """Stop what has run for too long, and everything that compiles when it is time to measure."""
+        rounds = sum(1 if group_of(p.row) is None else ROUNDS for p in self.ready)
+        time_up = self.left_s < 2 * LAST_S + MEASURE_S * rounds
+        for process in list(self.busy):
+            if process is self.measuring:
+                continue
+            if time_up:
+                self._put_back(process)
+            elif process.running_s > ROW_LIMIT_S:
+                process.stop()
+                self._finish(process, {"error": f"not ready after {ROW_LIMIT_S:.0f} s: {process.last_words()}"})
+        if time_up:
+            self.asking = deque((p, word) for p, word in self.asking if p in self.ready)
+        if self.left_s < LAST_S and self.measuring is None:
+            self.asking.clear()
+            for process in list(self.ready):
+                if process.times_us:
+                    self._finish(process, timing(process.times_us))
+                else:
+                    self._put_back(process)
+
+    def _put_back(self, process: Process) -> None:
+        """Stop a row that another run must measure."""
+        process.stop()
+        (self.busy if process in self.busy else self.ready).remove(process)
+        self.pending.append({k: v for k, v in process.row.items() if k != "budget_bytes"})
+
+    def _measure_ready(self) -> None:
+        """Queue rounds for rows that are ready; rows of a group once all of it are, or nothing else can go on."""
+        asked = {id(p) for p, _ in self.asking}
+        stuck = not self.busy and self.measuring is None and not self.asking
+        for process in self.ready:
+            if id(process) in asked or process.rounds or process is self.measuring:
+                continue
+            group = group_of(process.row)
+            if group is None:
+                self.asking.append((process, str(ROUNDS * STEPS_PER_ROUND)))
+            elif stuck or not any(group_of(r) == group for r in (*self.pending, *(p.row for p in self.busy))):
+                members = [p for p in self.ready if group_of(p.row) == group and not p.rounds and id(p) not in asked]
+                self.asking.extend((p, str(STEPS_PER_ROUND)) for _ in range(ROUNDS) for p in members)
+                asked |= {id(p) for p in members}
+
+    def _serve(self) -> None:
+        """Let the next one have the machine to itself."""
+        if self.measuring is not None:
+            return
+        if not self.asking:
+            for process in self.busy:
+                process.thaw()
+            return
+        self.measuring, word = self.asking.popleft()
+        running = [p for p in self.busy if p is not self.measuring]
+        for process in running:
+            process.freeze()
+        if running:
+            time.sleep(SETTLE_S)
+        self.measuring.thaw()
+        self.measuring.tell(word)
+
+    def _take(self, process: Process, message: dict[str, Any] | None) -> None:
+        if process not in self.busy and process not in self.ready:
+            return
+        facts = dict(message or {})
+        said = facts.pop("say", None)
+        process.facts |= {k: v for k, v in facts.items() if k != "times_us"}
+        if said == "alone":
+            self.asking.append((process, "go"))
+            return
+        if process is self.measuring:
+            self.measuring = None
+        if said == "ready":
+            self.busy.remove(process)
+            self.ready.append(process)
+        elif said == "round":
+            process.rounds += 1
+            process.times_us += facts["times_us"]
+            if len(process.times_us) >= ROUNDS * STEPS_PER_ROUND:
+                self._finish(process, timing(process.times_us))
+        elif said == "row":
+            self._finish(process, {})
+        elif said is None:
+            self._finish(process, {"error": f"ended: {process.last_words()}"})
+
+    def _finish(self, process: Process, facts: dict[str, Any]) -> None:
+        for group in (self.busy, self.ready):
+            if process in group:
+                group.remove(process)
+        if process is self.measuring:
+            self.measuring = None
+        self.asking = deque((p, word) for p, word in self.asking if p is not process)
+        process.end()
+        row = {**process.row, **process.facts, **facts, "run": self.run_number}
+        row |= {"seconds": round(process.running_s, 1), "frozen_s": round(process.frozen_s, 1)}
+        self.rows.append(row)
+        print(f"{time.monotonic() - self.began:5.0f} s  {describe(row)}", flush=True)
+        self.note()
+
+
+def group_of(row: Row) -> tuple[str, str] | None:
+    """Case and group of a row that is measured in turns with others."""
+    return (row["case"], row["group"]) if "group" in row else None
+
+
+def timing(times_us: Sequence[float]) -> dict[str, Any]:
+    """Median and quartiles."""
+    low, median, high = statistics.quantiles(times_us, n=4)
+    return {"step_us": median, "quartiles_us": [low, high], "steps": len(times_us)}
+
+
+def needs_gib(row: Row) -> float:
+    """GPU memory that a row takes while it runs, roughly."""
+    model = case(row["case"])
+    if row["method"] == "capture":
+        return model.resident_gib + model.eager_gib / 4 + CONTEXT_GIB
+    own = model.eager_gib
+    if "budget_bytes" in row:
+        own = min(own, row["budget_bytes"] / 2**30)
+    return ALLOCATOR_FACTOR * own + model.resident_gib + CONTEXT_GIB
+
+
+def rests_gib(row: Row) -> float:
+    """What it holds while it waits."""
+    return case(row["case"]).resident_gib + CONTEXT_GIB
+
+
+def describe(row: Row) -> str:
+    """One line."""
+    method = " ".join(str(row[k]) for k in ("method", "knob", "budget", "implementations") if k in row)
+    start = f"{row['case']:12} {method:34}"
+    if "error" in row or "refused" in row:
+        return f"{start} {'failed: ' + row['error'] if 'error' in row else 'refused: ' + row['refused']}"
+    if "step_us" not in row:
+        facts = {k: row[k] for k in ("capture_s", "least_bytes", "forward_operators") if k in row}
+        return f"{start} {json.dumps(facts)}" if facts else start
+    low, high = row["quartiles_us"]
+    line = (
+        f"{start} {row['step_us'] / 1e3:8.2f} ms ({low / 1e3:.2f}..{high / 1e3:.2f}) {row['peak_bytes'] / 2**30:6.2f}"
+    )
+    if row.get("planned_peak_bytes"):
+        kept = "kept" if row["peak_bytes"] <= row["budget_bytes"] else "BROKEN"
+        line += f" of {row['budget_bytes'] / 2**30:.2f} GiB, {kept}; planned {row['planned_step_us'] / 1e3:.2f} ms"
+        line += f" {row['planned_peak_bytes'] / 2**30:.2f} GiB"
+    return line

@@ -1,0 +1,194 @@
+"""One row in a process of its own: ``python -m benchmarks.gpu.worker ORDER``, started by the scheduler.
+
+It compiles beside others, and speaks with the scheduler in lines: ``alone`` asks that the others stand still until
+``done``; ``ready`` says that the first step has run; then it measures a round whenever it is told to, until ``quit``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import cases, promise
+from benchmarks.gpu.budgets import OFFLOADING, Row
+from benchmarks.gpu.talk import Link, measure_trials_alone, tune_alone
+from loadmaster.errors import BudgetError, LimitReachedError
+from loadmaster.executor import measure
+from loadmaster.executor.memory.capture import capture
+from loadmaster.models.memory.minimum import minimum_budget
+
+WARM_UP = 2
+TRIES = 3
+# What the first rows of a case have taught is known by then.
+SWEEP_TRIES = 2
+
+
+class Runner:
+    """A row's step, and what has been found out about it."""
+
+    def __init__(self, order: dict[str, Any], link: Link) -> None:
+        self.row: Row = order["row"]
+        self.device: str = order["device"]
+        self.folder = Path(order["folder"])
+        self.link = link
+        self.case = cases.case(self.row["case"])
+        self.model, self.inputs, self.loss, self.precision = cases.build(self.case, self.device, small=order["small"])
+        self.facts: dict[str, Any] = {}
+
+    @property
+    def backend(self) -> str:
+        """Inductor on a GPU; trials on a CPU compile nothing."""
+        return "inductor" if self.device == "cuda" else "eager"
+
+    def shared(self, what: str) -> Path:
+        """A file that the rows of this case share."""
+        return self.folder / f"{self.row['case'].replace(' ', '_')}.{what}.json"
+
+    def capture(self) -> None:
+        """Measure the costs that all rows of this case read, and the least budget."""
+        start, waited = time.perf_counter(), self.link.waited_s
+        with self.precision(), promise.remembering(self.shared("costs"), self.link.alone):
+            problem = capture(self.model, self.inputs, self.loss, backend=self.backend)
+        self.facts = {
+            "capture_s": time.perf_counter() - start - (self.link.waited_s - waited),
+            "least_bytes": minimum_budget(problem).budget_bytes,
+            "forward_operators": len(problem.forward),
+            "backward_operators": len(problem.backward),
+        }
+
+    def call(self) -> Callable[..., torch.Tensor]:
+        """What takes the inputs and returns the loss."""
+        model, loss, method = self.model, self.loss, self.row["method"]
+
+        def plain(*batch: Any) -> torch.Tensor:
+            return model(*batch) if loss is None else loss(model(*batch[:-1]), batch[-1])
+
+        if method == "loadmaster":
+            promise.restrict(self.row.get("implementations", "all"))
+            with self.precision():
+                return promise.under_budget(
+                    model,
+                    self.inputs,
+                    loss,
+                    budget_bytes=self.row["budget_bytes"],
+                    name=self.row["case"],
+                    costs=self.shared("costs"),
+                    corrections=self.shared("corrections"),
+                    alone=self.link.alone,
+                    backend=self.backend,
+                    offload=self.row.get("implementations") == OFFLOADING,
+                    tries=TRIES if "group" in self.row else SWEEP_TRIES,
+                    facts=self.facts,
+                )
+        if "checkpoint" in method:
+            cases.checkpoint_blocks(model, self.case.blocks)
+        if method.startswith("compile"):
+            import torch._functorch.config as functorch_config
+
+            functorch_config.activation_memory_budget = self.row.get("knob", 1.0)
+            compiler = "inductor" if self.device == "cuda" else "aot_eager_decomp_partition"
+            return torch.compile(plain, dynamic=False, backend=compiler)
+        return plain
+
+    def run(self) -> None:
+        """Prepare the step, run it once, and measure it on demand."""
+        call = self.call()
+
+        def step() -> torch.Tensor:
+            for p in self.model.parameters():
+                p.grad = None
+            with self.precision():
+                value = call(*self.inputs)
+            value.backward()
+            return value.detach()
+
+        start, waited = time.perf_counter(), self.link.waited_s
+        torch.manual_seed(1)
+        value = step()
+        norms = [p.grad.double().square().sum() for p in self.model.parameters() if p.grad is not None]
+        self.facts["gradient_norm"] = float(torch.stack(norms).sum().sqrt())
+        self.facts["loss"] = float(value)
+        self.facts["first_step_s"] = time.perf_counter() - start - (self.link.waited_s - waited)
+        self.rest()
+        self.measured(step, warm_up=1, repeats=0)
+        self.rest()
+        self.link.say("ready", **self.facts)
+        while (told := self.link.hear()) != "quit":
+            times_us = self.measured(step, WARM_UP, int(told))
+            self.rest()
+            self.link.say("round", times_us=times_us, **self.facts)
+
+    def measured(self, step: Callable[[], Any], warm_up: int, repeats: int) -> list[float]:
+        """Wall time of some steps in a row, us; the highest bytes seen so far go to the facts."""
+        if self.device != "cuda":
+            return self.measured_on_cpu(step, repeats)
+        times = []
+        resident = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        for n in range(warm_up + repeats):
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            step()
+            stop.record()
+            stop.synchronize()
+            if n >= warm_up:
+                times.append(start.elapsed_time(stop) * 1e3)
+        self.raise_to("resident_bytes", resident)
+        self.raise_to("peak_bytes", torch.cuda.max_memory_allocated())
+        self.raise_to("reserved_bytes", torch.cuda.max_memory_reserved())
+        return times
+
+    def measured_on_cpu(self, step: Callable[[], Any], repeats: int) -> list[float]:
+        """The same in a trial."""
+        resident = [*self.model.parameters(), *self.model.buffers(), *self.inputs]
+        self.raise_to("peak_bytes", measure(step, resident=resident, warmup=1, repeats=0).peak_bytes)
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            step()
+            times.append((time.perf_counter() - start) * 1e6)
+        return times
+
+    def raise_to(self, name: str, value: int) -> None:
+        """Keep the highest."""
+        self.facts[name] = max(self.facts.get(name, 0), value)
+
+    def rest(self) -> None:
+        """Hold no more than the model and its batch while others run."""
+        for p in self.model.parameters():
+            p.grad = None
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+
+
+def main() -> None:
+    """Run one row; whatever goes wrong is the row's result, beside what was found out before."""
+    link = Link()
+    order = json.loads(sys.argv[1])
+    facts: dict[str, Any] = {}
+    try:
+        tune_alone(link)
+        measure_trials_alone(link)
+        runner = Runner(order, link)
+        facts = runner.facts
+        if runner.row["method"] == "capture":
+            runner.capture()
+            link.say("row", **runner.facts)
+        else:
+            runner.run()
+    except (BudgetError, LimitReachedError) as error:
+        link.say("row", **facts, refused=f"{type(error).__name__}: {error}"[:500])
+    except Exception as error:
+        link.say("row", **facts, error=f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:500])
+        raise
+
+
+if __name__ == "__main__":
+    main()

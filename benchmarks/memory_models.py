@@ -1,0 +1,122 @@
+"""Which models of real repositories can be captured, planned and run under a budget, and why one cannot.
+
+    python benchmarks/memory_models.py --out DIR    on a GPU host that has torchvision, transformers and the solvers
+    python benchmarks/memory_models.py --out DIR --device cpu --small     a trial
+
+Every model is built from its configuration with random weights. The budget is a share of what the plain eager step of
+the same model takes. A row is a process of its own; rows are in DIR/rows.json after each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.gpu import scheduler  # noqa: E402
+from benchmarks.gpu.budgets import Row  # noqa: E402
+from benchmarks.gpu.figures import gib, milliseconds  # noqa: E402
+from benchmarks.gpu.zoo import ZOO  # noqa: E402
+from benchmarks.memory_gpu import START_MARGIN_S, memory_gib  # noqa: E402
+
+SHARE = 0.6
+# Kernels that add in another order differ in the last digits of float32, and of bfloat16 in its third.
+NORM_TOLERANCE = {False: 1e-3, True: 2e-2}
+
+
+def wanted(models: Sequence[str]) -> list[Row]:
+    """Three rows for each model."""
+    rows: list[Row] = []
+    for name in models:
+        rows += [{"case": name, "method": "capture"}, {"case": name, "method": "eager"}]
+        rows.append({"case": name, "method": "loadmaster", "budget": f"share {SHARE}"})
+    return rows
+
+
+def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """One line for each model that any row is there of."""
+    found = []
+    for name in dict.fromkeys(row["case"] for row in rows):
+        captured, eager, planned = (
+            next((r for r in reversed(rows) if (r["case"], r["method"]) == (name, method)), {})
+            for method in ("capture", "eager", "loadmaster")
+        )
+        runs = "step_us" in planned
+        norms = (planned.get("gradient_norm"), eager.get("gradient_norm"))
+        same = None
+        if None not in norms:
+            same = abs(norms[0] - norms[1]) <= NORM_TOLERANCE[ZOO[name].autocast] * norms[1]
+        reasons = [r.get("error") or r.get("refused") for r in (captured, eager, planned)]
+        found.append(
+            {
+                "model": name,
+                "captures": "least_bytes" in captured,
+                "operators": captured.get("forward_operators", 0) + captured.get("backward_operators", 0) or None,
+                "capture_s": rounded(captured.get("capture_s"), 1),
+                "plans": "gap" in planned and planned.get("status") != "infeasible",
+                "gap_percent": rounded(planned.get("gap"), 4, 100),
+                "plan_s": rounded(planned.get("plan_s"), 1),
+                "runs": runs,
+                "step_ms": milliseconds(planned.get("step_us")),
+                "eager_step_ms": milliseconds(eager.get("step_us")),
+                "budget_gib": gib(planned.get("budget_bytes")),
+                "peak_gib": gib(planned.get("peak_bytes")),
+                "eager_peak_gib": gib(eager.get("peak_bytes")),
+                "kept": planned["peak_bytes"] <= planned["budget_bytes"] if runs else None,
+                "gradient_norm": norms[0],
+                "eager_gradient_norm": norms[1],
+                "same_gradients": same,
+                "reason": next((reason for reason in reasons if reason), None),
+            }
+        )
+    return found
+
+
+def rounded(value: float | None, digits: int, factor: float = 1.0) -> float | None:
+    """A figure as the table shows it."""
+    return None if value is None else round(factor * value, digits)
+
+
+def main() -> None:
+    """Measure what is missing, and report."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--out", type=Path, required=True, help="folder for rows and costs; kept from run to run")
+    p.add_argument("--models", nargs="+", default=list(ZOO), choices=list(ZOO))
+    p.add_argument("--wall", type=float, default=3600.0, help="seconds; what is ready then is measured and written")
+    p.add_argument("--jobs", type=int, default=8, help="rows that compile at once")
+    p.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    p.add_argument("--small", action="store_true", help="small models, to try the benchmark itself")
+    p.add_argument("--report", action="store_true", help="measure nothing")
+    a = p.parse_args()
+    began = time.monotonic()
+    a.out.mkdir(parents=True, exist_ok=True)
+    record = a.out / "rows.json"
+    rows: list[Row] = json.loads(record.read_text()) if record.exists() else []
+
+    def note() -> None:
+        part = record.with_suffix(".part")
+        part.write_text(json.dumps(rows, indent=1))
+        part.replace(record)
+
+    if not a.report:
+        order = {"device": a.device, "folder": str(a.out.resolve()), "small": a.small}
+        margin_s = 15.0 if a.small else START_MARGIN_S
+        limits = scheduler.Limits(a.wall - (time.monotonic() - began), margin_s, a.jobs, memory_gib(a.device))
+        scheduler.Scheduler(wanted(a.models), rows, limits, order, note).run()
+    for line in table(rows):
+        print(", ".join(f"{name} {value}" for name, value in line.items() if value is not None))
+    if a.device == "cuda" and not a.report:
+        from benchmarks.record import write
+
+        print(write("memory_models", {"budget": f"{SHARE:.0%} of the eager step's peak", "models": table(rows)}))
+
+
+if __name__ == "__main__":
+    main()

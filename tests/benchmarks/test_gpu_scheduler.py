@@ -1,0 +1,124 @@
+"""The scheduler: rows of a group in turns, one alone at a time, and a run that goes on where another stopped."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from benchmarks.gpu import scheduler
+from benchmarks.gpu.budgets import identity
+
+LIMITS = scheduler.Limits(wall_s=1000.0, start_margin_s=10.0, jobs=2, memory_gib=1e9)
+
+
+class FakeProcess:
+    """A row that is ready at once, takes one microsecond a step, and writes down what happens to it."""
+
+    events: ClassVar[list[tuple[str, object]]] = []
+
+    def __init__(self, row, order, log, heard):
+        self.row, self.heard = row, heard
+        self.facts, self.times_us, self.rounds, self.frozen_s, self.running_s = {}, [], 0, 0.0, 1.0
+        self.frozen = False
+        self.name = row.get("knob", row["method"])
+        self.events.append(("start", self.name))
+        first = {"say": "row", "least_bytes": 1 << 30} if row["method"] == "capture" else None
+        first = {"say": "row", "error": "broken"} if row["method"] == "eager" else first
+        if row.get("knob") == 0.5:
+            first = {"say": "alone"}
+        heard.put((self, first or {"say": "ready", "peak_bytes": 1 << 30}))
+
+    def tell(self, word):
+        if word == "quit":
+            return
+        self.events.append((word, self.name))
+        assert not self.frozen
+        if word == "go":
+            self.heard.put((self, {"say": "done"}))
+            self.heard.put((self, {"say": "ready", "peak_bytes": 1 << 30}))
+        else:
+            self.heard.put((self, {"say": "round", "times_us": [1.0] * int(word)}))
+
+    def freeze(self):
+        self.frozen = True
+
+    def thaw(self):
+        self.frozen = False
+
+    def end(self):
+        self.events.append(("end", self.name))
+
+    def stop(self):
+        self.events.append(("stop", self.name))
+
+    def last_words(self):
+        return "nothing"
+
+
+@pytest.fixture(autouse=True)
+def fakes(monkeypatch):
+    monkeypatch.setattr(scheduler, "Process", FakeProcess)
+    monkeypatch.setattr(scheduler, "SETTLE_S", 0.0)
+    FakeProcess.events.clear()
+
+
+def compiled(knob: float):
+    return {"case": "resnet50", "method": "compile", "knob": knob, "group": "compared"}
+
+
+def run(wanted, rows, tmp_path, limits=LIMITS):
+    scheduler.Scheduler(wanted, rows, limits, {"folder": str(tmp_path)}, lambda: None).run()
+    return FakeProcess.events
+
+
+def test_a_group_is_measured_in_turns_when_all_of_it_is_ready(tmp_path):
+    rows: list = []
+    events = run([compiled(1.0), compiled(0.7), compiled(0.5)], rows, tmp_path)
+    rounds = [name for word, name in events if word == str(scheduler.STEPS_PER_ROUND)]
+    assert rounds == [1.0, 0.7, 0.5] * scheduler.ROUNDS
+    assert events.index(("go", 0.5)) < events.index((str(scheduler.STEPS_PER_ROUND), 1.0))
+    assert [row["steps"] for row in rows] == [scheduler.ROUNDS * scheduler.STEPS_PER_ROUND] * 3
+
+
+def test_a_run_goes_on_where_another_stopped_beside_the_plain_step(tmp_path):
+    rows: list = []
+    run([compiled(1.0), compiled(0.7)], rows, tmp_path)
+    FakeProcess.events.clear()
+    events = run([compiled(1.0), compiled(0.7), compiled(0.5)], rows, tmp_path)
+    assert [name for word, name in events if word == "start"] == [1.0, 0.5]
+    assert [(row["knob"], row["run"]) for row in rows] == [(1.0, 1), (0.7, 1), (1.0, 2), (0.5, 2)]
+    FakeProcess.events.clear()
+    assert run([compiled(1.0), compiled(0.7), compiled(0.5)], rows, tmp_path) == []
+
+
+def test_plans_wait_for_the_peaks_that_their_budgets_refer_to(tmp_path):
+    rows: list = []
+    planned = {"case": "resnet50", "method": "loadmaster", "budget": "above", "group": "compared"}
+    run([planned, {"case": "resnet50", "method": "capture"}, compiled(1.0)], rows, tmp_path)
+    row = next(r for r in rows if r["method"] == "loadmaster")
+    assert row["budget_bytes"] == int(1.1 * (1 << 30))
+    assert identity(row) == identity(planned)
+
+
+def test_a_row_that_fails_is_recorded_and_measured_again_by_the_next_run(tmp_path):
+    rows: list = []
+    eager = {"case": "resnet50", "method": "eager"}
+    run([eager], rows, tmp_path)
+    assert rows[0]["error"] == "broken"
+    run([eager], rows, tmp_path)
+    assert len(rows) == 1 and rows[0]["run"] == 2
+
+
+def test_what_does_not_fit_beside_the_others_waits(tmp_path):
+    tight = scheduler.Limits(1000.0, 10.0, jobs=8, memory_gib=scheduler.needs_gib(compiled(1.0)) + 2.0)
+    rows: list = []
+    run([compiled(1.0), compiled(0.7)], rows, tmp_path, tight)
+    assert len(rows) == 2
+
+
+def test_nothing_is_started_when_time_is_nearly_up(tmp_path, capsys):
+    rows: list = []
+    run([compiled(1.0)], rows, tmp_path, scheduler.Limits(5.0, 10.0, jobs=2, memory_gib=1e9))
+    assert rows == []
+    assert "left for another run" in capsys.readouterr().out
