@@ -79,12 +79,11 @@ class Process:
             self._frozen_at = None
             self._signal(signal.SIGCONT)
 
-    def end(self) -> None:
-        """Let it end by itself if it does so at once; its memory must be free for the next one."""
+    def end(self, *, patience_s: float = 0.0) -> None:
+        """Stop it; first let it write down what went wrong."""
         self.thaw()
-        self.tell("quit")
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
+            self._process.wait(patience_s)
         self.stop()
 
     def stop(self) -> None:

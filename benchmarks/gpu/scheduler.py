@@ -240,7 +240,7 @@ class Scheduler:
         if process is self.measuring:
             self.measuring = None
         self.asking = deque((p, word) for p, word in self.asking if p is not process)
-        process.end()
+        process.end(patience_s=1.0 if "error" in {**process.facts, **facts} else 0.0)
         row = {**process.row, **process.facts, **facts, "run": self.run_number}
         row |= {"seconds": round(process.running_s, 1), "frozen_s": round(process.frozen_s, 1)}
         self.rows.append(row)

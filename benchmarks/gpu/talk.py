@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 MARK = "@@ "
 # Inductor tries the variants of one kernel after the other: between two of them the machine is kept for this long.
@@ -16,9 +15,14 @@ BETWEEN_S = 0.5
 
 
 class Link:
-    """The line to the scheduler, and the right to be alone that is asked for over it."""
+    """The line to the scheduler, and the right to be alone that is asked for over it.
 
-    def __init__(self) -> None:
+    Args:
+        hears, says: where the scheduler's lines come from, and where this row's go.
+    """
+
+    def __init__(self, hears: TextIO, says: TextIO) -> None:
+        self._hears, self._says = hears, says
         self.waited_s = 0.0
         self._lock = threading.RLock()
         self._depth = 0
@@ -28,13 +32,13 @@ class Link:
     def say(self, word: str, **facts: Any) -> None:
         """Tell the scheduler."""
         with self._lock:
-            sys.stdout.write(MARK + json.dumps({"say": word, **facts}) + "\n")
-            sys.stdout.flush()
+            self._says.write(MARK + json.dumps({"say": word, **facts}) + "\n")
+            self._says.flush()
 
     def hear(self) -> str:
         """What the scheduler says next; ``quit`` if it is gone."""
         start = time.perf_counter()
-        line = sys.stdin.readline().strip() or "quit"
+        line = self._hears.readline().strip() or "quit"
         self.waited_s += time.perf_counter() - start
         return line
 
@@ -55,6 +59,25 @@ class Link:
             yield
         finally:
             self._leave(BETWEEN_S)
+
+    @contextlib.contextmanager
+    def given(self) -> Iterator[None]:
+        """Inside, the scheduler has made this row alone without being asked."""
+        with self._lock:
+            self.settle()
+            self._depth, self._alone = 1, True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._depth, self._alone = 0, False
+
+    def settle(self) -> None:
+        """Give back what is still held for more to come."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._end()
 
     def _enter(self) -> None:
         with self._lock:

@@ -118,10 +118,12 @@ class Runner:
         self.rest()
         self.measured(step, warm_up=1, repeats=0)
         self.rest()
+        self.link.settle()
         self.link.say("ready", **self.facts)
         while (told := self.link.hear()) != "quit":
-            times_us = self.measured(step, WARM_UP, int(told))
-            self.rest()
+            with self.link.given():
+                times_us = self.measured(step, WARM_UP, int(told))
+                self.rest()
             self.link.say("round", times_us=times_us, **self.facts)
 
     def measured(self, step: Callable[[], Any], warm_up: int, repeats: int) -> list[float]:
@@ -170,7 +172,7 @@ class Runner:
 
 def main() -> None:
     """Run one row; whatever goes wrong is the row's result, beside what was found out before."""
-    link = Link()
+    link = Link(sys.stdin, sys.stdout)
     order = json.loads(sys.argv[1])
     facts: dict[str, Any] = {}
     try:

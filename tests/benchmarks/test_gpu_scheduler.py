@@ -46,7 +46,7 @@ class FakeProcess:
     def thaw(self):
         self.frozen = False
 
-    def end(self):
+    def end(self, *, patience_s):
         self.events.append(("end", self.name))
 
     def stop(self):
