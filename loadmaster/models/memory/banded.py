@@ -83,7 +83,7 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
         self._add_columns()
         self._choose_backward()
         if self.queues:
-            self.add_queue_columns()
+            self.add_queue_columns(whole=False)
         self._add_forward_pass()
         if self.queues:
             self.add_queue()

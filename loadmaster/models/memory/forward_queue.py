@@ -2,7 +2,9 @@
 
 The rule that it follows is stated in :mod:`loadmaster.models.memory.links`. A result is held until all of it has been
 sent; here its bytes go one by one. So the queue is a relaxation of the rule, and a program that chooses by it is late
-by the time of one copy at most. The constraints (O1) are in the formulations that use it.
+by the time of one copy at most. On small graphs, where a copy is long beside the step, results can be held whole: that
+takes a binary variable for each result and each operator after it. The constraints (O1) are in the formulations that
+use the queue.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import numpy as np
 
 from loadmaster.models.memory.grouped import Grouped
 from loadmaster.models.memory.problem import ForwardOperator
-from loadmaster.models.memory.reach import MIB, Row
+from loadmaster.models.memory.reach import MIB, Row, term
 from loadmaster.solvers.program import IntArray
 
 
@@ -21,18 +23,30 @@ class ForwardQueue(Grouped):
     Attributes:
         queues: whether anything may be sent.
         offload: [V], columns of o[i], -1 where there is none.
+        gone: [V, V], columns of u[i,j], -1 where there is none: with results held whole, i is gone when j starts.
     """
 
     queues: bool
     offload: IntArray
+    gone: IntArray
 
-    def add_queue_columns(self) -> None:
-        """b[j]: MiB done with and not sent when forward operator j starts (j = V: the backward pass)."""
+    def add_queue_columns(self, *, whole: bool) -> None:
+        """b[j]: MiB done with and not sent when forward operator j starts (j = V: the backward pass); u[i,j]."""
         self._backlog = self.builder.columns("backlog", self.count + 1)
+        done_with = np.array(self.problem.last_readers)[:, None] < np.arange(self.count)[None, :]
+        self.gone = self._cells("gone", done_with & (self.offload >= 0)[:, None] & whole)
+        self._whole = whole
 
     def _beside(self, f: ForwardOperator) -> Row:
-        """b[j] of (O1)."""
-        return Row({int(self._backlog[f.id]): 1.0}) if self.queues else Row()
+        """b[j] of (O1), or the bytes of the results held whole."""
+        if not self.queues:
+            return Row()
+        if not self._whole:
+            return Row({int(self._backlog[f.id]): 1.0})
+        held = Row()
+        for i in np.flatnonzero(self.gone[:, f.id] >= 0):
+            held.also(int(self.offload[i]), self.sizes[i]).also(int(self.gone[i, f.id]), -self.sizes[i])
+        return held
 
     def add_queue(self) -> None:
         """(O1): what is done with joins the queue, the link takes from it while operators run and while they wait."""
@@ -56,5 +70,15 @@ class ForwardQueue(Grouped):
                 self._le("backlog", waited.plus(joins[j - 1]).also(left), 0.0)
             else:
                 self._le("backlog", drained.plus(waited), per_us * constant)
+        if self._whole:
+            self.add_whole_results()
         # The backward pass starts when everything has left.
         self._le("drained", Row({int(self._backlog[self.count]): 1.0}), 0.0)
+
+    def add_whole_results(self) -> None:
+        """(R16): a result is held until all of it has been sent, and gone from then on."""
+        for i, j in zip(*(map(int, places) for places in np.nonzero(self.gone >= 0)), strict=True):
+            later = term(self.gone, i, j + 1) if j + 1 < self.count else term(self.offload, i)
+            self._le("gone", term(self.gone, i, j).plus(later, -1.0), 0.0)
+        for f in self.problem.forward:
+            self._le("held_whole", Row({int(self._backlog[f.id]): 1.0}).plus(self._beside(f), -1.0), 0.0)

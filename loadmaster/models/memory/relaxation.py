@@ -19,6 +19,7 @@ Variables (binary unless said):
     b[j], w[j], p[g]  continuous: bytes waiting for the link when forward j starts; those of them left over when j-1
         ended; bytes of later fetches that have arrived when group g ends (only with a host link)
     stall[j], stall[g]  continuous: waits in microseconds
+    u[i,j], z[g,i]  binary: result i, sent, has gone when forward j starts; is under way when the last stage of g runs
 
 Objective: forward + recomputation + backward costs, every recomputation at its cheapest, in-place savings granted;
 stalls.
@@ -45,6 +46,10 @@ Constraints; each holds for every schedule the checker accepts, so the optimum i
       in a group of one stage, which fetches before it recomputes) - `add_fetching`
 (R15) bytes f[g] + p[g] <= p[g-1] + bandwidth (time of group g + stall[g]); (R9) of the group's last stage has p[g] too,
       and (R6) and (R12) of a group of one stage - `add_fetching`
+(R16) on small graphs results travel whole. u[i,j] <= u[i,j+1] <= o[i]; (R5) has sum(m_i (o[i] - u[i,j])) >= b[j] in
+      place of b[j]. z[g,i] <= z[g+1,i] + f[g+1,i]; sum(m_i z[g,i]) >= p[g] stands in its place in the rows above; in a
+      group of one stage, sum(m_i max(0, f[g,i] - z[g-1,i])) <= bandwidth stall[g] - `add_whole_results`,
+      `add_whole_fetches`
 """
 
 from __future__ import annotations

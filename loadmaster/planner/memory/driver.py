@@ -113,8 +113,8 @@ def _proofs(search: Search) -> list[Callable[[], None]]:
     cells = _cells(search.problem)
     more = [functools.partial(search.relax, groups, limit_s) for groups in MORE_BOUNDARIES]
     if search.problem.may_offload:
-        # The exact formulation knows no offload.
-        return [*more]
+        # The exact formulation knows no offload; a boundary at every stage that reads something new comes nearest.
+        return [functools.partial(search.relax, EVERY_STAGE.count, limit_s), *more] if cells <= EXACT_CELLS else [*more]
     if cells <= EXACT_CELLS:
         return [functools.partial(_exact, search, math.inf), *more]
     if cells <= PROVABLE_CELLS:

@@ -91,8 +91,10 @@ class _Common:
         self.model += backlog[len(self.V)] <= 0
 
 
-def relaxation_twin(problem: MemoryProblem, budget_bytes: int, groups: Groups) -> pulp.LpProblem:
-    """(R1) to (R15)."""
+def relaxation_twin(
+    problem: MemoryProblem, budget_bytes: int, groups: Groups, *, whole: bool = False
+) -> pulp.LpProblem:
+    """(R1) to (R15), and (R16) if results travel whole."""
     c = _Common("relaxation", problem, budget_bytes)
     model, V, m, budget, forward = c.model, c.V, c.m, c.budget, problem.forward
     link = problem.host_link if problem.objective == "time" else None
@@ -136,20 +138,35 @@ def relaxation_twin(problem: MemoryProblem, budget_bytes: int, groups: Groups) -
     workspace, q = c.forward_choices()
     backlog = [amount(f"b_{j}") for j in range(len(V) + 1)]
     prefetched = [amount(f"p_{g}") for g in G]
+    beside_forward, beside_group = list(backlog), list(prefetched)
+    u = {(i, j): binary(f"u_{i}_{j}") for i in V for j in V}
+    z = {(g, i): binary(f"z_{g}_{i}") for g in G for i in V}
+    if whole and link is not None:  # (R16)
+        for j in V:
+            done_with = [i for i in V if max([i, *(n.id for n in forward if i in n.inputs)]) < j]
+            for i in done_with:
+                model += u[i, j] <= (u[i, j + 1] if j + 1 in V else o[i])
+            beside_forward[j] = pulp.lpSum(m[i] * (o[i] - u[i, j]) for i in done_with)
+            model += beside_forward[j] >= backlog[j]
+        for g in G:
+            for i in V:
+                model += z[g, i] <= (z[g + 1, i] + f[g + 1, i] if g < last else 0)
+            beside_group[g] = pulp.lpSum(m[i] * z[g, i] for i in V)
+            model += beside_group[g] >= prefetched[g]
     for j in q:
         overwritten = forward[j].in_place.overwrites
         model += q[j] + s[0, overwritten] <= 1  # (R4)
         _spare_readers(c, q[j], j, overwritten, s)
     for j in c.plain:
         apart = pulp.lpSum(m[i] * s[0, i] for i in range(j) if i not in forward[j].live_inputs)
-        model += c.gradients(0) + workspace[j] + m[j] + c.live[j] + apart + backlog[j] <= budget  # (R5)
+        model += c.gradients(0) + workspace[j] + m[j] + c.live[j] + apart + beside_forward[j] <= budget  # (R5)
     for e in V:
         if forward[e].encodes is not None:
             saving = min(0.0, problem.in_place_cost(forward[e].in_place)) if forward[e].in_place is not None else 0.0
             c.forward_cost[e] += max(0.0, min(c.cost(x) for x in forward[e].implementations) + saving) * s[0, e]
             c.objective += c.forward_cost[e]
     for g, (a, b) in enumerate(groups):
-        on_the_way = prefetched[g] if link is not None else 0
+        on_the_way = beside_group[g] if link is not None else 0
         start = c.gradients(a) + pulp.lpSum(m[i] * s[g, i] for i in V)
         model += start + (on_the_way if a == b else 0) <= budget  # (R6)
         for k in range(a, b + 1):
@@ -199,6 +216,11 @@ def relaxation_twin(problem: MemoryProblem, budget_bytes: int, groups: Groups) -
             earlier = spent[g] + pulp.lpSum(c.backward_us(k) for k in range(a, b))
             model += arriving <= before + per_us * (stall + (earlier if a < b else 0))  # (R14)
             model += arriving + prefetched[g] <= before + per_us * (stall + earlier + c.backward_us(b))  # (R15)
+            if whole and a == b:  # (R16)
+                late = [amount(f"late_{g}_{i}") for i in V]
+                for i in V:
+                    model += late[i] >= f[g, i] - (z[g - 1, i] if g else 0)
+                model += pulp.lpSum(m[i] * late[i] for i in V) <= per_us * stall
     model += c.objective
     return model
 
