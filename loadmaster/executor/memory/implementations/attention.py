@@ -21,9 +21,8 @@ from torch import Tensor, fx
 from torch.utils.flop_counter import register_flop_formula
 
 from loadmaster.executor.costs.traffic import attention_flop
+from loadmaster.executor.memory.implementations.dropout import SEED_LIMIT
 from loadmaster.executor.memory.implementations.emitting import aten, call
-
-SEED_LIMIT = 2**63 - 1
 
 
 @dataclass(frozen=True)
