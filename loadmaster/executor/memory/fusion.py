@@ -37,6 +37,18 @@ ROW_LOCAL = frozenset(
 )
 """Operators whose statistics run along the last dimensions."""
 
+ACROSS_ROWS = frozenset(
+    {
+        aten.native_batch_norm.default,
+        aten._native_batch_norm_legit.default,
+        aten._native_batch_norm_legit_functional.default,
+        aten.native_batch_norm_backward.default,
+        aten.native_group_norm.default,
+        aten.native_group_norm_backward.default,
+    }
+)
+"""Operators that reduce across rows inside, whether or not anybody reads the statistics."""
+
 _ALSO_FUSIBLE = frozenset(
     {
         "_to_copy",
@@ -164,7 +176,7 @@ def traffic(joint: Joint, nodes: Sequence[fx.Node], written: Collection[fx.Node]
                 sources |= {root}
         read = sum(joint.bytes_of(r) for r in sources)
         small = {r for r in joint.results[node] if joint.bytes_of(r) * SMALL <= read}
-        crosses = bool(small) and not _along_rows(node)
+        crosses = node.target in ACROSS_ROWS or (bool(small) and not _along_rows(node))
         if crosses:
             reduced[after] = reduced.get(after, frozenset()) | sources
         for root in joint.results[node]:

@@ -1,4 +1,4 @@
-"""Cost models: FLOPs and bytes against counts by hand, fused groups, and measurement that is bounded and cached."""
+"""Cost models: FLOPs and bytes against counts by hand, and measurement that is bounded and cached."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
 from loadmaster.executor.costs.profiled import Profiler
-from loadmaster.executor.costs.traffic import flops, group_bytes, is_free, node_bytes
+from loadmaster.executor.costs.traffic import flops, is_free, node_bytes
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.models.hardware import catalogue, hardware
 
@@ -69,7 +69,6 @@ def test_views_cost_nothing_and_broadcasts_are_read_once():
     assert node_bytes(tape.call(aten.add.Tensor, x, expanded)) == 4 * (24 + 4 + 24)
     for model in (roofline("h200"), profiled(torch.device("cpu"))):
         assert model.node_us(expanded) == 0
-        assert model.group_us([expanded]) == 0
         assert model.workspace_bytes(expanded) == 0
 
 
@@ -79,20 +78,14 @@ def test_embedding_reads_rows_not_the_table():
     assert node_bytes(node) == 3 * 8 * 4 * 2 + 3 * 8
 
 
-def test_fused_group_moves_only_its_external_values():
-    tape = Tape()
-    x, y = tape.input(1000), tape.input(1000)
-    a = tape.call(aten.add.Tensor, x, y)
-    b = tape.call(aten.relu.default, a)
-    c = tape.call(aten.mul.Tensor, b, x)
-    tape.call(aten.neg.default, c)
-    assert group_bytes([a, b, c]) == 4 * 3 * 1000
-    kept = tape.call(aten.neg.default, tape.call(aten.view.default, b, [10, 100]))
-    assert group_bytes([a, b, c]) == 4 * 4 * 1000
-    assert kept.meta["val"].shape == (10, 100)
+def test_fused_kernels_take_their_bytes_and_their_launches():
+    entry = hardware("h200")
     model = roofline("h200")
-    assert model.group_us([a, b, c]) < sum(model.node_us(n) for n in (a, b, c))
-    assert model.group_us([a]) == model.node_us(a)
+    move_us = (1 << 30) / (entry.dram_gbps * entry.dram_share * 1e3)
+    assert model.move_us(1 << 30, 3) == pytest.approx(move_us + 3 * entry.launch_us)
+    measured = profiled(torch.device("cpu"))
+    assert measured.move_us(1 << 22, 0) == pytest.approx(2 * measured.move_us(1 << 21, 0))
+    assert measured.move_us(0, 2) > 0
 
 
 def test_roofline_is_the_slower_of_computing_and_moving():
@@ -156,7 +149,6 @@ def test_measurement_runs_each_shape_once(monkeypatch):
     assert times.pop() > 0
     assert model.node_us(other) > 0
     assert runs == [nodes[0], other]
-    assert model.group_us(nodes[:2]) >= 2 * model.node_us(nodes[0])
 
 
 def test_no_time_left_means_estimates():
