@@ -235,12 +235,11 @@ def row(run: Run, wrapper: str, method: str) -> dict[str, Any]:
     _synchronize(run)
     first_s = time.perf_counter() - start
     dist.barrier()
-    losses.append(train())
+    losses += [train() for _ in range(1, run.steps)]
+    _synchronize(run)
+    # DistributedDataParallel makes its buckets anew in early steps: the peak is that of steps like all later ones.
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    losses += [train() for _ in range(2, run.steps)]
-    _synchronize(run)
-    peak = torch.cuda.max_memory_allocated() if cuda else None
     times = []
     for _ in range(TIMED_STEPS):
         dist.barrier()
@@ -249,6 +248,7 @@ def row(run: Run, wrapper: str, method: str) -> dict[str, Any]:
         train()
         _synchronize(run)
         times.append((time.perf_counter() - start) * 1e6)
+    peak = torch.cuda.max_memory_allocated() if cuda else None
     found = {
         **extra,
         "losses": [float(value) for value in losses],

@@ -125,29 +125,6 @@ def row_norms(dtype: torch.dtype) -> None:
     report(case, "layer norm from its statistics", lambda: layer_norm_apply(x, mean, rstd, weight, bias))
 
 
-def convolution(layout: str, channels: int, made: int, size: int, kernel: int, stride: int) -> None:
-    """Backward of one of ResNet-50's convolutions, batch 184, TF32: in one operator and in two."""
-    torch.backends.cudnn.allow_tf32 = True
-    x = torch.randn(184, channels, size, size, device="cuda").to(memory_format=LAYOUTS[layout])
-    weight = torch.randn(made, channels, kernel, kernel, device="cuda").to(memory_format=LAYOUTS[layout])
-    pad = kernel // 2
-    gradient = torch.randn_like(torch.conv2d(x, weight, None, stride, pad))
-    rest = (None, [stride] * 2, [pad] * 2, [1, 1])
-    extra = size - ((gradient.shape[-1] - 1) * stride - 2 * pad + kernel)
-    case = f"conv {channels}-{made} {kernel}x{kernel}/{stride} at {size}, {layout}"
-
-    def backward(*wanted: bool) -> object:
-        return aten.convolution_backward(gradient, x, weight, *rest, False, [0, 0], 1, list(wanted))
-
-    report(case, "backward, PyTorch", lambda: backward(True, True, False))
-    report(case, "weight gradient alone", lambda: backward(False, True, False))
-    report(
-        case,
-        "input gradient as a transposed convolution",
-        lambda: aten.convolution(gradient, weight, *rest, True, [extra] * 2, 1),
-    )
-
-
 def loss() -> None:
     """GPT-2-medium's head, batch 32 x 1024 tokens, bfloat16, forward and backward."""
     case = "32 x 1024 tokens, width 1024, 50,304 classes, bfloat16"
@@ -220,8 +197,6 @@ if __name__ == "__main__":
         torch.cuda.empty_cache()
     for kind in (torch.float32, torch.bfloat16):
         row_norms(kind)
-    for wanted, shape in itertools.product(LAYOUTS, ((64, 64, 56, 3, 1), (256, 512, 56, 1, 2), (512, 512, 7, 3, 1))):
-        convolution(wanted, *shape)
     loss()
     attention()
     print(record.write("memory_implementations", {"rows": ROWS}))

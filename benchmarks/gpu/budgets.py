@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.gpu.cases import ABLATED, CASES, COMPARED, PUBLISHED_SHARES
+from benchmarks.gpu.cases import ABLATED, CASES, COMPARED, PUBLISHED_SHARES, ROOMY
 
 GIB = 1 << 30
 KNOBS = (1.0, 0.7, 0.5, 0.3, 0.1)
+LOW_KNOBS = (0.5, 0.3, 0.1)
 SWEEP = 20
 RELATIVE = ("best knob", "below knobs")
 # The least budget is a bound; a tenth above it is where plans begin to exist.
@@ -55,13 +56,17 @@ def _rows(figures: Sequence[int], cases: Sequence[str], small: bool) -> Iterator
         if 1 in figures and case in COMPARED:
             yield from peers(case)
             for budget in RELATIVE if small else CASES[case].budgets:
-                row = {"case": case, "method": "loadmaster", "budget": budget, "group": "compared"}
-                yield row
-                yield {**row, "implementations": OFFLOADING}
-        if 5 in figures and case in COMPARED:
-            yield {"case": case, "method": "loadmaster", "budget": "above", "group": "compared"}
-        if (3 in figures and case in PUBLISHED_SHARES) or (4 in figures and case in ABLATED):
+                yield planned(case, budget)
+            if (tight := CASES[case].tight) is not None:
+                yield planned(case, tight)
+                yield {**planned(case, tight), "implementations": OFFLOADING}
+        if 3 in figures and case in PUBLISHED_SHARES:
             yield {"case": case, "method": "eager", "group": "compared"}
+            yield planned(case, f"share {PUBLISHED_SHARES[case]}")
+        if 4 in figures and case in ABLATED:
+            yield {"case": case, "method": "eager", "group": "compared"}
+        if 5 in figures and case in ROOMY:
+            yield planned(case, "above")
     # Every fourth budget first: a run that is cut short has seen the whole range.
     for n in sorted(range(SWEEP), key=lambda n: (n % 4, n)):
         for case in cases:
@@ -73,16 +78,21 @@ def _rows(figures: Sequence[int], cases: Sequence[str], small: bool) -> Iterator
             yield {**row, "implementations": implementations, "group": "ablation"}
 
 
+def planned(case: str, budget: str) -> Row:
+    """A plan that is held against the peers."""
+    return {"case": case, "method": "loadmaster", "budget": budget, "group": "compared"}
+
+
 def plain(case: str) -> Row:
     """Plain torch.compile: what everything is held against, measured again in every run."""
     return {"case": case, "method": "compile", "knob": 1.0, "group": "compared"}
 
 
 def peers(case: str) -> Iterator[Row]:
-    """What a PyTorch user would pick instead. Rows of one group are measured in turns, round by round."""
-    for knob in KNOBS:
+    """What a PyTorch user would pick instead."""
+    for knob in reversed(KNOBS):
         yield {"case": case, "method": "compile", "knob": knob, "group": "compared"}
-    for method in ("eager", "eager checkpoint", "compile checkpoint"):
+    for method in ("eager", "compile checkpoint"):
         yield {"case": case, "method": method, "group": "compared"}
 
 
@@ -101,7 +111,7 @@ def budget_bytes(words: str, case: str, rows: Sequence[Row]) -> int | None:
     if words == "above":
         return None if plain_peak is None else int(ABOVE_PLAIN * plain_peak)
     if words in ("best knob", "below knobs"):
-        if least is None or not all(_settled(rows, case, knob) for knob in KNOBS):
+        if least is None or not all(_settled(rows, case, knob) for knob in LOW_KNOBS):
             return None
         peaks = [_peak(rows, case=case, method="compile", knob=knob) for knob in KNOBS]
         best = min((p for p in peaks if p is not None), default=None)

@@ -34,8 +34,6 @@ class Process:
         self.row = row
         self.log = log
         self.facts: dict[str, Any] = {}
-        self.times_us: list[float] = []
-        self.rounds = 0
         self.started = time.monotonic()
         self.frozen_s = 0.0
         self._frozen_at: float | None = None

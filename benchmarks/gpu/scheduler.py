@@ -1,8 +1,8 @@
 """Runs rows on one GPU: several compile at once, one measures while the others stand still.
 
-Rows of one ``group`` and case wait for each other and are then measured in turns, a few steps each, so that a drift of
-the machine meets all of them alike. Other rows are measured as soon as they are ready. A wall limit
-ends the run in time to measure what is ready and to write it down; another run goes on from there.
+A row is measured as soon as it is ready. Inductor's own trials of kernel variants run beside others: they may choose
+badly, for plans and for what they are held against alike. A wall limit ends the run in time to measure what is ready
+and to write it down; another run goes on from there.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from benchmarks.gpu.budgets import Row, budget_bytes, identity
 from benchmarks.gpu.cases import case
 from benchmarks.gpu.process import Process
 
-ROUNDS = 3
-STEPS_PER_ROUND = 5
+STEPS = 15
 # Kernels that were queued before a process was stopped drain in this time.
 SETTLE_S = 0.3
 # A row holds the GPU's context and its own workspaces beside what it counts.
@@ -32,9 +31,7 @@ ALLOCATOR_FACTOR = 1.15
 ROW_LIMIT_S = 420.0
 # A plan is made before its step is compiled, and sometimes twice.
 PLANNED_MARGIN = 1.8
-# Groups in progress: rows that wait for the others of theirs take memory.
-GROUPS_AT_ONCE = 2
-# What one round takes, and what is kept in hand at the end.
+# What measuring a row takes, and what is kept in hand at the end.
 MEASURE_S = 2.0
 LAST_S = 5.0
 
@@ -121,9 +118,6 @@ class Scheduler:
         for row in list(self.pending):
             if len(self.busy) >= self.limits.jobs:
                 return
-            open_groups = {group_of(p.row) for p in (*self.busy, *self.ready)} - {None}
-            if group_of(row) not in {None, *open_groups} and len(open_groups) >= GROUPS_AT_ONCE:
-                continue
             margin = PLANNED_MARGIN if row["method"] == "loadmaster" else 1.0
             if self.left_s < margin * self.limits.start_margin_s:
                 continue
@@ -151,8 +145,7 @@ class Scheduler:
 
     def _end_late(self) -> None:
         """Stop what has run for too long, and everything that compiles when it is time to measure."""
-        rounds = sum(1 if group_of(p.row) is None else ROUNDS for p in self.ready)
-        time_up = self.left_s < 2 * LAST_S + MEASURE_S * rounds
+        time_up = self.left_s < 2 * LAST_S + MEASURE_S * len(self.ready)
         for process in list(self.busy):
             if process is self.measuring:
                 continue
@@ -166,10 +159,7 @@ class Scheduler:
         if self.left_s < LAST_S and self.measuring is None:
             self.asking.clear()
             for process in list(self.ready):
-                if process.times_us:
-                    self._finish(process, timing(process.times_us))
-                else:
-                    self._put_back(process)
+                self._put_back(process)
 
     def _put_back(self, process: Process) -> None:
         """Stop a row that another run must measure."""
@@ -178,19 +168,11 @@ class Scheduler:
         self.pending.append({k: v for k, v in process.row.items() if k != "budget_bytes"})
 
     def _measure_ready(self) -> None:
-        """Queue rounds for rows that are ready; rows of a group once all of it are, or nothing else can go on."""
+        """Queue the rows that are ready."""
         asked = {id(p) for p, _ in self.asking}
-        stuck = not self.busy and self.measuring is None and not self.asking
         for process in self.ready:
-            if id(process) in asked or process.rounds or process is self.measuring:
-                continue
-            group = group_of(process.row)
-            if group is None:
-                self.asking.append((process, str(ROUNDS * STEPS_PER_ROUND)))
-            elif stuck or not any(group_of(r) == group for r in (*self.pending, *(p.row for p in self.busy))):
-                members = [p for p in self.ready if group_of(p.row) == group and not p.rounds and id(p) not in asked]
-                self.asking.extend((p, str(STEPS_PER_ROUND)) for _ in range(ROUNDS) for p in members)
-                asked |= {id(p) for p in members}
+            if id(process) not in asked and process is not self.measuring:
+                self.asking.append((process, str(STEPS)))
 
     def _serve(self) -> None:
         """Let the next one have the machine to itself."""
@@ -214,7 +196,8 @@ class Scheduler:
             return
         facts = dict(message or {})
         said = facts.pop("say", None)
-        process.facts |= {k: v for k, v in facts.items() if k != "times_us"}
+        times_us = facts.pop("times_us", [])
+        process.facts |= facts
         if said == "alone":
             self.asking.append((process, "go"))
             return
@@ -224,10 +207,7 @@ class Scheduler:
             self.busy.remove(process)
             self.ready.append(process)
         elif said == "round":
-            process.rounds += 1
-            process.times_us += facts["times_us"]
-            if len(process.times_us) >= ROUNDS * STEPS_PER_ROUND:
-                self._finish(process, timing(process.times_us))
+            self._finish(process, timing(times_us))
         elif said == "row":
             self._finish(process, {})
         elif said is None:
@@ -246,11 +226,6 @@ class Scheduler:
         self.rows.append(row)
         print(f"{time.monotonic() - self.began:5.0f} s  {describe(row)}", flush=True)
         self.note()
-
-
-def group_of(row: Row) -> tuple[str, str] | None:
-    """Case and group of a row that is measured in turns with others."""
-    return (row["case"], row["group"]) if "group" in row else None
 
 
 def timing(times_us: Sequence[float]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.gpu import cases, promise
 from benchmarks.gpu.budgets import OFFLOADING, Row
-from benchmarks.gpu.talk import Link, measure_trials_alone, tune_alone
+from benchmarks.gpu.talk import Link, measure_trials_alone
 from loadmaster.errors import BudgetError, LimitReachedError
 from loadmaster.executor import measure
 from loadmaster.executor.memory.capture import capture
@@ -118,7 +118,6 @@ class Runner:
         self.rest()
         self.measured(step, warm_up=1, repeats=0)
         self.rest()
-        self.link.settle()
         self.link.say("ready", **self.facts)
         while (told := self.link.hear()) != "quit":
             with self.link.given():
@@ -176,7 +175,6 @@ def main() -> None:
     order = json.loads(sys.argv[1])
     facts: dict[str, Any] = {}
     try:
-        tune_alone(link)
         measure_trials_alone(link)
         runner = Runner(order, link)
         facts = runner.facts

@@ -1,4 +1,4 @@
-"""The scheduler: rows of a group in turns, one alone at a time, and a run that goes on where another stopped."""
+"""The scheduler: one row alone at a time, and a run that goes on where another stopped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FakeProcess:
 
     def __init__(self, row, order, log, heard):
         self.row, self.heard = row, heard
-        self.facts, self.times_us, self.rounds, self.frozen_s, self.running_s = {}, [], 0, 0.0, 1.0
+        self.facts, self.frozen_s, self.running_s = {}, 0.0, 1.0
         self.frozen = False
         self.name = row.get("knob", row["method"])
         self.events.append(("start", self.name))
@@ -72,13 +72,11 @@ def run(wanted, rows, tmp_path, limits=LIMITS):
     return FakeProcess.events
 
 
-def test_a_group_is_measured_in_turns_when_all_of_it_is_ready(tmp_path):
+def test_every_row_is_measured_alone_once(tmp_path):
     rows: list = []
     events = run([compiled(1.0), compiled(0.7), compiled(0.5)], rows, tmp_path)
-    rounds = [name for word, name in events if word == str(scheduler.STEPS_PER_ROUND)]
-    assert rounds == [1.0, 0.7, 0.5] * scheduler.ROUNDS
-    assert events.index(("go", 0.5)) < events.index((str(scheduler.STEPS_PER_ROUND), 1.0))
-    assert [row["steps"] for row in rows] == [scheduler.ROUNDS * scheduler.STEPS_PER_ROUND] * 3
+    assert sorted(name for word, name in events if word == str(scheduler.STEPS)) == [0.5, 0.7, 1.0]
+    assert [row["steps"] for row in rows] == [scheduler.STEPS] * 3
 
 
 def test_a_run_goes_on_where_another_stopped_beside_the_plain_step(tmp_path):

@@ -1,19 +1,11 @@
-"""Being alone: asked for once, kept between trials that follow each other, given back before the scheduler's turn."""
+"""Being alone: asked for once, given back at the end, and not asked for in the scheduler's turn."""
 
 from __future__ import annotations
 
 import io
 import json
-import time
-
-import pytest
 
 from benchmarks.gpu import talk
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch):
-    monkeypatch.setattr(talk, "BETWEEN_S", 0.05)
 
 
 def connected():
@@ -30,24 +22,11 @@ def test_alone_is_asked_for_once_and_given_back_at_the_end():
     assert said() == ["alone", "done"]
 
 
-def test_trials_that_follow_each_other_are_one_time_alone():
+def test_a_round_that_the_scheduler_gives_asks_for_nothing():
     link, said = connected()
-    for _ in range(3):
-        with link.alone_with_more_to_come():
-            pass
-    assert said() == ["alone"]
-    time.sleep(0.2)
-    assert said() == ["alone", "done"]
-
-
-def test_what_is_held_for_more_to_come_is_given_back_before_a_round():
-    link, said = connected()
-    with link.alone_with_more_to_come():
+    with link.given(), link.alone():
         pass
-    with link.given():
-        with link.alone():
-            pass
-        time.sleep(0.1)
-        assert said() == ["alone", "done"]
+    assert "alone" not in said()
     with link.alone():
-        assert said() == ["alone", "done", "alone"]
+        pass
+    assert said()[-2:] == ["alone", "done"]

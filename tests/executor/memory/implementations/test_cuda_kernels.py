@@ -181,23 +181,6 @@ def test_fused_rms_norm_backward_on_the_recovered_input(dtype):
         assert (got.double() - expected.double()).norm() <= tolerance * expected.double().norm()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("groups", [1, 4])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_input_gradient_as_a_transposed_convolution(layout, groups, dtype):
-    torch.manual_seed(0)
-    x = torch.randn(4, 16, 19, 17, device="cuda").to(dtype).to(memory_format=layout)
-    weight = torch.randn(32, 16 // groups, 3, 3, device="cuda").to(dtype).to(memory_format=layout)
-    gradient = torch.randn(4, 32, 10, 9, device="cuda").to(dtype).to(memory_format=layout)
-    plain = ([2, 2], [1, 1], [1, 1])
-    whole, _, _ = aten.convolution_backward(
-        gradient, x, weight, [32], *plain, False, [0, 0], groups, [True, True, True]
-    )
-    got = aten.convolution(gradient, weight, None, *plain, True, [0, 0], groups)
-    torch.testing.assert_close(got, whole, rtol=2e-2, atol=2e-2)
-    assert got.stride() == whole.stride()
-
-
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
