@@ -11,7 +11,9 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
+import torch
 from torch import fx
 
 from loadmaster.executor.memory.implementations.registry import BackwardAlternative, Recompute, Site
@@ -122,5 +124,11 @@ class Operators:
 
     def _describe(self, node: fx.Node) -> list[object]:
         shapes = [[list(t.shape), list(t.stride()), str(t.dtype), t.device.type] for t in tensors(node.meta.get("val"))]
-        arguments = fx.node.map_arg((node.args, node.kwargs), lambda n: f"%{self.joint.position[n]}")
+        arguments = fx.node.map_aggregate((node.args, node.kwargs), self._plain)
         return [node.op, str(node.target), str(arguments), shapes]
+
+    def _plain(self, argument: object) -> Any:
+        """An argument as every process has it: nodes by their place, devices without the number of the rank's own."""
+        if isinstance(argument, fx.Node):
+            return f"%{self.joint.position[argument]}"
+        return argument.type if isinstance(argument, torch.device) else argument
