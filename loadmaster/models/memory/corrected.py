@@ -1,8 +1,9 @@
-"""Problems corrected by what a step measured: bytes that no operator of the problem accounts for.
+"""Problems corrected by what a step measured: bytes that no operator of the problem accounts for, or that never come.
 
 A measured peak can lie above the planned one: an allocator hands out larger blocks than asked, libraries keep
 workspaces, compilers make temporaries. What is missing counts as resident through the whole step, so that the budget
-stays the user's and the plan's checker counts what was seen.
+stays the user's and the plan's checker counts what was seen. Where a measured peak lies below the planned one, as much
+less is resident.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from loadmaster.models.memory.problem import MemoryProblem
 
 
 def with_resident(problem: MemoryProblem, extra_bytes: int) -> MemoryProblem:
-    """The same problem with ``extra_bytes`` more resident in every stage.
+    """The same problem with ``extra_bytes`` more resident in every stage; less, where they are negative.
 
     Every schedule's peak, by the checker, is higher by exactly that much.
 
     Raises:
-        InputError: ``extra_bytes`` is negative: nothing measured makes a planned byte disappear.
+        InputError: less than nothing would be resident somewhere.
     """
-    if extra_bytes < 0:
-        raise InputError("extra_bytes", extra_bytes, "is negative", "Give the bytes that were missing, or 0.")
+    least = -least_resident_bytes(problem)
+    if extra_bytes < least:
+        remedy = f"Give {least} or more."
+        raise InputError("extra_bytes", extra_bytes, "takes away more than is resident", remedy)
     if extra_bytes == 0:
         return problem
     return replace(
@@ -30,3 +33,8 @@ def with_resident(problem: MemoryProblem, extra_bytes: int) -> MemoryProblem:
         forward=tuple(replace(f, fixed_bytes=f.fixed_bytes + extra_bytes) for f in problem.forward),
         backward=tuple(replace(b, fixed_bytes=b.fixed_bytes + extra_bytes) for b in problem.backward),
     )
+
+
+def least_resident_bytes(problem: MemoryProblem) -> int:
+    """The smallest resident bytes of any operator: no correction can take away more."""
+    return min(operator.fixed_bytes for operator in (*problem.forward, *problem.backward))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from loadmaster.errors import InputError
 from loadmaster.models.memory import plain
 from loadmaster.models.memory.checker import check
-from loadmaster.models.memory.corrected import with_resident
+from loadmaster.models.memory.corrected import least_resident_bytes, with_resident
 from tests.models.memory.instances import random_problem
 
 
@@ -31,5 +31,13 @@ def test_a_correction_is_another_problem_and_none_is_the_same() -> None:
     corrected = with_resident(problem, 7)
     assert corrected.sha256 != problem.sha256
     assert corrected.budget_bytes == 100
-    with pytest.raises(InputError, match="negative"):
-        with_resident(problem, -1)
+
+
+def test_resident_bytes_that_never_came_are_taken_away_down_to_nothing() -> None:
+    problem = with_resident(random_problem(1), 50)
+    least = least_resident_bytes(problem)
+    assert least >= 50
+    assert with_resident(with_resident(problem, -50), 50).sha256 == problem.sha256
+    assert least_resident_bytes(with_resident(problem, -least)) == 0
+    with pytest.raises(InputError, match="more than is resident"):
+        with_resident(problem, -least - 1)
