@@ -17,7 +17,6 @@ from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.models.hardware import catalogue, hardware
 
 aten = torch.ops.aten
-torch.set_num_threads(1)
 
 
 class Tape:

@@ -25,14 +25,6 @@ FUSED = " fused"  # operators as a compiler fuses them; such a plan runs eagerly
 NAMES = [name + suffix for name in CASES for suffix in ("", FUSED)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def captured():
     """Every case with its problem, captured once."""

@@ -16,14 +16,6 @@ from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transforme
 from tests.executor.memory.schedules import plan, schedule
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def planned_for(model, inputs, loss=None):
     problem = capture(model, inputs, loss, hardware="cpu", backend="eager")
     return plan(problem, schedule(problem, lambda i: i % 2 == 0))

@@ -20,14 +20,6 @@ ROOM = {"kept_bytes": 1 << 30, "budget_bytes": 1 << 30}
 BLOCKS = 4
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def transformer():
     torch.manual_seed(0)
     model = Transformer(layers=BLOCKS, width=64)

@@ -23,14 +23,6 @@ from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transforme
 from tests.executor.memory.schedules import plan, schedule
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("case", [mlp_case, convnet_case, transformer_case])
 def test_documents_read_back_and_structure_is_deterministic(case):
     problems = [capture(*case(), hardware="h200") for _ in range(2)]

@@ -23,14 +23,6 @@ from tests.executor.memory.hand_planner import HandPlanner, keep_everything_peak
 from tests.executor.memory.models import convnet_case, transformer_case
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def convnet():
     return convnet_case(dtype=torch.float32, batch=8, size=32, channels=16, blocks=2)
 

@@ -29,14 +29,6 @@ CASES = {"mlp": mlp_case, "convnet": convnet_case, "transformer": transformer_ca
 LINK = HostLink(to_host_gbps=10.0, from_host_gbps=10.0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def captured():
     found = {}

@@ -20,14 +20,6 @@ from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transforme
 from tests.executor.memory.schedules import plan, schedule
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def compilations(monkeypatch):
     """One entry for every graph a plan was asked for."""

@@ -19,7 +19,6 @@ from loadmaster.executor.memory.implementations.cross_entropy import (
 )
 from loadmaster.executor.memory.implementations.cross_entropy_rows import scaled
 
-torch.set_num_threads(1)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
