@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,33 +24,53 @@ def untouched(step: Step, inputs: Sequence[Any]) -> Iterator[int]:
 
     On leaving, parameters, buffers and inputs have the values and objects they had, gradients set aside are back, and
     the random generators of the CPU and of the step's device stand where they stood. Copies are held in host memory,
-    so that the device's peak is the step's own.
+    so that the device's peak is the step's own. Hooks on parameters and inputs do not run: they may step an optimizer.
     """
     held = {id(t): t for t in (*step.parameters(), *step.buffers(), *tensors(tuple(inputs)))}.values()
     copies = [(t, t.detach().to("cpu", copy=True)) for t in held]
     registered = [(m, dict(m._buffers)) for m in step.modules()]
-    leaves = [(t, t.grad) for t in held if t.is_leaf]
+    gradients = [(t, t.grad) for t in held if t.is_leaf]
     device = device_of(step, inputs)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _unhooked([t for t, _ in gradients]):
         try:
-            for tensor, _ in leaves:
+            for tensor, _ in gradients:
                 tensor.grad = None
-            yield sum(tensor_bytes(gradient) for _, gradient in leaves if gradient is not None)
+            yield sum(tensor_bytes(gradient) for _, gradient in gradients if gradient is not None)
         finally:
-            for tensor, gradient in leaves:
+            for tensor, gradient in gradients:
                 tensor.grad = gradient
             for module, buffers in registered:
                 module._buffers.update(buffers)
             with torch.no_grad():
                 for tensor, copy in copies:
-                    if not torch.equal(tensor.detach().cpu(), copy):
+                    if not _same(tensor.detach().cpu(), copy):
                         tensor.copy_(copy)
+
+
+@contextlib.contextmanager
+def _unhooked(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Take off what users hang on gradients. Emptied in place: the handles that remove hooks know their dictionary."""
+    hooks = [h for t in leaves for h in (t._backward_hooks, getattr(t, "_post_accumulate_grad_hooks", None)) if h]
+    kept = [dict(h) for h in hooks]
+    for hook in hooks:
+        hook.clear()
+    try:
+        yield
+    finally:
+        for hook, before in zip(hooks, kept, strict=True):
+            hook.update(before)
+
+
+def _same(now: torch.Tensor, before: torch.Tensor) -> bool:
+    """Equal, NaN where NaN was: what nobody changed need not be writable (an expanded input)."""
+    return torch.equal(now, before) or bool(((now == before) | ((now != now) & (before != before))).all())
 
 
 def runner(call: Call, step: Step, inputs: Sequence[Any], *, gradients_held: bool) -> Callable[[], None]:
     """One forward and backward pass; the gradients stay and are added to, or are dropped at its end."""
     leaves = [t for t in (*step.parameters(), *tensors(tuple(inputs))) if t.is_leaf and t.requires_grad]
 
+    @torch.enable_grad()
     def run() -> None:
         call(*inputs).backward()  # type: ignore[no-untyped-call]
         if not gradients_held:

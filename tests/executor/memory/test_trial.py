@@ -96,3 +96,47 @@ def test_a_trial_counts_by_hand():
     assert found.step_us > 0
     held = trial(step, step, (x, target), gradients_held=True, repeats=1)
     assert held.resident_bytes == resident + model.weight.nbytes
+
+
+def test_hooks_on_parameters_rest():
+    """An optimizer that steps inside the backward pass would train, and make its state, in a trial."""
+    model, x = nn.Linear(4, 4), torch.randn(3, 4, requires_grad=True)
+    optimizer = torch.optim.Adam([model.weight])
+    called = []
+
+    def in_backward(_parameter):
+        called.append("step")
+        optimizer.step()
+
+    handle = model.weight.register_post_accumulate_grad_hook(in_backward)
+    model.bias.register_hook(lambda gradient: called.append("bias"))
+    x.register_hook(lambda gradient: called.append("input"))
+    step = Step(nn.Sequential(model, nn.Flatten(0), nn.Softmax(0)), lambda y, _t: y.square().sum())
+    trial(step, step, (x, x), repeats=1)
+    assert not called and not optimizer.state
+    step(x, x).backward()
+    assert sorted(called) == ["bias", "input", "step"] and optimizer.state
+    handle.remove()
+    step(x, x).backward()
+    assert called.count("step") == 1
+
+
+def test_inputs_that_cannot_be_written_need_not_be():
+    """NaN is not equal to itself, and an expanded tensor refuses to be written."""
+    model = nn.Linear(4, 4)
+    x = torch.full((1, 4), torch.nan).expand(3, 4)
+    with torch.no_grad():
+        model.bias.fill_(torch.nan)
+    step = Step(nn.Sequential(model, nn.Flatten(0)), lambda y, _t: y.sum())
+    version = model.bias._version
+    trial(step, step, (x, x), repeats=1)
+    assert bool(x.isnan().all()) and model.bias._version == version
+
+
+def test_a_trial_needs_no_gradients_around_it():
+    model, x = nn.Linear(4, 4), torch.randn(3, 4)
+    step = Step(model, lambda y, _t: y.sum())
+    with torch.no_grad():
+        trial(step, step, (x, x), repeats=1)
+        assert not torch.is_grad_enabled()
+    assert model.weight.grad is None
