@@ -14,10 +14,12 @@ from loadmaster.executor.memory.blocks import capture_block
 from loadmaster.executor.memory.capture import capture
 from loadmaster.executor.memory.fit import Fitted, fit
 from loadmaster.executor.memory.measure import Measurement, measure
+from loadmaster.executor.memory.offer import Offer
 
 __all__ = [
     "Fitted",
     "Measurement",
+    "Offer",
     "PlannedStep",
     "apply",
     "apply_to_blocks",

@@ -20,6 +20,7 @@ from loadmaster.executor.memory.capture import device_of
 from loadmaster.executor.memory.emission import emit
 from loadmaster.executor.memory.grouping import group
 from loadmaster.executor.memory.joint import Joint
+from loadmaster.executor.memory.offer import EVERYTHING, Offer
 from loadmaster.executor.memory.operators import FINGERPRINT_DIGITS
 from loadmaster.executor.memory.situation import Situation, differences, situation
 from loadmaster.executor.memory.tracing import Compiler, Loss, Step, clear_errors, compiled, compiled_plainly
@@ -45,9 +46,10 @@ class Planned:
         plain: the same without a plan.
     """
 
-    def __init__(self, plans: Sequence[MemoryPlan], backend: Backend) -> None:
+    def __init__(self, plans: Sequence[MemoryPlan], backend: Backend, offer: Offer = EVERYTHING) -> None:
         self.plans = tuple(plans)
         self.backend = backend
+        self.offer = offer
         self.call = compiled(self.partition, _COMPILERS[backend])
         self.plain: Callable[..., torch.Tensor] = Step.__call__ if backend == "eager" else compiled_plainly()
 
@@ -55,7 +57,7 @@ class Planned:
         """The two graphs of the plan that is for this joint graph."""
         found = []
         for fused in (True, False):  # a plan made for one backend runs on the other, though not as fast or as small
-            operators = group(joint, fused=fused)
+            operators = group(joint, self.offer, fused=fused)
             for plan in self.plans:
                 if _fingerprint(plan) == operators.fingerprint:
                     return emit(operators, without_elsewhere(schedule_of(plan), len(operators.forward)))
@@ -64,7 +66,7 @@ class Planned:
             "plan.name",
             ", ".join(plan.name for plan in self.plans),
             f"was made for the graph {', '.join(map(_fingerprint, self.plans))}, this step is {' or '.join(found)}",
-            "Capture this model with this batch, loss, precision and mode, and plan again.",
+            "Capture this model with this batch, loss, precision, mode and offer, and plan again.",
         )
 
 
@@ -130,7 +132,7 @@ class PlannedStep(nn.Module):
                 "step", "DistributedDataParallel", "cannot be copied", "Copy the model, and wrap the copy."
             )
         model, loss = copy.deepcopy((self.step.model, self.step.loss), memo)
-        planned = Planned(self.plans, self.planned.backend)
+        planned = Planned(self.plans, self.planned.backend, self.planned.offer)
         return PlannedStep(planned, model, loss, self._unplanned, enforce=self._watch is not None)
 
     def _is_known_unplanned(self, inputs: Sequence[Any]) -> bool:
@@ -177,6 +179,7 @@ def apply(
     loss: Loss | None = None,
     *,
     backend: Backend = "inductor",
+    offer: Offer = EVERYTHING,
     unplanned: Unplanned = "refuse",
     enforce: bool = False,
 ) -> PlannedStep:
@@ -189,6 +192,7 @@ def apply(
             ``fully_shard`` goes around the step that this returns. Or a block of a model, for a plan of
             :func:`~loadmaster.executor.memory.blocks.capture_block`.
         backend: ``inductor`` compiles the planned graphs, ``eager`` runs them operator by operator.
+        offer: the one that the plan was captured with.
         unplanned: what to do with a batch that no plan is for (the short last one of an epoch), once a planned one
             has run: ``refuse`` it, or ``run`` it without a plan, with a warning and no word on its memory.
         enforce: hold the second to fourth step against the plan's budget: a backward pass that ends with a higher
@@ -201,7 +205,7 @@ def apply(
         InputError: a plan is of another kind or infeasible, the backend is unknown, or a wrapper acts inside the
             model. A plan for another model is found out at the first call.
     """
-    return PlannedStep(_planned(plan, backend, unplanned), model, loss, unplanned, enforce=enforce)
+    return PlannedStep(_planned(plan, backend, unplanned, offer), model, loss, unplanned, enforce=enforce)
 
 
 def apply_to_blocks(
@@ -209,6 +213,7 @@ def apply_to_blocks(
     blocks: Iterable[nn.Module],
     *,
     backend: Backend = "inductor",
+    offer: Offer = EVERYTHING,
     unplanned: Unplanned = "refuse",
 ) -> list[PlannedStep]:
     """Blocks alike, each under the plan: what to put in their places, before ``fully_shard`` goes around each.
@@ -216,16 +221,16 @@ def apply_to_blocks(
     Args:
         plan: for a problem of :func:`~loadmaster.executor.memory.blocks.capture_block`, or several.
         blocks: they share what is compiled, as far as they are alike.
-        backend, unplanned: as for :func:`apply`.
+        backend, offer, unplanned: as for :func:`apply`.
 
     Raises:
         InputError: as for :func:`apply`.
     """
-    planned = _planned(plan, backend, unplanned)
+    planned = _planned(plan, backend, unplanned, offer)
     return [PlannedStep(planned, block, None, unplanned, enforce=False) for block in blocks]
 
 
-def _planned(plan: MemoryPlan | Sequence[MemoryPlan], backend: Backend, unplanned: Unplanned) -> Planned:
+def _planned(plan: MemoryPlan | Sequence[MemoryPlan], backend: Backend, unplanned: Unplanned, offer: Offer) -> Planned:
     plans = (plan,) if isinstance(plan, MemoryPlan) else tuple(plan)
     if not plans:
         raise InputError("plan", plans, "is no plan", "Give at least one.")
@@ -234,7 +239,7 @@ def _planned(plan: MemoryPlan | Sequence[MemoryPlan], backend: Backend, unplanne
     for field, value, known in (("backend", backend, tuple(_COMPILERS)), ("unplanned", unplanned, ("refuse", "run"))):
         if value not in known:
             raise InputError(field, value, "is unknown", f"Choose one of: {', '.join(known)}.")
-    return Planned(plans, backend)
+    return Planned(plans, backend, offer)
 
 
 def _expect_applicable(plan: MemoryPlan) -> None:

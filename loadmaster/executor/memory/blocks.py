@@ -17,6 +17,8 @@ from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.memory.capture import capture_step, own_bytes
 from loadmaster.executor.memory.joint import Joint, tensors
+from loadmaster.executor.memory.offer import EVERYTHING, Offer
+from loadmaster.executor.memory.tracing import batch_of
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import ForwardOperator, Implementation, MemoryProblem
 
@@ -33,6 +35,7 @@ def capture_block(
     hardware: str | None = None,
     costs: CostModel | None = None,
     backend: str = "inductor",
+    offer: Offer = EVERYTHING,
     name: str | None = None,
 ) -> MemoryProblem:
     """The memory problem of one block: plan it under its own budget, and apply the plan to every block alike.
@@ -42,7 +45,7 @@ def capture_block(
         inputs: what the model gives it, with ``requires_grad`` set where it is set there.
         kept_bytes: most that the block may keep from its forward to its backward pass, beside its inputs.
         budget_bytes: most that it may take while it runs: its parameters, inputs and gradients with what it keeps.
-        hardware, costs, backend, name: as for :func:`~loadmaster.executor.memory.capture.capture`.
+        hardware, costs, backend, offer, name: as for :func:`~loadmaster.executor.memory.capture.capture`.
 
     Raises:
         InputError: the block cannot be traced as one graph, returns anything but one tensor, needs no gradient, or
@@ -51,9 +54,16 @@ def capture_block(
     for field, value in (("kept_bytes", kept_bytes), ("budget_bytes", budget_bytes)):
         if value < 0:
             raise InputError(field, value, "is negative", "Give bytes, 0 or more.")
-    inputs = tuple(inputs)
+    inputs = batch_of(inputs)
     captured = capture_step(
-        block, inputs, hardware=hardware, costs=costs, backend=backend, name=name, expect=expect_one_tensor
+        block,
+        inputs,
+        hardware=hardware,
+        costs=costs,
+        backend=backend,
+        offer=offer,
+        name=name,
+        expect=expect_one_tensor,
     )
     joint = captured.operators.joint
     # What else is on the device is everything else's; the gradient of the result comes from there, too.

@@ -20,8 +20,9 @@ from loadmaster.executor.memory.accounting import Accountant
 from loadmaster.executor.memory.grouping import group
 from loadmaster.executor.memory.joint import Joint, is_compute, tensor_bytes, tensors
 from loadmaster.executor.memory.link import host_link as link_of
+from loadmaster.executor.memory.offer import EVERYTHING, Offer
 from loadmaster.executor.memory.operators import ForwardGroup, Operators
-from loadmaster.executor.memory.tracing import Loss, Step, clear_errors, compiled, expect_scalar_loss
+from loadmaster.executor.memory.tracing import Loss, Step, batch_of, clear_errors, compiled, expect_scalar_loss
 from loadmaster.executor.memory.wrappers import Held, Parallel, ddp_of, held_by, own_module
 from loadmaster.models.memory.problem import (
     BackwardImplementation,
@@ -122,6 +123,7 @@ def capture(
     parallel: Parallel | None = None,
     ranks: int = 1,
     host_link: HostLink | bool = False,
+    offer: Offer = EVERYTHING,
     name: str | None = None,
 ) -> MemoryProblem:
     """The memory problem of one training step of a model.
@@ -140,6 +142,7 @@ def capture(
             rank counts. The plan is for one rank and its part of the batch.
         host_link: whether plans may send results to the host; True measures the link on a CUDA device, or takes it
             from the catalogue where ``hardware`` is named. Give one of your own where several processes share it.
+        offer: the implementations that plans may choose from; the same when the plan is applied.
         name: of the problem; the graph's fingerprint is appended, which :func:`apply` holds a plan against.
 
     Raises:
@@ -158,6 +161,7 @@ def capture(
         parallel=parallel,
         ranks=ranks,
         host_link=host_link,
+        offer=offer,
         name=name,
     ).problem()
 
@@ -175,17 +179,18 @@ def capture_step(
     parallel: Parallel | None = None,
     ranks: int = 1,
     host_link: HostLink | bool = False,
+    offer: Offer = EVERYTHING,
     name: str | None = None,
     expect: Callable[[Joint], None] = expect_scalar_loss,
 ) -> CapturedStep:
     """As :func:`capture`, before the problem is written down; ``expect`` as for :func:`trace`."""
-    inputs = tuple(inputs)
+    inputs = batch_of(inputs)
     wrapped = ddp_of(model) is not None
     model = own_module(model)
     state_bytes = 0 if optimizer is None else optimizer_state_bytes(optimizer)
     held = held_by("ddp" if wrapped and parallel is None else parallel, ranks, model, state_bytes)
     fused = backend == "inductor"
-    operators = group(trace(model, inputs, loss, expect), fused=fused)
+    operators = group(trace(model, inputs, loss, expect), offer, fused=fused)
     device = device_of(model, inputs)
     if costs is None:
         channels_last = fused and runs_channels_last(operators.joint.module)

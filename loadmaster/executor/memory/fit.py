@@ -1,9 +1,9 @@
 """Fitting a step to a byte budget: planned, run, measured, and planned again until the measured peak keeps it.
 
 A plan is as good as the problem it is made from. A trial of the planned step says how good that is: what the measured
-peak has beyond the planned one counts as resident from then on, and where the step time is off by more than a
-tolerance, the times of library kernels and of all others are scaled to what was profiled. The planner gets the
-corrected problem; the budget stays the user's.
+peak has beyond the planned one counts as resident from then on, what it leaves of it is given back where the plan pays
+for memory in time, and where the step time is off by more than a tolerance, the times of library kernels and of all
+others are scaled to what was profiled. The planner gets the corrected problem; the budget stays the user's.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from loadmaster.errors import CheckFailedError, InputError
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.costs.corrected import Corrected
 from loadmaster.executor.memory.apply import Backend, PlannedStep, apply
-from loadmaster.executor.memory.capture import capture_step, device_of
+from loadmaster.executor.memory.capture import capture_step, device_of, gradient_bytes
 from loadmaster.executor.memory.measure import Measurement
+from loadmaster.executor.memory.offer import EVERYTHING, Offer
 from loadmaster.executor.memory.reserve import allocator_reserve_bytes, has_left_overs
 from loadmaster.executor.memory.timeline import Timeline, record
-from loadmaster.executor.memory.tracing import Loss
+from loadmaster.executor.memory.tracing import Loss, batch_of
 from loadmaster.executor.memory.trial import runner, trial, untouched
 from loadmaster.executor.memory.tries import Correction, Try, broken, describe, infeasible
+from loadmaster.executor.memory.wrappers import ddp_of
 from loadmaster.models.memory.checker import Check, check, check_plan
-from loadmaster.models.memory.corrected import with_resident
+from loadmaster.models.memory.corrected import least_resident_bytes, with_resident
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import HostLink, MemoryProblem
 
@@ -38,6 +40,7 @@ Found = TypeVar("Found")
 logger = logging.getLogger(__name__)
 
 _UNLIMITED_BYTES = 1 << 62
+_IDLE_SHARE = 0.02  # of the budget: less than this left of a planned peak is not worth another plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,11 +93,15 @@ class Fitter:
         costs: CostModel | None = None,
         gradients_held: bool = False,
         host_link: HostLink | bool = False,
+        offer: Offer = EVERYTHING,
         fragmentation_reserve_bytes: int | None = 0,
         time_tolerance: float = 0.05,
         repeats: int = 5,
         on_try: Callable[[Try], None] | None = None,
     ) -> None:
+        _expect_one_process(model)
+        if repeats < 1:
+            raise InputError("repeats", repeats, "leaves nothing to time", "Time at least one step.")
         if fragmentation_reserve_bytes is not None and fragmentation_reserve_bytes < 0:
             raise InputError(
                 "fragmentation_reserve_bytes",
@@ -102,9 +109,10 @@ class Fitter:
                 "is negative",
                 "Give bytes to keep free, or None to count what the allocator reserves.",
             )
-        self.model, self.inputs, self.loss = model, tuple(inputs), loss
+        self.model, self.inputs, self.loss = model, batch_of(inputs), loss
         self.optimizer, self.backend = optimizer, backend
         self.gradients_held = gradients_held
+        self.offer = offer
         self.fragmentation_reserve_bytes = fragmentation_reserve_bytes
         self.time_tolerance, self.repeats = time_tolerance, repeats
         self.on_try = on_try
@@ -118,6 +126,7 @@ class Fitter:
             backend=backend,
             gradients_held=gradients_held,
             host_link=host_link,
+            offer=offer,
             name=name,
         )
         self.times = Correction()
@@ -129,20 +138,24 @@ class Fitter:
         Raises:
             BudgetError: no plan was found that keeps the budget.
             CheckFailedError: the planner gave a plan that breaks its own problem.
-            InputError: the planner gave a plan for another problem.
+            InputError: the planner gave no plan, or one for another problem or budget.
         """
         if tries < 1:
             raise InputError("tries", tries, "leaves nothing to run", "Allow at least one try.")
+        if not isinstance(budget_bytes, int) or budget_bytes < 1:
+            raise InputError("budget_bytes", budget_bytes, "is no positive number of bytes", "Give one: 8 << 30.")
         candidates: list[_Candidate] = []
         made: list[Try] = []
         relaxed: list[Correction] = []
         correction = self._first(budget_bytes)
         while len(made) < tries:
             problem = self._problem(correction).with_budget(budget_bytes)
-            plan = planner(problem)
+            plan = _expect_plan(planner(problem), budget_bytes)
             if plan.schedule is None:
                 tighter = self._relaxed(correction, plan, made)
                 if tighter is None or tighter in relaxed:
+                    if any(t.kept for t in made):
+                        break
                     raise infeasible(plan, correction.resident_bytes, made)
                 relaxed.append(tighter)
                 correction = tighter
@@ -156,7 +169,7 @@ class Fitter:
             logger.info("%s", describe(latest))
             if self.on_try is not None:
                 self.on_try(latest)
-            if latest.kept and (known is not None or abs(latest.time_error) <= self.time_tolerance):
+            if latest.kept and (known is not None or not (self._is_off(latest) or _is_idle(latest, verdict))):
                 break
             correction = self._corrected(latest, candidate, verdict)
         kept = [i for i, t in enumerate(made) if t.kept]
@@ -204,7 +217,7 @@ class Fitter:
         return with_resident(self.captured.problem(costs), correction.resident_bytes)
 
     def _run(self, problem: MemoryProblem, plan: MemoryPlan) -> _Candidate:
-        step = apply(plan, self.model, self.loss, backend=self.backend)
+        step = apply(plan, self.model, self.loss, backend=self.backend, offer=self.offer)
         measured = trial(
             step,
             step.step,
@@ -223,13 +236,18 @@ class Fitter:
     def _corrected(self, latest: Try, candidate: _Candidate, verdict: Check) -> Correction:
         """What the next problem is corrected by."""
         correction = latest.correction
-        if not latest.kept:
-            correction = replace(correction, resident_bytes=correction.resident_bytes + latest.excess_bytes)
-        if abs(latest.time_error) > self.time_tolerance:
+        if not latest.kept or _is_idle(latest, verdict):
+            least = -least_resident_bytes(self.captured.problem())
+            resident = max(correction.resident_bytes + latest.excess_bytes, least)
+            correction = replace(correction, resident_bytes=resident)
+        if self._is_off(latest):
             products, moves = self._factors(candidate, verdict)
             correction = replace(correction, products=products, moves=moves)
             self.times = Correction(0, products, moves)
         return correction
+
+    def _is_off(self, latest: Try) -> bool:
+        return abs(latest.time_error) > self.time_tolerance
 
     def _factors(self, candidate: _Candidate, verdict: Check) -> tuple[float, float]:
         """Factors that make the captured costs of the plan those that were measured.
@@ -263,6 +281,35 @@ def factors(busy_us: float, measured_us: Sequence[float], planned_us: Sequence[f
     return products, moves
 
 
+def _is_idle(latest: Try, verdict: Check) -> bool:
+    """Whether the step spends time to save memory, and then leaves a good part of what it was planned to take."""
+    spends = verdict.recompute_us + verdict.stall_us > 0
+    return latest.kept and spends and -latest.excess_bytes > _IDLE_SHARE * latest.budget_bytes
+
+
+def _expect_one_process(model: nn.Module) -> None:
+    """Refuse a wrapper whose trial steps would wait for other ranks: each may measure, correct and try differently."""
+    ddp = ddp_of(model)
+    if ddp is not None:
+        buckets = gradient_bytes(ddp.module)
+        raise InputError(
+            "model",
+            "DistributedDataParallel",
+            "needs every rank in every trial step, and ranks measure differently",
+            f"Fit ddp.module on one rank, under a budget less the {buckets} bytes of DDP's buckets, and give every rank "
+            "that plan: apply(plan, ddp, loss).",
+        )
+
+
+def _expect_plan(plan: object, budget_bytes: int) -> MemoryPlan:
+    if not isinstance(plan, MemoryPlan):
+        raise InputError("planner", plan, "gave no memory plan", "Return what loadmaster.plan(problem) returns.")
+    if plan.budget_bytes != budget_bytes:
+        remedy = "Plan the problem that is given, which has it: loadmaster.plan(problem)."
+        raise InputError("plan.budget_bytes", plan.budget_bytes, f"is not the budget of {budget_bytes} bytes", remedy)
+    return plan
+
+
 def _expect_valid(problem: MemoryProblem, plan: MemoryPlan) -> Check:
     verdict = check_plan(problem, plan)
     if not verdict.ok:
@@ -283,6 +330,7 @@ def fit(
     costs: CostModel | None = None,
     gradients_held: bool = False,
     host_link: HostLink | bool = False,
+    offer: Offer = EVERYTHING,
     fragmentation_reserve_bytes: int | None = 0,
     time_tolerance: float = 0.05,
     tries: int = 3,
@@ -291,13 +339,14 @@ def fit(
     """A training step that keeps a byte budget: measured, not only planned.
 
     The promise is the peak of forward and backward pass, everything resident included; an optimizer's own temporaries
-    come after it. Trial steps leave parameters, buffers, gradients and random state as they were.
+    come after it. Trial steps leave parameters, buffers, gradients and random state as they were. Hooks on parameters
+    do not run in them; forward hooks do, as part of the model.
 
     Args:
-        model, inputs, loss, optimizer, backend, name, costs, gradients_held, host_link: as for
+        model, inputs, loss, optimizer, backend, name, costs, gradients_held, host_link, offer: as for
             :func:`~loadmaster.executor.memory.capture.capture`.
         budget_bytes: what the measured peak must not exceed.
-        planner: plans a problem under its own budget, for example ``lambda p: loadmaster.plan(p, time_limit_s=60)``.
+        planner: plans a problem under the budget it comes with, for example ``lambda p: loadmaster.plan(p, time_limit_s=60)``.
         fragmentation_reserve_bytes: part of the budget that the step must leave free, for what CUDA's allocator
             reserves beyond what it hands out. None: count the reserved bytes themselves, as measured in the trial.
         time_tolerance: plan again when the measured step time is off by more than this share.
@@ -322,6 +371,7 @@ def fit(
         costs=costs,
         gradients_held=gradients_held,
         host_link=host_link,
+        offer=offer,
         fragmentation_reserve_bytes=fragmentation_reserve_bytes,
         time_tolerance=time_tolerance,
         repeats=repeats,

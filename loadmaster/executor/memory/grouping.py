@@ -16,6 +16,7 @@ from torch import fx
 from loadmaster.executor.memory.fusion import is_elementwise, is_fusible
 from loadmaster.executor.memory.implementations import registry
 from loadmaster.executor.memory.joint import Joint, is_collective, is_compute, is_mutating, is_random
+from loadmaster.executor.memory.offer import EVERYTHING, Offer
 from loadmaster.executor.memory.operators import BackwardGroup, Choice, Encoding, ForwardGroup, Operators
 
 _SMALL_SHARE = 2000  # results below this share of all that the backward pass reads are not worth a decision
@@ -23,17 +24,17 @@ _SMALL_SHARE = 2000  # results below this share of all that the backward pass re
 OfferedSite = tuple[registry.BackwardAlternative, registry.Site]
 
 
-def group(
-    joint: Joint, alternatives: Sequence[registry.BackwardAlternative] | None = None, *, fused: bool = False
-) -> Operators:
+def group(joint: Joint, offer: Offer = EVERYTHING, *, fused: bool = False) -> Operators:
     """Group a joint graph into operators.
 
     Args:
-        alternatives: implementations to offer; all registered ones by default.
+        offer: the implementations to offer.
         fused: for a backend that fuses operators.
+
+    Raises:
+        InputError: the offer leaves out an implementation that is not registered.
     """
-    offered = registry.alternatives() if alternatives is None else alternatives
-    return _Grouping(joint, offered, fused=fused).operators()
+    return _Grouping(joint, offer, fused=fused).operators()
 
 
 def _parameter_gradients_first(joint: Joint, nodes: Sequence[fx.Node]) -> list[fx.Node]:
@@ -61,9 +62,10 @@ def _parameter_gradients_first(joint: Joint, nodes: Sequence[fx.Node]) -> list[f
 
 
 class _Grouping:
-    def __init__(self, joint: Joint, alternatives: Sequence[registry.BackwardAlternative], *, fused: bool) -> None:
+    def __init__(self, joint: Joint, offer: Offer, *, fused: bool) -> None:
         self.joint = joint
         self.fused = fused
+        self.inlines = fused and offer.inline
         compute = [n for n in joint.nodes if is_compute(n)]
         self.forward_nodes = [n for n in compute if n in joint.forward]
         self.backward_nodes = _parameter_gradients_first(joint, [n for n in compute if n not in joint.forward])
@@ -73,9 +75,9 @@ class _Grouping:
             if found:
                 self.recomputes[node] = found
         self.sites: dict[fx.Node, list[OfferedSite]] = {}
-        for alternative in alternatives:
+        for alternative in offer.alternatives():
             for site in alternative.sites(joint.module):
-                if fused and self._is_inlining(site):
+                if self.inlines and self._is_inlining(site):
                     continue
                 self.sites.setdefault(site.backward, []).append((alternative, site))
         self.pinned = self._pinned()
@@ -265,7 +267,7 @@ class _Grouping:
 
     def _inlinable(self, nodes: Sequence[fx.Node]) -> list[int]:
         """Forward operators that a fused backward operator can compute inside itself."""
-        if not (self.fused and all(map(is_fusible, nodes))):
+        if not (self.inlines and all(map(is_fusible, nodes))):
             return []
         found = []
         for i in sorted(self._needs(nodes)):
