@@ -16,14 +16,13 @@ from torch import fx
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.emitter import Emitter, encoded_meta
 from loadmaster.executor.memory.joint import Joint
-from loadmaster.executor.memory.offload import Arrivals, Departures, HostCopy, expect_journeys, host_fake
+from loadmaster.executor.memory.offload import REMEDY, Arrivals, Departures, HostCopy, expect_journeys, host_fake
 from loadmaster.executor.memory.operators import ForwardGroup, Operators
 from loadmaster.executor.memory.segments import STAGE
 from loadmaster.models.memory.plan import Schedule, Stage
 
 # What travels from the forward to the backward graph: a root, an encoded result, or a copy on the host.
 Saved = fx.Node | int | HostCopy
-REMEDY = "Plan the problem captured from this model again, and check the plan."
 
 
 def emit(operators: Operators, schedule: Schedule) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -40,8 +40,8 @@ def cut(module: fx.GraphModule) -> list[Segment]:
     for node in module.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
-        number, recomputes = node.meta.get(STAGE, (stage, False))
-        if number != stage and recomputes and runs[-1]:
+        number, begins = node.meta.get(STAGE, (stage, False))
+        if number != stage and begins and runs[-1]:
             runs.append([])
         stage = number
         runs[-1].append(node)

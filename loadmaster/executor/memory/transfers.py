@@ -24,6 +24,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from loadmaster.executor.memory.implementations.layouts import fills
 from loadmaster.executor.memory.pinned import pool_of
 
 _library = torch.library.Library("loadmaster", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -48,19 +49,9 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether the elements fill their memory without gaps or overlaps, in any order."""
-    expected = 1
-    for step, length in sorted((s, n) for s, n in zip(stride, size, strict=True) if n != 1):
-        if step != expected:
-            return False
-        expected *= length
-    return True
-
-
 def _flat(tensor: Tensor, stride: Sequence[int]) -> Tensor:
     """All elements in the order of that layout's memory, as far as possible without copying them [numel]."""
-    if not _is_dense(tensor.shape, stride):
+    if not fills(tensor.shape, stride):
         return tensor.reshape(-1)
     if any(a != b for a, b, n in zip(tensor.stride(), stride, tensor.shape, strict=True) if n != 1):
         tensor = tensor.new_empty_strided(tensor.shape, stride).copy_(tensor)
@@ -105,7 +96,7 @@ def _sent(source: Tensor, host: Tensor) -> None:
 
 def _fetch(host: Tensor, size: Sequence[int], stride: Sequence[int], device: torch.device) -> Tensor:
     result = torch.empty_strided(size, stride, dtype=host.dtype, device=device)
-    dense = _is_dense(size, stride)
+    dense = fills(size, stride)
     target, source = (_flat(result, stride), host) if dense else (result, host.view(list(size)))
     if not result.is_cuda or not result.numel():
         target.copy_(source)

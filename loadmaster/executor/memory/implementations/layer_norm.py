@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from loadmaster.executor.costs.workspace import register_workspace
-from loadmaster.executor.memory.implementations.chunks import CHUNK
+from loadmaster.executor.memory.implementations.chunks import CHUNK, row_major_bytes
 from loadmaster.executor.memory.implementations.emitting import aten, call, with_strides_of
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
 from loadmaster.executor.memory.implementations.registry import Recompute, Value
@@ -71,11 +71,10 @@ def _(x: Tensor, mean: Tensor | None, rstd: Tensor, weight: Tensor | None, bias:
 
 
 def _workspace(x: Tensor, mean: Tensor | None, rstd: Tensor, *_: object) -> int:
-    row_major = 0 if x.is_contiguous() else x.numel() * x.element_size()
     if has_kernels(x.device):
-        return row_major
+        return row_major_bytes(x)
     width = x.numel() // max(1, rstd.numel())
-    return row_major + 3 * min(x.numel(), max(CHUNK, width)) * max(x.element_size(), torch.float32.itemsize)
+    return row_major_bytes(x) + 3 * min(x.numel(), max(CHUNK, width)) * max(x.element_size(), torch.float32.itemsize)
 
 
 register_workspace(layer_norm_apply._opoverload, _workspace)

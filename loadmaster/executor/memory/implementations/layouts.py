@@ -20,11 +20,16 @@ def memory_order(tensor: Tensor) -> list[int]:
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether the elements fill the tensor's memory without gaps or overlaps."""
+    return tensor.numel() == 0 or fills(tensor.shape, tensor.stride())
+
+
+def fills(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements laid out like this fill their memory without gaps or overlaps, in any order."""
     expected = 1
-    for d in reversed(memory_order(tensor)):
-        if tensor.stride(d) != expected and tensor.numel():
+    for step, length in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n != 1):
+        if step != expected:
             return False
-        expected *= tensor.shape[d]
+        expected *= length
     return True
 
 

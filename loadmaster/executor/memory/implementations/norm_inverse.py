@@ -15,7 +15,7 @@ from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
 from loadmaster.executor.memory.implementations.layouts import dense_bytes
 
-MESSAGE = "a normalization's weight is too close to zero to recover its input: leave out the *_output_weighted choice"
+MESSAGE = "a normalization's weight is too close to zero to recover its input: plan without norm_output_weighted"
 
 
 @torch.library.custom_op("loadmaster::norm_input", mutates_args=(), tags=(torch.Tag.flexible_layout,))
@@ -48,7 +48,7 @@ def norm_input(
             torch._assert_async(enough, MESSAGE)
         elif not bool(enough):
             smallest = weight.abs().min().item()
-            remedy = "Plan without the *_output_weighted implementations, or keep weights away from zero."
+            remedy = "Plan without norm_output_weighted, or keep weights away from zero."
             raise InputError("weight", smallest, f"is below {smallest_weight}: it hides the normalized value", remedy)
     if has_kernels(output.device):
         recovered: Tensor = kernels().norm_input(output, mean, rstd, weight, bias)
