@@ -9,10 +9,7 @@ the same model takes. A row is a process of its own; rows are in DIR/rows.json a
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +17,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.gpu import scheduler  # noqa: E402
+from benchmarks.gpu import command  # noqa: E402
 from benchmarks.gpu.budgets import Row  # noqa: E402
 from benchmarks.gpu.figures import gib, milliseconds  # noqa: E402
 from benchmarks.gpu.zoo import ZOO  # noqa: E402
-from benchmarks.memory_gpu import START_MARGIN_S, memory_gib  # noqa: E402
 
 SHARE = 0.6
 # Kernels that add in another order differ in the last digits of float32, and of bfloat16 in its third.
@@ -86,36 +82,16 @@ def rounded(value: float | None, digits: int, factor: float = 1.0) -> float | No
 
 def main() -> None:
     """Measure what is missing, and report."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--out", type=Path, required=True, help="folder for rows and costs; kept from run to run")
+    p = command.parser(__doc__)
     p.add_argument("--models", nargs="+", default=list(ZOO), choices=list(ZOO))
-    p.add_argument("--wall", type=float, default=3600.0, help="seconds; what is ready then is measured and written")
-    p.add_argument("--jobs", type=int, default=8, help="rows that compile at once")
-    p.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    p.add_argument("--small", action="store_true", help="small models, to try the benchmark itself")
-    p.add_argument("--report", action="store_true", help="measure nothing")
     a = p.parse_args()
-    began = time.monotonic()
-    a.out.mkdir(parents=True, exist_ok=True)
-    record = a.out / "rows.json"
-    rows: list[Row] = json.loads(record.read_text()) if record.exists() else []
-
-    def note() -> None:
-        part = record.with_suffix(".part")
-        part.write_text(json.dumps(rows, indent=1))
-        part.replace(record)
-
-    if not a.report:
-        order = {"device": a.device, "folder": str(a.out.resolve()), "small": a.small}
-        margin_s = 15.0 if a.small else START_MARGIN_S
-        limits = scheduler.Limits(a.wall - (time.monotonic() - began), margin_s, a.jobs, memory_gib(a.device))
-        scheduler.Scheduler(wanted(a.models), rows, limits, order, note).run()
-    for line in table(rows):
+    found = table(command.measured(a, wanted(a.models)))
+    for line in found:
         print(", ".join(f"{name} {value}" for name, value in line.items() if value is not None))
-    if a.device == "cuda" and not a.report:
+    if command.is_recorded(a):
         from benchmarks.record import write
 
-        print(write("memory_models", {"budget": f"{SHARE:.0%} of the eager step's peak", "models": table(rows)}))
+        print(write("memory_models", {"budget": f"{SHARE:.0%} of the eager step's peak", "models": found}))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ ABOVE_PLAIN = 1.1
 # Ratio of memory in the published ablation.
 ABLATION_BUDGET = "share 0.53"
 OFFLOADING = "all and offload"
-ABLATIONS = ("none", "convolution", "output", "intermediate", "all", OFFLOADING)
+ABLATIONS = ("none", "output", "intermediate", "input", "all", OFFLOADING)
 IDENTITY = ("case", "method", "knob", "budget", "implementations")
 
 Row = dict[str, Any]

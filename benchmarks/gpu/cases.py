@@ -67,15 +67,6 @@ ROOMY = ("gpt2_medium", "resnet50")
 ABLATED = ("resnet50", "googlenet", "vgg16")
 
 
-def case(name: str) -> Case:
-    """A case of the figures, or a model of the zoo."""
-    if name in CASES:
-        return CASES[name]
-    from benchmarks.gpu.zoo import ZOO
-
-    return ZOO[name]
-
-
 def build(
     case: Case, device: str, *, small: bool
 ) -> tuple[nn.Module, tuple[torch.Tensor, ...], Any, Callable[[], Any]]:

@@ -33,7 +33,6 @@ class Process:
     def __init__(self, row: Row, order: dict[str, Any], log: Path, heard: queue.Queue[Any]) -> None:
         self.row = row
         self.log = log
-        self.facts: dict[str, Any] = {}
         self.started = time.monotonic()
         self.frozen_s = 0.0
         self._frozen_at: float | None = None

@@ -17,6 +17,7 @@ from loadmaster.executor.costs import CostModel
 from loadmaster.executor.memory import capture as capturing
 from loadmaster.executor.memory.fit import Fitter
 from loadmaster.executor.memory.implementations import registry
+from loadmaster.executor.memory.offer import Offer
 from loadmaster.executor.memory.tries import Correction
 from loadmaster.models.hardware import hardware
 from loadmaster.models.memory.plan import MemoryPlan
@@ -122,20 +123,23 @@ def remembering(path: Path, alone: Alone) -> Iterator[None]:
 
 SORTS = {
     "none": (),
-    "convolution": ("conv",),
+    "input": ("input",),
     "output": ("output",),
     "intermediate": ("mask", "offsets"),
 }
-"""What each part of the published ablation (Figure 4.5) may use, by words in the names of implementations:
-convolution algorithms, operators that go backward from their output, and those that keep something smaller."""
+"""What each part of the ablation may use, by words in the names of implementations: those that go backward from their
+input (fused operators that compute results again inside themselves among them), from their output, and from something
+smaller that was kept. The published one (Figure 4.5) has convolution algorithms too; PyTorch offers no choice of them.
+"""
 
 
-def restrict(implementations: str) -> None:
-    """Take out of this process what an ablation leaves out."""
-    if implementations in SORTS:
-        for alternative in registry.alternatives():
-            if not any(word in alternative.name for word in SORTS[implementations]):
-                registry.unregister(alternative.name)
+def offered(implementations: str) -> Offer:
+    """What a part of the ablation may use; everything for a name that is none."""
+    if implementations not in SORTS:
+        return Offer()
+    words = SORTS[implementations]
+    left_out = (a.name for a in registry.alternatives() if not any(word in a.name for word in words))
+    return Offer(tuple(left_out), inline="input" in words)
 
 
 def under_budget(
@@ -150,6 +154,7 @@ def under_budget(
     alone: Alone,
     backend: str,
     offload: bool,
+    offer: Offer,
     tries: int,
     facts: dict[str, Any],
 ) -> Callable[..., torch.Tensor]:
@@ -158,6 +163,7 @@ def under_budget(
     Args:
         costs, corrections: files that the rows of one case share: measured costs, and what trials taught of times.
         offload: whether host memory may hold results.
+        offer: what plans may choose from.
         tries: plans that are run at most.
         facts: what is found out goes here, also when no step is.
 
@@ -169,7 +175,16 @@ def under_budget(
     host = hardware("h200")
     link = HostLink(host.to_host_gbps, host.from_host_gbps) if offload else False
     with remembering(costs, alone):
-        fitter = Fitter(model, inputs, loss, backend=backend, name=name, host_link=link, time_tolerance=TIME_TOLERANCE)
+        fitter = Fitter(
+            model,
+            inputs,
+            loss,
+            backend=backend,
+            name=name,
+            host_link=link,
+            offer=offer,
+            time_tolerance=TIME_TOLERANCE,
+        )
         fitter.captured.problem()
     facts |= {"budget_bytes": budget_bytes, "capture_s": time.perf_counter() - start, "plan_s": 0.0}
     if corrections.exists():

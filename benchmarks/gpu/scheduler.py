@@ -1,6 +1,6 @@
 """Runs rows on one GPU: several compile at once, one measures while the others stand still.
 
-A row is measured as soon as it is ready. Inductor's own trials of kernel variants run beside others: they may choose
+A row is measured as soon as it has run once. Inductor's own trials of kernel variants run beside others: they may choose
 badly, for plans and for what they are held against alike. A wall limit ends the run in time to measure what is ready
 and to write it down; another run goes on from there.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import queue
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.budgets import Row, budget_bytes, identity
-from benchmarks.gpu.cases import case
 from benchmarks.gpu.process import Process
+from benchmarks.gpu.zoo import case
 
-STEPS = 15
 # Kernels that were queued before a process was stopped drain in this time.
 SETTLE_S = 0.3
 # A row holds the GPU's context and its own workspaces beside what it counts.
@@ -73,10 +71,9 @@ class Scheduler:
         self.began = time.monotonic()
         self.pending = self._missing(wanted)
         self.heard: queue.Queue[tuple[Process, dict[str, Any] | None]] = queue.Queue()
-        self.busy: list[Process] = []
-        self.ready: list[Process] = []
-        self.asking: deque[tuple[Process, str]] = deque()
-        self.measuring: Process | None = None
+        self.running: list[Process] = []
+        self.asking: deque[Process] = deque()
+        self.alone: Process | None = None
         self.started = 0
 
     def run(self) -> None:
@@ -84,39 +81,35 @@ class Scheduler:
         while True:
             self._start_rows()
             self._end_late()
-            self._measure_ready()
-            if not (self.busy or self.ready or self.measuring):
+            if not self.running:
                 break
             self._serve()
             try:
                 process, message = self.heard.get(timeout=0.5)
             except queue.Empty:
                 continue
-            self._take(process, message)
+            if process in self.running:
+                self._take(process, dict(message or {}))
         for row in self.pending:
             print(f"left for another run: {describe(row)}", flush=True)
 
     def _missing(self, wanted: Sequence[Row]) -> list[Row]:
-        """Rows not measured yet. Where a case has any, its plain step is measured again beside them."""
-        done = {identity(row) for row in self.rows if "error" not in row}
-        missing = [row for row in wanted if identity(row) not in done]
-        open_cases = {row["case"] for row in missing if row["method"] != "capture"}
-        anchors = [r for r in wanted if r.get("knob") == 1.0 and r["case"] in open_cases and r not in missing]
+        """Rows not measured yet. Where a case has any, it is captured and its plain step measured in this run too:
+        costs are in this run's folder then, and what is compared was measured on one machine."""
         self.rows[:] = [row for row in self.rows if "error" not in row]
-        return [r for r in wanted if r in missing or r in anchors]
+        done = {identity(row) for row in self.rows}
+        missing = [row for row in wanted if identity(row) not in done and row["method"] != "capture"]
+        cases = {row["case"] for row in missing}
+        again = [r for r in wanted if r["case"] in cases and (r["method"] == "capture" or r.get("knob") == 1.0)]
+        return [row for row in wanted if row in missing or row in again]
 
     @property
     def left_s(self) -> float:
         return self.limits.wall_s - (time.monotonic() - self.began)
 
-    def _known(self) -> list[Row]:
-        """Rows measured, and those that only wait to be timed: their peak is known."""
-        waiting = [{**p.row, **p.facts} for p in self.ready]
-        return [*self.rows, *waiting]
-
     def _start_rows(self) -> None:
         for row in list(self.pending):
-            if len(self.busy) >= self.limits.jobs:
+            if len(self.running) >= self.limits.jobs:
                 return
             margin = PLANNED_MARGIN if row["method"] == "loadmaster" else 1.0
             if self.left_s < margin * self.limits.start_margin_s:
@@ -124,7 +117,7 @@ class Scheduler:
             order = dict(row)
             captured = any(r["case"] == row["case"] and r["method"] == "capture" for r in self.rows)
             if row["method"] == "loadmaster":
-                found = budget_bytes(row["budget"], row["case"], self._known())
+                found = budget_bytes(row["budget"], row["case"], self.rows)
                 if found is None or not captured:
                     continue
                 order["budget_bytes"] = found
@@ -134,104 +127,68 @@ class Scheduler:
             self.started += 1
             log = Path(self.order["folder"]) / "logs" / f"{self.run_number}-{self.started}.log"
             log.parent.mkdir(exist_ok=True)
-            self.busy.append(Process(order, self.order, log, self.heard))
+            self.running.append(Process(order, self.order, log, self.heard))
 
     def _fits(self, row: Row) -> bool:
-        """Whether a row can join without the GPU running out, whoever measures next."""
-        held = sum(map(needs_gib, (p.row for p in self.busy))) + sum(rests_gib(p.row) for p in self.ready)
-        next_up = max((needs_gib(p.row) for p in self.ready), default=0.0)
-        alone = not self.busy and not self.ready
-        return alone or held + next_up + needs_gib(row) <= self.limits.memory_gib
+        """Whether a row can join without the GPU running out."""
+        held = sum(needs_gib(p.row) for p in self.running)
+        return not self.running or held + needs_gib(row) <= self.limits.memory_gib
 
     def _end_late(self) -> None:
-        """Stop what has run for too long, and everything that compiles when it is time to measure."""
-        time_up = self.left_s < 2 * LAST_S + MEASURE_S * len(self.ready)
-        for process in list(self.busy):
-            if process is self.measuring:
-                continue
-            if time_up:
-                self._put_back(process)
-            elif process.running_s > ROW_LIMIT_S:
+        """Stop what has run for too long; near the end, what has nothing to measure yet, and then everything."""
+        near = self.left_s < 2 * LAST_S + MEASURE_S * len(self.asking)
+        for process in list(self.running):
+            waits = process is self.alone or process in self.asking
+            if self.left_s < LAST_S or (near and not waits):
+                self._forget(process)
                 process.stop()
-                self._finish(process, {"error": f"not ready after {ROW_LIMIT_S:.0f} s: {process.last_words()}"})
-        if time_up:
-            self.asking = deque((p, word) for p, word in self.asking if p in self.ready)
-        if self.left_s < LAST_S and self.measuring is None:
-            self.asking.clear()
-            for process in list(self.ready):
-                self._put_back(process)
-
-    def _put_back(self, process: Process) -> None:
-        """Stop a row that another run must measure."""
-        process.stop()
-        (self.busy if process in self.busy else self.ready).remove(process)
-        self.pending.append({k: v for k, v in process.row.items() if k != "budget_bytes"})
-
-    def _measure_ready(self) -> None:
-        """Queue the rows that are ready."""
-        asked = {id(p) for p, _ in self.asking}
-        for process in self.ready:
-            if id(process) not in asked and process is not self.measuring:
-                self.asking.append((process, str(STEPS)))
+                self.pending.append({k: v for k, v in process.row.items() if k != "budget_bytes"})
+            elif process.running_s > ROW_LIMIT_S and not waits:
+                process.stop()
+                self._finish(process, {"error": f"not there after {ROW_LIMIT_S:.0f} s: {process.last_words()}"})
 
     def _serve(self) -> None:
         """Let the next one have the machine to itself."""
-        if self.measuring is not None:
+        if self.alone is not None:
             return
         if not self.asking:
-            for process in self.busy:
+            for process in self.running:
                 process.thaw()
             return
-        self.measuring, word = self.asking.popleft()
-        running = [p for p in self.busy if p is not self.measuring]
-        for process in running:
+        self.alone = self.asking.popleft()
+        others = [p for p in self.running if p is not self.alone]
+        for process in others:
             process.freeze()
-        if running:
+        if others:
             time.sleep(SETTLE_S)
-        self.measuring.thaw()
-        self.measuring.tell(word)
+        self.alone.thaw()
+        self.alone.tell("go")
 
-    def _take(self, process: Process, message: dict[str, Any] | None) -> None:
-        if process not in self.busy and process not in self.ready:
-            return
-        facts = dict(message or {})
-        said = facts.pop("say", None)
-        times_us = facts.pop("times_us", [])
-        process.facts |= facts
+    def _take(self, process: Process, facts: dict[str, Any]) -> None:
+        said = facts.pop("say", "nothing")
         if said == "alone":
-            self.asking.append((process, "go"))
-            return
-        if process is self.measuring:
-            self.measuring = None
-        if said == "ready":
-            self.busy.remove(process)
-            self.ready.append(process)
-        elif said == "round":
-            self._finish(process, timing(times_us))
+            self.asking.append(process)
+        elif said == "done":
+            self.alone = None
         elif said == "row":
-            self._finish(process, {})
-        elif said is None:
+            self._finish(process, facts)
+        else:
             self._finish(process, {"error": f"ended: {process.last_words()}"})
 
+    def _forget(self, process: Process) -> None:
+        self.running.remove(process)
+        self.asking = deque(p for p in self.asking if p is not process)
+        if process is self.alone:
+            self.alone = None
+
     def _finish(self, process: Process, facts: dict[str, Any]) -> None:
-        for group in (self.busy, self.ready):
-            if process in group:
-                group.remove(process)
-        if process is self.measuring:
-            self.measuring = None
-        self.asking = deque((p, word) for p, word in self.asking if p is not process)
-        process.end(patience_s=1.0 if "error" in {**process.facts, **facts} else 0.0)
-        row = {**process.row, **process.facts, **facts, "run": self.run_number}
+        self._forget(process)
+        process.end(patience_s=1.0 if "error" in facts else 0.0)
+        row = {**process.row, **facts, "run": self.run_number}
         row |= {"seconds": round(process.running_s, 1), "frozen_s": round(process.frozen_s, 1)}
         self.rows.append(row)
         print(f"{time.monotonic() - self.began:5.0f} s  {describe(row)}", flush=True)
         self.note()
-
-
-def timing(times_us: Sequence[float]) -> dict[str, Any]:
-    """Median and quartiles."""
-    low, median, high = statistics.quantiles(times_us, n=4)
-    return {"step_us": median, "quartiles_us": [low, high], "steps": len(times_us)}
 
 
 def needs_gib(row: Row) -> float:
@@ -245,11 +202,6 @@ def needs_gib(row: Row) -> float:
     return ALLOCATOR_FACTOR * own + model.resident_gib + CONTEXT_GIB
 
 
-def rests_gib(row: Row) -> float:
-    """What it holds while it waits."""
-    return case(row["case"]).resident_gib + CONTEXT_GIB
-
-
 def describe(row: Row) -> str:
     """One line."""
     method = " ".join(str(row[k]) for k in ("method", "knob", "budget", "implementations") if k in row)
@@ -260,11 +212,10 @@ def describe(row: Row) -> str:
         facts = {k: row[k] for k in ("capture_s", "least_bytes", "forward_operators") if k in row}
         return f"{start} {json.dumps(facts)}" if facts else start
     low, high = row["quartiles_us"]
-    line = (
-        f"{start} {row['step_us'] / 1e3:8.2f} ms ({low / 1e3:.2f}..{high / 1e3:.2f}) {row['peak_bytes'] / 2**30:6.2f}"
-    )
+    line = f"{start} {row['step_us'] / 1e3:8.2f} ms ({low / 1e3:.2f}..{high / 1e3:.2f})"
+    line += f" {row['peak_bytes'] / 2**30:6.2f} GiB"
     if row.get("planned_peak_bytes"):
         kept = "kept" if row["peak_bytes"] <= row["budget_bytes"] else "BROKEN"
-        line += f" of {row['budget_bytes'] / 2**30:.2f} GiB, {kept}; planned {row['planned_step_us'] / 1e3:.2f} ms"
+        line += f" of {row['budget_bytes'] / 2**30:.2f}, {kept}; planned {row['planned_step_us'] / 1e3:.2f} ms"
         line += f" {row['planned_peak_bytes'] / 2**30:.2f} GiB"
     return line

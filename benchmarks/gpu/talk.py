@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
@@ -22,51 +21,28 @@ class Link:
     def __init__(self, hears: TextIO, says: TextIO) -> None:
         self._hears, self._says = hears, says
         self.waited_s = 0.0
-        self._lock = threading.RLock()
         self._depth = 0
-        self._alone = False
 
     def say(self, word: str, **facts: Any) -> None:
         """Tell the scheduler."""
-        with self._lock:
-            self._says.write(MARK + json.dumps({"say": word, **facts}) + "\n")
-            self._says.flush()
-
-    def hear(self) -> str:
-        """What the scheduler says next; ``quit`` if it is gone."""
-        start = time.perf_counter()
-        line = self._hears.readline().strip() or "quit"
-        self.waited_s += time.perf_counter() - start
-        return line
+        self._says.write(MARK + json.dumps({"say": word, **facts}) + "\n")
+        self._says.flush()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Inside, no other row runs."""
-        with self._lock:
-            self._depth += 1
-            if not self._alone:
-                self.say("alone")
-                self.hear()
-                self._alone = True
+        if not self._depth:
+            self.say("alone")
+            start = time.perf_counter()
+            self._hears.readline()
+            self.waited_s += time.perf_counter() - start
+        self._depth += 1
         try:
             yield
         finally:
-            with self._lock:
-                self._depth -= 1
-                if not self._depth:
-                    self._alone = False
-                    self.say("done")
-
-    @contextlib.contextmanager
-    def given(self) -> Iterator[None]:
-        """Inside, the scheduler has made this row alone without being asked."""
-        with self._lock:
-            self._depth, self._alone = 1, True
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._depth, self._alone = 0, False
+            self._depth -= 1
+            if not self._depth:
+                self.say("done")
 
 
 def measure_trials_alone(link: Link) -> None:

@@ -1,21 +1,22 @@
 """One row in a process of its own: ``python -m benchmarks.gpu.worker ORDER``, started by the scheduler.
 
 It compiles beside others, and speaks with the scheduler in lines: ``alone`` asks that the others stand still until
-``done``; ``ready`` says that the first step has run; then it measures a round whenever it is told to, until ``quit``.
+``done``, and is answered when they do; ``row`` ends with what was found out.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.gpu import cases, promise
+from benchmarks.gpu import cases, promise, zoo
 from benchmarks.gpu.budgets import OFFLOADING, Row
 from benchmarks.gpu.talk import Link, measure_trials_alone
 from loadmaster.errors import BudgetError, LimitReachedError
@@ -24,6 +25,7 @@ from loadmaster.executor.memory.capture import capture
 from loadmaster.models.memory.minimum import minimum_budget
 
 WARM_UP = 2
+STEPS = 15
 TRIES = 3
 # What the first rows of a case have taught is known by then.
 SWEEP_TRIES = 2
@@ -37,7 +39,7 @@ class Runner:
         self.device: str = order["device"]
         self.folder = Path(order["folder"])
         self.link = link
-        self.case = cases.case(self.row["case"])
+        self.case = zoo.case(self.row["case"])
         self.model, self.inputs, self.loss, self.precision = cases.build(self.case, self.device, small=order["small"])
         self.facts: dict[str, Any] = {}
 
@@ -70,7 +72,6 @@ class Runner:
             return model(*batch) if loss is None else loss(model(*batch[:-1]), batch[-1])
 
         if method == "loadmaster":
-            promise.restrict(self.row.get("implementations", "all"))
             with self.precision():
                 return promise.under_budget(
                     model,
@@ -83,6 +84,7 @@ class Runner:
                     alone=self.link.alone,
                     backend=self.backend,
                     offload=self.row.get("implementations") == OFFLOADING,
+                    offer=promise.offered(self.row.get("implementations", OFFLOADING)),
                     tries=TRIES if "group" in self.row else SWEEP_TRIES,
                     facts=self.facts,
                 )
@@ -97,7 +99,7 @@ class Runner:
         return plain
 
     def run(self) -> None:
-        """Prepare the step, run it once, and measure it on demand."""
+        """Prepare the step, run it once, and measure it alone."""
         call = self.call()
 
         def step() -> torch.Tensor:
@@ -115,58 +117,50 @@ class Runner:
         self.facts["gradient_norm"] = float(torch.stack(norms).sum().sqrt())
         self.facts["loss"] = float(value)
         self.facts["first_step_s"] = time.perf_counter() - start - (self.link.waited_s - waited)
-        self.rest()
-        self.measured(step, warm_up=1, repeats=0)
-        self.rest()
-        self.link.say("ready", **self.facts)
-        while (told := self.link.hear()) != "quit":
-            with self.link.given():
-                times_us = self.measured(step, WARM_UP, int(told))
-                self.rest()
-            self.link.say("round", times_us=times_us, **self.facts)
+        del value, norms
+        with self.link.alone():
+            self.facts |= timing(self.measured(step))
 
-    def measured(self, step: Callable[[], Any], warm_up: int, repeats: int) -> list[float]:
-        """Wall time of some steps in a row, us; the highest bytes seen so far go to the facts."""
+    def measured(self, step: Callable[[], Any]) -> list[float]:
+        """Wall time of some steps in a row, us; their highest bytes go to the facts."""
         if self.device != "cuda":
-            return self.measured_on_cpu(step, repeats)
+            return self.measured_on_cpu(step)
         times = []
-        resident = torch.cuda.memory_allocated()
+        step()
+        for p in self.model.parameters():
+            p.grad = None
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        self.facts["resident_bytes"] = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        for n in range(warm_up + repeats):
+        for n in range(WARM_UP + STEPS):
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             step()
             stop.record()
             stop.synchronize()
-            if n >= warm_up:
+            if n >= WARM_UP:
                 times.append(start.elapsed_time(stop) * 1e3)
-        self.raise_to("resident_bytes", resident)
-        self.raise_to("peak_bytes", torch.cuda.max_memory_allocated())
-        self.raise_to("reserved_bytes", torch.cuda.max_memory_reserved())
+        self.facts["peak_bytes"] = torch.cuda.max_memory_allocated()
+        self.facts["reserved_bytes"] = torch.cuda.max_memory_reserved()
         return times
 
-    def measured_on_cpu(self, step: Callable[[], Any], repeats: int) -> list[float]:
+    def measured_on_cpu(self, step: Callable[[], Any]) -> list[float]:
         """The same in a trial."""
         resident = [*self.model.parameters(), *self.model.buffers(), *self.inputs]
-        self.raise_to("peak_bytes", measure(step, resident=resident, warmup=1, repeats=0).peak_bytes)
+        self.facts["peak_bytes"] = measure(step, resident=resident, warmup=1, repeats=0).peak_bytes
         times = []
-        for _ in range(repeats):
+        for _ in range(STEPS):
             start = time.perf_counter()
             step()
             times.append((time.perf_counter() - start) * 1e6)
         return times
 
-    def raise_to(self, name: str, value: int) -> None:
-        """Keep the highest."""
-        self.facts[name] = max(self.facts.get(name, 0), value)
 
-    def rest(self) -> None:
-        """Hold no more than the model and its batch while others run."""
-        for p in self.model.parameters():
-            p.grad = None
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
+def timing(times_us: Sequence[float]) -> dict[str, Any]:
+    """Median and quartiles."""
+    low, median, high = statistics.quantiles(times_us, n=4)
+    return {"step_us": median, "quartiles_us": [low, high], "steps": len(times_us)}
 
 
 def main() -> None:
@@ -180,9 +174,9 @@ def main() -> None:
         facts = runner.facts
         if runner.row["method"] == "capture":
             runner.capture()
-            link.say("row", **runner.facts)
         else:
             runner.run()
+        link.say("row", **runner.facts)
     except (BudgetError, LimitReachedError) as error:
         link.say("row", **facts, refused=f"{type(error).__name__}: {error}"[:500])
     except Exception as error:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu.cases import Case, Example
+from benchmarks.gpu.cases import CASES, Case, Example
 from examples import gpt, unet, unet3d
 
 
@@ -134,3 +134,8 @@ ZOO = {
     "U-Net": Case(functools.partial(unet.unet, 4, 416, 416), unet.small, False, 6, 0.5),
     "3D-UNet": Case(functools.partial(unet3d.unet3d, 8, (32, 96, 96)), unet3d.small, False, 8, 0.5),
 }
+
+
+def case(name: str) -> Case:
+    """A case of the figures, or a model of the zoo."""
+    return CASES[name] if name in CASES else ZOO[name]
