@@ -90,4 +90,7 @@ class CancelledError(LoadmasterError):
 
 
 class CheckFailedError(LoadmasterError):
-    """The independent checker refused a plan that a formulation produced: a bug in Loadmaster, please report it."""
+    """Checker and formulations disagree: a bug in Loadmaster, please report it.
+
+    The independent checker refused a plan that a formulation produced, or accepts one that a formulation proves away.
+    """

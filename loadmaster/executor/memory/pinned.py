@@ -35,7 +35,7 @@ class HostPool:
 
     Args:
         pinned: whether the memory is pinned; a CUDA device must be there then.
-        slab_bytes: cut from at a time; a larger block gets a slab of its own.
+        slab_bytes: cut from at a time, a power of two; a larger block gets the next power of two that holds it.
     """
 
     def __init__(self, *, pinned: bool = True, slab_bytes: int = SLAB_BYTES) -> None:
@@ -85,7 +85,8 @@ class HostPool:
             if slab.used_bytes + length <= slab.memory.numel():
                 break
         else:
-            slab = _Slab(self._pin(max(self.slab_bytes, length)))
+            # PyTorch would pin that much anyway: smaller blocks fit into the rest.
+            slab = _Slab(self._pin(max(self.slab_bytes, 1 << (length - 1).bit_length())))
             self._slabs.append(slab)
         address = slab.memory.data_ptr() + slab.used_bytes
         slab.used_bytes += length

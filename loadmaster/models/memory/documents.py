@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from loadmaster.errors import InputError
 from loadmaster.models.canonical import plain
 from loadmaster.models.documents import (
     PLAN_SCHEMA,
@@ -273,6 +274,7 @@ def read_plan(document: Document) -> MemoryPlan:
     m = parse(PlanModel, document)
     schedule = None
     if m.schedule is not None:
+        _expect_departures(m.schedule)
         schedule = Schedule(
             stages=tuple(
                 Stage(
@@ -300,6 +302,17 @@ def read_plan(document: Document) -> MemoryPlan:
         if name not in ("schema_", "kind", "schedule", "infeasibility")
     }
     return MemoryPlan(**scalars, schedule=schedule, infeasibility=infeasibility)
+
+
+def _expect_departures(schedule: ScheduleModel) -> None:
+    sent, gone = len(schedule.offload), len(schedule.gone_before)
+    if gone not in (0, sent):
+        raise InputError(
+            "schedule.gone_before",
+            list(schedule.gone_before),
+            f"has {gone} entries for the {sent} of schedule.offload",
+            "Give one for each, or leave the field out: all are there until the backward pass starts.",
+        )
 
 
 def write_plan(plan: MemoryPlan) -> dict[str, Any]:

@@ -142,7 +142,8 @@ def _exact(search: Search, limit_s: float = math.inf) -> None:
     if proves:
         search.raise_bound(solution.bound)
         # Under a cutoff, infeasible only means that nothing better exists.
-        search.infeasible |= solution.status is SolverStatus.INFEASIBLE and start.cutoff is None
+        if solution.status is SolverStatus.INFEASIBLE and start.cutoff is None:
+            search.prove_infeasible("exact")
     if solution.values is not None:
         search.adopt(full.schedule(solution.values), "monet")
 

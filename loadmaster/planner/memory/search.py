@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from loadmaster.errors import CheckFailedError
 from loadmaster.models.memory.banded import Banded
 from loadmaster.models.memory.bands import band, everything, slots_of_stages, with_pairs
 from loadmaster.models.memory.checker import Check, check
@@ -132,7 +133,7 @@ class Search:
 
         solution = self.solved(program, limit_s, RELAXATION_GAP, live, self.gap_is_proved)
         if solution.status is SolverStatus.INFEASIBLE:
-            self.infeasible = True
+            self.prove_infeasible(phase)
         self.raise_bound(solution.bound)
         self.say(phase, "done")
 
@@ -140,6 +141,19 @@ class Search:
         """Take a proved lower bound if it is better (one from a relaxation, never from a restriction)."""
         if bound is not None and bound > float("-inf") and (self.bound is None or bound > self.bound):
             self.bound = bound
+
+    def prove_infeasible(self, phase: str) -> None:
+        """Take a proof that no plan exists.
+
+        Raises:
+            CheckFailedError: a checked plan is in hand: one of the two is wrong.
+        """
+        if self.best is not None:
+            raise CheckFailedError(
+                f"{phase} says that {self.problem.name} has no plan under {self.budget_bytes} bytes, "
+                f"but a {self.method} schedule passes its check: please report it"
+            )
+        self.infeasible = True
 
     def restrict(self, slots: Slots, limit_s: float, *, seed: int = 0, offload: bool = True) -> None:
         """Look for a better plan among those of one restriction, starting from the best so far."""

@@ -65,7 +65,10 @@ def test_blocks_are_used_again_when_nobody_holds_them() -> None:
     del view
     assert pool.take(1000).data_ptr() == address
     assert pool.held_bytes == 4096
-    assert pool.take(5000).numel() == 5000  # longer than a slab
+    long = pool.take(5000)  # longer than a slab
+    assert long.numel() == 5000 and pool.held_bytes == 4096 + 8192
+    rest = [pool.take(3000) for _ in range(2)]  # what is left of the first slab, and of the second
+    assert len(rest) == 2 and pool.held_bytes == 4096 + 8192
     assert pool.take(0).numel() == 0
 
 

@@ -253,6 +253,15 @@ def test_plans_round_trip() -> None:
         assert read_plan(json.loads(json.dumps(write_plan(plan)))) == plan
 
 
+def test_plans_that_do_not_say_when_results_are_gone_are_read() -> None:
+    problem = read_problem(small_document())
+    document = write_plan(a_plan(problem, replace(plain.formulate(problem), offload=(0,), gone_before=(3,))))
+    del document["schedule"]["gone_before"]
+    schedule = read_plan(document).schedule
+    assert schedule is not None
+    assert (schedule.offload, schedule.gone_before, schedule.departures(5)) == ((0,), (), {0: 5})
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -262,6 +271,9 @@ def test_plans_round_trip() -> None:
         (lambda d: d.update(problem_sha256="abc"), "problem_sha256"),
         (lambda d: d["schedule"]["stages"][0].update(keep=[-1]), "schedule.stages[0].keep[0]"),
         (lambda d: d["schedule"]["stages"][1].update(notes=""), "schedule.stages[1].notes"),
+        (lambda d: d["schedule"].update(offload=[0, 1], gone_before=[3]), "schedule.gone_before"),
+        (lambda d: d["schedule"].update(gone_before=[3]), "schedule.gone_before"),
+        (lambda d: d["schedule"].update(offload=[0], gone_before=[-3]), "schedule.gone_before[0]"),
         (lambda d: d.pop("schedule"), None),
     ],
 )

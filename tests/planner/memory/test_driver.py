@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from loadmaster import planner
-from loadmaster.errors import CancelledError, InputError, LimitReachedError
+from loadmaster.errors import CancelledError, CheckFailedError, InputError, LimitReachedError
 from loadmaster.models.memory import minimum, monet, plain
 from loadmaster.models.memory.checker import check, check_plan
 from loadmaster.models.memory.documents import read_problem
@@ -18,8 +18,9 @@ from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.presets import chain, example
 from loadmaster.models.memory.problem import HostLink, MemoryProblem
 from loadmaster.planner import PlanProgress
+from loadmaster.planner.memory import search
 from loadmaster.solvers.process import solve
-from loadmaster.solvers.solution import SolveOptions
+from loadmaster.solvers.solution import SolveOptions, SolverStatus
 from tests.models.memory.brute_force import best_objective
 from tests.models.memory.instances import budgets, random_problem
 
@@ -236,6 +237,19 @@ def test_infeasible_though_every_operator_fits() -> None:
         assert math.isinf(best_objective(problem, plan.infeasibility.minimum_budget_bytes - 1))
         return
     pytest.fail("no such instance")
+
+
+@pytest.mark.parametrize("link", [None, HostLink(1.0, 1.0)])
+def test_a_proof_against_a_plan_in_hand_is_a_bug(link: HostLink | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    solve_ = search.solve
+
+    def no_bound(program: Any, options: SolveOptions, **rest: Any) -> Any:
+        return replace(solve_(program, options, **rest), status=SolverStatus.INFEASIBLE, bound=None)
+
+    monkeypatch.setattr(search, "solve", no_bound)
+    problem = replace(eight(), host_link=link)
+    with pytest.raises(CheckFailedError, match=r"has no plan under .* but a plain schedule passes its check"):
+        planner.plan(problem, budget_bytes=plain.peak_bytes(problem), gap=0.0)
 
 
 def test_a_budget_must_come_from_somewhere() -> None:
