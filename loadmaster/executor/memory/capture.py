@@ -33,6 +33,8 @@ from loadmaster.models.memory.problem import (
     MemoryProblem,
 )
 
+BACKENDS = ("inductor", "eager")
+
 
 class _TracedError(Exception):
     """Ends a trace as soon as the joint graph is there. Never leaves this module."""
@@ -189,6 +191,8 @@ def capture_step(
     model = own_module(model)
     state_bytes = 0 if optimizer is None else optimizer_state_bytes(optimizer)
     held = held_by("ddp" if wrapped and parallel is None else parallel, ranks, model, state_bytes)
+    if backend not in BACKENDS:
+        raise InputError("backend", backend, "is unknown", f"Choose one of: {', '.join(BACKENDS)}.")
     fused = backend == "inductor"
     operators = group(trace(model, inputs, loss, expect), offer, fused=fused)
     device = device_of(model, inputs)

@@ -296,8 +296,8 @@ def _expect_one_process(model: nn.Module) -> None:
             "model",
             "DistributedDataParallel",
             "needs every rank in every trial step, and ranks measure differently",
-            f"Fit ddp.module on one rank, under a budget less the {buckets} bytes of DDP's buckets, and give every rank "
-            "that plan: apply(plan, ddp, loss).",
+            f"Fit ddp.module on one rank, under a budget less the {buckets} bytes of DDP's buckets, and give every "
+            "rank that plan: apply(plan, ddp, loss).",
         )
 
 
@@ -346,7 +346,8 @@ def fit(
         model, inputs, loss, optimizer, backend, name, costs, gradients_held, host_link, offer: as for
             :func:`~loadmaster.executor.memory.capture.capture`.
         budget_bytes: what the measured peak must not exceed.
-        planner: plans a problem under the budget it comes with, for example ``lambda p: loadmaster.plan(p, time_limit_s=60)``.
+        planner: plans a problem under the budget it comes with, for example
+            ``lambda p: loadmaster.plan(p, time_limit_s=60)``.
         fragmentation_reserve_bytes: part of the budget that the step must leave free, for what CUDA's allocator
             reserves beyond what it hands out. None: count the reserved bytes themselves, as measured in the trial.
         time_tolerance: plan again when the measured step time is off by more than this share.

@@ -44,6 +44,17 @@ class Step(nn.Module):
         return self.loss(self.model(*inputs[:-1]), inputs[-1])
 
 
+def batch_of(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The inputs of a step as a tuple.
+
+    Raises:
+        InputError: a tensor was given, which would be taken apart into its rows.
+    """
+    if isinstance(inputs, torch.Tensor):
+        raise InputError("inputs", tuple(inputs.shape), "is a tensor", "Give a tuple of what a step takes: (x, y).")
+    return tuple(inputs)
+
+
 def compiled(partition: Partition, compiler: Compiler) -> Callable[..., torch.Tensor]:
     """``call(step, *inputs)`` under torch.compile with a partition and a compiler of our own.
 

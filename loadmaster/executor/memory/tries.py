@@ -18,7 +18,7 @@ class Correction:
     """What trials have taught of a captured problem.
 
     Attributes:
-        resident_bytes: held beside what was captured, through the whole step.
+        resident_bytes: held beside what was captured, through the whole step; negative where less is held.
         products, moves: factors of the times of library kernels, and of all others.
     """
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from loadmaster.errors import BudgetError, CheckFailedError, InputError
-from loadmaster.executor import capture, measure
+from loadmaster.executor import apply, capture, measure
 from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory import fit as fitting
 from loadmaster.executor.memory.fit import Fitter, factors, fit
@@ -150,8 +150,8 @@ def test_the_tightest_plan_is_tried_before_giving_up(faked, problem, monkeypatch
 
     monkeypatch.setattr(FakeTrial, "__call__", hidden)
     fitted, _ = faked(budget, HandPlanner(step=1))
-    assert [t.kept for t in fitted.tries] == [False, True]
-    assert fitted.measured.peak_bytes == least + 100
+    assert [t.kept for t in fitted.tries[:2]] == [False, True]
+    assert fitted.chosen == 1 and fitted.measured.peak_bytes == least + 100
 
 
 def test_what_was_set_aside_by_guess_gives_way(faked, problem, monkeypatch):
@@ -164,6 +164,70 @@ def test_what_was_set_aside_by_guess_gives_way(faked, problem, monkeypatch):
     assert len(fitted.tries) == 1 and fitted.tries[0].kept
     fitted, _ = faked(least + 6000, HandPlanner(step=1))
     assert fitted.tries[0].correction.resident_bytes == 5000
+
+
+def test_bytes_that_a_plan_sets_aside_in_vain_are_given_back(faked, problem):
+    """A step that measures less than planned, and recomputes: the next plan may have what was left, and is faster."""
+    budget = keep_everything_peak(problem) - 1
+    unused = budget // 30
+    fitted, _ = faked(budget, HandPlanner(step=1), hidden_bytes=-unused)
+    first, second = fitted.tries[:2]
+    assert first.kept and first.excess_bytes == -unused
+    assert second.correction.resident_bytes == -unused
+    assert second.kept and second.measured.peak_bytes == budget + 1 - unused
+    assert second.measured.step_us < first.measured.step_us
+    assert fitted.chosen == 1 and len(fitted.tries) == 2
+    assert check(fitted.problem, fitted.plan.schedule, budget).ok
+
+
+def test_little_that_is_left_is_left(faked, problem):
+    fitted, _ = faked(halfway(problem), HandPlanner(step=1), hidden_bytes=-halfway(problem) // 100)
+    assert len(fitted.tries) == 1
+
+
+def test_nothing_is_given_back_to_a_step_that_keeps_everything(faked, problem):
+    budget = 2 * keep_everything_peak(problem)
+    fitted, _ = faked(budget, HandPlanner(step=1), hidden_bytes=-budget // 10)
+    assert len(fitted.tries) == 1
+
+
+def test_more_cannot_be_given_back_than_is_resident(faked, problem):
+    least = min(o.fixed_bytes for o in (*problem.forward, *problem.backward))
+    planner = HandPlanner(step=1)
+    budget = halfway(problem)
+    assert budget // 2 > least
+    fitted, _ = faked(budget, planner, hidden_bytes=-budget // 2)
+    assert fitted.tries[1].correction.resident_bytes == -least
+    assert fitted.tries[fitted.chosen].kept
+
+
+def test_what_was_given_back_too_much_breaks_no_promise(faked, problem, monkeypatch):
+    """Only the first plan measures less than planned: the second one breaks the budget, and is not what is returned."""
+    budget = halfway(problem)
+
+    def measured(self, step, *_args, **_kwargs):
+        self.runs += 1
+        verdict = check(problem, step.plans[0].schedule, 1 << 60)
+        peak = verdict.peak_bytes - (budget // 10 if self.runs == 1 else 0)
+        return Measurement(peak, 0, verdict.time_us, peak, peak)
+
+    monkeypatch.setattr(FakeTrial, "__call__", measured)
+    for tries in (2, 3):
+        fitted, _ = faked(budget, HandPlanner(step=1), tries=tries)
+        assert [t.kept for t in fitted.tries[:2]] == [True, False]
+        assert fitted.tries[fitted.chosen].kept and fitted.measured.peak_bytes <= budget
+
+
+def test_a_kept_step_is_returned_where_the_next_problem_has_no_plan(faked, problem):
+    by_hand = HandPlanner(step=1)
+
+    def once(asked):
+        again = bool(by_hand.asked)
+        plan = by_hand(asked)
+        return replace(plan, status="infeasible", schedule=None) if again else plan
+
+    fitted, _ = faked(halfway(problem), once, slower=1.5)
+    assert len(fitted.tries) == 1 and fitted.tries[0].kept
 
 
 def test_fragmentation_is_reserved_by_argument_or_counted_as_measured(faked, problem):
@@ -193,8 +257,43 @@ def test_planners_that_misbehave_are_found_out(faked, problem):
 
     with pytest.raises(InputError, match="another problem"):
         faked(budget, another)
+    with pytest.raises(InputError, match=r"plan\.budget_bytes.*not the budget"):
+        faked(budget, lambda asked: HandPlanner()(asked.with_budget(budget + 1)))
+    with pytest.raises(InputError, match="planner: gave no memory plan"):
+        faked(budget, lambda asked: None)
+
+
+def test_arguments_that_mean_nothing_are_refused(faked, problem):
+    budget = halfway(problem)
     with pytest.raises(InputError, match="tries"):
         faked(budget, HandPlanner(), tries=0)
+    for wrong in (0, -1, 1e9, "9MiB"):
+        with pytest.raises(InputError, match="budget_bytes: is no positive number of bytes"):
+            faked(wrong, HandPlanner())
+    model, inputs, loss = convnet()
+    with pytest.raises(InputError, match="repeats: leaves nothing to time"):
+        Fitter(model, inputs, loss, repeats=0)
+    with pytest.raises(InputError, match=r"inputs: is a tensor .*Give a tuple"):
+        Fitter(model, inputs[0], loss)
+    with pytest.raises(InputError, match="backend: is unknown"):
+        Fitter(model, inputs, loss, backend="abacus")
+
+
+def test_a_model_for_several_ranks_is_fitted_by_one_of_them(tmp_path):
+    """Ranks that measure differently would wait for each other forever."""
+    model, inputs, loss = convnet()
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        ddp = torch.nn.parallel.DistributedDataParallel(model)
+        buckets = sum(p.nbytes for p in model.parameters())
+        with pytest.raises(InputError, match=rf"every rank.*less the {buckets} bytes of DDP's buckets"):
+            Fitter(ddp, inputs, loss)
+        fitter = Fitter(model, inputs, loss, backend="eager", repeats=1)
+        budget = halfway(fitter.captured.problem())
+        fitted = fitter.fit(HandPlanner(step=1), budget, tries=2)
+        apply(fitted.plan, ddp, loss, backend="eager")(*inputs).backward()
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_factors_by_hand():
