@@ -24,6 +24,7 @@ from loadmaster.executor.memory.offer import EVERYTHING, Offer
 from loadmaster.executor.memory.operators import FINGERPRINT_DIGITS
 from loadmaster.executor.memory.situation import Situation, differences, situation
 from loadmaster.executor.memory.tracing import Compiler, Loss, Step, clear_errors, compiled, compiled_plainly
+from loadmaster.executor.memory.transfers import let_go
 from loadmaster.executor.memory.watch import PeakWatch
 from loadmaster.executor.memory.wrappers import ddp_of, own_module, standing_in
 from loadmaster.models.memory.plan import MemoryPlan, Schedule
@@ -104,6 +105,7 @@ class PlannedStep(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *inputs: Any) -> torch.Tensor:
         """The loss of one batch."""
+        let_go()
         for ddp in self._ddp:
             if ddp.module is not self:
                 with standing_in(ddp, self):

@@ -75,16 +75,26 @@ def _wait(copies: dict[int, _Copy], target: Tensor, device: torch.device) -> Non
         torch.cuda.current_stream(device).wait_event(copy.over)
 
 
+def let_go() -> None:
+    """Free what passes that raised hold: nobody waits for their copies any more, which may still be under way.
+
+    Of a pass that another thread runs at the time, only the overlap of its copies is lost: its stream waits before
+    they are forgotten.
+    """
+    for copies in (_sends, _fetches):
+        for address, copy in list(copies.items()):
+            copy.compute.wait_event(copy.over)
+            copies.pop(address, None)
+
+
 def _send(source: Tensor, stride: Sequence[int]) -> Tensor:
     flat = _flat(source, stride)
     if not source.is_cuda or not source.numel():
         return flat.clone().cpu()
-    while _fetches:  # of a backward pass that was given up: its memory is free once its stream has waited
-        given_up = _fetches.popitem()[1]
-        given_up.compute.wait_event(given_up.over)
     host = pool_of(source.device.index).take(flat.numel() * flat.element_size()).view(flat.dtype)
     copy = _start(host, flat, source.device)
-    # The graph holds the source until it has waited. A pass that is given up may free it: nobody reads the copy then.
+    # The graph holds the source until it has waited. A pass that is given up may free it: nobody reads the copy then,
+    # and whoever gets the block next is copied into it later on the same stream.
     own = flat.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
     _sends[host.data_ptr()] = _Copy(copy.over, copy.compute, (flat,) if own else ())
     return host

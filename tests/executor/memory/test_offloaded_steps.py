@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture
+from loadmaster.executor.memory import transfers
 from loadmaster.executor.memory.capture import trace
 from loadmaster.executor.memory.emission import emit
 from loadmaster.executor.memory.grouping import group
@@ -178,6 +180,32 @@ def test_two_steps_at_once_and_accumulation(captured):
         twin(*batch).backward()
     for p, p0 in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p.grad, p0.grad, rtol=1e-12, atol=1e-14)
+
+
+class Stream:
+    """What a copy on a CUDA device waits with."""
+
+    def __init__(self):
+        self.waited = []
+
+    def wait_event(self, event):
+        assert transfers._sends or transfers._fetches  # waits first: what is forgotten may be freed
+        self.waited.append(event)
+
+
+def test_the_next_step_frees_what_a_pass_given_up_holds_whether_or_not_it_offloads(captured):
+    model, inputs, loss, problem = captured["mlp"]
+    step = apply(plan(problem, schedule(problem, lambda i: True)), copy.deepcopy(model), loss, backend="eager")
+    for gradients_too in (True, False):
+        held = [torch.empty(4), torch.empty(4)]
+        gone, stream = [weakref.ref(t) for t in held], Stream()
+        transfers._sends[1] = transfers._Copy("sent", stream, (held[0],))
+        transfers._fetches[2] = transfers._Copy("fetched", stream, (held[1],))
+        del held
+        with torch.set_grad_enabled(gradients_too):
+            step(*inputs)
+        assert stream.waited == ["sent", "fetched"]
+        assert [t() for t in gone] == [None, None]
 
 
 def test_journeys_that_cannot_be_made(captured):
