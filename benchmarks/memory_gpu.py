@@ -7,8 +7,8 @@
 
 Figures: 1 plans against torch.compile's activation_memory_budget and checkpointing; 2 a sweep of budgets; 3 memory at
 10 % overhead; 4 ablation; 5 what a budget above the peak costs, and how long capturing and planning takes. A step is
-forward and backward, gradients dropped before it; no optimizer. Rows are in DIR/rows.json after each; rows that failed
-are measured again by the next run, rows that are there are not.
+forward and backward, gradients dropped before it; no optimizer. Rows are in DIR/rows.json after each; where DIR is
+empty a run goes on from the rows in benchmarks/results (not with --fresh). Rows that failed are measured again.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.gpu import budgets, command, figures  # noqa: E402
+from benchmarks.gpu import budgets, figures  # noqa: E402
 from benchmarks.gpu.cases import CASES  # noqa: E402
+from benchmarks.gpu.session import Session, parser  # noqa: E402
 
 
 def main() -> None:
     """Measure what is missing, and report."""
-    p = command.parser(__doc__)
+    p = parser(__doc__)
     p.add_argument("--figures", nargs="+", type=int, default=[1, 2, 3, 4, 5], choices=range(1, 6))
     p.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     a = p.parse_args()
-    found = figures.all_figures(command.measured(a, budgets.wanted(a.figures, a.cases, small=a.small)))
+    session = Session("memory_gpu", a)
+    session.measure(budgets.wanted(a.figures, a.cases, small=a.small))
+    found = figures.all_figures(session.rows)
     print(figures.as_text(found))
-    if command.is_recorded(a):
-        from benchmarks.record import write
-
-        print(write("memory_gpu", {**figures.NOTES, **found}))
+    session.write({**figures.NOTES, **found})
 
 
 if __name__ == "__main__":

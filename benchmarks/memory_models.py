@@ -4,7 +4,8 @@
     python benchmarks/memory_models.py --out DIR --device cpu --small     a trial
 
 Every model is built from its configuration with random weights. The budget is a share of what the plain eager step of
-the same model takes. A row is a process of its own; rows are in DIR/rows.json after each.
+the same model takes. A row is a process of its own; rows are in DIR/rows.json after each, and a run goes on from them
+or from those in benchmarks/results (not with --fresh).
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.gpu import command  # noqa: E402
 from benchmarks.gpu.budgets import Row  # noqa: E402
 from benchmarks.gpu.figures import gib, milliseconds  # noqa: E402
+from benchmarks.gpu.session import Session, parser  # noqa: E402
 from benchmarks.gpu.zoo import ZOO  # noqa: E402
 
 SHARE = 0.6
@@ -82,16 +83,14 @@ def rounded(value: float | None, digits: int, factor: float = 1.0) -> float | No
 
 def main() -> None:
     """Measure what is missing, and report."""
-    p = command.parser(__doc__)
+    p = parser(__doc__)
     p.add_argument("--models", nargs="+", default=list(ZOO), choices=list(ZOO))
     a = p.parse_args()
-    found = table(command.measured(a, wanted(a.models)))
-    for line in found:
+    session = Session("memory_models", a)
+    session.measure(wanted(a.models))
+    for line in table(session.rows):
         print(", ".join(f"{name} {value}" for name, value in line.items() if value is not None))
-    if command.is_recorded(a):
-        from benchmarks.record import write
-
-        print(write("memory_models", {"budget": f"{SHARE:.0%} of the eager step's peak", "models": found}))
+    session.write({"budget": f"{SHARE:.0%} of the eager step's peak", "models": table(session.rows)})
 
 
 if __name__ == "__main__":

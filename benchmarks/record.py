@@ -22,7 +22,7 @@ def write(name: str, payload: dict[str, Any]) -> Path:
     document = {
         "benchmark": name,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": _command(),
+        "command": command(),
         "machine": machine(),
         "versions": versions(),
         **payload,
@@ -56,7 +56,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _command() -> str:
+def command() -> str:
     """What to type in the repository's root to run this again."""
     script = Path(sys.argv[0])
     shown = script.resolve()

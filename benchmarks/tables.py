@@ -1,7 +1,8 @@
 """Writes ``docs/figures.md``: every figure under ``benchmarks/results/``, with what is needed to repeat it.
 
 Run ``python benchmarks/tables.py`` after a benchmark; a test holds the page against the results. A result is shown as
-it is: plain values first, then a table for every list of records and for every group of records with equal fields.
+it is: plain values first, then a table for every list of records and for every group of records with equal fields. What
+a result names under ``not_shown`` (rows that another run goes on from) is left to the file.
 """
 
 from __future__ import annotations
@@ -17,21 +18,14 @@ _HEAD = ("benchmark", "date", "command", "machine", "versions")
 _INTRODUCTION = """# Figures
 
 Everything that was measured, from `benchmarks/results/`, written by `python benchmarks/tables.py`. Each section names
-the command that repeats it and the machine it ran on. Seconds of solving are CPU seconds of one thread unless a name
-says otherwise.
+the command that repeats it and the machine it ran on; [benchmarks/README.md](../benchmarks/README.md) says how to go on
+from what is there. Seconds of solving are CPU seconds of one thread unless a name says otherwise.
 """
 
 
-def render(results: Sequence[Mapping[str, Any]], pages: Sequence[str] = ()) -> str:
-    """The page for these results, in the order of their names, and links to results that are pages themselves."""
-    sections = [_section(result) for result in sorted(results, key=lambda r: str(r["benchmark"]))]
-    links = [f"- [{_words(name.removesuffix('.md'))}](../benchmarks/results/{name})\n" for name in pages]
-    return "\n".join([_INTRODUCTION, *sections, *(["## Pages of their own\n", "".join(links)] if links else [])])
-
-
-def pages() -> list[str]:
-    """Names of the results that were written as pages."""
-    return [path.name for path in sorted((ROOT / "benchmarks" / "results").glob("*.md"))]
+def render(results: Sequence[Mapping[str, Any]]) -> str:
+    """The page for these results, in the order of their names."""
+    return "\n".join([_INTRODUCTION, *map(_section, sorted(results, key=lambda r: str(r["benchmark"])))])
 
 
 def load() -> list[dict[str, Any]]:
@@ -44,7 +38,8 @@ def _section(result: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {value}" for name, value in result.get("versions", {}).items())
     lines = [f"## {result['benchmark']}", "", f"`{result.get('command', 'no command recorded')}`", ""]
     lines += [f"{result.get('date', 'no date')}; {machine}; {versions}", ""]
-    body = {name: value for name, value in result.items() if name not in _HEAD}
+    hidden = {*_HEAD, "not_shown", *result.get("not_shown", ())}
+    body = {name: value for name, value in result.items() if name not in hidden}
     return "\n".join(lines) + "\n" + _body(body, level=3)
 
 
@@ -66,7 +61,8 @@ def _body(body: Mapping[str, Any], level: int) -> str:
 def _deeper(value: Any, level: int) -> str:
     if isinstance(value, Mapping):
         return _body(value, level + 1)
-    names = list(dict.fromkeys(name for row in value for name in row))
+    named = dict.fromkeys(name for row in value for name in row)
+    names = [name for name in named if any(row.get(name) is not None for row in value)]
     return _table([_words(n) for n in names], [[_text(row.get(n)) for n in names] for row in value])
 
 
@@ -102,5 +98,5 @@ def _text(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(render(load(), pages()), "utf-8")
+    PAGE.write_text(render(load()), "utf-8")
     print(PAGE.relative_to(ROOT))

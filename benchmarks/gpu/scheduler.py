@@ -1,8 +1,8 @@
 """Runs rows on one GPU: several compile at once, one measures while the others stand still.
 
-A row is measured as soon as it has run once. Inductor's own trials of kernel variants run beside others: they may choose
-badly, for plans and for what they are held against alike. A wall limit ends the run in time to measure what is ready
-and to write it down; another run goes on from there.
+A row is measured as soon as it has run once. Inductor's own trials of kernel variants run beside others: they may
+choose badly, for plans and for what they are held against alike. A wall limit ends the run in time to measure what
+waits for it and to write that down; another run goes on from there.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ class Scheduler:
             if self.left_s < margin * self.limits.start_margin_s:
                 continue
             order = dict(row)
-            captured = any(r["case"] == row["case"] and r["method"] == "capture" for r in self.rows)
+            captured = any(
+                (r["case"], r["method"], r["run"]) == (row["case"], "capture", self.run_number) for r in self.rows
+            )
             if row["method"] == "loadmaster":
                 found = budget_bytes(row["budget"], row["case"], self.rows)
                 if found is None or not captured:

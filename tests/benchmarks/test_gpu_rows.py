@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.gpu import figures
-from benchmarks.gpu.budgets import KNOBS, SWEEP, budget_bytes, identity, wanted
+from benchmarks.gpu import figures, promise
+from benchmarks.gpu.budgets import ABLATIONS, KNOBS, SWEEP, budget_bytes, identity, wanted
 from benchmarks.gpu.cases import CASES, build, checkpoint_blocks
 from benchmarks.memory_models import table
 
@@ -109,3 +109,19 @@ def test_checkpointed_blocks_give_the_same_gradients(name):
         found.append([value.detach(), *(p.grad for p in model.parameters())])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_budget_is_not_won_against_what_was_not_measured():
+    ours = measured("loadmaster", 101.5, 4.0, budget="5.7 GiB", budget_bytes=int(5.7 * GIB))
+    (alone,) = figures.against_pytorch([PEERS[0], ours])
+    assert alone["won"] is None and alone["best_of_pytorch_within_it"] == "not measured"
+    (beside,) = figures.against_pytorch([*PEERS, ours])
+    assert beside["won"] and beside["best_of_pytorch_within_it"] == "none"
+
+
+def test_each_part_of_the_ablation_offers_what_it_says():
+    offered = {name: {a.name for a in promise.offered(name).alternatives()} for name in ABLATIONS}
+    assert offered["none"] == set() and not promise.offered("none").inline
+    assert offered["intermediate"] >= {"relu_mask", "max_pool_offsets"} and "relu_input" not in offered["intermediate"]
+    assert offered["input"] == {"relu_input", "hardtanh_input"} and promise.offered("input").inline
+    assert offered["all"] == set.union(*offered.values()) and promise.offered("all").inline

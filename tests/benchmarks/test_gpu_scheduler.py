@@ -10,35 +10,31 @@ from benchmarks.gpu import scheduler
 from benchmarks.gpu.budgets import identity
 
 LIMITS = scheduler.Limits(wall_s=1000.0, start_margin_s=10.0, jobs=2, memory_gib=1e9)
+PEAK = {"peak_bytes": 1 << 30, "step_us": 1.0, "quartiles_us": [1.0, 1.0]}
 
 
 class FakeProcess:
-    """A row that is ready at once, takes one microsecond a step, and writes down what happens to it."""
+    """A row that measures as soon as it is alone; a knob of 0.5 has a trial first; eager fails."""
 
     events: ClassVar[list[tuple[str, object]]] = []
 
     def __init__(self, row, order, log, heard):
         self.row, self.heard = row, heard
-        self.facts, self.frozen_s, self.running_s = {}, 0.0, 1.0
+        self.frozen_s, self.running_s = 0.0, 1.0
         self.frozen = False
         self.name = row.get("knob", row["method"])
+        self.turns = 2 if row.get("knob") == 0.5 else 1
         self.events.append(("start", self.name))
-        first = {"say": "row", "least_bytes": 1 << 30} if row["method"] == "capture" else None
+        first = {"say": "row", "least_bytes": 1 << 30} if row["method"] == "capture" else {"say": "alone"}
         first = {"say": "row", "error": "broken"} if row["method"] == "eager" else first
-        if row.get("knob") == 0.5:
-            first = {"say": "alone"}
-        heard.put((self, first or {"say": "ready", "peak_bytes": 1 << 30}))
+        heard.put((self, first))
 
     def tell(self, word):
-        if word == "quit":
-            return
         self.events.append((word, self.name))
         assert not self.frozen
-        if word == "go":
-            self.heard.put((self, {"say": "done"}))
-            self.heard.put((self, {"say": "ready", "peak_bytes": 1 << 30}))
-        else:
-            self.heard.put((self, {"say": "round", "times_us": [1.0] * int(word)}))
+        self.turns -= 1
+        self.heard.put((self, {"say": "done"}))
+        self.heard.put((self, {"say": "row", **PEAK} if not self.turns else {"say": "alone"}))
 
     def freeze(self):
         self.frozen = True
@@ -67,16 +63,24 @@ def compiled(knob: float):
     return {"case": "resnet50", "method": "compile", "knob": knob, "group": "compared"}
 
 
+CAPTURE = {"case": "resnet50", "method": "capture"}
+ABOVE = {"case": "resnet50", "method": "loadmaster", "budget": "above", "group": "compared"}
+
+
 def run(wanted, rows, tmp_path, limits=LIMITS):
     scheduler.Scheduler(wanted, rows, limits, {"folder": str(tmp_path)}, lambda: None).run()
     return FakeProcess.events
 
 
-def test_every_row_is_measured_alone_once(tmp_path):
+def started(events):
+    return [name for word, name in events if word == "start"]
+
+
+def test_every_row_is_measured_alone(tmp_path):
     rows: list = []
     events = run([compiled(1.0), compiled(0.7), compiled(0.5)], rows, tmp_path)
-    assert sorted(name for word, name in events if word == str(scheduler.STEPS)) == [0.5, 0.7, 1.0]
-    assert [row["steps"] for row in rows] == [scheduler.STEPS] * 3
+    assert sorted(name for word, name in events if word == "go") == [0.5, 0.5, 0.7, 1.0]
+    assert [row["step_us"] for row in rows] == [1.0] * 3
 
 
 def test_a_run_goes_on_where_another_stopped_beside_the_plain_step(tmp_path):
@@ -84,19 +88,23 @@ def test_a_run_goes_on_where_another_stopped_beside_the_plain_step(tmp_path):
     run([compiled(1.0), compiled(0.7)], rows, tmp_path)
     FakeProcess.events.clear()
     events = run([compiled(1.0), compiled(0.7), compiled(0.5)], rows, tmp_path)
-    assert [name for word, name in events if word == "start"] == [1.0, 0.5]
+    assert started(events) == [1.0, 0.5]
     assert [(row["knob"], row["run"]) for row in rows] == [(1.0, 1), (0.7, 1), (1.0, 2), (0.5, 2)]
     FakeProcess.events.clear()
-    assert run([compiled(1.0), compiled(0.7), compiled(0.5)], rows, tmp_path) == []
+    assert run([CAPTURE, compiled(1.0), compiled(0.7), compiled(0.5)], rows, tmp_path) == []
 
 
 def test_plans_wait_for_the_peaks_that_their_budgets_refer_to(tmp_path):
     rows: list = []
-    planned = {"case": "resnet50", "method": "loadmaster", "budget": "above", "group": "compared"}
-    run([planned, {"case": "resnet50", "method": "capture"}, compiled(1.0)], rows, tmp_path)
+    run([ABOVE, CAPTURE, compiled(1.0)], rows, tmp_path)
     row = next(r for r in rows if r["method"] == "loadmaster")
     assert row["budget_bytes"] == int(1.1 * (1 << 30))
-    assert identity(row) == identity(planned)
+    assert identity(row) == identity(ABOVE)
+
+
+def test_a_plan_of_another_run_waits_for_costs_in_its_own_folder(tmp_path):
+    rows: list = [{**CAPTURE, "least_bytes": 1 << 30, "run": 1}, {**compiled(1.0), **PEAK, "run": 1}]
+    assert started(run([ABOVE, CAPTURE, compiled(1.0)], rows, tmp_path)) == ["capture", 1.0, "loadmaster"]
 
 
 def test_a_row_that_fails_is_recorded_and_measured_again_by_the_next_run(tmp_path):
@@ -111,12 +119,21 @@ def test_a_row_that_fails_is_recorded_and_measured_again_by_the_next_run(tmp_pat
 def test_what_does_not_fit_beside_the_others_waits(tmp_path):
     tight = scheduler.Limits(1000.0, 10.0, jobs=8, memory_gib=scheduler.needs_gib(compiled(1.0)) + 2.0)
     rows: list = []
-    run([compiled(1.0), compiled(0.7)], rows, tmp_path, tight)
-    assert len(rows) == 2
+    events = run([compiled(1.0), compiled(0.7)], rows, tmp_path, tight)
+    assert [word for word, _ in events] == ["start", "go", "end"] * 2
 
 
 def test_nothing_is_started_when_time_is_nearly_up(tmp_path, capsys):
     rows: list = []
     run([compiled(1.0)], rows, tmp_path, scheduler.Limits(5.0, 10.0, jobs=2, memory_gib=1e9))
     assert rows == []
+    assert "left for another run" in capsys.readouterr().out
+
+
+def test_what_has_not_come_to_measure_when_time_is_nearly_up_is_left_to_another_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(scheduler, "LAST_S", 4.0)
+    monkeypatch.setattr(FakeProcess, "tell", lambda self, word: None)
+    rows: list = []
+    events = run([compiled(1.0)], rows, tmp_path, scheduler.Limits(5.0, 0.1, jobs=2, memory_gib=1e9))
+    assert rows == [] and ("stop", 1.0) in events
     assert "left for another run" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Being alone: asked for once, given back at the end, and not asked for in the scheduler's turn."""
+"""Being alone: asked for once, and given back at the end."""
 
 from __future__ import annotations
 
@@ -20,13 +20,3 @@ def test_alone_is_asked_for_once_and_given_back_at_the_end():
     with link.alone(), link.alone():
         assert said() == ["alone"]
     assert said() == ["alone", "done"]
-
-
-def test_a_round_that_the_scheduler_gives_asks_for_nothing():
-    link, said = connected()
-    with link.given(), link.alone():
-        pass
-    assert "alone" not in said()
-    with link.alone():
-        pass
-    assert said()[-2:] == ["alone", "done"]

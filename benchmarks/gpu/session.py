@@ -1,0 +1,104 @@
+"""A run of rows that can be cut short, and continued in its folder or, on another machine, from what was recorded."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import record
+from benchmarks.gpu.budgets import Row
+from benchmarks.gpu.scheduler import Limits, Scheduler
+
+# Of the GPU's memory, what rows may share.
+MEMORY_SHARE = 0.92
+# What a row takes from its start to its first step.
+START_MARGIN_S = 75.0
+SMALL_MARGIN_S = 15.0
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The options of every benchmark made of rows."""
+    p = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--out", type=Path, required=True, help="folder for rows, costs and logs; kept from run to run")
+    p.add_argument("--wall", type=float, default=3600.0, help="seconds; what is there by then is written")
+    p.add_argument("--jobs", type=int, default=8, help="rows that compile at once")
+    p.add_argument("--fresh", action="store_true", help="begin with no rows, whatever was recorded")
+    p.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    p.add_argument("--small", action="store_true", help="small models, to try the benchmark itself")
+    p.add_argument("--report", action="store_true", help="measure nothing")
+    return p
+
+
+class Session:
+    """The rows of one benchmark.
+
+    They are those of ``--out``; if it has none, those of ``benchmarks/results`` where these were measured on the same
+    kind of GPU; or none.
+
+    Args:
+        name: of the benchmark and its result.
+        arguments: as :func:`parser` makes them.
+    """
+
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+        self.name = name
+        self.arguments = arguments
+        self.began = time.monotonic()
+        self.path = arguments.out / "rows.json"
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        kept = {} if arguments.fresh else self._found()
+        self.rows: list[Row] = kept.get("rows", [])
+        self.runs: list[dict[str, Any]] = kept.get("runs", [])
+
+    def _found(self) -> dict[str, Any]:
+        if self.path.exists():
+            return dict(json.loads(self.path.read_text()))
+        recorded = record.RESULTS / f"{self.name}.json"
+        if self.arguments.small or self.arguments.device != "cuda" or not recorded.exists():
+            return {}
+        kept = dict(json.loads(recorded.read_text()))
+        if kept["machine"].get("gpu") != record.machine().get("gpu"):
+            return {}
+        print(f"goes on from {len(kept['rows'])} recorded rows")
+        return kept
+
+    def note(self) -> None:
+        """Keep what is there."""
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps({"runs": self.runs, "rows": self.rows}, indent=1))
+        part.replace(self.path)
+
+    def measure(self, wanted: Sequence[Row]) -> None:
+        """Measure the rows that are missing, as far as the time goes."""
+        a = self.arguments
+        if a.report:
+            return
+        order = {"device": a.device, "folder": str(a.out.resolve()), "small": a.small}
+        margin_s = SMALL_MARGIN_S if a.small else START_MARGIN_S
+        limits = Limits(a.wall - (time.monotonic() - self.began), margin_s, a.jobs, _memory_gib(a.device))
+        scheduler = Scheduler(wanted, self.rows, limits, order, self.note)
+        date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+        versions = ", ".join(f"{name} {number}" for name, number in record.versions().items())
+        self.runs.append({"run": scheduler.run_number, "date": date, "command": record.command(), "versions": versions})
+        scheduler.run()
+        self.note()
+
+    def write(self, tables: dict[str, Any]) -> None:
+        """Into ``benchmarks/results``, with the rows for another machine to go on from; trials are not recorded."""
+        if self.arguments.device == "cuda" and not self.arguments.small:
+            kept = {"runs": self.runs, "rows": self.rows}
+            print(record.write(self.name, {**tables, **kept, "not_shown": ["rows"]}))
+
+
+def _memory_gib(device: str) -> float:
+    """What rows may take together."""
+    import torch
+
+    if device != "cuda":
+        return 1e9
+    return MEMORY_SHARE * torch.cuda.get_device_properties(0).total_memory / 2**30
