@@ -19,7 +19,7 @@ from loadmaster.executor.memory.blocks import without_elsewhere
 from loadmaster.executor.memory.capture import device_of
 from loadmaster.executor.memory.emission import emit
 from loadmaster.executor.memory.grouping import group
-from loadmaster.executor.memory.joint import Joint
+from loadmaster.executor.memory.joint import Joint, tensors
 from loadmaster.executor.memory.offer import EVERYTHING, Offer
 from loadmaster.executor.memory.operators import FINGERPRINT_DIGITS
 from loadmaster.executor.memory.situation import Situation, differences, situation
@@ -63,11 +63,13 @@ class Planned:
                 if _fingerprint(plan) == operators.fingerprint:
                     return emit(operators, without_elsewhere(schedule_of(plan), len(operators.forward)))
             found.append(operators.fingerprint)
+        where = " and ".join(sorted({t.device.type for n in joint.primals for t in tensors(n.meta.get("val"))}))
+        planned = ", ".join(map(_fingerprint, self.plans))
         raise _NoPlanError(
             "plan.name",
             ", ".join(plan.name for plan in self.plans),
-            f"was made for the graph {', '.join(map(_fingerprint, self.plans))}, this step is {' or '.join(found)}",
-            "Capture this model with this batch, loss, precision, mode and offer, and plan again.",
+            f"was made for the graph {planned}, this step on {where} is {' or '.join(found)}",
+            f"Capture this model on {where} with this batch, loss, precision, mode and offer, and plan again.",
         )
 
 

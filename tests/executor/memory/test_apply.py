@@ -202,6 +202,7 @@ def test_a_plan_for_another_model_or_batch_is_refused(captured):
     with pytest.raises(InputError, match="was made for the graph") as found:
         apply(chosen, Mlp(depth=2).double(), loss, backend="eager")(x, y)
     assert problem.name.rpartition("-")[2] in str(found.value)
+    assert "this step on cpu is" in found.value.problem and "Capture this model on cpu" in found.value.remedy
     with pytest.raises(InputError, match="was made for the graph"):
         apply(chosen, model, loss, backend="eager")(x[:3], y[:3])
 
