@@ -14,6 +14,7 @@ Variables (binary unless said):
     v[k,i]  continuous: i is present while stage k runs, because k or a later stage of the slot reads it, or s[h+1,i]
     x[h,n]  continuous: bytes just before the n-th result whose presence changes while slot h recomputes
     o[i], f[h,i]  i is sent to the host; arrives when slot h starts, on its way during slot h-1
+    g[h,i]  f[h,i], but on its way only when slot h starts, which waits for it (on small graphs)
     b[j], w[j]  continuous: bytes waiting for the link when forward j starts; those of them left over when j-1 ended
     stall[j], stall[h]  continuous: waits in microseconds
 
@@ -33,7 +34,8 @@ Constraints:
 (O1)    b[j] >= bytes last read by j-1 and sent + w - bandwidth stall[j]; w >= b[j-1] - bandwidth (time of j-1);
         w = 0 where nothing joins the queue; b[V] = 0 - `add_queue`
 (O2)    o[i] + s[0,i] <= 1; f[h,i] <= o[i]; bytes sent <= host capacity; what is overwritten is not sent - `add_sending`
-(O3)    bytes arriving at slot h take no longer than slot h-1 and stall[h] - `add_fetching`
+(O3)    g[h,i] <= f[h,i]; bytes f[h] - g[h] take no longer than slot h-1 and stall[h], and stand in memory there (4.15);
+        bytes g[h] cost their time - `add_fetching`
 """
 
 from __future__ import annotations
@@ -67,16 +69,24 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
     """The program of one restriction, and the way back from its points to decisions."""
 
     def __init__(
-        self, problem: MemoryProblem, budget_bytes: int, starts: Sequence[int], allowed: BoolArray, *, offload: bool
+        self,
+        problem: MemoryProblem,
+        budget_bytes: int,
+        starts: Sequence[int],
+        allowed: BoolArray,
+        *,
+        offload: bool,
+        to_the_byte: bool = False,
     ) -> None:
         """
         Args:
             starts: first stages of the slots.
             allowed: [slots, V], which recomputations are considered.
             offload: whether results may travel to the host (needs a host link and a time objective).
+            to_the_byte: nothing is kept off the budget: solver tolerances may cost a byte too many.
         """
         super().__init__(problem, budget_bytes, starts, NOTICEABLE)
-        self.budget -= MARGIN_MIB
+        self.budget -= 0.0 if to_the_byte else MARGIN_MIB
         self.allowed = allowed
         self.queues = offload and problem.may_offload
         self._slot = slots_of_stages(self.groups)
@@ -111,6 +121,7 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
                 events[u].add(int(h))
         self.offload = self._cells("offload", self._sendable(events))
         self.fetch = self._fetches(events)
+        self.add_late_columns()
         self.stored = np.full((slots + 1, self.count), -1, dtype=np.int64)
         for i, when in enumerate(events):
             self._add_storage(i, when)
@@ -299,7 +310,7 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
         first = Row()
         for i in range(self.count):
             first.plus(self._on_device(h, i), self.sizes[i])
-            first.plus(self._arriving(h + 1, i), self.sizes[i])
+            first.plus(self.on_its_way(h + 1, i), self.sizes[i])
         columns = [self._level_column("level", first, cap)]
         for i in changing:
             change = Row(after[i]).plus(self._on_device(h, i), -1.0)

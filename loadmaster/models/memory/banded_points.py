@@ -21,7 +21,7 @@ class BandedPoints(Grouped):
     """What points of a banded restriction say, given its columns.
 
     Attributes:
-        recompute, recompute_in_place, fetch: [slots, V], columns of r, q and f, -1 where there is none.
+        recompute, recompute_in_place, fetch, late: [slots, V], columns of r, q, f and g, -1 where there is none.
         recompute_choices: for a slot and a result, the columns of y and the implementations they stand for.
         offload: [V], columns of o.
     """
@@ -31,6 +31,7 @@ class BandedPoints(Grouped):
     recompute_choices: dict[tuple[int, int], tuple[IntArray, tuple[int, ...]]]
     offload: IntArray
     fetch: IntArray
+    late: IntArray
     _kept: list[dict[int, Row]]
 
     def decisions(self, values: FloatArray) -> Decisions:
@@ -45,12 +46,13 @@ class BandedPoints(Grouped):
         computes[0] = frozenset(f.id for f in self.problem.forward if f.encodes is None or f.id in kept)
         fetches: dict[int, tuple[Fetch, ...]] = {}
         keep: dict[int, frozenset[int]] = {}
-        arriving = on(self.fetch)
+        arriving, late = on(self.fetch), on(self.late)
         for h, (a, _) in enumerate(self.groups):
             keep[a] = frozenset(i for i, row in self._kept[h].items() if row and values[list(row)].max() > 0.5)
             computes[a] = frozenset(map(int, np.flatnonzero(on(self.recompute[h]))))
             if arriving[h].any():
-                fetches[a] = tuple(Fetch(int(i), self.groups[h - 1][0]) for i in np.flatnonzero(arriving[h]))
+                before = self.groups[h - 1][0]
+                fetches[a] = tuple(Fetch(int(i), a if late[h, i] else before) for i in np.flatnonzero(arriving[h]))
         return Decisions(
             computes=tuple(computes),
             backward=tuple(int(np.argmax(values[columns])) for columns in self.backward),
@@ -81,6 +83,7 @@ class BandedPoints(Grouped):
             made = {c.forward: c for c in schedule.stages[a].computes}
             put(self.stored[h], set(stored_at(schedule, a)) - {f.forward for f in schedule.stages[a].fetches})
             put(self.fetch[h], {f.forward for f in schedule.stages[a].fetches})
+            put(self.late[h], {f.forward for f in schedule.stages[a].fetches if f.issued_at == a})
             put(self.recompute[h], set(made))
             put(self.recompute_in_place[h], {i for i, c in made.items() if c.in_place})
             for i in made:

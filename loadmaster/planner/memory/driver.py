@@ -179,7 +179,7 @@ def _baseline(search: Search) -> None:
                 f"{method} needs {peak_bytes} bytes, {peak_bytes - search.budget_bytes} more than the budget of "
                 f"{search.budget_bytes}. Give a larger budget, or use --method auto."
             )
-    if not search.adopt(schedule, method):
+    if not search.adopt(schedule, method).ok:
         raise CheckFailedError(f"the {method} schedule of {problem.name} fails its check: please report it")
 
 

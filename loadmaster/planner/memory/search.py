@@ -6,6 +6,7 @@ Two moves: *relax* raises the bound (:mod:`loadmaster.models.memory.relaxation`)
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,9 @@ LEAST_SECONDS = 0.5
 RELAXATION_GAP = 5e-4
 # A restriction is solved to this gap: finer is below what its slots cost anyway.
 RESTRICTION_GAP = 2e-3
+# Small graphs have round sizes and budgets, where a byte decides: up to this many stage-by-operator cells a restriction
+# may fill the budget to the byte, and is solved again if solver tolerances took it further.
+TO_THE_BYTE_CELLS = 1_500
 # A restriction under way is ended early only by a plan this good: a caller who asks for less proof still gets what the
 # solve at hand can find.
 GOOD_GAP = 0.01
@@ -161,9 +165,16 @@ class Search:
         if self.best is not None:
             # The plan in hand must be one of the points: slots begin wherever it recomputes.
             starts |= {t for t, stage in enumerate(self.best.stages) if t > 0 and (stage.computes or stage.fetches)}
-        restriction = self.built(lambda: self._restriction(slots, sorted(starts), offload))
+        make = functools.partial(self._restriction, slots, sorted(starts), offload)
         phase = f"plans, {len(starts)} slots"
+        small = self.problem.stage_count * len(self.problem.forward) <= TO_THE_BYTE_CELLS
+        found = self._solve_restriction(self.built(lambda: make(to_the_byte=small)), phase, limit_s, seed)
+        if small and found is not None and not found.ok and self.left_s >= LEAST_SECONDS:
+            self._solve_restriction(self.built(lambda: make(to_the_byte=False)), phase, limit_s, seed)
+        self.say(phase, "done")
 
+    def _solve_restriction(self, restriction: Banded, phase: str, limit_s: float, seed: int) -> Check | None:
+        """Solve one and take its plan if it is better; the verdict on that plan, None if there is none."""
         latest: list[float | None] = [None]
 
         def live(progress: Progress) -> None:
@@ -177,15 +188,14 @@ class Search:
         solution = self.solved(
             restriction.program, limit_s, RESTRICTION_GAP, live, lambda: self._good(latest[0]), options
         )
-        if solution.values is not None:
-            values_ = solution.values
-            self.adopt(
-                self.built(lambda: complete(self.problem, self.budget_bytes, restriction.decisions(values_))),
-                "banded",
-            )
-        self.say(phase, "done")
+        if solution.values is None:
+            return None
+        values_ = solution.values
+        return self.adopt(
+            self.built(lambda: complete(self.problem, self.budget_bytes, restriction.decisions(values_))), "banded"
+        )
 
-    def _restriction(self, slots: Slots, starts: Sequence[int], offload: bool) -> Banded:
+    def _restriction(self, slots: Slots, starts: Sequence[int], offload: bool, *, to_the_byte: bool) -> Banded:
         groups = groups_of(starts, self.problem.stage_count)
         if slots.width is None:
             allowed = everything(self.problem, groups)
@@ -195,20 +205,18 @@ class Search:
             slot = slots_of_stages(groups)
             pairs = [(slot[t], c.forward) for t, stage in enumerate(self.best.stages) if t > 0 for c in stage.computes]
             allowed = with_pairs(allowed, pairs)
-        return Banded(self.problem, self.budget_bytes, starts, allowed, offload=offload)
+        return Banded(self.problem, self.budget_bytes, starts, allowed, offload=offload, to_the_byte=to_the_byte)
 
-    def adopt(self, schedule: Schedule, method: str) -> bool:
-        """Check a schedule and take it if it holds the budget and is better; says whether it was taken."""
+    def adopt(self, schedule: Schedule, method: str) -> Check:
+        """Check a schedule and take it if it holds the budget and is better; the verdict."""
         began = time.monotonic()
         verdict = check(self.problem, schedule, self.budget_bytes)
         self.seconds["check"] += time.monotonic() - began
         if not verdict.ok:
             self.say("check", f"a {method} schedule was refused: {verdict.violations[0]}")
-            return False
-        if self.verdict is not None and verdict.objective >= self.verdict.objective:
-            return False
-        self.best, self.verdict, self.method = schedule, verdict, method
-        return True
+        elif self.verdict is None or verdict.objective < self.verdict.objective:
+            self.best, self.verdict, self.method = schedule, verdict, method
+        return verdict
 
     def gap_is_proved(self) -> bool:
         """Whether the plan in hand is within the asked gap."""

@@ -134,6 +134,41 @@ def test_offloads_what_the_link_can_carry() -> None:
     assert plan.objective < without.objective
 
 
+@pytest.mark.parametrize("gbps", [1.0, 20.0])
+def test_a_budget_is_filled_to_the_byte(gbps: float) -> None:
+    """Four MiB are just enough for one result on its way beside a backward operator."""
+    problem = replace(eight(), host_link=HostLink(gbps, gbps))
+    plan = planner.plan(problem, budget_bytes=4 * MIB, time_limit_s=30)
+    assert_sound(problem, plan)
+    assert plan.objective == pytest.approx(problem.unconstrained_cost)
+
+
+def test_a_step_without_room_for_what_is_on_its_way_waits_for_it() -> None:
+    """A byte less, and each backward operator waits for what it reads: six copies of the eight."""
+    problem = replace(eight(), host_link=HostLink(100.0, 100.0))
+    plan = planner.plan(problem, budget_bytes=4 * MIB - 1, time_limit_s=30)
+    assert_sound(problem, plan)
+    assert plan.schedule is not None and plan.objective is not None
+    copy_us = MIB / 100e3
+    assert plan.objective <= problem.unconstrained_cost + 8 * copy_us + 1e-6
+    assert any(f.issued_at == t for t, stage in enumerate(plan.schedule.stages) for f in stage.fetches)
+
+
+def test_what_a_solver_takes_too_much_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule over the budget is refused, and the restriction solved again with bytes to spare."""
+    built: list[bool] = []
+
+    class Greedy(search.Banded):
+        def __init__(self, problem: MemoryProblem, budget_bytes: int, *rest: Any, to_the_byte: bool, **more: Any):
+            built.append(to_the_byte)
+            super().__init__(problem, budget_bytes + MIB * to_the_byte, *rest, to_the_byte=to_the_byte, **more)
+
+    monkeypatch.setattr(search, "Banded", Greedy)
+    plan = planner.plan(eight(), budget_bytes=6 * MIB, time_limit_s=30)
+    assert_sound(eight(), plan)
+    assert (True, False) in itertools.pairwise(built)
+
+
 def test_offloads_what_can_neither_stay_nor_be_made_again() -> None:
     """Nothing may be recomputed, so that without the link there is no plan at all."""
     forward = tuple(replace(f, recomputable=False) for f in eight().forward)
