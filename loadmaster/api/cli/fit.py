@@ -21,7 +21,7 @@ from loadmaster.api.cli.terminal import Terminal, table
 from loadmaster.api.client import Client
 from loadmaster.api.report.words import summary
 from loadmaster.api.units import parse_bytes, show_bytes, show_cost, show_share
-from loadmaster.errors import InputError, LoadmasterError, MissingExtraError
+from loadmaster.errors import InputError, LimitReachedError, LoadmasterError, MissingExtraError
 from loadmaster.models.kinds import Plan, Problem, read_problem, write_plan, write_problem
 
 MEASURED = "measured"
@@ -116,7 +116,10 @@ class _Conversation:
         """Take one message in; returns the answer, if it wants one."""
         if "problem" in message:
             problem = read_problem(message["problem"])
-            plan = self._plan(problem)
+            try:
+                plan = self._plan(problem)
+            except LimitReachedError as error:  # an earlier plan may have kept the budget
+                return {"limit": str(error)}
             self._planned[problem.sha256] = problem, plan
             return {"plan": write_plan(plan)}
         if "tried" in message:

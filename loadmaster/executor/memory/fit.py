@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from loadmaster.errors import CheckFailedError, InputError
+from loadmaster.errors import CheckFailedError, InputError, LimitReachedError
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.costs.corrected import Corrected
 from loadmaster.executor.memory.apply import Backend, PlannedStep, apply
@@ -139,6 +139,7 @@ class Fitter:
             BudgetError: no plan was found that keeps the budget.
             CheckFailedError: the planner gave a plan that breaks its own problem.
             InputError: the planner gave no plan, or one for another problem or budget.
+            LimitReachedError: the planner's limit came before any plan that keeps the budget was found.
         """
         if tries < 1:
             raise InputError("tries", tries, "leaves nothing to run", "Allow at least one try.")
@@ -150,7 +151,13 @@ class Fitter:
         correction = self._first(budget_bytes)
         while len(made) < tries:
             problem = self._problem(correction).with_budget(budget_bytes)
-            plan = _expect_plan(planner(problem), budget_bytes)
+            try:
+                plan = _expect_plan(planner(problem), budget_bytes)
+            except LimitReachedError as error:
+                if not any(t.kept for t in made):
+                    raise
+                logger.info("no better plan: %s", error)
+                break
             if plan.schedule is None:
                 tighter = self._relaxed(correction, plan, made)
                 if tighter is None or tighter in relaxed:

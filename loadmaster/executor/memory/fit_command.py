@@ -1,8 +1,8 @@
 """The command behind ``loadmaster fit``: a step is fitted here, and planned by the process that started this one.
 
 Lines of JSON go out on standard output: ``{"problem": document}`` asks for a plan, ``{"tried": {...}}`` tells of a
-trial, ``{"fitted": {...}}`` of the end. A line ``{"plan": document}`` on standard input answers each question. What
-the model itself prints goes to standard error.
+trial, ``{"fitted": {...}}`` of the end. A line on standard input answers each question: ``{"plan": document}``, or
+``{"limit": text}`` where planning took too long. What the model itself prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from loadmaster.errors import InputError, LoadmasterError
+from loadmaster.errors import InputError, LimitReachedError, LoadmasterError
 from loadmaster.executor.memory.capture import device_of
 from loadmaster.executor.memory.command import add_step_arguments, make_step
 from loadmaster.executor.memory.files import plan_from, problem_document
@@ -61,12 +61,16 @@ class Parent:
 
         Raises:
             InputError: the answer is no plan, or the other process is gone.
+            LimitReachedError: planning took too long.
         """
         self.tell({"problem": problem_document(problem)})
         line = self._answers.readline()
         if not line:
             raise InputError("plan", "nothing", "did not come: the planning process is gone", "Run loadmaster fit.")
-        return plan_from(json.loads(line)["plan"], "standard input")
+        answer = json.loads(line)
+        if "limit" in answer:
+            raise LimitReachedError(answer["limit"])
+        return plan_from(answer["plan"], "standard input")
 
 
 def tried_document(tried: Try) -> dict[str, Any]:

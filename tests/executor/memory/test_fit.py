@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from loadmaster.errors import BudgetError, CheckFailedError, InputError
+from loadmaster.errors import BudgetError, CheckFailedError, InputError, LimitReachedError
 from loadmaster.executor import apply, capture, measure
 from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory import fit as fitting
@@ -228,6 +228,21 @@ def test_a_kept_step_is_returned_where_the_next_problem_has_no_plan(faked, probl
 
     fitted, _ = faked(halfway(problem), once, slower=1.5)
     assert len(fitted.tries) == 1 and fitted.tries[0].kept
+
+
+def test_a_kept_step_is_returned_where_planning_again_takes_too_long(faked, problem):
+    by_hand = HandPlanner(step=1)
+
+    def once(asked):
+        if by_hand.asked:
+            raise LimitReachedError("the time was up")
+        return by_hand(asked)
+
+    fitted, _ = faked(halfway(problem), once, slower=1.5)
+    assert len(fitted.tries) == 1 and fitted.tries[0].kept
+    by_hand.asked.clear()
+    with pytest.raises(LimitReachedError):
+        faked(halfway(problem), once, hidden_bytes=100_000)
 
 
 def test_fragmentation_is_reserved_by_argument_or_counted_as_measured(faked, problem):
