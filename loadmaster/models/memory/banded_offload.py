@@ -11,7 +11,6 @@ from loadmaster.models.memory.forward_queue import ForwardQueue
 from loadmaster.models.memory.reach import MIB, Row, term
 from loadmaster.solvers.program import IntArray
 
-
 # Up to this many cells of slots and results, a slot may fetch what it has no room for while the slot before computes.
 LATE_CELLS = 1_500
 

@@ -254,6 +254,7 @@ def banded_twin(
     r = {(h, i): binary(f"r_{h}_{i}") for h in H for i in V}
     o = {i: binary(f"o_{i}") for i in V}
     f = {(h, i): binary(f"f_{h}_{i}") for h in range(len(slots) + 1) for i in V}
+    late = {(h, i): binary(f"g_{h}_{i}") for h, i in f}
     here = {(h, i): s[h, i] + f[h, i] for h, i in f}
     spent = {h: pulp.LpAffineExpression() for h in H}
     recompute_workspace, q = {}, {}
@@ -263,6 +264,7 @@ def banded_twin(
             model += o[i] == 0
         for h in range(len(slots) + 1):
             model += f[h, i] <= o[i]  # (O2)
+            model += late[h, i] <= f[h, i]  # (O3)
             if h == 0 or h == len(slots) or not _something_happens(problem, slots[h], allowed[h], i):
                 model += f[h, i] == 0
         model += o[i] + s[0, i] <= 1  # (O2)
@@ -291,7 +293,7 @@ def banded_twin(
     c.objective += pulp.lpSum(spent.values())
     v = {(k, i): share(f"v_{k}_{i}") for a, b in slots for k in range(a, b + 1) for i in V}
     for h, (a, b) in enumerate(slots):
-        arriving = pulp.lpSum(m[i] * f[h + 1, i] for i in V)
+        arriving = pulp.lpSum(m[i] * (f[h + 1, i] - late[h + 1, i]) for i in V)
         for i in V:
             for k in range(a, b + 1):
                 model += v[k, i] >= c.need(k, i)  # (4.8)
@@ -330,7 +332,7 @@ def banded_twin(
         apart = pulp.lpSum(m[i] * s[0, i] for i in range(j) if i not in forward[j].live_inputs)
         model += c.gradients(0) + workspace[j] + m[j] + c.live[j] + apart + backlog[j] <= budget  # (4.1)
     if offload:
-        _links(c, slots, o, f, spent, backlog)
+        _links(c, slots, o, f, late, spent, backlog)
     model += c.objective
     return model
 
@@ -373,6 +375,7 @@ def _links(
     slots: Groups,
     o: dict[int, pulp.LpVariable],
     f: dict[tuple[int, int], pulp.LpVariable],
+    late: dict[tuple[int, int], pulp.LpVariable],
     spent: dict[int, pulp.LpAffineExpression],
     backlog: Sequence[pulp.LpVariable],
 ) -> None:
@@ -391,5 +394,7 @@ def _links(
             for k in range(a, b + 1)
             for n, x in enumerate(c.problem.backward[k - 1].implementations)
         )
-        needed = pulp.lpSum(o_bytes * f[h, i] for i, o_bytes in enumerate(c.m)) * (MIB / (link.from_host_gbps * 1e3))
+        us_per_mib = MIB / (link.from_host_gbps * 1e3)
+        c.objective += us_per_mib * pulp.lpSum(c.m[i] * late[h, i] for i in V)  # (O3)
+        needed = us_per_mib * pulp.lpSum(c.m[i] * (f[h, i] - late[h, i]) for i in V)
         c.model += needed <= spent[h - 1] + backward + stall  # (O3)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadmaster.models.memory import banded
+from loadmaster.models.memory import banded, banded_offload
 from loadmaster.models.memory.banded import Banded
 from loadmaster.models.memory.bands import everything
 from loadmaster.models.memory.checker import check
@@ -195,6 +195,28 @@ def test_results_leave_as_late_as_the_budget_allows(seed: int) -> None:
         if gone < len(problem.forward) and gone not in schedule.gone_before[n + 1 :]:
             later = (*schedule.gone_before[:n], gone + 1, *schedule.gone_before[n + 1 :])
             assert not check(problem, replace(schedule, gone_before=later), budget).ok
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_has_no_room_on_its_way_is_fetched_at_the_last_moment(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = chain(seed, link_of(0.3))
+    budget = budget_of(problem, 0.02)
+    starts = list(range(1, problem.stage_count))
+    found = planned(problem, budget, problem.stage_count)
+    assert found is not None
+    verdict = check(problem, found[1], budget)
+    assert verdict.time_us <= found[0] + 0.3 * max(f.output_bytes for f in problem.forward) / MIB + 1e-6
+    at_once = [f for t, stage in enumerate(found[1].stages) for f in stage.fetches if f.issued_at == t]
+    assert at_once
+    restriction = Banded(
+        problem, budget, starts, everything(problem, groups_of(starts, problem.stage_count)), offload=True
+    )
+    columns, values = restriction.start(found[1])
+    point = dict(zip(columns.tolist(), values.tolist(), strict=True))
+    assert sum(point[c] for c in restriction.late[restriction.late >= 0].tolist()) == len(at_once)
+    monkeypatch.setattr(banded_offload, "LATE_CELLS", 0)
+    before = planned(problem, budget, problem.stage_count)
+    assert before is None or found[0] < before[0] - 1e-6
 
 
 def test_an_endless_link_leaves_nothing_to_recompute() -> None:
