@@ -1,5 +1,6 @@
 """Costs measured on the device at hand: every distinct operator is run on real tensors of its shapes.
 
+Fused kernels are not run: they take the time of the bytes that they move, at the bandwidth that a copy measured here.
 Repeated layers are measured once. The whole takes a bounded time: what does not fit, or cannot be run on made-up
 values, is estimated by the roofline, scaled to what was measured.
 """
@@ -32,11 +33,11 @@ MAX_REPEATS = 15
 # What generated kernels reach of a copy's bandwidth, measured on an H200 with ResNet-50 (0.88 to 0.91) and
 # GPT-2-medium (0.80 to 0.84): profiled steps against plans (the factor "moves" of fitted steps).
 FUSED_SHARE = 0.86
-COPY_BYTES = {"cpu": 1 << 22, "cuda": 1 << 28}  # what the bandwidth of fused groups is measured with
+COPY_BYTES = {"cpu": 1 << 22, "cuda": 1 << 28}  # what the bandwidth of fused kernels is measured with
 
 
 @dataclass(frozen=True)
-class Measurement:
+class OperatorMeasurement:
     """One operator's time and workspace on the device."""
 
     time_us: float
@@ -58,7 +59,7 @@ class Profiler:
         self.channels_last = channels_last
         self.limit_s = limit_s
         self.spent_s = 0.0
-        self._measured: dict[Hashable, Measurement | None] = {}
+        self._measured: dict[Hashable, OperatorMeasurement | None] = {}
         self._ratios: list[float] = []
         self._copy_gbps: float | None = None
         self._estimate = _nearest_roofline(device)
@@ -81,7 +82,7 @@ class Profiler:
         """Bytes at a share of the measured bandwidth of a copy, and a launch per kernel, us."""
         return size_bytes / (self._bandwidth_gbps() * FUSED_SHARE * 1e3) + kernels * self._estimate.hardware.launch_us
 
-    def _measure(self, node: fx.Node) -> Measurement | None:
+    def _measure(self, node: fx.Node) -> OperatorMeasurement | None:
         key = _key(node)
         if key not in self._measured:
             if self.spent_s >= self.limit_s:
@@ -93,7 +94,7 @@ class Profiler:
                 self._ratios.append(measured.time_us / self._estimate.node_us(node))
         return self._measured[key]
 
-    def _run(self, node: fx.Node) -> Measurement | None:
+    def _run(self, node: fx.Node) -> OperatorMeasurement | None:
         assert callable(node.target)
         target: Callable[..., Any] = node.target
         try:
@@ -104,7 +105,7 @@ class Profiler:
                 args = torch.utils._pytree.tree_map(_channels_last, args)
             with torch.no_grad():
                 workspace = self._workspace(node, target, args, kwargs)
-                return Measurement(self._time_us(target, args, kwargs), workspace)
+                return OperatorMeasurement(self._time_us(target, args, kwargs), workspace)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             # Made-up values do not suit every operator, and a device can be too small for one: estimate instead.
             logger.info("%s is estimated, it could not be measured: %s", node.target, error)

@@ -35,7 +35,7 @@ def is_view(node: fx.Node) -> bool:
 
 
 def is_compute(node: fx.Node) -> bool:
-    """Whether the node runs a kernel of its own."""
+    """Whether the node runs a kernel, its own or one fused with its neighbours."""
     return node.op == "call_function" and node.target is not operator.getitem and not is_view(node)
 
 

@@ -37,4 +37,4 @@ def with_resident(problem: MemoryProblem, extra_bytes: int) -> MemoryProblem:
 
 def least_resident_bytes(problem: MemoryProblem) -> int:
     """The smallest resident bytes of any operator: no correction can take away more."""
-    return min(operator.fixed_bytes for operator in (*problem.forward, *problem.backward))
+    return min([*(f.fixed_bytes for f in problem.forward), *(b.fixed_bytes for b in problem.backward)])
