@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from loadmaster.api.report.view import view
-from tests.models.memory.test_memory_checker import LINK, PLENTY, a_plan, three_operators, travelling
+from tests.models.memory.test_checked_journeys import LINK, travelling
+from tests.models.memory.test_memory_checker import PLENTY, a_plan, three_operators
 
 
 def test_a_result_that_is_sent_is_there_until_it_is_gone_and_from_its_arrival_on() -> None:
