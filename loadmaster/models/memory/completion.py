@@ -239,7 +239,7 @@ def _bytes_of(ids: frozenset[int], sizes: IntArray) -> IntArray:
 
 
 def decisions_of(schedule: Schedule) -> Decisions:
-    """The decisions a schedule carries out (used to start one formulation from another's plan)."""
+    """The decisions that a schedule carries out: completing them again gives no worse a schedule."""
     return Decisions(
         computes=tuple(frozenset(c.forward for c in s.computes) for s in schedule.stages),
         backward=tuple(s.implementation or 0 for s in schedule.stages[1:]),
