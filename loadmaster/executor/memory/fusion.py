@@ -25,6 +25,9 @@ aten = torch.ops.aten
 ROW_LIMIT = 8192  # longer rows are read twice: once for their statistics, once for the result
 SMALL = 16  # a result with this many times fewer bytes than what was read is a statistic
 
+CREATED = frozenset({"new_zeros", "new_full", "new_ones", "zeros_like", "ones_like", "full_like"})
+"""Operators that read an input for its shape alone: nothing is gained by running them when the input is made."""
+
 ROW_LOCAL = frozenset(
     {
         aten.native_layer_norm.default,
@@ -126,6 +129,11 @@ def is_elementwise(node: fx.Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or not is_fusible(node):
         return False
     return torch.Tag.pointwise in target.tags or target._opname in ("_to_copy", "copy") or target in decompositions()
+
+
+def is_created(node: fx.Node) -> bool:
+    """Whether the operator reads no values, only a shape."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._opname in CREATED
 
 
 def steps(nodes: Sequence[fx.Node], *, fused: bool) -> list[list[fx.Node]]:

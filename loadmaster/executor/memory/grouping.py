@@ -2,8 +2,10 @@
 
 Forward: a compute node whose results one other node alone reads, and the backward pass does not (small statistics
 aside), is merged into its reader, since keeping what it makes never helps. Nodes that only update buffers run once,
-beside an operator. Backward: nodes in graph order, merged where holding the same forward results for longer costs
-nothing or next to nothing.
+beside an operator. Backward: nodes in graph order, save that gradients of parameters come as early as they can. Run
+node by node, they are merged where holding the same forward results for longer costs nothing or next to nothing. Where
+a compiler fuses, a backward operator is a maximal run of nodes that fuse, and elementwise forward results that it reads
+may be computed inside it instead of being kept or recomputed.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import replace
 
 from torch import fx
 
-from loadmaster.executor.memory.fusion import is_elementwise, is_fusible
+from loadmaster.executor.memory.fusion import SMALL, is_created, is_elementwise, is_fusible
 from loadmaster.executor.memory.implementations import registry
 from loadmaster.executor.memory.joint import Joint, is_collective, is_compute, is_mutating, is_random
 from loadmaster.executor.memory.offer import EVERYTHING, Offer
@@ -99,8 +101,16 @@ class _Grouping:
         return site.parent is None and all(is_elementwise(n) or n in self.recomputes for n in producers)
 
     def _pinned(self) -> tuple[fx.Node, ...]:
-        """Results that a special recomputation reads, and those it does not make."""
+        """Results that a special recomputation reads, those it does not make, and statistics beside a large result.
+
+        Were these not pinned, a backward operator that reads an operator's statistics alone would need all it makes.
+        """
+        read = set(self.joint.reads(self.backward_nodes))
         found: dict[fx.Node, None] = {}
+        for node in self.forward_nodes:
+            sizes = {r: self.joint.bytes_of(r) for r in self.joint.results[node]}
+            largest = max(sizes.values(), default=0)
+            found.update(dict.fromkeys(r for r, size in sizes.items() if r in read and size * SMALL <= largest))
         for node, recomputes in self.recomputes.items():
             own = set(self.joint.reads([node]))
             sources = [self.joint.roots[s] for r in recomputes for s in r.sources]
@@ -260,7 +270,7 @@ class _Grouping:
         return continues or self._is_small(node)
 
     def _fuses(self, before: Sequence[fx.Node], node: fx.Node) -> bool:
-        if not is_fusible(node) or not is_fusible(before[-1]):
+        if not is_fusible(node) or not is_fusible(before[-1]) or is_created(node):
             return False
         made = {r for n in before for r in self.joint.results[n]}
         return self._is_small(node) or any(r in made for r in self.joint.reads([node]))

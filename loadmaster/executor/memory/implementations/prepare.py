@@ -1,7 +1,7 @@
 """Graph passes run on a joint graph before planning and, identically, before a plan is applied.
 
 They put operators in place that hold less: dropout from a seed, attention's as well, linear plus cross-entropy in
-chunks, clamps whose backward reads the output.
+chunks, clamps whose backward reads the output, the largest convolutions' backward in two.
 Every pass is deterministic, so that a plan made on one process's graph fits another's.
 """
 
@@ -14,6 +14,7 @@ from torch import fx
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.activations import clamp_from_output
 from loadmaster.executor.memory.implementations.attention import seed_attention
+from loadmaster.executor.memory.implementations.convolution import split_convolution_backward
 from loadmaster.executor.memory.implementations.cross_entropy_pass import chunk_cross_entropy
 from loadmaster.executor.memory.implementations.dropout import seed_dropout
 
@@ -22,6 +23,7 @@ PASSES: dict[str, Callable[[fx.Graph], None]] = {
     "seeded_dropout": seed_dropout,
     "seeded_attention": seed_attention,
     "linear_cross_entropy": chunk_cross_entropy,
+    "split_convolution_backward": split_convolution_backward,
 }
 """By name, in the order they run. Each changes the graph in place."""
 
