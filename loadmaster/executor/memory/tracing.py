@@ -167,6 +167,8 @@ def _untraceable(error: Exception) -> InputError:
     where = _last_place(str(error))
     problem = f"cannot be traced as one graph{where}: {'. '.join(r.rstrip('.') for r in reasons)}"
     remedy = "Rewrite that line without Python that depends on tensor values, or move it out of the step."
+    if "bind arguments" in lines[0].lower():  # a call with too many or too few
+        remedy = "Give inputs as the model takes them; with a loss, and the target after them: (x, y)."
     if isinstance(error, exc.TorchRuntimeError):  # an operator refuses its operands
         remedy = "Check shapes, types and devices of the inputs and the model: without a plan the step fails too."
     return InputError("model", type(error).__name__, problem, remedy)

@@ -290,6 +290,8 @@ def test_arguments_that_mean_nothing_are_refused(faked, problem):
         Fitter(model, inputs, loss, repeats=0)
     with pytest.raises(InputError, match=r"inputs: is a tensor .*Give a tuple"):
         Fitter(model, inputs[0], loss)
+    with pytest.raises(InputError, match=r"bind arguments.*the target after them"):
+        Fitter(model, inputs[:1], loss)
     with pytest.raises(InputError, match="backend: is unknown"):
         Fitter(model, inputs, loss, backend="abacus")
 
