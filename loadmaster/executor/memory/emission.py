@@ -132,6 +132,9 @@ class _BackwardEmission:
     def _placeholder(self, name: str, meta: dict[str, Any], saved: Saved) -> fx.Node:
         with self.graph.inserting_before(self._first_tangent):
             node = self.graph.placeholder(name)
+        # The name can be taken. Generated code would then assign the argument to the free name, which the next
+        # argument may be called: two values in one.
+        node.target = node.name
         node.meta = dict(meta)
         self.saved.append(saved)
         return node
