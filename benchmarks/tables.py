@@ -14,6 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "figures.md"
+_LONGEST_LIST = 4
 _HEAD = ("benchmark", "date", "command", "machine", "versions")
 _INTRODUCTION = """# Figures
 
@@ -90,6 +91,8 @@ def _text(value: Any) -> str:
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
     if isinstance(value, int):
         return f"{value:,}"
+    if isinstance(value, list) and len(value) > _LONGEST_LIST:
+        return f"{_text(value[0])} .. {_text(value[-1])} ({len(value)})"
     if isinstance(value, list):
         return ", ".join(_text(v) for v in value)
     if isinstance(value, Mapping):

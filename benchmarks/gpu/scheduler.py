@@ -1,8 +1,8 @@
 """Runs rows on one GPU: several compile at once, one measures while the others stand still.
 
-A row is measured as soon as it has run once. Inductor's own trials of kernel variants run beside others: they may
-choose badly, for plans and for what they are held against alike. A wall limit ends the run in time to measure what
-waits for it and to write that down; another run goes on from there.
+PyTorch's rows compile beside others and first run alone. Plans are tried beside others, where Inductor may choose
+kernel variants badly, and measured alone. A wall limit ends the run in time to measure what waits for it and to write
+that down; another run goes on from there.
 """
 
 from __future__ import annotations
@@ -132,9 +132,11 @@ class Scheduler:
             self.running.append(Process(order, self.order, log, self.heard))
 
     def _fits(self, row: Row) -> bool:
-        """Whether a row can join without the GPU running out."""
-        held = sum(needs_gib(p.row) for p in self.running)
-        return not self.running or held + needs_gib(row) <= self.limits.memory_gib
+        """Whether a row can join without the GPU running out: plans are tried beside others, all else runs alone."""
+        rows = [*(p.row for p in self.running), row]
+        held = sum(needs_gib(r) if r["method"] == "loadmaster" else rests_gib(r) for r in rows)
+        alone = max((needs_gib(r) - rests_gib(r) for r in rows if r["method"] != "loadmaster"), default=0.0)
+        return len(rows) == 1 or held + alone <= self.limits.memory_gib
 
     def _end_late(self) -> None:
         """Stop what has run for too long; near the end, what has nothing to measure yet, and then everything."""
@@ -202,6 +204,11 @@ def needs_gib(row: Row) -> float:
     if "budget_bytes" in row:
         own = min(own, row["budget_bytes"] / 2**30)
     return ALLOCATOR_FACTOR * own + model.resident_gib + CONTEXT_GIB
+
+
+def rests_gib(row: Row) -> float:
+    """What it holds before it runs."""
+    return case(row["case"]).resident_gib + CONTEXT_GIB
 
 
 def describe(row: Row) -> str:

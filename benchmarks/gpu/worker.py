@@ -6,6 +6,7 @@ It compiles beside others, and speaks with the scheduler in lines: ``alone`` ask
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import sys
@@ -42,6 +43,8 @@ class Runner:
         self.case = zoo.case(self.row["case"])
         self.model, self.inputs, self.loss, self.precision = cases.build(self.case, self.device, small=order["small"])
         self.facts: dict[str, Any] = {}
+        self.turn = contextlib.ExitStack()
+        self.has_turn = False
 
     @property
     def backend(self) -> str:
@@ -94,13 +97,38 @@ class Runner:
             import torch._functorch.config as functorch_config
 
             functorch_config.activation_memory_budget = self.row.get("knob", 1.0)
+            functorch_config.force_non_lazy_backward_lowering = True  # before the first run, beside other rows
             compiler = "inductor" if self.device == "cuda" else "aot_eager_decomp_partition"
-            return torch.compile(plain, dynamic=False, backend=compiler)
+            return torch.compile(plain, dynamic=False, backend=self.waiting(compiler))
         return plain
 
+    def waiting(self, name: str) -> Callable[..., Any]:
+        """A compiler of PyTorch's whose results wait for the machine: forward and backward are compiled beside other
+        rows, and first run alone, when memory is taken and kernel variants are tried."""
+        compiler = torch._dynamo.lookup_backend(name)
+
+        def backend(module: Any, examples: Any) -> Callable[..., Any]:
+            compiled = compiler(module, examples)
+
+            def run(*args: Any) -> Any:
+                self.take_turn()
+                return compiled(*args)
+
+            return run
+
+        return backend
+
+    def take_turn(self) -> None:
+        """Be alone from now on until the row is done."""
+        if not self.has_turn:
+            self.has_turn = True
+            self.turn.enter_context(self.link.alone())
+
     def run(self) -> None:
-        """Prepare the step, run it once, and measure it alone."""
+        """Prepare the step, and measure it alone."""
         call = self.call()
+        if not self.row["method"].startswith("compile"):
+            self.take_turn()
 
         def step() -> torch.Tensor:
             for p in self.model.parameters():
@@ -118,8 +146,8 @@ class Runner:
         self.facts["loss"] = float(value)
         self.facts["first_step_s"] = time.perf_counter() - start - (self.link.waited_s - waited)
         del value, norms
-        with self.link.alone():
-            self.facts |= timing(self.measured(step))
+        self.facts |= timing(self.measured(step))
+        self.turn.close()
 
     def measured(self, step: Callable[[], Any]) -> list[float]:
         """Wall time of some steps in a row, us; their highest bytes go to the facts."""

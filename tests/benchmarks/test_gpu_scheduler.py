@@ -117,10 +117,15 @@ def test_a_row_that_fails_is_recorded_and_measured_again_by_the_next_run(tmp_pat
 
 
 def test_what_does_not_fit_beside_the_others_waits(tmp_path):
-    tight = scheduler.Limits(1000.0, 10.0, jobs=8, memory_gib=scheduler.needs_gib(compiled(1.0)) + 2.0)
-    rows: list = []
-    events = run([compiled(1.0), compiled(0.7)], rows, tmp_path, tight)
-    assert [word for word, _ in events] == ["start", "go", "end"] * 2
+    room_gib = scheduler.needs_gib(compiled(1.0))
+    for more_gib, expected in (
+        (0.5 * scheduler.rests_gib(compiled(0.7)), ["start", "go", "end"]),
+        (1.5 * scheduler.rests_gib(compiled(0.7)), ["start", "start", "go"]),
+    ):
+        FakeProcess.events.clear()
+        limits = scheduler.Limits(1000.0, 10.0, jobs=8, memory_gib=room_gib + more_gib)
+        events = run([compiled(1.0), compiled(0.7)], [], tmp_path, limits)
+        assert [word for word, _ in events][:3] == expected and len(events) == 6
 
 
 def test_nothing_is_started_when_time_is_nearly_up(tmp_path, capsys):
