@@ -34,6 +34,11 @@ def test_a_memory_problem_goes_all_the_way(start_service: Callable[..., RunningS
         assert (too_small.status, too_small.schedule) == ("infeasible", None)
         assert too_small.infeasibility is not None
         assert too_small.infeasibility.short_bytes > 0
+        linked = {**document, "host_link": {"to_host_gbps": 100.0, "from_host_gbps": 100.0}}
+        travels = client.submit(linked, {"budget_bytes": 4 * MEGABYTE, "time_limit_s": 30.0}).result(timeout_s=120)
+        assert travels.schedule is not None and travels.schedule.offload
+        assert len(travels.schedule.gone_before) == len(travels.schedule.offload)
+        assert check_plan(read_problem(linked), travels).ok
         again = client.submit({**document, "name": "under another name"}, {"budget_bytes": 1})
         assert again.state().cached
         assert again.result().name == "under another name"

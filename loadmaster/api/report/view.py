@@ -121,8 +121,8 @@ def _tensors(problem: Problem, schedule: Schedule, check: Check) -> tuple[Tensor
 
 
 def _residency(problem: Problem, schedule: Schedule, check: Check) -> dict[int, list[tuple[int, int]]]:
-    """When each forward result is on the device: from its computation (or its fetch) until its last reader has run,
-    or, where it is sent to the host, until the operator starts that waits for it to be gone.
+    """When each forward result is on the device: from its computation (or the stage that issues its fetch) until its
+    last reader has run, or, where it is sent to the host, until the operator starts that waits for it to be gone.
 
     First and last event of every span, by their places in the replay.
     """
@@ -133,7 +133,8 @@ def _residency(problem: Problem, schedule: Schedule, check: Check) -> dict[int, 
     stored: set[int] = set()
     for t, stage in enumerate(schedule.stages):
         places = by_stage[t]
-        start_of = dict.fromkeys(stored | {f.forward for f in stage.fetches}, places[0])
+        start_of = dict.fromkeys(stored, places[0])
+        start_of |= {f.forward: by_stage[min(f.issued_at, t)][0] for f in stage.fetches}
         last_read: dict[int, int] = {}
         for place in places:
             event = check.events[place]
