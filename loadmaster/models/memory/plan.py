@@ -104,7 +104,7 @@ class MemoryPlan:
             whole step, ``overhead_gap`` on what the budget costs over the unconstrained step.
         unconstrained: objective of the step with memory to spare.
         method: the strategy whose plan this is (``monet``, ``banded``, ``checkmate``, ...).
-        stopped_by: gap, time, nodes, cancel or proof.
+        stopped_by: gap, time, cancel, proof, or method: all that the method has to try has been tried.
         seconds: wall seconds of ``build``, ``solve``, ``check``.
         solver: name, version, cpu_seconds, nodes.
         check: the checker's verdict (see :func:`loadmaster.models.memory.checker.check`).

@@ -92,14 +92,18 @@ def _auto(search: Search) -> None:
     if _cells(problem) <= SMALL_CELLS:
         portfolio = (portfolio[0], EVERY_STAGE, *portfolio[1:])
     proofs = iter(_proofs(search))
+    fruitless, enough = 0, len(portfolio) if _cells(problem) <= EXACT_CELLS else math.inf
     for rounds in itertools.count():
-        if search.done():
+        # On the smallest graphs every move is solved to the end: once all have failed, another seed changes nothing.
+        if search.done() or (search.best is not None and fruitless > enough):
             return
+        before = search.objective, search.bound
         slots = portfolio[rounds % len(portfolio)]
         search.restrict(slots, RESTRICT_SHARE * limit_s, seed=rounds // len(portfolio), offload=rounds > 0)
         proof = next(proofs, None)
         if proof is not None and not search.done():
             proof()
+        fruitless = fruitless + 1 if proof is None and (search.objective, search.bound) == before else 0
 
 
 def _cells(problem: MemoryProblem) -> int:

@@ -196,6 +196,16 @@ def test_same_request_same_plan() -> None:
     assert (first.objective, first.bound, first.method) == (second.objective, second.bound, second.method)
 
 
+@pytest.mark.slow
+def test_a_tiny_graph_does_not_wait_for_its_time_limit() -> None:
+    """The relaxations stay below its optimum: when every move has been tried, more time changes nothing."""
+    link = HostLink(MIB / 1e3, MIB / 1e3)
+    problem = random_problem(0, operators=6, skips=0.4, encodings=0.3, host_link=link, unit_bytes=MIB)
+    plan = planner.plan(problem, budget_bytes=budgets(problem, (0.4,))[0], time_limit_s=120)
+    assert_sound(problem, plan)
+    assert (plan.status, plan.stopped_by) == ("feasible", "method")
+
+
 # -- methods ---------------------------------------------------------------------------------------------------------
 
 
