@@ -75,13 +75,18 @@ def test_memory_at_ten_percent_overhead_lies_between_points():
     assert figures.memory_at_overhead(rows)[0]["won"] is False
 
 
-def test_a_step_that_gets_slower_with_more_memory_loses_the_sweep():
+def test_a_step_that_gets_slower_with_more_memory_loses_the_sweep(monkeypatch):
     def point(n: int, step_us: float):
         row = measured("loadmaster", step_us, 4 + n, budget=f"sweep {n}/20", budget_bytes=(5 + n) * GIB)
+        row |= {"first_time_error": -0.1, "first_peak_error": 0.02}
         return row | {"planned_step_us": step_us, "planned_peak_bytes": (4 + n) * GIB}
 
+    (begun,) = figures.sweep([point(0, 120), point(1, 110), point(2, 110.5)])
+    assert begun["won"] is None  # not all budgets have been measured
+    monkeypatch.setattr(figures, "SWEEP", 3)
     (falling,) = figures.sweep([point(0, 120), point(1, 110), point(2, 110.5)])
     assert falling["won"] and falling["kept"] == 3
+    assert (falling["median_time_error_percent"], falling["first_try_time_error_percent"]) == (0.0, 10.0)
     (rising,) = figures.sweep([point(0, 120), point(1, 110), point(2, 115)])
     assert not rising["won"] and rising["largest_rise_beyond_noise_percent"] > 3
 
@@ -93,7 +98,7 @@ def test_a_model_that_fails_is_in_the_table_with_its_reason():
     assert not line["captures"] and not line["runs"] and line["reason"].startswith("InputError")
 
 
-@pytest.mark.parametrize("name", ["resnet50", "vgg16", "unet", "googlenet", "unet3d", "llama_1b"])
+@pytest.mark.parametrize("name", ["vgg16", "unet3d", "llama_1b"])
 def test_checkpointed_blocks_give_the_same_gradients(name):
     case = CASES[name]
     found = []
