@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 
 from loadmaster.executor.costs import CostModel
+from loadmaster.executor.costs.profiled import operator_key
 from loadmaster.executor.memory import capture as capturing
 from loadmaster.executor.memory.fit import Fitter
 from loadmaster.executor.memory.implementations import registry
@@ -77,7 +78,7 @@ class Remembered:
             part.replace(self.path)
 
     def _of(self, node: fx.Node) -> list[float]:
-        key = str(_key(node))
+        key = str(operator_key(node))
         if key not in self.nodes:
             self._hold()
             self.nodes[key] = [self.base.node_us(node), self.base.workspace_bytes(node)]
@@ -87,19 +88,6 @@ class Remembered:
         if self.held is None and not self.closed:
             self.held = self.alone()
             self.held.__enter__()
-
-
-def _key(node: fx.Node) -> Hashable:
-    """Equal for operators that run the same: target, shapes, strides, dtypes and plain arguments."""
-
-    def described(leaf: object) -> str:
-        if isinstance(leaf, torch.Tensor):
-            return f"{leaf.dtype}{tuple(leaf.shape)}{leaf.stride()}"
-        return repr(leaf)
-
-    values = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
-    leaves, structure = torch.utils._pytree.tree_flatten(values)
-    return (node.op, str(node.target), str(structure), *map(described, leaves))
 
 
 @contextlib.contextmanager

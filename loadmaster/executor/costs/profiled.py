@@ -83,7 +83,7 @@ class Profiler:
         return size_bytes / (self._bandwidth_gbps() * FUSED_SHARE * 1e3) + kernels * self._estimate.hardware.launch_us
 
     def _measure(self, node: fx.Node) -> OperatorMeasurement | None:
-        key = _key(node)
+        key = operator_key(node)
         if key not in self._measured:
             if self.spent_s >= self.limit_s:
                 return None
@@ -202,7 +202,7 @@ def _nearest_roofline(device: torch.device) -> Roofline:
     )
 
 
-def _key(node: fx.Node) -> Hashable:
+def operator_key(node: fx.Node) -> Hashable:
     """Equal for operators that run the same: target, shapes, strides, dtypes and plain arguments."""
 
     def described(leaf: object) -> str:

@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch._dynamo.config as dynamo_config
@@ -14,7 +14,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from loadmaster.errors import InputError
-from loadmaster.executor.memory import backends
+from loadmaster.executor.memory.backends import COMPILERS, Backend, expect_backend
 from loadmaster.executor.memory.blocks import without_elsewhere
 from loadmaster.executor.memory.capture import device_of
 from loadmaster.executor.memory.emission import emit
@@ -23,16 +23,13 @@ from loadmaster.executor.memory.joint import Joint, tensors
 from loadmaster.executor.memory.offer import EVERYTHING, Offer
 from loadmaster.executor.memory.operators import FINGERPRINT_DIGITS
 from loadmaster.executor.memory.situation import Situation, differences, situation
-from loadmaster.executor.memory.tracing import Compiler, Loss, Step, clear_errors, compiled, compiled_plainly
+from loadmaster.executor.memory.tracing import Loss, Step, clear_errors, compiled, compiled_plainly
 from loadmaster.executor.memory.transfers import let_go
 from loadmaster.executor.memory.watch import PeakWatch
 from loadmaster.executor.memory.wrappers import ddp_of, own_module, standing_in
 from loadmaster.models.memory.plan import MemoryPlan, Schedule
 
-Backend = Literal["inductor", "eager"]
 Unplanned = Literal["refuse", "run"]
-
-_COMPILERS: dict[Backend, Compiler] = {"eager": backends.eager, "inductor": backends.inductor}
 
 
 class _NoPlanError(InputError):
@@ -51,7 +48,7 @@ class Planned:
         self.plans = tuple(plans)
         self.backend = backend
         self.offer = offer
-        self.call = compiled(self.partition, _COMPILERS[backend])
+        self.call = compiled(self.partition, COMPILERS[backend])
         self.plain: Callable[..., torch.Tensor] = Step.__call__ if backend == "eager" else compiled_plainly()
 
     def partition(self, joint: Joint) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -240,9 +237,9 @@ def _planned(plan: MemoryPlan | Sequence[MemoryPlan], backend: Backend, unplanne
         raise InputError("plan", plans, "is no plan", "Give at least one.")
     for given in plans:
         _expect_applicable(given)
-    for field, value, known in (("backend", backend, tuple(_COMPILERS)), ("unplanned", unplanned, ("refuse", "run"))):
-        if value not in known:
-            raise InputError(field, value, "is unknown", f"Choose one of: {', '.join(known)}.")
+    expect_backend(backend)
+    if unplanned not in get_args(Unplanned):
+        raise InputError("unplanned", unplanned, "is unknown", f"Choose one of: {', '.join(get_args(Unplanned))}.")
     return Planned(plans, backend, offer)
 
 

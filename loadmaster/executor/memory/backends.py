@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from torch import Tensor, fx
 from torch._guards import TracingContext, detect_fake_mode
@@ -14,9 +14,13 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import _BoxedCodeGen
 
+from loadmaster.errors import InputError
 from loadmaster.executor.memory.channels_last import ChannelsLast
 from loadmaster.executor.memory.implementations.decompositions import decompositions
 from loadmaster.executor.memory.segments import Runner, chain, cut, is_staged
+from loadmaster.executor.memory.tracing import Compiler
+
+Backend = Literal["inductor", "eager"]
 
 
 def eager(module: fx.GraphModule, _inputs: Sequence[Any]) -> Runner:
@@ -96,3 +100,16 @@ def _compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
     with config.patch(reorder_for_peak_memory=False, reorder_for_locality=False):
         runner: Runner = compile_fx_inner(module, list(inputs), is_backward=False)
     return runner
+
+
+COMPILERS: dict[Backend, Compiler] = {"inductor": inductor, "eager": eager}
+
+
+def expect_backend(backend: str) -> None:
+    """Refuse a backend that there is none of.
+
+    Raises:
+        InputError: naming those there are.
+    """
+    if backend not in COMPILERS:
+        raise InputError("backend", backend, "is unknown", f"Choose one of: {', '.join(COMPILERS)}.")

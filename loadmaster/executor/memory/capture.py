@@ -15,8 +15,8 @@ from torch import fx, nn
 
 from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
-from loadmaster.executor.memory import backends
 from loadmaster.executor.memory.accounting import Accountant
+from loadmaster.executor.memory.backends import eager, expect_backend
 from loadmaster.executor.memory.grouping import group
 from loadmaster.executor.memory.joint import Joint, is_compute, tensor_bytes, tensors
 from loadmaster.executor.memory.link import host_link as link_of
@@ -32,8 +32,6 @@ from loadmaster.models.memory.problem import (
     Implementation,
     MemoryProblem,
 )
-
-BACKENDS = ("inductor", "eager")
 
 
 class _TracedError(Exception):
@@ -67,7 +65,7 @@ def trace(
     step = Step(model, loss)
     try:
         with torch.enable_grad(), clear_errors(passing=_TracedError):
-            compiled(partition, backends.eager)(step, *inputs)
+            compiled(partition, eager)(step, *inputs)
     except _TracedError as traced:
         return traced.joint
     raise InputError(
@@ -191,20 +189,20 @@ def capture_step(
     model = own_module(model)
     state_bytes = 0 if optimizer is None else optimizer_state_bytes(optimizer)
     held = held_by("ddp" if wrapped and parallel is None else parallel, ranks, model, state_bytes)
-    if backend not in BACKENDS:
-        raise InputError("backend", backend, "is unknown", f"Choose one of: {', '.join(BACKENDS)}.")
+    expect_backend(backend)
     fused = backend == "inductor"
     operators = group(trace(model, inputs, loss, expect), offer, fused=fused)
     device = device_of(model, inputs)
     if costs is None:
         channels_last = fused and runs_channels_last(operators.joint.module)
         costs = profiled(device, channels_last=channels_last) if hardware is None else roofline(hardware)
-    resident_bytes = own_bytes(model, inputs, optimizer)
+    resident_bytes = own_bytes(model, inputs) + state_bytes
     if device.type == "cuda":
         for node in filter(is_compute, operators.joint.nodes):
             costs.node_us(node)  # measured once, now: libraries make their workspaces before resident bytes are read
         present_bytes = held.step_bytes if wrapped else 0
-        resident_bytes = max(resident_bytes, _cuda_resident_bytes(model, optimizer, device) - present_bytes)
+        to_come_bytes = 0 if optimizer is None or optimizer.state else state_bytes
+        resident_bytes = max(resident_bytes, _cuda_resident_bytes(model, device) + to_come_bytes - present_bytes)
     resident_bytes += held.step_bytes
     if gradients_held:
         resident_bytes += gradient_bytes(model)
@@ -251,14 +249,13 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
     return sum(t.numel() * t.element_size() for s in twin.state.values() for t in tensors(list(s.values())))
 
 
-def own_bytes(model: nn.Module, inputs: Sequence[Any], optimizer: torch.optim.Optimizer | None = None) -> int:
-    """Parameters, buffers, inputs and optimizer state."""
-    held = (*model.parameters(), *model.buffers(), *tensors(inputs))
-    return _storage_bytes(held) + (0 if optimizer is None else optimizer_state_bytes(optimizer))
+def own_bytes(model: nn.Module, inputs: Sequence[Any]) -> int:
+    """Parameters, buffers and inputs."""
+    return _storage_bytes((*model.parameters(), *model.buffers(), *tensors(inputs)))
 
 
-def _cuda_resident_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device) -> int:
-    """What the allocator holds on the device without gradients, plus optimizer state that is still to be made.
+def _cuda_resident_bytes(model: nn.Module, device: torch.device) -> int:
+    """What the allocator holds on the device without gradients.
 
     It counts what nobody else can: workspaces that libraries keep per thread, and whatever else the process holds.
     """
@@ -266,8 +263,7 @@ def _cuda_resident_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | No
     torch.autograd.grad((probe @ probe).sum(), probe)  # the backward pass runs in a thread of its own
     torch.cuda.synchronize(device)
     gradients = _storage_bytes(p.grad for p in model.parameters() if p.grad is not None)
-    to_come = 0 if optimizer is None or optimizer.state else optimizer_state_bytes(optimizer)
-    return torch.cuda.memory_allocated(device) - gradients + to_come
+    return torch.cuda.memory_allocated(device) - gradients
 
 
 def device_of(model: nn.Module, inputs: Sequence[Any]) -> torch.device:
@@ -296,14 +292,10 @@ def _op(node: fx.Node) -> str:
 
 def _forward(operators: Operators, accountant: Accountant, extra_bytes: int) -> tuple[ForwardOperator, ...]:
     sizes = [accountant.output_bytes(f) for f in operators.forward]
-    last_reader = list(range(len(sizes)))
-    for f in operators.forward:
-        for i in f.inputs:
-            last_reader[i] = max(last_reader[i], f.id)
     captured = []
     for f in operators.forward:
         size, encodes = sizes[f.id], f.encodes
-        live = tuple(i for i in range(f.id) if last_reader[i] >= f.id)
+        live = tuple(i for i in range(f.id) if operators.last_readers[i] >= f.id)
         first, again = accountant.forward(f), accountant.recompute(f)
         is_part = encodes is not None and f.encoding is None
         captured.append(

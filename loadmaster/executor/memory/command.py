@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from loadmaster.errors import InputError, LoadmasterError
+from loadmaster.executor.memory.backends import COMPILERS
 from loadmaster.executor.memory.capture import capture
 from loadmaster.executor.memory.files import problem_document
 from loadmaster.executor.memory.tracing import Loss
@@ -49,7 +50,7 @@ def add_step_arguments(p: argparse.ArgumentParser) -> None:
     """What says how a model trains."""
     p.add_argument("--name", help="name of the problem (default: the model's class)")
     p.add_argument("--device", default="cpu", help="where to build the model and trace it (default: cpu)")
-    p.add_argument("--backend", choices=["inductor", "eager"], default="inductor", help="what will run the plan")
+    p.add_argument("--backend", choices=list(COMPILERS), default="inductor", help="what will run the plan")
     p.add_argument("--offload", action="store_true", help="let plans send results to host memory over its link")
     p.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="none", help="whose state counts as resident")
     p.add_argument("--autocast", choices=sorted(PRECISIONS), help="train under autocast in this precision")

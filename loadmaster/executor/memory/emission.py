@@ -14,7 +14,7 @@ from typing import Any
 from torch import fx
 
 from loadmaster.errors import InputError
-from loadmaster.executor.memory.emitter import Emitter, encoded_meta
+from loadmaster.executor.memory.emitter import Emitter, encoded_meta, placeholder
 from loadmaster.executor.memory.joint import Joint
 from loadmaster.executor.memory.offload import REMEDY, Arrivals, Departures, HostCopy, expect_journeys, host_fake
 from loadmaster.executor.memory.operators import ForwardGroup, Operators
@@ -130,14 +130,8 @@ class _BackwardEmission:
         return self._placeholder(name, {"val": host_fake(self.operators, copy)}, copy)
 
     def _placeholder(self, name: str, meta: dict[str, Any], saved: Saved) -> fx.Node:
-        with self.graph.inserting_before(self._first_tangent):
-            node = self.graph.placeholder(name)
-        # The name can be taken. Generated code would then assign the argument to the free name, which the next
-        # argument may be called: two values in one.
-        node.target = node.name
-        node.meta = dict(meta)
         self.saved.append(saved)
-        return node
+        return placeholder(self.graph, name, meta, self._first_tangent)
 
     def _missing(self, root: fx.Node) -> fx.Node:
         if root.op == "get_attr":

@@ -102,14 +102,21 @@ class Emitter:
         self._views.pop(root, None)
 
 
+def placeholder(graph: fx.Graph, name: str, meta: dict[str, Any], before: fx.Node | None) -> fx.Node:
+    """A placeholder before that node, with this metadata; its name is another one where ``name`` is taken."""
+    with graph.inserting_before(before) if before is not None else contextlib.nullcontext():
+        node = graph.placeholder(name)
+    # Generated code would otherwise assign the argument to the free name, which the next argument may be called: two
+    # values in one.
+    node.target = node.name
+    node.meta = dict(meta)
+    return node
+
+
 def stand_in(graph: fx.Graph, name: str, node: fx.Node) -> fx.Node:
     """A placeholder with the fake result of a node."""
     # Placeholders must come first, whenever they are asked for.
-    first = next(iter(graph.nodes), None)
-    with graph.inserting_before(first) if first is not None else contextlib.nullcontext():
-        new = graph.placeholder(name)
-    new.meta = dict(node.meta)
-    return new
+    return placeholder(graph, name, node.meta, next(iter(graph.nodes), None))
 
 
 def encoded_meta(operators: Operators, i: int) -> dict[str, Any]:

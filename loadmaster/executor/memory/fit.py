@@ -19,7 +19,8 @@ from torch import nn
 from loadmaster.errors import CheckFailedError, InputError, LimitReachedError
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.costs.corrected import Corrected
-from loadmaster.executor.memory.apply import Backend, PlannedStep, apply
+from loadmaster.executor.memory.apply import PlannedStep, apply
+from loadmaster.executor.memory.backends import Backend
 from loadmaster.executor.memory.capture import capture_step, device_of, gradient_bytes
 from loadmaster.executor.memory.measure import Measurement
 from loadmaster.executor.memory.offer import EVERYTHING, Offer

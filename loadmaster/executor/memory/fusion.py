@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from loadmaster.executor.costs.traffic import FREE, GATHERS, flops, tensor_bytes, tensors, value_bytes, value_of
+from loadmaster.executor.costs.traffic import FREE, GATHERS, flops, tensors, value_bytes, value_of
 from loadmaster.executor.memory.implementations.decompositions import decompositions
 from loadmaster.executor.memory.joint import Joint
 
@@ -198,12 +198,8 @@ def traffic(joint: Joint, nodes: Sequence[fx.Node], written: Collection[fx.Node]
         return min(joint.bytes_of(root), sum(views[root].values()))
 
     moved = sum(bytes_of(r) for p in passes for r in p)
-    moved += sum(min(joint.bytes_of(r), _written_bytes(r)) for r in written)
+    moved += sum(min(joint.bytes_of(r), value_bytes(value_of(r))) for r in written)
     return Traffic(moved, len(passes))
-
-
-def _written_bytes(root: fx.Node) -> int:
-    return sum(tensor_bytes(t) for t in tensors(value_of(root)))
 
 
 def _along_rows(node: fx.Node) -> bool:

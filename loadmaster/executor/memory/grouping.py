@@ -98,7 +98,11 @@ class _Grouping:
     def _is_inlining(self, site: registry.Site) -> bool:
         """Whether the alternative only reads what can be computed inside the operator anyway."""
         producers = [self.joint.producer(self.joint.roots[s]) for s in site.sources]
-        return site.parent is None and all(is_elementwise(n) or n in self.recomputes for n in producers)
+        return site.parent is None and self._is_cheap(producers)
+
+    def _is_cheap(self, nodes: Sequence[fx.Node]) -> bool:
+        """Whether a fused operator can compute what these nodes make inside itself for next to nothing."""
+        return all(is_elementwise(n) or n in self.recomputes for n in nodes)
 
     def _pinned(self) -> tuple[fx.Node, ...]:
         """Results that a special recomputation reads, those it does not make, and statistics beside a large result.
@@ -265,13 +269,15 @@ class _Grouping:
             return plain and (light or (not needs and node not in self.sites))
         if not needs <= held:
             return False
-        made = {r for n in before for r in self.joint.results[n]}
-        continues = any(r in made for r in self.joint.reads([node]))
-        return continues or self._is_small(node)
+        return self._continues(before, node)
 
     def _fuses(self, before: Sequence[fx.Node], node: fx.Node) -> bool:
         if not is_fusible(node) or not is_fusible(before[-1]) or is_created(node):
             return False
+        return self._continues(before, node)
+
+    def _continues(self, before: Sequence[fx.Node], node: fx.Node) -> bool:
+        """Whether a node reads what the nodes before it make, or makes next to nothing itself."""
         made = {r for n in before for r in self.joint.results[n]}
         return self._is_small(node) or any(r in made for r in self.joint.reads([node]))
 
@@ -282,8 +288,7 @@ class _Grouping:
         found = []
         for i in sorted(self._needs(nodes)):
             f = self.forward[i]
-            inside = all(is_elementwise(n) or n in self.recomputes for n in f.nodes)
-            if f.nodes and inside and f.recomputable:
+            if f.nodes and self._is_cheap(f.nodes) and f.recomputable:
                 found.append(i)
         return found
 

@@ -20,7 +20,6 @@ from loadmaster.executor.memory.operators import Operators
 from loadmaster.executor.memory.segments import STAGE
 from loadmaster.executor.memory.transfers import fetch, fetched, send, sent
 from loadmaster.models.memory.plan import Schedule
-from loadmaster.models.memory.problem import last_readers
 
 REMEDY = "Plan the problem captured from this model again, and check the plan."
 
@@ -40,7 +39,7 @@ def expect_journeys(operators: Operators, schedule: Schedule) -> None:
         InputError: a result is sent that is not there, or too early, or fetched without having been sent.
     """
     offload, gone_before = schedule.offload, schedule.gone_before
-    count, last = len(operators.forward), _last_readers(operators)
+    count, last = len(operators.forward), operators.last_readers
     computed = {c.forward for c in schedule.stages[0].computes}
     if len(set(offload)) != len(offload) or not set(offload) <= computed - set(schedule.stages[0].keep):
         problem = "sends results twice, results that are kept, or results that are not computed"
@@ -63,7 +62,7 @@ class Departures:
     def __init__(self, operators: Operators, schedule: Schedule, emitter: Emitter) -> None:
         self.operators, self.emitter = operators, emitter
         self.hosts: dict[HostCopy, fx.Node] = {}
-        self._last = _last_readers(operators)
+        self._last = operators.last_readers
         self._gone_before = schedule.departures(len(operators.forward))
         self._unsent = list(schedule.offload)
         self._sources: dict[int, list[fx.Node]] = {}
@@ -160,7 +159,3 @@ def host_fake(operators: Operators, copy: HostCopy) -> torch.Tensor:
     with torch.no_grad():
         host: torch.Tensor = send(fake, list(fake.stride()))
     return host
-
-
-def _last_readers(operators: Operators) -> tuple[int, ...]:
-    return last_readers([f.inputs for f in operators.forward])

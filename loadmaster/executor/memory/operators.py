@@ -18,6 +18,7 @@ from torch import fx
 
 from loadmaster.executor.memory.implementations.registry import BackwardAlternative, Recompute, Site
 from loadmaster.executor.memory.joint import Joint, tensors
+from loadmaster.models.memory.problem import last_readers
 
 FINGERPRINT_DIGITS = 12
 
@@ -111,6 +112,11 @@ class Operators:
     owner: dict[fx.Node, int]
     pinned: tuple[fx.Node, ...] = ()
     recomputes: dict[fx.Node, tuple[Recompute, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def last_readers(self) -> tuple[int, ...]:
+        """For every forward operator, the last one that reads its results; itself where none does."""
+        return last_readers([f.inputs for f in self.forward])
 
     @cached_property
     def fingerprint(self) -> str:

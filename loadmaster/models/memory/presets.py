@@ -15,6 +15,7 @@ from typing import Any
 from loadmaster.errors import InputError
 from loadmaster.models.documents import PROBLEM_SCHEMA
 from loadmaster.models.hardware import Hardware
+from loadmaster.models.memory.problem import last_readers
 
 _DATA = "loadmaster.models.memory"
 _ALIASES = {"resnet50-b184": "-full", "unet-b11": "-full", "mobilenet_v2-b272": "-full"}
@@ -130,10 +131,7 @@ def transformer(
 
 def _document(name: str, title: str, ops: Sequence[_Operator], *, fixed_bytes: int) -> dict[str, Any]:
     """The problem document of a synthetic graph: live sets and live gradients follow from who reads what."""
-    last_reader = list(range(len(ops)))
-    for j, operator in enumerate(ops):
-        for i in operator.inputs:
-            last_reader[i] = j
+    last_reader = last_readers([operator.inputs for operator in ops])
     forward: list[dict[str, Any]] = []
     for j, operator in enumerate(ops):
         live = [i for i in range(j) if last_reader[i] >= j]

@@ -6,8 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
@@ -15,28 +13,9 @@ from loadmaster.executor.costs.profiled import Profiler
 from loadmaster.executor.costs.traffic import flops, is_free, node_bytes
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.models.hardware import catalogue, hardware
+from tests.executor.tape import Tape
 
 aten = torch.ops.aten
-
-
-class Tape:
-    """Builds a graph whose nodes carry fake results."""
-
-    def __init__(self) -> None:
-        self.mode = FakeTensorMode()
-        self.graph = fx.Graph()
-
-    def input(self, *shape: int, dtype: torch.dtype = torch.float32) -> fx.Node:
-        node = self.graph.placeholder("x")
-        with self.mode:
-            node.meta["val"] = torch.empty(shape, dtype=dtype)
-        return node
-
-    def call(self, op, *args) -> fx.Node:
-        node = self.graph.call_function(op, args)
-        with self.mode:
-            node.meta["val"] = op(*fx.node.map_arg(args, lambda n: n.meta["val"]))
-        return node
 
 
 @settings(max_examples=20, deadline=None)

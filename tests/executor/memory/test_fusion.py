@@ -7,40 +7,21 @@ import operator
 import pytest
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from loadmaster.executor.memory.fusion import is_elementwise, is_fusible, steps, traffic
 from loadmaster.executor.memory.joint import Joint
+from tests.executor.tape import Tape
 
 aten = torch.ops.aten
 N, C, H = 4, 8, 16
 BIG = 4 * N * C * H * H  # bytes of one float32 activation
 
 
-class Tape:
-    """Builds a graph whose nodes carry fake results."""
-
-    def __init__(self) -> None:
-        self.mode = FakeTensorMode()
-        self.graph = fx.Graph()
-
-    def input(self, *shape: int) -> fx.Node:
-        node = self.graph.placeholder(f"x_{len(self.graph.nodes)}")
-        with self.mode:
-            node.meta["val"] = torch.empty(shape)
-        return node
-
-    def call(self, op, *args) -> fx.Node:
-        node = self.graph.call_function(op, args)
-        with self.mode:
-            node.meta["val"] = op(*fx.node.map_arg(args, lambda n: n.meta["val"]))
-        return node
-
-    def moved(self, nodes, written):
-        """Traffic of the nodes; ``written`` are read by somebody else."""
-        self.graph.output(tuple(written))
-        joint = Joint(fx.GraphModule(torch.nn.Module(), self.graph), (), ())
-        return traffic(joint, nodes, written)
+def moved(tape: Tape, nodes, written):
+    """Traffic of the nodes; ``written`` are read by somebody else."""
+    tape.graph.output(tuple(written))
+    joint = Joint(fx.GraphModule(torch.nn.Module(), tape.graph), (), ())
+    return traffic(joint, nodes, written)
 
 
 def norm(tape: Tape, x: fx.Node) -> tuple[fx.Node, fx.Node]:
@@ -66,7 +47,7 @@ def test_what_only_the_run_reads_moves_no_bytes():
     a = tape.call(aten.add.Tensor, x, y)
     b = tape.call(aten.relu.default, a)
     c = tape.call(aten.mul.Tensor, b, x)
-    found = tape.moved([a, b, c], [c])
+    found = moved(tape, [a, b, c], [c])
     assert found.moved_bytes == 3 * BIG  # x and y read once each, c written
     assert found.kernels == 1
 
@@ -76,7 +57,7 @@ def test_results_in_the_middle_are_written_too():
     x = tape.input(N, C, H, H)
     a = tape.call(aten.relu.default, x)
     b = tape.call(aten.neg.default, a)
-    assert tape.moved([a, b], [a, b]).moved_bytes == 3 * BIG
+    assert moved(tape, [a, b], [a, b]).moved_bytes == 3 * BIG
 
 
 def test_batch_norm_and_what_follows_read_the_input_twice():
@@ -84,7 +65,7 @@ def test_batch_norm_and_what_follows_read_the_input_twice():
     x = tape.input(N, C, H, H)
     made, normalized = norm(tape, x)
     relu = tape.call(aten.relu.default, normalized)
-    found = tape.moved([made, relu], [relu])
+    found = moved(tape, [made, relu], [relu])
     assert found.kernels == 2
     assert 3 * BIG <= found.moved_bytes <= 3 * BIG + 2 * 4 * 4 * C  # and the small parameters, in both kernels
 
@@ -96,7 +77,7 @@ def test_backward_of_batch_norm_and_relu_reads_gradient_and_input_twice():
     vectors = [tape.input(C) for _ in range(5)]
     back = tape.call(aten.native_batch_norm_backward.default, mask, x, *vectors, True, 1e-5, [True, True, True])
     dx, dw = tape.call(operator.getitem, back, 0), tape.call(operator.getitem, back, 1)
-    found = tape.moved([mask, back], [dx, dw])
+    found = moved(tape, [mask, back], [dx, dw])
     assert found.kernels == 2
     assert 7 * BIG <= found.moved_bytes <= 7 * BIG + 64 * 4 * C
 
@@ -107,7 +88,7 @@ def test_sums_along_rows_fuse_with_what_follows_and_sums_across_do_not(dims, ker
     x = tape.input(256, 256)
     total = tape.call(aten.sum.dim_IntList, x, dims, True)
     shifted = tape.call(aten.sub.Tensor, x, total)
-    found = tape.moved([total, shifted], [shifted])
+    found = moved(tape, [total, shifted], [shifted])
     assert found.kernels == kernels
     assert found.moved_bytes == (reads + 1) * 4 * 256 * 256
 
@@ -117,4 +98,4 @@ def test_broadcasts_and_looked_up_rows_count_what_is_read():
     x = tape.input(64, 64)
     spread = tape.call(aten.expand.default, tape.input(1, 64), [64, 64])
     total = tape.call(aten.add.Tensor, x, spread)
-    assert tape.moved([total], [total]).moved_bytes == 4 * (64 * 64 * 2 + 64)
+    assert moved(tape, [total], [total]).moved_bytes == 4 * (64 * 64 * 2 + 64)

@@ -8,6 +8,7 @@ kernels around them, and nothing but the packed mask, the seed or the statistics
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from loadmaster.executor.memory.implementations.pooling import pool_offsets
 aten = torch.ops.aten
 
 
+@cache
 def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     """A table to add to a compiler's own. Entries compute by index alone: the layout is the compiler's to choose."""
     return {

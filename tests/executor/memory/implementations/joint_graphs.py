@@ -12,7 +12,7 @@ from torch._functorch.aot_autograd import aot_module, make_boxed_func
 from torch._functorch.partitioners import default_partition
 
 from loadmaster.executor.memory.implementations.prepare import prepare
-from loadmaster.executor.memory.implementations.registry import BackwardAlternative
+from loadmaster.executor.memory.implementations.registry import BackwardAlternative, Recompute
 
 
 def joint_graph(module: nn.Module, *inputs: Tensor) -> fx.GraphModule:
@@ -54,6 +54,19 @@ def substitute(joint: fx.GraphModule, alternative: BackwardAlternative) -> tuple
     graph.lint()
     graph.set_codegen(joint.graph._codegen)
     return fx.GraphModule(joint, graph), len(sites)
+
+
+def recomputed(joint: fx.GraphModule, recompute: Recompute) -> fx.GraphModule:
+    """The graph in which every reader of the recomputed result reads one that was computed again."""
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    for node in joint.graph.nodes:
+        new[node] = graph.node_copy(node, new.__getitem__)
+        if node is max(recompute.sources):
+            new[recompute.node] = recompute.emit(graph, new.__getitem__)
+    graph.set_codegen(joint.graph._codegen)
+    graph.eliminate_dead_code()
+    return fx.GraphModule(joint, graph)
 
 
 def flat(result: Any) -> list[Tensor]:

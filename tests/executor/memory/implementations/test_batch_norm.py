@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from joint_graphs import arguments, flat, joint_graph
-from torch import fx, nn
+from joint_graphs import arguments, flat, joint_graph, recomputed
+from torch import nn
 
 from loadmaster.executor.memory.implementations.batch_norm import batch_norm_apply
 from loadmaster.executor.memory.implementations.registry import recompute_node
@@ -49,16 +49,7 @@ def test_backward_from_the_recomputed_result_and_running_statistics_updated_once
     assert recompute.name == "batch_norm_apply"
     assert recompute.node.target is operator.getitem
 
-    # Every reader of the normalized result reads a recomputed one instead.
-    graph = fx.Graph()
-    new: dict[fx.Node, fx.Node] = {}
-    for node in joint.graph.nodes:
-        new[node] = graph.node_copy(node, new.__getitem__)
-        if node is max(recompute.sources):
-            new[recompute.node] = recompute.emit(graph, new.__getitem__)
-    graph.set_codegen(joint.graph._codegen)
-    graph.eliminate_dead_code()
-    changed = fx.GraphModule(joint, graph)
+    changed = recomputed(joint, recompute)
     assert any("batch_norm_apply" in str(n.target) for n in changed.graph.nodes)
 
     args = arguments(module, [x], [torch.randn(5, 2, 4, 4, dtype=torch.float64)])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from joint_graphs import arguments, flat, joint_graph, substitute
+from joint_graphs import arguments, flat, joint_graph, recomputed, substitute
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -158,15 +158,7 @@ def test_recomputed_layer_norm_in_a_joint_graph():
     x = torch.randn(7, 5, dtype=torch.float64)
     joint = joint_graph(module, x)
     (recompute,) = (r for n in joint.graph.nodes if (r := recompute_node(n)) is not None)
-    graph = fx.Graph()
-    new: dict[fx.Node, fx.Node] = {}
-    for node in joint.graph.nodes:
-        new[node] = graph.node_copy(node, new.__getitem__)
-        if node is max(recompute.sources):
-            new[recompute.node] = recompute.emit(graph, new.__getitem__)
-    graph.set_codegen(joint.graph._codegen)
-    graph.eliminate_dead_code()
-    changed = fx.GraphModule(joint, graph)
+    changed = recomputed(joint, recompute)
     assert any("layer_norm_apply" in str(n.target) for n in changed.graph.nodes)
     args = arguments(module, [x], [torch.randn(7, 2, dtype=torch.float64)])
     for got, expected in zip(flat(changed(*args)), flat(joint(*args)), strict=True):
