@@ -1,0 +1,100 @@
+"""The collectives: which chunks a size and a chunk count give, where they start, and where they must end.
+
+``size_bytes`` is the largest buffer of a rank, as benchmarks of NCCL count it; n ranks, k parts (``chunk_count``):
+
+| collective | chunks | bytes of one | sources | targets |
+| --- | --- | --- | --- | --- |
+| allgather | (r, j) | size / (n k) | r | all |
+| reduce_scatter | (r, j), sums | size / (n k) | all | r |
+| allreduce | (r, j), sums | size / (n k) | all | all |
+| alltoall | (s, d, j) | size / (n k) | s | d |
+| alltoallv | (s, d, j) | pair_bytes[s][d] / k | s | d |
+| broadcast | j | size / k | root | all |
+| reduce | j, sums | size / k | all | root |
+| scatter | (d, j) | size / (n k) | root | d |
+| gather | (s, j) | size / (n k) | s | root |
+| custom | as given | | | |
+
+Chunks are numbered in that order, the last index fastest. Form ``gather`` of a combining collective moves every rank's
+input instead and sums at the end: allreduce (r, j) of size / k, from r to all; reduce the same, to the root;
+reduce_scatter (s, d, j) of size / (n k), from s to d.
+
+Uneven sizes: where bytes do not divide into k parts, the first parts of ``alltoallv`` are one byte longer; the other
+collectives refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from loadmaster.errors import InputError
+from loadmaster.models.collective.instance import Chunk
+from loadmaster.models.collective.plan import Form
+from loadmaster.models.collective.problem import Collective, CollectiveProblem
+
+COMBINING: tuple[Collective, ...] = ("allreduce", "reduce_scatter", "reduce")
+ROOTED: tuple[Collective, ...] = ("broadcast", "reduce", "scatter", "gather")
+
+
+def chunks_of(
+    problem: CollectiveProblem, size_bytes: int, chunk_count: int, form: Form = "direct"
+) -> tuple[Chunk, ...]:
+    """The chunks of a problem at a size.
+
+    Raises:
+        InputError: the size does not divide into that many chunks, or the form is not of this collective.
+    """
+    if form == "gather" and problem.collective not in COMBINING:
+        raise InputError("form", form, f"is no form of {problem.collective}", f"It is of {', '.join(COMBINING)}.")
+    if problem.collective == "custom":
+        return problem.custom or ()
+    return tuple(_chunks(problem, size_bytes, chunk_count, form))
+
+
+def pieces(problem: CollectiveProblem) -> int:
+    """Into how many equal pieces the largest buffer is cut before ``chunk_count`` cuts them further."""
+    return 1 if problem.collective in ("broadcast", "reduce") else problem.topology.rank_count
+
+
+def _chunks(problem: CollectiveProblem, size_bytes: int, chunk_count: int, form: Form) -> Iterator[Chunk]:
+    count = problem.topology.rank_count
+    ranks, root = range(count), problem.root or 0
+    everyone, parts = tuple(ranks), range(chunk_count)
+    if problem.collective == "alltoallv":
+        for source, row in enumerate(problem.pair_bytes or ()):
+            for target, pair_bytes in enumerate(row):
+                for j in parts:
+                    part_bytes = pair_bytes // chunk_count + (j < pair_bytes % chunk_count)
+                    yield Chunk(part_bytes, (source,), (target,))
+        return
+    gathers = form == "gather" and problem.collective in ("allreduce", "reduce")
+    cut = chunk_count * (1 if gathers else pieces(problem))
+    if chunk_count < 1 or size_bytes % cut:
+        raise InputError(
+            "chunk_counts",
+            chunk_count,
+            f"does not divide {size_bytes} bytes: {problem.collective} of {count} ranks cuts them into {cut} chunks",
+            f"Give a size that is a multiple of {cut}, or another chunk count.",
+        )
+    part_bytes = size_bytes // cut
+    match problem.collective, form:
+        case ("allgather", _):
+            yield from (Chunk(part_bytes, (r,), everyone) for r in ranks for _ in parts)
+        case ("reduce_scatter", "direct"):
+            yield from (Chunk(part_bytes, everyone, (r,), reduces=True) for r in ranks for _ in parts)
+        case ("allreduce", "direct"):
+            yield from (Chunk(part_bytes, everyone, everyone, reduces=True) for _ in ranks for _ in parts)
+        case ("allreduce", _):
+            yield from (Chunk(part_bytes, (r,), everyone) for r in ranks for _ in parts)
+        case ("alltoall", _) | ("reduce_scatter", _):
+            yield from (Chunk(part_bytes, (s,), (d,)) for s in ranks for d in ranks for _ in parts)
+        case ("broadcast", _):
+            yield from (Chunk(part_bytes, (root,), everyone) for _ in parts)
+        case ("reduce", "direct"):
+            yield from (Chunk(part_bytes, everyone, (root,), reduces=True) for _ in parts)
+        case ("reduce", _):
+            yield from (Chunk(part_bytes, (r,), (root,)) for r in ranks for _ in parts)
+        case ("scatter", _):
+            yield from (Chunk(part_bytes, (root,), (d,)) for d in ranks for _ in parts)
+        case ("gather", _):
+            yield from (Chunk(part_bytes, (s,), (root,)) for s in ranks for _ in parts)

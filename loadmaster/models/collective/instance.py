@@ -1,0 +1,82 @@
+"""What a schedule is made for: chunks with where they are and where they must go, on a logical topology.
+
+An :class:`Instance` is what formulations, heuristics, bounds and the checker see. It comes from a problem, a size and
+a chunk count (:mod:`loadmaster.models.collective.collectives`), after the sketch has cut the topology down
+(:mod:`loadmaster.models.collective.sketch`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from loadmaster.models.collective.topology import Link, Topology
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """An atomic piece of data.
+
+    Attributes:
+        sources: ranks that have it at the start; where it ``reduces``, those that have a part of the sum.
+        targets: ranks that must have it, whole, at the end.
+        reduces: it is the sum of the parts of all sources.
+        senders: the only ranks that may send it to another node; None: any.
+    """
+
+    size_bytes: int
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+    reduces: bool = False
+    senders: frozenset[int] | None = None
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """An automorphism: a permutation of ranks, and of chunks, that maps the instance onto itself.
+
+    ``ranks[r]`` is where rank r goes, ``chunks[c]`` where chunk c goes.
+    """
+
+    ranks: tuple[int, ...]
+    chunks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One collective of one size on one logical topology.
+
+    Attributes:
+        generators: verified symmetries; a planner may look for schedules that have them all.
+        connections: per switch of the topology, the wish for the number of links in use: +1 few (uc-min), -1 many
+            (uc-max), 0 none (free).
+    """
+
+    topology: Topology
+    chunks: tuple[Chunk, ...]
+    generators: tuple[Symmetry, ...] = ()
+    connections: tuple[int, ...] = ()
+
+    @property
+    def combines(self) -> bool:
+        """Whether any chunk is a sum."""
+        return any(chunk.reduces for chunk in self.chunks)
+
+    def may_send(self, chunk: int, link: Link) -> bool:
+        """Whether the sketch lets that chunk use that link."""
+        senders = self.chunks[chunk].senders
+        return senders is None or link.source in senders or not self.topology.crosses(link)
+
+    @cached_property
+    def usable_links(self) -> tuple[tuple[int, ...], ...]:
+        """Per chunk, the indices of the links it may use. Chunks with the same senders share one tuple."""
+        found: dict[frozenset[int] | None, tuple[int, ...]] = {}
+        for index, chunk in enumerate(self.chunks):
+            if chunk.senders not in found:
+                links = enumerate(self.topology.links)
+                found[chunk.senders] = tuple(k for k, link in links if self.may_send(index, link))
+        return tuple(found[chunk.senders] for chunk in self.chunks)
+
+    def without_symmetry(self) -> Instance:
+        """The same, but planners may break its symmetries."""
+        return replace(self, generators=())

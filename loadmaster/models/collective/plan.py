@@ -1,0 +1,122 @@
+"""The ``collective`` plan: a table of algorithms by size, each a list of timed sends, and the proof that goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+PlanStatus = Literal["optimal", "feasible", "infeasible"]
+
+Form = Literal["direct", "gather"]
+"""How an algorithm reaches the postcondition: ``direct``: its sends do it, sums on the way. ``gather``: every rank
+gathers every rank's whole input (an AllGather of the inputs), then adds them up itself, in the order of ranks; of
+AllReduce, Reduce and ReduceScatter where few bytes make steps dear."""
+
+
+@dataclass(frozen=True)
+class Send:
+    """One message: chunks that travel together over the link from one rank to another.
+
+    Attributes:
+        chunks: ascending; they hold the link's resources once, with their bytes together.
+        combines: the target adds what arrives to its own part; otherwise it keeps a copy.
+    """
+
+    start_ns: int
+    source: int
+    target: int
+    chunks: tuple[int, ...]
+    combines: bool = False
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """How one collective of one size is done.
+
+    Attributes:
+        size_bytes: planned for; the largest buffer of a rank (see :mod:`loadmaster.models.collective.collectives`).
+        chunk_count: parts that each rank's piece is cut into.
+        sends: by start time, then source, then target.
+        time_ns: when the last chunk is where it must be.
+        bound_ns: no schedule of chunks of this size is faster (proved, by ``bound_by``).
+        bound_by: the argument that gave the bound.
+        throughput_bound_ns: nor is any with chunks however small.
+        from_bytes: of the sizes up to the next algorithm's ``from_bytes``, this one is the fastest of the table.
+        method: what found it.
+        seconds: that took.
+    """
+
+    size_bytes: int
+    chunk_count: int
+    form: Form
+    sends: tuple[Send, ...]
+    time_ns: int
+    bound_ns: int
+    bound_by: str
+    throughput_bound_ns: int
+    from_bytes: int = 0
+    method: str = ""
+    seconds: float = 0.0
+
+    @property
+    def gap(self) -> float:
+        """(time - bound) / time."""
+        return (self.time_ns - self.bound_ns) / self.time_ns if self.time_ns else 0.0
+
+
+@dataclass(frozen=True)
+class Unreachable:
+    """Why no schedule exists: chunks that cannot reach a rank, and the cut that keeps them from it.
+
+    Attributes:
+        chunk: index of the first such chunk, in the first chunk count tried.
+        rank: a target it cannot reach.
+        reached: the ranks it can reach, ascending: no usable link leaves this set.
+        why: in words, with the remedy.
+    """
+
+    chunk: int
+    rank: int
+    reached: tuple[int, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class CollectivePlan:
+    """A checked answer to a collective problem.
+
+    Attributes:
+        status: optimal (within the asked gap), feasible (stopped by a limit) or infeasible.
+        objective, bound, gap: of the times of all algorithms together, in ``unit``.
+        algorithms: by size, ascending; empty when infeasible.
+        stopped_by: gap, time, cancel, proof, or method.
+        seconds: wall seconds of ``build``, ``solve``, ``check``.
+        check: the checker's verdict.
+    """
+
+    name: str
+    problem_sha256: str
+    status: PlanStatus
+    objective: float | None
+    bound: float | None
+    gap: float | None
+    unit: str
+    method: str
+    stopped_by: str
+    seconds: Mapping[str, float]
+    solver: Mapping[str, Any]
+    check: Mapping[str, Any]
+    algorithms: tuple[Algorithm, ...]
+    infeasibility: Unreachable | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    kind: str = "collective"
+
+    def algorithm_for(self, size_bytes: int) -> Algorithm:
+        """The algorithm of the table for a size: the last whose ``from_bytes`` is not above it."""
+        found = self.algorithms[0]
+        for algorithm in self.algorithms:
+            if algorithm.from_bytes <= size_bytes:
+                found = algorithm
+        return found

@@ -1,0 +1,111 @@
+"""The ``collective`` problem: a topology, a collective, the sizes it runs at, and how far a user wants to guide it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from loadmaster.models.canonical import plain, sha256
+from loadmaster.models.collective.instance import Chunk
+from loadmaster.models.collective.topology import Topology
+
+KIND = "collective"
+
+Collective = Literal[
+    "allgather",
+    "reduce_scatter",
+    "allreduce",
+    "alltoall",
+    "alltoallv",
+    "broadcast",
+    "reduce",
+    "scatter",
+    "gather",
+    "custom",
+]
+
+Strategy = Literal["uc-max", "uc-min", "free"]
+
+
+@dataclass(frozen=True)
+class SwitchPolicy:
+    """A switch-hyperedge: local ranks around it, and how many of its links a schedule should use."""
+
+    ranks: tuple[int, ...]
+    strategy: Strategy = "free"
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """What a user draws of an algorithm; ranks are local, 0 to the ranks of a node less one, unless said otherwise.
+
+    Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.4.1 and appendix B.1; both published dialects are read into this.
+
+    Attributes:
+        switches: links within a node are those through these switches; empty: all that the topology has.
+        internode: to which local ranks of another node each local rank sends; ranks that are missing do not send.
+            None: every link between nodes.
+        relays: the local rank through which chunks that start at a local rank leave the node. Empty: any.
+        beta_split: each sender gets 1/n of the bandwidth of its links between nodes.
+        symmetry: (offset, group): ranks rotate by offset within groups of that many consecutive global ranks.
+        chunk_count: parts of each rank's piece; None: the planner's choice.
+        size_bytes: as in the problem; None: the problem's.
+    """
+
+    name: str = "sketch"
+    switches: tuple[SwitchPolicy, ...] = ()
+    internode: Mapping[int, tuple[int, ...]] | None = None
+    relays: Mapping[int, int] = field(default_factory=dict)
+    beta_split: Mapping[int, float] = field(default_factory=dict)
+    symmetry: tuple[tuple[int, int], ...] = ()
+    chunk_count: int | None = None
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class CollectiveProblem:
+    """One collective on one topology.
+
+    Attributes:
+        topology: the physical one; a sketch cuts it down.
+        sizes_bytes: of the largest buffer of a rank, one or more, ascending (see
+            :mod:`loadmaster.models.collective.collectives`). ``alltoallv`` and ``custom`` have one: the sum of chunks.
+        chunk_counts: parts of each rank's piece to try; empty: the planner's choice.
+        root: of broadcast, reduce, scatter and gather.
+        pair_bytes: ``alltoallv``: bytes from each rank (row) to each rank (column).
+        custom: ``custom``: the chunks themselves.
+        sketch: None: the planner tries some.
+    """
+
+    name: str
+    topology: Topology
+    collective: Collective
+    sizes_bytes: tuple[int, ...]
+    chunk_counts: tuple[int, ...] = ()
+    root: int | None = None
+    pair_bytes: tuple[tuple[int, ...], ...] | None = None
+    custom: tuple[Chunk, ...] | None = None
+    sketch: Sketch | None = None
+    title: str | None = None
+
+    kind: str = KIND
+
+    @cached_property
+    def sha256(self) -> str:
+        """Identity: everything but the names."""
+        document: dict[str, Any] = asdict(self)
+        identity = {key: value for key, value in document.items() if key not in ("name", "title")}
+        return sha256(plain(_ordered(identity)))
+
+
+def _ordered(value: Any) -> Any:
+    """Sets as ascending lists, and keys as text: what JSON can hold."""
+    if isinstance(value, Mapping):
+        return {str(key): _ordered(item) for key, item in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, list | tuple):
+        return [_ordered(item) for item in value]
+    return value
