@@ -43,8 +43,8 @@ class Layout:
 def layout(problem: CollectiveProblem, size_bytes: int, chunk_count: int, form: Form) -> Layout:
     """The buffers of one algorithm.
 
-    A chunk's place in a buffer is that of its turn: chunks a rank starts with, by number, fill its input; chunks it must
-    end with, by number, fill its output. That is the order of every collective in ``torch.distributed``.
+    Chunks that a rank starts with, by number, fill its input; chunks that it must end with, by number, fill its output.
+    That is the order of every collective in ``torch.distributed``.
     """
     chunks = chunks_of(problem, size_bytes, chunk_count, form)
     ranks = range(problem.topology.rank_count)

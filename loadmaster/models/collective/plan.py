@@ -1,4 +1,4 @@
-"""The ``collective`` plan: a table of algorithms by size, each a list of timed sends, and the proof that goes with it."""
+"""The ``collective`` plan: a table of algorithms by size, each a list of timed sends, with their proofs."""
 
 from __future__ import annotations
 
