@@ -1,0 +1,84 @@
+"""What the checker says of a schedule, or of a plan's whole table: the verdict, and the timeline that it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from loadmaster.models.collective.plan import Send
+from loadmaster.models.collective.topology import Topology
+
+
+@dataclass(frozen=True)
+class Journey:
+    """One send in the replay.
+
+    Attributes:
+        link: index into the topology's links; all its resources are held from the send's start to ``busy_until_ns``.
+        arrives_ns: when its chunks are on the target.
+    """
+
+    send: Send
+    link: int
+    busy_until_ns: int
+    arrives_ns: int
+
+
+@dataclass(frozen=True)
+class Check:
+    """The verdict on one schedule.
+
+    Attributes:
+        ok: no violation.
+        violations: in words, empty when ok.
+        time_ns: when the last chunk is where it must be; of chunks that never get there nothing is counted.
+        journeys: the sends over links that exist, by start, then source, then target.
+        arrivals: (chunk, rank) -> when the rank first holds it whole, for every rank that ever does.
+    """
+
+    ok: bool
+    violations: tuple[str, ...]
+    time_ns: int
+    journeys: tuple[Journey, ...] = field(repr=False)
+    arrivals: Mapping[tuple[int, int], int] = field(repr=False)
+
+    @cached_property
+    def by_link(self) -> Mapping[int, tuple[Journey, ...]]:
+        """The journeys over each link in use, by start."""
+        found: dict[int, list[Journey]] = {}
+        for journey in self.journeys:
+            found.setdefault(journey.link, []).append(journey)
+        return {link: tuple(found[link]) for link in sorted(found)}
+
+    def by_resource(self, topology: Topology) -> Mapping[int, tuple[Journey, ...]]:
+        """The journeys that hold each resource in use, by start."""
+        found: dict[int, list[Journey]] = {}
+        for journey in self.journeys:
+            for resource in topology.links[journey.link].resources:
+                found.setdefault(resource, []).append(journey)
+        return {resource: tuple(found[resource]) for resource in sorted(found)}
+
+
+@dataclass(frozen=True)
+class PlanCheck:
+    """The verdict on a plan.
+
+    Attributes:
+        ok: no violation, of any algorithm or of the table.
+        violations: in words; those of an algorithm name its size.
+        algorithms: the verdict on each algorithm of the table whose size and chunk count make an instance, in order.
+    """
+
+    ok: bool
+    violations: tuple[str, ...]
+    algorithms: tuple[Check, ...] = field(repr=False)
+
+    def summary(self) -> dict[str, object]:
+        """What a plan document records of it."""
+        return {
+            "ok": self.ok,
+            "algorithms": len(self.algorithms),
+            "sends": sum(len(check.journeys) for check in self.algorithms),
+            "times_ns": [check.time_ns for check in self.algorithms],
+        }
