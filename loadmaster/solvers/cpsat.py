@@ -1,4 +1,4 @@
-"""CP-SAT, from OR-tools: for programs whose columns are all integer and bounded, above all logical ones.
+"""CP-SAT, from OR-tools: for programs whose columns are all integer and bounded, above all those with intervals.
 
 CP-SAT computes in 64-bit integers. Rows with fractional coefficients are multiplied by the smallest number that
 makes them whole, so that nothing is rounded; where no such number exists the program is refused. The model is
@@ -22,6 +22,7 @@ from ortools.sat.python import cp_model_helper
 
 from loadmaster.errors import InputError, SolverError
 from loadmaster.solvers.driver import Link
+from loadmaster.solvers.intervals import NO_COLUMN, Intervals
 from loadmaster.solvers.program import FloatArray, IntArray, Program
 from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy
 
@@ -82,7 +83,10 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
 
 
 def build_model(program: Program) -> Any:
-    """The program as a ``CpModelProto``: variable i is column i, constraint k is row k. Errors as above."""
+    """The program as a ``CpModelProto``: variable i is column i, constraint k is row k. Errors as above.
+
+    Intervals follow the rows, in their order, and then the groups that must not overlap.
+    """
     lower, upper = _domains(program)
     scaled, scale = _whole_rows(program)
     magnitude = np.maximum(np.abs(lower), np.abs(upper)).astype(np.float64)
@@ -100,8 +104,26 @@ def build_model(program: Program) -> Any:
         linear.vars.extend(columns[first:last])
         linear.coeffs.extend(coefficients[first:last])
         linear.domain.extend([low[row], high[row]])
+    if program.intervals is not None:
+        _add_intervals(model, program.intervals, program.row_count)
     _objective(model, program, magnitude)
     return model
+
+
+def _add_intervals(model: Any, intervals: Intervals, first: int) -> None:
+    """Interval i becomes constraint ``first + i``."""
+    parts = (intervals.start, intervals.size, intervals.presence)
+    for start, size, presence in zip(*(part.tolist() for part in parts), strict=True):
+        constraint = model.constraints.add()
+        if presence != NO_COLUMN:
+            constraint.enforcement_literal.append(presence)
+        interval = constraint.interval
+        interval.size.offset = interval.end.offset = size
+        for end in (interval.start, interval.end):
+            end.vars.append(start)
+            end.coeffs.append(1)
+    for group in intervals.groups:
+        model.constraints.add().no_overlap.intervals.extend((group + first).tolist())
 
 
 def _domains(program: Program) -> tuple[IntArray, IntArray]:
@@ -309,7 +331,7 @@ def _bound(program: Program, response: Any) -> float | None:
 def _conflict(program: Program, model: Any, options: SolveOptions, spent_s: float) -> tuple[str, ...]:
     """Rows that cannot all hold: each behind a literal that is assumed true, CP-SAT names those it needed."""
     remaining_s = math.inf if options.time_limit_s is None else max(options.time_limit_s - spent_s, 1.0)
-    for row, constraint in enumerate(model.constraints):
+    for row, constraint in enumerate(itertools.islice(model.constraints, program.row_count)):
         literal = model.variables.add()
         literal.domain.extend([0, 1])
         constraint.enforcement_literal.append(program.column_count + row)

@@ -79,6 +79,8 @@ def start(program: Program, options: SolveOptions | None = None, *, solver: str 
     options = SolveOptions() if options is None else options
     check_program(program)
     check_options(program, options)
+    if program.intervals is not None and not registry.takes_intervals(solver):
+        raise InputError("solver", solver, "takes no programs with intervals", "Use cpsat.")
     # A plain dict, whatever mapping it was: the options are about to be pickled.
     options = dataclasses.replace(options, parameters=dict(options.parameters))
     return RunningSolve(program, options, registry.resolve(solver))
@@ -292,6 +294,8 @@ def check_program(program: Program) -> None:
         row = int(np.searchsorted(program.row_start, entry, side="right")) - 1
         label = program.row_label(row)
         raise InputError(f"coefficient in {label}", float(program.value[entry]), "not a finite number", remedy)
+    if program.intervals is not None:
+        program.intervals.check(program.lower, program.upper, program.integer, program.column_label)
 
 
 def check_options(program: Program, options: SolveOptions) -> None:

@@ -2,6 +2,7 @@
 
     minimize    offset + cost . x
     subject to  row_lower <= A x <= row_upper,   lower <= x <= upper,   x[integer] integral
+                and, for solvers that know them, intervals that must not overlap
 
 ``A`` is held by rows (CSR). Columns and rows come in named blocks with shapes, so that a solution, an
 infeasible subset or a solver's log can be read back in the formulation's own words. Filling arrays directly
@@ -18,6 +19,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from loadmaster.solvers.intervals import IntervalCollector, Intervals
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -59,6 +62,7 @@ class Program:
 
     Shapes: ``cost, lower, upper, integer`` are [columns]; ``row_start`` is [rows + 1];
     ``column_index, value`` are [nonzeros]; ``row_lower, row_upper`` are [rows]. All arrays are read-only.
+    ``intervals`` is None for a program of rows alone, which every solver takes.
     """
 
     cost: FloatArray
@@ -73,6 +77,7 @@ class Program:
     offset: float
     column_blocks: tuple[Block, ...]
     row_blocks: tuple[Block, ...]
+    intervals: Intervals | None = None
 
     def __post_init__(self) -> None:
         for array in self._arrays():
@@ -135,9 +140,9 @@ class Program:
         return np.bincount(row, weights=products, minlength=self.row_count).astype(np.float64)
 
     def violation(self, x: FloatArray) -> float:
-        """The largest violation of any bound, row or integrality at a point, absolute. Zero: feasible."""
+        """The largest violation of any bound, row, integrality or interval at a point, absolute. Zero: feasible."""
         activity = self.activity(x)
-        worst = 0.0
+        worst = 0.0 if self.intervals is None else self.intervals.violation(x)
         for excess in (
             self.lower - x,
             x - self.upper,
@@ -171,6 +176,8 @@ class Program:
             digest.update(str(array.shape).encode())
             digest.update(np.ascontiguousarray(array).tobytes())
         digest.update(repr(self.offset).encode())
+        if self.intervals is not None:
+            self.intervals.update(digest)
         return digest.hexdigest()
 
 
@@ -200,6 +207,7 @@ class ProgramBuilder:
         self._row_count = 0
         self._extra_costs: dict[int, float] = {}
         self.offset = 0.0
+        self.intervals = IntervalCollector()
 
     def columns(
         self,
@@ -305,6 +313,7 @@ class ProgramBuilder:
             offset=float(self.offset),
             column_blocks=tuple(self._column_blocks),
             row_blocks=tuple(self._row_blocks),
+            intervals=self.intervals.build(),
         )
 
 

@@ -43,7 +43,7 @@ _DRIVERS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         "loadmaster.solvers.cpsat",
         "ortools",
         "ortools",
-        ("start", "progress", "incumbents", "cancel", "node_limit", "cutoff", "conflict"),
+        ("start", "progress", "incumbents", "cancel", "node_limit", "cutoff", "conflict", "intervals"),
     ),
     "pulp": ("loadmaster.solvers.pulp_door", "pulp", "pulp", ("continuous", "start", "cancel", "cutoff")),
 }
@@ -76,6 +76,11 @@ def driver(name: str) -> Driver:
     family, _, inner = resolve(name).partition(":")
     module = importlib.import_module(_DRIVERS[family][0])
     return cast(Driver, module.driver(inner) if inner else module.solve)
+
+
+def takes_intervals(name: str) -> bool:
+    """Whether a solver knows intervals; the others take rows alone."""
+    return "intervals" in _DRIVERS[resolve(name).partition(":")[0]][3]
 
 
 def version(name: str) -> str:
