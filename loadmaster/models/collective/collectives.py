@@ -56,6 +56,25 @@ def pieces(problem: CollectiveProblem) -> int:
     return 1 if problem.collective in ("broadcast", "reduce") else problem.topology.rank_count
 
 
+def chunk_bytes(problem: CollectiveProblem, size_bytes: int, chunk_count: int, form: Form = "direct") -> int:
+    """The size of every chunk, of a collective whose chunks are equal.
+
+    Raises:
+        InputError: the size does not divide into that many chunks.
+    """
+    gathers = form == "gather" and problem.collective in ("allreduce", "reduce")
+    cut = chunk_count * (1 if gathers else pieces(problem))
+    if chunk_count < 1 or size_bytes % cut:
+        ranks = problem.topology.rank_count
+        raise InputError(
+            "chunk_counts",
+            chunk_count,
+            f"does not divide {size_bytes} bytes: {problem.collective} of {ranks} ranks cuts them into {cut} chunks",
+            f"Give a size that is a multiple of {cut}, or another chunk count.",
+        )
+    return size_bytes // cut
+
+
 def _chunks(problem: CollectiveProblem, size_bytes: int, chunk_count: int, form: Form) -> Iterator[Chunk]:
     count = problem.topology.rank_count
     ranks, root = range(count), problem.root or 0
@@ -67,16 +86,7 @@ def _chunks(problem: CollectiveProblem, size_bytes: int, chunk_count: int, form:
                     part_bytes = pair_bytes // chunk_count + (j < pair_bytes % chunk_count)
                     yield Chunk(part_bytes, (source,), (target,))
         return
-    gathers = form == "gather" and problem.collective in ("allreduce", "reduce")
-    cut = chunk_count * (1 if gathers else pieces(problem))
-    if chunk_count < 1 or size_bytes % cut:
-        raise InputError(
-            "chunk_counts",
-            chunk_count,
-            f"does not divide {size_bytes} bytes: {problem.collective} of {count} ranks cuts them into {cut} chunks",
-            f"Give a size that is a multiple of {cut}, or another chunk count.",
-        )
-    part_bytes = size_bytes // cut
+    part_bytes = chunk_bytes(problem, size_bytes, chunk_count, form)
     match problem.collective, form:
         case ("allgather", _):
             yield from (Chunk(part_bytes, (r,), everyone) for r in ranks for _ in parts)

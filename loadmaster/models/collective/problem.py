@@ -92,6 +92,11 @@ class CollectiveProblem:
 
     kind: str = KIND
 
+    @property
+    def unit(self) -> str:
+        """Unit of objectives: what is counted in ns is shown in us."""
+        return "us"
+
     @cached_property
     def sha256(self) -> str:
         """Identity: everything but the names."""
@@ -101,11 +106,13 @@ class CollectiveProblem:
 
 
 def _ordered(value: Any) -> Any:
-    """Sets as ascending lists, and keys as text: what JSON can hold."""
+    """Sets as ascending lists, keys as text, and one form of whole numbers: what is left of them in JSON."""
     if isinstance(value, Mapping):
         return {str(key): _ordered(item) for key, item in value.items()}
     if isinstance(value, frozenset):
         return sorted(value)
     if isinstance(value, list | tuple):
         return [_ordered(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     return value

@@ -74,6 +74,11 @@ class PlanCheck:
     violations: tuple[str, ...]
     algorithms: tuple[Check, ...] = field(repr=False)
 
+    @property
+    def objective(self) -> float:
+        """The times of all algorithms together, in us."""
+        return sum(check.time_ns for check in self.algorithms) / 1e3
+
     def summary(self) -> dict[str, object]:
         """What a plan document records of it."""
         return {
