@@ -2,7 +2,7 @@
 
 | name | where its costs are from |
 | --- | --- |
-| ndv2, dgx1, dgx2 | TACCL, 003_283bdbbccdcfdb68.txt, Table 5.1: alpha and beta measured on Azure NDv2 and NVIDIA DGX-2 |
+| ndv2, dgx1, dgx2 | TACCL, 003_283bdbbccdcfdb68.txt, Table 5.1: alpha and beta measured on Azure NDv2 and DGX-2 |
 | hgx-h200 | NVLink bandwidth measured on eight H200s (below); NIC bandwidth from its data sheet; latencies assumed |
 | hgx-h100 | as hgx-h200: the same NVSwitches and NICs |
 | ring, torus | NVLink of the H200 as wires between neighbours |
@@ -29,8 +29,8 @@ _NDV2_TWO_NVLINKS = Cost(0, _NVLINK_ALPHA_NS, _MB / 23e3)
 _DGX2_NVLINK = Cost(0, _NVLINK_ALPHA_NS, _MB / 8e3)
 _INFINIBAND = Cost(0, 1700, _MB / 106e3)
 
-# Measured on HGX H200 (torch 2.11, 2026-11-20): a GPU writing to a peer's memory moves 390 GB/s; the data sheet's NVLink
-# 4 is 450 GB/s each way. The H100's is the same. Latency: assumed, of the order of a flag's way there.
+# Measured on HGX H200 (torch 2.11, 2026-11-20): a GPU writing to a peer's memory moves 390 GB/s; the data sheet says
+# 450 GB/s each way, of the H100 too. Latency: assumed, of the order of a flag's way there.
 _NVLINK4 = Cost(1_000, 0, 390.0)
 # Data sheet of the ConnectX-7: 400 Gb/s each way. Latency: assumed.
 _CONNECTX7 = Cost(5_000, 0, 50.0)
