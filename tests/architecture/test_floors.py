@@ -24,7 +24,7 @@ OUTSIDE = {
     "highspy": {"solvers"},
     "ortools": {"solvers"},
     "pulp": {"solvers"},
-    "networkx": {"planner"},
+    "networkx": {"models", "planner"},
     "pydantic": {"models", "api"},
     "matplotlib": {"api"},
     "fastapi": {"api"},
