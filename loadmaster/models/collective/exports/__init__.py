@@ -1,0 +1,1 @@
+"""Algorithms in the formats of other runtimes: MSCCL XML and MSCCL++ execution plans."""
