@@ -1,0 +1,1 @@
+"""One kernel per collective over symmetric memory, for the GPUs of one NVLink domain."""
