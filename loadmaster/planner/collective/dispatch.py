@@ -1,0 +1,259 @@
+"""One run of symmetric event-driven list scheduling.
+
+Time goes from event to event: an arrival, or a resource that becomes free. At each, every orbit of links whose resources
+are free makes an offer (the chunks its representative would carry, and a score); offers are taken best first until none
+is left. Taking one starts a message on every link of the orbit, so the state stays its own image under the symmetries
+and only representatives are ever looked at.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Sequence
+
+from loadmaster.models.collective.plan import Send
+from loadmaster.planner.collective.criticality import Scores
+from loadmaster.planner.collective.ground import UNREACHED, Ground, Orbit, Release, bits
+from loadmaster.planner.collective.knobs import Knobs
+
+# What a used link is worth to a switch that wants few in use, and costs one that wants many, in typical transfers.
+CONNECTION_WEIGHT = 0.5
+
+
+class Dispatch:
+    """The state of one run.
+
+    ``have``: per rank, chunks that are there. ``planned``: and those on their way. ``entered``: per island, chunks
+    that some rank of it has or will have.
+    """
+
+    def __init__(self, ground: Ground, knobs: Knobs, seed: int, release: Release) -> None:
+        self.ground = ground
+        self.knobs = knobs
+        self.random = random.Random(seed)
+        self.now = 0
+        self.forced = False
+        self.have = [0] * ground.rank_count
+        self.planned = list(ground.start)
+        self.entered = [0] * len(ground.islands)
+        self.free_at = [0] * len(ground.topology.resources)
+        self.taken = {resource: list(spans) for resource, spans in release.taken.items()}
+        self.sends: list[Send] = []
+        self.used: set[int] = set()
+        self.arrivals: list[tuple[int, int, int, int]] = []
+        self.events: list[int] = [0]
+        self.arrives: dict[tuple[int, int], int] = {}
+        for rank, mask in enumerate(ground.start):
+            self.entered[ground.island_of[rank]] |= mask
+            for chunk in bits(mask):
+                self._arrive_at(release.ready_ns.get((chunk, rank), 0), rank, 1 << chunk)
+        for spans in self.taken.values():
+            for _, end in spans:
+                heapq.heappush(self.events, end)
+        self.left = sum(len(goals) for goals in ground.goals)
+        self.scores = Scores(ground, knobs, self.random, self.planned)
+
+    def run(self, limit_ns: int | None, cancelled: Callable[[], bool] | None) -> list[Send] | None:
+        """Dispatch until every chunk is on its way to every target; None if stuck, cancelled, or not under the limit."""
+        while self.left:
+            if not self.events:
+                # Nothing is on its way: whoever waits for more waits in vain.
+                self.forced = True
+                if not self._dispatch_all():
+                    return None
+                self.forced = False
+                continue
+            self.now = heapq.heappop(self.events)
+            while self.events and self.events[0] == self.now:
+                heapq.heappop(self.events)
+            if (limit_ns is not None and self.now >= limit_ns) or (cancelled is not None and cancelled()):
+                return None
+            while self.arrivals and self.arrivals[0][0] <= self.now:
+                _, _, rank, mask = heapq.heappop(self.arrivals)
+                self.have[rank] |= mask
+            self._dispatch_all()
+        return self.sends
+
+    def _arrive_at(self, time_ns: int, rank: int, mask: int) -> None:
+        heapq.heappush(self.arrivals, (time_ns, len(self.arrives), rank, mask))
+        heapq.heappush(self.events, time_ns)
+        for chunk in bits(mask):
+            self.arrives[chunk, rank] = time_ns
+
+    def _dispatch_all(self) -> int:
+        """Take offers until none is left; how many were taken."""
+        offers: list[tuple[float, int, Orbit, tuple[int, ...]]] = []
+        for index, orbit in enumerate(self.ground.orbits):
+            if self.have[orbit.source] and self._free(orbit.resources):
+                self._push(offers, index, orbit)
+        taken = 0
+        while offers:
+            _, index, orbit, chunks = heapq.heappop(offers)
+            if not self._free(orbit.resources):
+                continue
+            # Offers that were taken since may have left this one with other chunks, or none.
+            if any(not self._may_carry(orbit) >> c & 1 for c in chunks):
+                self._push(offers, index, orbit)
+            elif self._take(orbit, chunks):
+                taken += 1
+        return taken
+
+    def _free(self, resources: Sequence[int]) -> bool:
+        return all(self.free_at[resource] <= self.now for resource in resources)
+
+    def _fits(self, orbit: Orbit, occupancy_ns: int) -> bool:
+        """Whether what was taken beforehand leaves room for a message now, on all images."""
+        if not self.taken:
+            return True
+        end = self.now + occupancy_ns
+        links = self.ground.topology.links
+        for element in orbit.moves:
+            for resource in links[orbit.images[element]].resources:
+                for since, until in self.taken.get(resource, ()):
+                    if since < end and self.now < until:
+                        return False
+        return True
+
+    def _may_carry(self, orbit: Orbit) -> int:
+        """The chunks that may go over an orbit's representative now."""
+        ground, here, to = self.ground, self.have[orbit.source], orbit.target
+        fresh = here & ground.spreads[orbit.link] & ~self.planned[to]
+        if orbit.crosses and self.knobs.enter_once:
+            fresh &= ~self.entered[ground.island_of[to]]
+        found = fresh & ground.wanted[to]
+        for chunk in bits(fresh & ground.partial & ~ground.wanted[to]):
+            if self._brings_nearer(chunk, to):
+                found |= 1 << chunk
+        for _, mask in ground.forwards[orbit.link]:
+            found |= here & mask
+        return found
+
+    def _brings_nearer(self, chunk: int, rank: int) -> bool:
+        """Whether a rank that does not want a chunk is nearer to an unserved target than every rank that has it."""
+        ground = self.ground
+        distance = ground.distance[ground.class_of[chunk]]
+        holders = [r for r in range(ground.rank_count) if self.planned[r] >> chunk & 1]
+        return any(
+            distance[rank][goal] < min(distance[r][goal] for r in holders)
+            for goal in ground.goals[chunk]
+            if not self.planned[goal] >> chunk & 1
+        )
+
+    def _push(self, offers: list[tuple[float, int, Orbit, tuple[int, ...]]], index: int, orbit: Orbit) -> None:
+        """Add an orbit's offer, if it has one."""
+        mask = self._may_carry(orbit)
+        if not mask:
+            return
+        knobs = self.knobs
+        batch, hold = (knobs.batch, knobs.hold) if orbit.crosses else (knobs.local_batch, knobs.local_hold)
+        if hold > 1 and not self.forced and mask.bit_count() < min(hold, self._may_come(orbit)):
+            return
+        if knobs.taper < 1.0 and orbit.crosses and batch > 1:
+            batch = min(batch, max(1, math.floor(self._may_come(orbit) * knobs.taper)))
+        ranked = self.scores.best(orbit, mask, batch)
+        if not self.forced and knobs.patient and self.ground.faster[orbit.link]:
+            ranked = [(score, c) for score, c in ranked if not self._sooner_elsewhere(orbit, c)]
+        if not ranked:
+            return
+        score = self.scores.of_message(orbit, ranked, batch if knobs.mode == "bulk" else 1)
+        chunks = tuple(sorted(c for _, c in ranked))
+        if len(orbit.fixing) > 1:
+            group = self.ground.group
+            chunks = tuple(sorted({group[e].chunks[c] for e in orbit.fixing for c in chunks}))
+            if any(not mask >> c & 1 for c in chunks):
+                return
+        heapq.heappush(offers, (-score - self._connection_bonus(orbit), index, orbit, chunks))
+
+    def _may_come(self, orbit: Orbit) -> int:
+        """How many chunks could still go over a link, now or later."""
+        ground, to = self.ground, orbit.target
+        fresh = ground.spreads[orbit.link] & ~self.planned[to] & ground.wanted[to]
+        if orbit.crosses and self.knobs.enter_once:
+            fresh &= ~self.entered[ground.island_of[to]]
+        around = 0
+        for rank in ground.islands[ground.island_of[orbit.source]]:
+            around |= self.planned[rank]
+        for _, mask in ground.forwards[orbit.link]:
+            fresh |= mask & around
+        return fresh.bit_count()
+
+    def _sooner_elsewhere(self, orbit: Orbit, chunk: int) -> bool:
+        """Whether a faster link into the same rank would have a chunk there sooner than this one."""
+        if not self.ground.spreading >> chunk & 1:
+            return False
+        topology = self.ground.topology
+        done = self.now + self.ground.transfer_ns[orbit.link]
+        for k in self.ground.faster[orbit.link]:
+            link = topology.links[k]
+            at = self.arrives.get((chunk, link.source))
+            if at is None:
+                continue
+            start = max(self.now, at, *(self.free_at[resource] for resource in link.resources))
+            if start + self.ground.transfer_ns[k] < done:
+                return True
+        return False
+
+    def _connection_bonus(self, orbit: Orbit) -> float:
+        if orbit.switch is None or not self.ground.instance.connections:
+            return 0.0
+        wish = self.ground.instance.connections[orbit.switch]
+        return wish * CONNECTION_WEIGHT * self.ground.transfer_ns[orbit.link] * (orbit.link in self.used)
+
+    def _take(self, orbit: Orbit, chunks: tuple[int, ...]) -> bool:
+        """Start a message on every link of an orbit; False if its images are in each other's way."""
+        ground = self.ground
+        links = ground.topology.links
+        occupancy, transfer = ground.message_ns(orbit.link, chunks)
+        if not self._fits(orbit, occupancy):
+            return False
+        messages = []
+        for element in orbit.moves:
+            image = ground.group[element].chunks
+            carried = tuple(sorted(image[c] for c in chunks))
+            messages.append((links[orbit.images[element]], carried, sum(1 << c for c in carried)))
+        if not ground.free_action:
+            # With ranks that stay where they are, two images may bring one chunk to one rank.
+            brought = [(link.target, c) for link, carried, _ in messages for c in carried]
+            if len(set(brought)) < len(brought):
+                return False
+        until = self.now + occupancy
+        for link, carried, mask in messages:
+            self.sends.append(Send(self.now, link.source, link.target, carried))
+            for resource in link.resources:
+                self.free_at[resource] = until
+            moving = mask & ~ground.spreading
+            self.have[link.source] &= ~moving
+            self.planned[link.source] &= ~moving
+            self.left -= (mask & ground.wanted[link.target] & ~self.planned[link.target]).bit_count()
+            self.planned[link.target] |= mask
+            self.entered[ground.island_of[link.target]] |= mask
+            self.scores.dispatched(link.target, mask & ground.spreading)
+            self._arrive_at(self.now + transfer, link.target, mask)
+        heapq.heappush(self.events, until)
+        self.used.add(orbit.link)
+        return True
+
+
+def dispatch(
+    ground: Ground,
+    knobs: Knobs,
+    seed: int,
+    *,
+    release: Release = Release(),
+    limit_ns: int | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> tuple[Send, ...] | None:
+    """One schedule, in order of dispatch; None if it got stuck or would not be done before the limit."""
+    sends = Dispatch(ground, knobs, seed, release).run(limit_ns, cancelled)
+    return None if sends is None else tuple(sends)
+
+
+def reachable(ground: Ground) -> bool:
+    """Whether every chunk can reach its targets over the links of a ground."""
+    return all(
+        min(ground.distance[ground.class_of[c]][source][goal] for source in chunk.sources) < UNREACHED
+        for c, chunk in enumerate(ground.instance.chunks)
+        for goal in ground.goals[c]
+    )

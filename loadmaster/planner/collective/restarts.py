@@ -1,0 +1,242 @@
+"""Restarts of list scheduling until the bound is met or the time is up.
+
+First a fixed list of settings, the plainest first, as far as the instance gives them a meaning: merging and holding
+only where messages cost time whatever their size. Then chance: the best settings so far with one of them changed, and
+some noise in the order of offers.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+from loadmaster.models.collective.instance import Instance, Symmetry
+from loadmaster.models.collective.plan import Send
+from loadmaster.models.collective.symmetry import closure
+from loadmaster.planner.collective.dispatch import dispatch, reachable
+from loadmaster.planner.collective.ground import Ground, Release
+from loadmaster.planner.collective.knobs import UNLIMITED, Knobs, Mode
+from loadmaster.planner.collective.prune import finish_ns, prune, retime
+from loadmaster.planner.collective.skeletons import Lanes, Skeleton, skeleton_links
+
+# Merging is tried where a message costs at least this part of the time that a chunk takes without it.
+MERGING_MATTERS = 0.01
+# Steps are saved at the price of detours where it costs at least this part.
+SKELETONS_MATTER = 0.2
+# Longer lists than this leave chance too little.
+FIXED_SETTINGS = 120
+# Settings that chance changes are among that many best ones.
+ELITE = 6
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One restart but its seed: ``powers`` are those of the instance's generators that it keeps; 0 drops one."""
+
+    knobs: Knobs
+    skeleton: Skeleton
+    powers: tuple[int, ...]
+    slack: float = 0.0
+
+
+@dataclass
+class Restarts:
+    """The search on one instance.
+
+    Args:
+        usable: per chunk the links it may use; None: as the instance says.
+        release: what the schedule builds on.
+        accept: turns a schedule of dispatch into a finished one; None: prune and retime.
+    """
+
+    instance: Instance
+    seed: int
+    usable: Sequence[Sequence[int]] | None = None
+    release: Release = field(default_factory=Release)
+    best: tuple[Send, ...] | None = None
+    best_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.grounds: dict[tuple[Skeleton, tuple[int, ...], float], Ground | None] = {}
+        self.tried: dict[Setting, int] = {}
+        self.count = 0
+        links = self.instance.topology.links
+        sizes = [chunk.size_bytes for chunk in self.instance.chunks]
+        typical_bytes = max(1, sum(sizes) // max(1, len(sizes)))
+        self.weight = {
+            crosses: max(
+                (k.message_ns * k.gbps / typical_bytes for k in links if self.instance.topology.crosses(k) == crosses),
+                default=0.0,
+            )
+            for crosses in (False, True)
+        }
+        self.latency_weight = max((k.latency_ns * k.gbps / typical_bytes for k in links), default=0.0)
+        self.all_powers = (1,) * len(self.instance.generators)
+
+    def search(
+        self,
+        *,
+        good_ns: float,
+        seconds: float,
+        runs: int | None = None,
+        cancelled: Callable[[], bool] | None = None,
+        on_better: Callable[[tuple[Send, ...], int], None] | None = None,
+    ) -> tuple[Send, ...] | None:
+        """Restart until a schedule takes at most ``good_ns``, or the time, the runs or the caller's patience are up.
+
+        Returns:
+            The best schedule; None if none was found.
+        """
+        until = time.monotonic() + seconds
+        stop = _stopper(until, cancelled)
+        for setting in self._settings():
+            sends = self._run(setting, None if self.best is None else stop)
+            if sends is not None:
+                time_ns = finish_ns(self.instance, sends)
+                self.tried[setting] = min(time_ns, self.tried.get(setting, time_ns))
+                if self.best_ns is None or time_ns < self.best_ns:
+                    self.best, self.best_ns = sends, time_ns
+                    if on_better is not None:
+                        on_better(sends, time_ns)
+            if self.best_ns is not None and self.best_ns <= good_ns:
+                break
+            if (runs is not None and self.count >= runs) or stop():
+                break
+        return self.best
+
+    def _run(self, setting: Setting, cancelled: Callable[[], bool] | None) -> tuple[Send, ...] | None:
+        ground = self._ground(setting)
+        if ground is None:
+            return None
+        self.count += 1
+        found = dispatch(
+            ground, setting.knobs, self.seed + self.count, release=self.release, limit_ns=self.best_ns, cancelled=cancelled
+        )
+        if found is None:
+            return None
+        if self.release.taken:
+            return prune(self.instance, found)
+        return retime(self.instance, prune(self.instance, found), self.release.ready_ns)
+
+    def _ground(self, setting: Setting) -> Ground | None:
+        """The ground of a setting; None where its links do not reach every target."""
+        key = (setting.skeleton, setting.powers, setting.slack)
+        if key not in self.grounds:
+            generators = zip(self.instance.generators, setting.powers, strict=True)
+            chosen = tuple(_power(generator, n) for generator, n in generators if n)
+            instance = replace(self.instance, generators=chosen)
+            group = closure(chosen, instance.topology.rank_count, len(instance.chunks))
+            links = skeleton_links(instance, setting.skeleton, group)
+            ground = Ground(instance, links=links, usable=self.usable, slack=setting.slack)
+            self.grounds[key] = ground if reachable(ground) else None
+        return self.grounds[key]
+
+    def _settings(self) -> Iterator[Setting]:
+        fixed = list(self._fixed())
+        yield from fixed
+        if self.best is None and self.all_powers:
+            # Two images of a message were in each other's way wherever it was tried: schedules without symmetries.
+            fixed = [replace(setting, powers=self._no_powers()) for setting in fixed]
+            yield from fixed
+        while True:
+            yield self._changed(fixed)
+
+    def _fixed(self) -> Iterator[Setting]:
+        """The fixed list: the sum of how far each choice is from the plainest orders it."""
+        merged_near = _merges(self.weight[False], self._most_chunks())
+        merged_far = _merges(self.weight[True], self._most_chunks())
+        costs = max(self.weight.values())
+        skeletons = [Skeleton()]
+        if costs >= SKELETONS_MATTER or any(wish > 0 for wish in self.instance.connections):
+            skeletons = self._skeletons()
+            if self.weight[False] > 1.0:
+                skeletons.sort(key=lambda skeleton: skeleton.local != 2)
+        modes: list[Mode] = ["tail", "bulk"] if costs >= MERGING_MATTERS else ["tail", "rare"]
+        choices = [
+            (a + b + c + d, Setting(Knobs(*far, *near, mode=mode), skeleton, self.all_powers))
+            for (a, skeleton), (b, far), (c, near), (d, mode) in product(
+                enumerate(skeletons), enumerate(merged_far), enumerate(merged_near), enumerate(modes)
+            )
+        ]
+        choices.sort(key=lambda choice: choice[0])
+        yield from (setting for _, setting in choices[:FIXED_SETTINGS])
+
+    def _skeletons(self) -> list[Skeleton]:
+        count = self.instance.topology.node_count
+        nodes = (0,) if count < 3 else (0, 2, 1)
+        lanes: tuple[Lanes, ...] = ("all",) if count == 1 else ("all", "rails", "one")
+        return [Skeleton(near, far, lane) for lane in lanes for far in nodes for near in (0, 2, 4, 3, 1)]
+
+    def _no_powers(self) -> tuple[int, ...]:
+        return (0,) * len(self.all_powers)
+
+    def _most_chunks(self) -> int:
+        return max(2, len(self.instance.chunks))
+
+    def _changed(self, fixed: Sequence[Setting]) -> Setting:
+        """One of the best settings with something changed."""
+        chance = self.random
+        elite = sorted(self.tried, key=lambda setting: self.tried[setting])[:ELITE]
+        if not elite:
+            return replace(chance.choice(fixed), powers=self._no_powers())
+        setting = chance.choice(elite)
+        knobs = setting.knobs
+        roll = chance.random()
+        far = _merges(self.weight[True], self._most_chunks())
+        near = _merges(self.weight[False], self._most_chunks())
+        if roll < 0.2:
+            batch, hold = chance.choice(far)
+            knobs = replace(knobs, batch=batch, hold=hold)
+        elif roll < 0.4:
+            batch, hold = chance.choice(near)
+            knobs = replace(knobs, local_batch=batch, local_hold=hold)
+        elif roll < 0.45:
+            knobs = replace(knobs, taper=chance.choice((1.0, 0.9, 0.8, 0.65, 0.5)))
+        elif roll < 0.5:
+            knobs = replace(knobs, mode=chance.choice(("tail", "bulk", "rare")))
+        elif roll < 0.6:
+            knobs = replace(knobs, enter_once=not knobs.enter_once)
+        elif roll < 0.65:
+            knobs = replace(knobs, patient=not knobs.patient)
+        elif roll < 0.75:
+            setting = replace(setting, skeleton=chance.choice(self._skeletons()))
+        elif roll < 0.8:
+            setting = replace(setting, slack=chance.choice((0.0, 0.5, 1.0)))
+        elif roll < 0.9:
+            setting = replace(setting, powers=tuple(chance.choice((0, 1, 2, 4)) for _ in self.all_powers))
+        knobs = replace(knobs, noise=chance.choice((0.0, 0.01, 0.05, 0.2, 0.5, 1.0)))
+        return replace(setting, knobs=knobs)
+
+
+
+
+def _power(generator: Symmetry, n: int) -> Symmetry:
+    """A symmetry applied n times."""
+    ranks, chunks = generator.ranks, generator.chunks
+    for _ in range(n - 1):
+        ranks = tuple(generator.ranks[r] for r in ranks)
+        chunks = tuple(generator.chunks[c] for c in chunks)
+    return Symmetry(ranks, chunks)
+
+
+def _merges(weight: float, most: int) -> list[tuple[int, int]]:
+    """(batch, hold) worth trying where a message costs ``weight`` times what a chunk takes; likely ones first."""
+    if weight < MERGING_MATTERS:
+        return [(1, 1)]
+    powers = [n for e in range(1, most.bit_length()) for n in (1 << e, 3 << (e - 1)) if n <= most]
+    if weight > 0.5:
+        found = [(UNLIMITED, 1), *((UNLIMITED, hold) for hold in powers), (1, 1), *((p, p) for p in powers)]
+    else:
+        found = [(1, 1), *((p, 1) for p in powers), *((p, p) for p in powers), (UNLIMITED, 1)]
+    return found
+
+
+def _stopper(until: float, cancelled: Callable[[], bool] | None) -> Callable[[], bool]:
+    def stop() -> bool:
+        return time.monotonic() >= until or (cancelled is not None and cancelled())
+
+    return stop

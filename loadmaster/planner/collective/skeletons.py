@@ -1,0 +1,91 @@
+"""Which links a schedule may use: all of them, or a skeleton that makes chunks travel together.
+
+Where each message costs time whatever its size, few long steps beat many short ones. On ranks that all reach each other
+a skeleton keeps only links whose offset, counted around the ranks, is a power of the radix times a digit: chunks that
+are spread or moved over it and merged take about log n steps instead of n - 1 (the dissemination of Bruck et al., 1997,
+"Efficient algorithms for all-to-all communications in multiport message-passing systems"; recursive doubling on a
+power of two). The same is done with whole nodes. It is also what uc-min asks of a switch: few links in use. Where many
+links between nodes share a NIC, keeping few of them has the same use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from loadmaster.models.collective.instance import Instance, Symmetry
+from loadmaster.models.collective.topology import Link
+
+
+Lanes = Literal["all", "rails", "one"]
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """What is kept.
+
+    Attributes:
+        local, nodes: radix of the offsets within a node and between nodes; 0 keeps all links, 1 those to the next.
+        lanes: of the links between two nodes, ``rails``: those between ranks of the same place in their nodes;
+            ``one``: the first of those that hold the same resources.
+    """
+
+    local: int = 0
+    nodes: int = 0
+    lanes: Lanes = "all"
+
+
+FULL = Skeleton()
+
+
+def skeleton_links(instance: Instance, skeleton: Skeleton, group: Sequence[Symmetry]) -> frozenset[int]:
+    """The links of a skeleton: whole orbits of those it keeps."""
+    topology = instance.topology
+    nodes = topology.ranks_of_node
+    place = {node: index for index, node in enumerate(nodes)}
+    inside = {rank: index for ranks in nodes.values() for index, rank in enumerate(ranks)}
+
+    first: dict[tuple[int, int, tuple[int, ...]], Link] = {}
+    for link in topology.links:
+        first.setdefault((topology.node_of[link.source], topology.node_of[link.target], link.resources), link)
+
+    def keeps(link: Link) -> bool:
+        if topology.crosses(link):
+            ends = (topology.node_of[link.source], topology.node_of[link.target])
+            if skeleton.lanes == "rails" and inside[link.source] != inside[link.target]:
+                return False
+            if skeleton.lanes == "one" and first[*ends, link.resources] is not link:
+                return False
+            away = place[topology.node_of[link.target]] - place[topology.node_of[link.source]]
+            return _kept(away, len(nodes), skeleton.nodes)
+        around = topology.switches[link.switch] if link.switch is not None else nodes[topology.node_of[link.source]]
+        if link.switch is None and not _is_complete(instance, around):
+            return True
+        return _kept(inside[link.target] - inside[link.source], len(around), skeleton.local)
+
+    kept = [link for link in topology.links if keeps(link)]
+    return frozenset(topology.link_between[g.ranks[k.source], g.ranks[k.target]] for k in kept for g in group)
+
+
+def offsets(count: int, radix: int) -> frozenset[int]:
+    """Offsets around that many places: digit * radix ** power, below the count."""
+    if radix == 0:
+        return frozenset(range(1, count))
+    if radix == 1:
+        return frozenset({1})
+    found: set[int] = set()
+    step = 1
+    while step < count:
+        found.update(digit * step for digit in range(1, radix) if digit * step < count)
+        step *= radix
+    return frozenset(found)
+
+
+def _kept(away: int, count: int, radix: int) -> bool:
+    return away % count in offsets(count, radix)
+
+
+def _is_complete(instance: Instance, ranks: Sequence[int]) -> bool:
+    between = instance.topology.link_between
+    return all((a, b) in between for a in ranks for b in ranks if a != b)
