@@ -1,0 +1,272 @@
+"""Step 3 of TACCL's pipeline: which neighbours on a link travel together, and when every message starts, exactly.
+
+Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.5.3, with the costs of :mod:`loadmaster.models.collective.topology`.
+
+Sets: hops h = (c, src, r) with what they wait for; the order of every resource, from step 2; stretches: hops of one
+link that are neighbours in the orders of all its resources; runs: up to ``limit`` neighbours of a stretch. D_R is the
+occupancy of the link by a message of run R, latency that of the link.
+
+Variables:
+    send[h]      start of the message that carries h, in [its earliest, its latest start under ``horizon_ns``]
+    lat[h]       occupancy of that message
+    together[R]  binary: the hops of run R are a message
+    time         when all is done
+The seed's is_together(c, o, r) is the sum of together[R] over the runs that hold both (pairwise variables would allow
+nothing more, and make occupancy a product); its start[c, r] is send + lat + latency, and is not written out.
+
+Minimize time (5.1) subject to
+(5.2)  time >= start[c,r] for every hop - `end_after_every_hop`
+(5.3)  start[c,r] = 0 where c is at the start: send >= 0, a bound on the column
+(5.4)  send[h] >= start[c,src]: >= send[g] + lat[g] + latency of every g that h waits for - `send_what_has_arrived`
+(5.16) hops of a message start together: send[i+1] <= send[i] + M (1 - sum of together[R] with i, i+1 in R) for
+       neighbours i, i+1 of a stretch - `start_together`
+(5.17) lat[h] = sum of D_R together[R] over runs with h - `occupy_for_the_whole_message`
+(5.18) start = send + lat + latency: substituted
+(5.19) send[i+1] >= send[i] + sum of D_R together[R] over runs that end with i, for neighbours of a stretch (when both
+       travel in one message, no such run is chosen): without M - `follow_on_the_link`
+(5.20) send[o] >= send[c] + lat[c] for neighbours c, o in the order of any resource that are not of one stretch:
+(5.21) egress ports, ingress ports, NICs, shared wires - `follow_on_the_resource`
+(R)    each hop of a stretch lies in one chosen run - `travel_in_one_run`
+
+M = latest start of i+1 - earliest start of i, from the longest paths before and after; every schedule of these orders
+that ends by ``horizon_ns`` (as the heuristic's own does) keeps within it.
+
+Hops of one orbit (:mod:`loadmaster.models.collective.hops`) share their columns, and rows are written for one of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from loadmaster.models.collective.earliest import Message, alone, runs_within, sends, starts, time_ns
+from loadmaster.models.collective.ordering import Ordered
+from loadmaster.models.collective.plan import Send
+from loadmaster.solvers.program import FloatArray, IntArray, ProgramBuilder
+from loadmaster.solvers.solution import Solution
+
+Term = tuple[ArrayLike, ArrayLike, ArrayLike]
+# As many chunks in one message as TACCL's released code merges.
+LIMIT = 6
+
+
+class Contiguity:
+    """The program of ordered hops, and the way back from its points to schedules.
+
+    Args:
+        limit: chunks of a message at most.
+        merging: links on which chunks may travel together; None: all where a message costs something (message_ns > 0).
+        horizon_ns: only schedules that end by then are looked for; None: when the order ends with every hop alone.
+
+    Attributes:
+        program: its objective is in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        ordered: Ordered,
+        *,
+        limit: int = LIMIT,
+        merging: frozenset[int] | None = None,
+        horizon_ns: int | None = None,
+    ) -> None:
+        self.ordered = ordered
+        links = ordered.instance.topology.links
+        self._merging = frozenset(k for k, link in enumerate(links) if link.message_ns) if merging is None else merging
+        self._own = sorted(set(ordered.orbit_of))  # hops that have columns
+        self._horizon_ns = time_ns(ordered, alone(ordered)) if horizon_ns is None else horizon_ns
+        self._column = {h: i for i, h in enumerate(self._own)}
+        self._stretches = self._find_stretches()
+        self._runs = [run for stretch in self._stretches for run in runs_within(stretch, limit)]
+        self._add_columns()
+        self.end_after_every_hop()
+        self.send_what_has_arrived()
+        self.start_together()
+        self.occupy_for_the_whole_message()
+        self.follow_on_the_link()
+        self.follow_on_the_resource()
+        self.travel_in_one_run()
+        self.program = self._builder.build()
+
+    def schedule(self, solution: Solution) -> tuple[Send, ...]:
+        """The sends of a solution: its messages, each as early as the order allows.
+
+        Raises:
+            ValueError: the solution has no incumbent.
+        """
+        chosen = solution.block(self.together)
+        orbit_of = self.ordered.orbit_of
+        joined = {
+            (orbit_of[earlier], orbit_of[later])
+            for run, value in zip(self._runs, chosen.tolist(), strict=True)
+            if value > 0.5
+            for earlier, later in itertools.pairwise(run)
+        }
+        messages: dict[int, list[int]] = {}
+        head_of: dict[int, int] = {}
+        for h in self.ordered.sequence:
+            earlier = self._continued(h)
+            joins = earlier is not None and (orbit_of[earlier], orbit_of[h]) in joined
+            head_of[h] = head_of[earlier] if joins and earlier is not None else h
+            messages.setdefault(head_of[h], []).append(h)
+        return sends(self.ordered, [tuple(hops) for hops in messages.values()])
+
+    def start(self) -> tuple[IntArray, FloatArray]:
+        """Columns and values of the schedule that has every hop alone; feasible where it ends by the horizon."""
+        messages = alone(self.ordered)
+        begins = {h: start_ns for (h,), start_ns in zip(messages, starts(self.ordered, messages), strict=True)}
+        values = [
+            *(begins[h] for h in self._own),
+            *(self._occupancy_ns([h]) for h in self._own),
+            *(len(run) == 1 for run in self._runs),
+            time_ns(self.ordered, messages),
+        ]
+        return np.arange(self.program.column_count), np.array(values, dtype=np.float64)
+
+    # -- sets --------------------------------------------------------------------------------------------------------
+
+    def _continued(self, h: int) -> int | None:
+        """The hop of the same link that comes just before on every resource and may travel with this one, if any."""
+        ordered, hop = self.ordered, self.ordered.hops[h]
+        # Hops of one link hold the same resources: where one hop alone comes before, it does so on all of them.
+        if hop.link not in self._merging or len(ordered.before[h]) != 1:
+            return None
+        (earlier,) = ordered.before[h]
+        other, chunks = ordered.hops[earlier], ordered.instance.chunks
+        alike = other.link == hop.link and chunks[other.chunk].reduces == chunks[hop.chunk].reduces
+        return earlier if alike else None
+
+    def _find_stretches(self) -> list[Message]:
+        """Stretches of two hops or more; of an orbit of stretches the one whose first hop speaks for its orbit."""
+        found: dict[int, list[int]] = {}
+        head_of: dict[int, int] = {}
+        for h in self.ordered.sequence:
+            earlier = self._continued(h)
+            head_of[h] = h if earlier is None else head_of[earlier]
+            found.setdefault(head_of[h], []).append(h)
+        return [tuple(hops) for head, hops in found.items() if len(hops) > 1 and self.ordered.orbit_of[head] == head]
+
+    def _occupancy_ns(self, run: Sequence[int]) -> int:
+        hops, instance = self.ordered.hops, self.ordered.instance
+        link = instance.topology.links[hops[run[0]].link]
+        return link.occupancy_ns(sum(instance.chunks[hops[h].chunk].size_bytes for h in run))
+
+    def _latency_ns(self, h: int) -> int:
+        return self.ordered.instance.topology.links[self.ordered.hops[h].link].latency_ns
+
+    def _windows(self) -> tuple[list[int], list[int]]:
+        """Per hop, the earliest and the latest start of its message in any schedule that ends by the horizon."""
+        ordered, count = self.ordered, len(self.ordered.hops)
+        occupancy = [self._occupancy_ns([h]) for h in range(count)]
+        transfer = [occupancy[h] + self._latency_ns(h) for h in range(count)]
+        earliest, tail = [0] * count, list(transfer)
+        for h in ordered.sequence:
+            for g in ordered.hops[h].after:
+                earliest[h] = max(earliest[h], earliest[g] + transfer[g])
+            for g in ordered.before[h]:
+                earliest[h] = max(earliest[h], earliest[g] + (0 if self._continued(h) == g else occupancy[g]))
+        for h in reversed(ordered.sequence):
+            for g in ordered.hops[h].after:
+                tail[g] = max(tail[g], transfer[g] + tail[h])
+            for g in ordered.before[h]:
+                tail[g] = max(tail[g], tail[h] + (0 if self._continued(h) == g else occupancy[g]))
+        return earliest, [self._horizon_ns - ns for ns in tail]
+
+    # -- columns -----------------------------------------------------------------------------------------------------
+
+    def _add_columns(self) -> None:
+        own = self._own
+        self._earliest, self._latest = self._windows()
+        self._runs_with: dict[int, list[int]] = defaultdict(list)
+        for i, run in enumerate(self._runs):
+            for h in run:
+                self._runs_with[self.ordered.orbit_of[h]].append(i)
+        self._lasts = [self._occupancy_ns(run) for run in self._runs]
+        alone_ns = [self._occupancy_ns([h]) for h in own]
+        most_ns = [
+            max([ns, *(self._lasts[i] for i in self._runs_with[h])]) for h, ns in zip(own, alone_ns, strict=True)
+        ]
+        self._builder = ProgramBuilder()
+        self.send = self._builder.columns(
+            "send", len(own), lower=[self._earliest[h] for h in own], upper=[self._latest[h] for h in own]
+        )
+        self.lat = self._builder.columns("lat", len(own), lower=alone_ns, upper=most_ns)
+        self.together = self._builder.columns("together", len(self._runs), upper=1, integer=True)
+        self.time = int(self._builder.columns("time", (), upper=self._horizon_ns, cost=1))
+
+    def _of(self, h: int) -> int:
+        """The place of a hop among those that have columns."""
+        return self._column[self.ordered.orbit_of[h]]
+
+    def _pairs(self) -> list[tuple[int, int]]:
+        """Neighbours of the stretches."""
+        return [pair for stretch in self._stretches for pair in itertools.pairwise(stretch)]
+
+    # -- constraints -------------------------------------------------------------------------------------------------
+
+    def end_after_every_hop(self) -> None:
+        """(5.2)"""
+        row, latency = np.arange(len(self._own)), [self._latency_ns(h) for h in self._own]
+        terms: list[Term] = [(row, self.time, 1), (row, self.send, -1), (row, self.lat, -1)]
+        self._builder.rows("end_after_every_hop", len(row), terms, lower=latency)
+
+    def send_what_has_arrived(self) -> None:
+        """(5.4)"""
+        pairs = {(self._of(h), self._of(g)): self._latency_ns(g) for h in self._own for g in self.ordered.hops[h].after}
+        self._follow("send_what_has_arrived", pairs)
+
+    def start_together(self) -> None:
+        """(5.16)"""
+        rows = self._builder.row_list("start_together")
+        for earlier, later in self._pairs():
+            big = float(self._latest[later] - self._earliest[earlier])
+            both = [int(self.together[i]) for i, run in enumerate(self._runs) if earlier in run and later in run]
+            columns = [int(self.send[self._of(later)]), int(self.send[self._of(earlier)]), *both]
+            rows.add(columns, [1.0, -1.0, *[big] * len(both)], upper=big)
+        rows.done()
+
+    def occupy_for_the_whole_message(self) -> None:
+        """(5.17)"""
+        rows = self._builder.row_list("occupy_for_the_whole_message")
+        for h, lat in zip(self._own, self.lat.tolist(), strict=True):
+            runs = self._runs_with[h]
+            if runs:
+                columns = [lat, *(int(self.together[i]) for i in runs)]
+                rows.add(columns, [-1.0, *(float(self._lasts[i]) for i in runs)], lower=0.0, upper=0.0)
+        rows.done()
+
+    def follow_on_the_link(self) -> None:
+        """(5.19)"""
+        rows = self._builder.row_list("follow_on_the_link")
+        for earlier, later in self._pairs():
+            ending = [i for i, run in enumerate(self._runs) if run[-1] == earlier]
+            columns = [int(self.send[self._of(later)]), int(self.send[self._of(earlier)])]
+            columns += [int(self.together[i]) for i in ending]
+            rows.add(columns, [1.0, -1.0, *(-float(self._lasts[i]) for i in ending)], lower=0.0)
+        rows.done()
+
+    def follow_on_the_resource(self) -> None:
+        """(5.20), (5.21)"""
+        before = self.ordered.before
+        pairs = {(self._of(h), self._of(g)): 0 for h in self._own for g in before[h] if self._continued(h) != g}
+        self._follow("follow_on_the_resource", pairs)
+
+    def travel_in_one_run(self) -> None:
+        """(R)"""
+        members = [h for h in self._own if self._runs_with[h]]
+        rows = self._builder.row_list("travel_in_one_run")
+        for h in members:
+            columns = [int(self.together[i]) for i in self._runs_with[h]]
+            rows.add(columns, [1.0] * len(columns), lower=1.0, upper=1.0)
+        rows.done()
+
+    def _follow(self, name: str, pairs: Mapping[tuple[int, int], int]) -> None:
+        """For (later, earlier) -> latency: the later one starts after the earlier one's occupancy and that latency."""
+        later, earlier = (np.array([pair[end] for pair in pairs], dtype=np.int64) for end in (0, 1))
+        row = np.arange(len(pairs))
+        terms: list[Term] = [(row, self.send[later], 1), (row, self.send[earlier], -1), (row, self.lat[earlier], -1)]
+        self._builder.rows(name, len(pairs), terms, lower=list(pairs.values()))

@@ -1,0 +1,120 @@
+"""Hops: one chunk over one link. Routes as hops with what each waits for, and their orbits under the symmetries.
+
+A chunk that is no sum is routed along a tree (or a forest, where it has several sources) away from its sources: each
+hop waits for the one that brought the chunk. A sum is routed along a tree towards its one target: each hop waits for
+all that bring parts to its rank. A sum with several targets has two lives, one before and one after it is whole: plan
+them one after the other, as TACCL does for AllReduce.
+
+Source: TACCL, 003_283bdbbccdcfdb68.txt, sections 5.4.1 (symmetry), 5.5.1 (routes) and 5.7 (combining collectives).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from loadmaster.errors import InputError
+from loadmaster.models.collective.instance import Instance
+
+# Per chunk, the indices of the links it uses.
+Routes = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One chunk over one link.
+
+    Attributes:
+        after: indices of the hops that must have arrived before this one starts, ascending.
+    """
+
+    chunk: int
+    link: int
+    after: tuple[int, ...]
+
+
+def hops_of(instance: Instance, routes: Routes) -> tuple[Hop, ...]:
+    """The hops of routes, by chunk and then by link. Chunks of no bytes need none: they are everywhere.
+
+    Raises:
+        InputError: a route is no tree from the sources over links the chunk may use, or misses a target.
+    """
+    found: list[Hop] = []
+    for index, chunk in enumerate(instance.chunks):
+        if chunk.reduces and len(chunk.targets) > 1:
+            raise InputError(
+                f"chunks[{index}].targets",
+                len(chunk.targets),
+                "is more than one target of a sum",
+                "Route the sum to one rank, and its result from there as a chunk of its own.",
+            )
+        links = sorted(routes[index]) if chunk.size_bytes else []
+        place = {link: len(found) + i for i, link in enumerate(links)}
+        waits = _waits(instance, index, links) if chunk.size_bytes else {}
+        found += [Hop(index, link, tuple(sorted(place[k] for k in waits[link]))) for link in links]
+    return tuple(found)
+
+
+def _waits(instance: Instance, index: int, links: Sequence[int]) -> Mapping[int, list[int]]:
+    """Per link of a chunk's route, the links that it waits for; refuses what is no tree."""
+    chunk, topology, field = instance.chunks[index], instance.topology, f"routes[{index}]"
+    remedy = "Give a tree from the sources to the targets, of links that the chunk may use."
+    usable = set(instance.usable_links[index])
+    for k in links:
+        if k not in usable or links.count(k) > 1:
+            raise InputError(field, k, "is no link that the chunk may use, or is there twice", remedy)
+    # A sum goes the other way: from its target to its sources it is a tree like any other.
+    starts, ends = (chunk.targets, chunk.sources) if chunk.reduces else (chunk.sources, chunk.targets)
+    enters = {k: topology.links[k].source if chunk.reduces else topology.links[k].target for k in links}
+    leaves = {k: topology.links[k].target if chunk.reduces else topology.links[k].source for k in links}
+    by = {rank: k for k, rank in enters.items()}
+    if len(by) < len(links) or set(by) & set(starts):
+        raise InputError(field, list(links), "enters a rank that has the chunk", remedy)
+    reached, left = set(starts), set(links)
+    while left and (fresh := {k for k in left if leaves[k] in reached}):
+        reached |= {enters[k] for k in fresh}
+        left -= fresh
+    if left or not set(ends) <= reached:
+        raise InputError(field, list(links), "does not lead from the sources to every target", remedy)
+    if chunk.reduces:
+        return {k: [other for other in links if enters[k] == leaves[other]] for k in links}
+    return {k: [by[leaves[k]]] if leaves[k] in by else [] for k in links}
+
+
+def orbits(instance: Instance, pairs: Sequence[tuple[int, int]]) -> tuple[int, ...] | None:
+    """Per (chunk, link), the place of the first pair of its orbit under the instance's generators.
+
+    Two pairs of an orbit start together in every symmetric schedule. None where there is no such schedule of these
+    pairs: an image is missing, or two pairs of an orbit share a resource.
+    """
+    topology = instance.topology
+    place = {pair: i for i, pair in enumerate(pairs)}
+    first = list(range(len(pairs)))
+
+    def find(i: int) -> int:
+        while first[i] != i:
+            first[i] = first[first[i]]
+            i = first[i]
+        return i
+
+    for generator in instance.generators:
+        for i, (chunk, k) in enumerate(pairs):
+            link = topology.links[k]
+            image = topology.link_between[generator.ranks[link.source], generator.ranks[link.target]]
+            other = place.get((generator.chunks[chunk], image))
+            if other is None:
+                return None
+            a, b = sorted((find(i), find(other)))
+            first[b] = a
+    found = tuple(find(i) for i in range(len(pairs)))
+    return None if _collide(instance, pairs, found) else found
+
+
+def _collide(instance: Instance, pairs: Sequence[tuple[int, int]], orbit_of: Sequence[int]) -> bool:
+    held: set[Hashable] = set()
+    for (_, k), orbit in zip(pairs, orbit_of, strict=True):
+        for resource in instance.topology.links[k].resources:
+            if (orbit, resource) in held:
+                return True
+            held.add((orbit, resource))
+    return False

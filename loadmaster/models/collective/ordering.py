@@ -1,0 +1,162 @@
+"""Step 2 of TACCL's pipeline: routes get an order on every link and on every other resource, by a greedy heuristic.
+
+Rounds: of all hops whose chunk is on its way, the one that could start first is scheduled, at its earliest; ties go to
+the chunk with the longest path from now on, or to that with the shortest path until now. Paths are measured in time.
+Backward, the same is done from the ends of the paths to their starts, and the order turned round. With symmetries, a
+round schedules a whole orbit: orders of images are images of orders.
+
+The seed's chunk_order(r1, r2) is :attr:`Ordered.chunk_order`; its switch_send_order(r) and switch_recv_order(r) are the
+orders of a switch's egress and ingress ports, here of any resource: :attr:`Ordered.resource_order`.
+
+Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.5.2.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from loadmaster.models.collective.hops import Hop, Routes, hops_of, orbits
+from loadmaster.models.collective.instance import Instance
+
+Heuristic = Literal["longest path from now first", "shortest path until now first"]
+HEURISTICS: tuple[Heuristic, ...] = ("longest path from now first", "shortest path until now first")
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """Hops with a total order that every resource follows.
+
+    Attributes:
+        sequence: indices of the hops; each comes after all that it waits for.
+        orbit_of: per hop, the first hop of its orbit: they start together. Alone in it where symmetry is not kept.
+    """
+
+    instance: Instance
+    hops: tuple[Hop, ...]
+    sequence: tuple[int, ...]
+    orbit_of: tuple[int, ...]
+
+    @cached_property
+    def resource_order(self) -> tuple[tuple[int, ...], ...]:
+        """Per resource, the hops that hold it, in order."""
+        found: list[list[int]] = [[] for _ in self.instance.topology.resources]
+        for h in self.sequence:
+            for resource in self.instance.topology.links[self.hops[h].link].resources:
+                found[resource].append(h)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def chunk_order(self) -> Mapping[int, tuple[int, ...]]:
+        """Per link in use, its chunks in order."""
+        found: dict[int, list[int]] = {}
+        for h in self.sequence:
+            found.setdefault(self.hops[h].link, []).append(self.hops[h].chunk)
+        return {link: tuple(found[link]) for link in sorted(found)}
+
+    @cached_property
+    def before(self) -> tuple[tuple[int, ...], ...]:
+        """Per hop, the hop just before it on each resource of its link that has one."""
+        found: list[list[int]] = [[] for _ in self.hops]
+        for hops in self.resource_order:
+            for earlier, later in itertools.pairwise(hops):
+                if earlier not in found[later]:
+                    found[later].append(earlier)
+        return tuple(map(tuple, found))
+
+
+def order(
+    instance: Instance, routes: Routes, heuristic: Heuristic = HEURISTICS[0], *, backward: bool = False
+) -> Ordered:
+    """Order the hops of routes.
+
+    Routes that break the instance's symmetries, or whose images collide, are ordered without them.
+
+    Raises:
+        InputError: a route is no tree, see :func:`loadmaster.models.collective.hops.hops_of`.
+    """
+    hops = hops_of(instance, routes)
+    orbit_of = orbits(instance, [(hop.chunk, hop.link) for hop in hops])
+    if orbit_of is None:
+        orbit_of = tuple(range(len(hops)))
+    links, chunks = instance.topology.links, instance.chunks
+    lasts = [links[hop.link].transfer_ns(chunks[hop.chunk].size_bytes) for hop in hops]
+    after: list[tuple[int, ...]] = [hop.after for hop in hops]
+    opens = _successors(after)
+    if backward:
+        after, opens = opens, after
+    until, from_now = _longest(after, opens, lasts), _longest(opens, after, lasts)
+    by_length = [(-from_now[h], until[h]) for h in range(len(hops))]
+    if heuristic == "shortest path until now first":
+        by_length = [(until[h], -from_now[h]) for h in range(len(hops))]
+    sequence = _rounds(instance, hops, orbit_of, after, opens, by_length)
+    return Ordered(instance, hops, tuple(reversed(sequence)) if backward else tuple(sequence), orbit_of)
+
+
+def _rounds(
+    instance: Instance,
+    hops: Sequence[Hop],
+    orbit_of: Sequence[int],
+    after: Sequence[Sequence[int]],
+    opens: Sequence[Sequence[int]],
+    priority: Sequence[tuple[int, int]],
+) -> list[int]:
+    """The order in which hops are scheduled, orbit by orbit."""
+    links, chunks = instance.topology.links, instance.chunks
+    members: dict[int, list[int]] = {}
+    for h, orbit in enumerate(orbit_of):
+        members.setdefault(orbit, []).append(h)
+    chunk_ns = [0] * len(hops)  # when what the hop waits for has arrived
+    free_ns = [0] * len(instance.topology.resources)
+    waits = [len(a) for a in after]
+
+    def earliest(h: int) -> int:
+        return max(chunk_ns[h], *(free_ns[r] for r in links[hops[h].link].resources))
+
+    # Earliest starts only grow: one that has grown since it was put in goes back in.
+    ready = [(0, priority[h], h) for h in members if not waits[h]]
+    heapq.heapify(ready)
+    sequence: list[int] = []
+    while ready:
+        noted_ns, _, orbit = heapq.heappop(ready)
+        start_ns = earliest(orbit)
+        if start_ns > noted_ns:
+            heapq.heappush(ready, (start_ns, priority[orbit], orbit))
+            continue
+        for h in members[orbit]:
+            link, size_bytes = links[hops[h].link], chunks[hops[h].chunk].size_bytes
+            sequence.append(h)
+            for resource in link.resources:
+                free_ns[resource] = start_ns + link.occupancy_ns(size_bytes)
+            for later in opens[h]:
+                waits[later] -= 1
+                chunk_ns[later] = max(chunk_ns[later], start_ns + link.transfer_ns(size_bytes))
+                if not waits[later] and orbit_of[later] == later:
+                    heapq.heappush(ready, (earliest(later), priority[later], later))
+    return sequence
+
+
+def _successors(after: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    found: list[list[int]] = [[] for _ in after]
+    for h, earlier in enumerate(after):
+        for e in earlier:
+            found[e].append(h)
+    return list(map(tuple, found))
+
+
+def _longest(after: Sequence[Sequence[int]], opens: Sequence[Sequence[int]], lasts: Sequence[int]) -> list[int]:
+    """Per hop, the time along the longest path that ends with it."""
+    found = list(lasts)
+    waits = [len(a) for a in after]
+    ready = [h for h, count in enumerate(waits) if not count]
+    for h in ready:
+        for later in opens[h]:
+            found[later] = max(found[later], found[h] + lasts[later])
+            waits[later] -= 1
+            if not waits[later]:
+                ready.append(later)
+    return found

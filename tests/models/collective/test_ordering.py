@@ -1,0 +1,140 @@
+"""Orders of hops: every tree in order, one at a time on every resource, the heuristics' own rules, symmetry."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadmaster.errors import InputError
+from loadmaster.models.collective.checker import check
+from loadmaster.models.collective.earliest import alone, sends, time_ns
+from loadmaster.models.collective.hops import hops_of, orbits
+from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
+from loadmaster.models.collective.ordering import HEURISTICS, order
+from loadmaster.models.collective.topology import Link, Topology
+from tests.models.collective.routes import random_routes, small_instances
+from tests.models.collective.tiny import ring, switched
+
+VARIANTS = list(itertools.product(HEURISTICS, (False, True)))
+
+
+@given(small_instances(), st.integers(0, 99))
+def test_every_heuristic_orders_random_routes_into_a_schedule(instance: Instance, seed: int) -> None:
+    routes = random_routes(instance, seed)
+    for heuristic, backward in VARIANTS:
+        ordered = order(instance, routes, heuristic, backward=backward)
+        assert sorted(ordered.sequence) == list(range(sum(map(len, routes))))
+        verdict = check(instance, sends(ordered, alone(ordered)))
+        assert verdict.ok, verdict.violations
+        assert verdict.time_ns <= time_ns(ordered, alone(ordered))
+        assert ordered == order(instance, routes, heuristic, backward=backward)
+        # The schedule keeps the order of every link.
+        for link, journeys in verdict.by_link.items():
+            assert [c for journey in journeys for c in journey.send.chunks] == list(ordered.chunk_order[link])
+
+
+def line(*chunks: Chunk, count: int = 4) -> Instance:
+    """Ranks in a line, one wire to the right between neighbours, 100 ns a message, 1 byte per ns."""
+    links = tuple(Link(r, r + 1, 0, 100, 1.0, (r,)) for r in range(count - 1))
+    return Instance(Topology("line", (0,) * count, links, tuple(f"wire {r}" for r in range(count - 1))), chunks)
+
+
+def test_the_longest_way_to_go_leaves_first() -> None:
+    instance = line(Chunk(100, (0,), (1,)), Chunk(100, (0,), (3,)), Chunk(100, (0,), (2,)))
+    ordered = order(instance, [[0], [0, 1, 2], [0, 1]])
+    assert ordered.chunk_order == {0: (1, 2, 0), 1: (1, 2), 2: (1,)}
+    # As early as possible: the first is at rank 3 after three hops, the last at rank 1 after waiting for two.
+    assert time_ns(ordered, alone(ordered)) == 600
+
+
+def test_what_could_start_first_is_scheduled_first() -> None:
+    # Chunk 1 has the longer way to go, but reaches the shared wire 200 ns later.
+    instance = line(Chunk(100, (1,), (2,)), Chunk(100, (0,), (3,)))
+    assert order(instance, [[1], [0, 1, 2]]).chunk_order[1] == (0, 1)
+
+
+def test_the_heuristics_differ_in_what_breaks_ties() -> None:
+    # Three chunks want wire 1; by the time that chunk 2 gets there, the wire has been taken, and others wait as well.
+    instance = line(Chunk(300, (1,), (2,)), Chunk(100, (1,), (2,)), Chunk(100, (0,), (3,)))
+    routes = [[1], [1], [0, 1, 2]]
+    assert order(instance, routes, "longest path from now first").chunk_order[1] == (0, 2, 1)
+    assert order(instance, routes, "shortest path until now first").chunk_order[1] == (1, 0, 2)
+
+
+def test_backward_schedules_from_the_ends() -> None:
+    # Forward, chunk 1 is ready at wire 1 first. Seen from the ends it is the one whose way ends there: it comes last.
+    instance = line(Chunk(100, (0,), (3,)), Chunk(300, (1,), (2,)))
+    assert order(instance, [[0, 1, 2], [1]]).chunk_order[1] == (1, 0)
+    assert order(instance, [[0, 1, 2], [1]], backward=True).chunk_order[1] == (0, 1)
+
+
+def rotations(topology: Topology, chunks: tuple[Chunk, ...]) -> Instance:
+    count = topology.rank_count
+    step = tuple((r + 1) % count for r in range(count))
+    return Instance(topology, chunks, (Symmetry(step, step),))
+
+
+def test_symmetric_routes_get_symmetric_orders() -> None:
+    everyone = tuple(range(4))
+    instance = rotations(ring(4), tuple(Chunk(100, (r,), everyone) for r in everyone))
+    links = instance.topology.links
+    right = {link.source: k for k, link in enumerate(links) if (link.target - link.source) % 4 == 1}
+    left = {link.source: k for k, link in enumerate(links) if (link.source - link.target) % 4 == 1}
+    routes = [[right[c], right[(c + 1) % 4], left[c]] for c in everyone]
+    ordered = order(instance, routes)
+    assert len(set(ordered.orbit_of)) == 3
+    for c in everyone:
+        assert [(x + 1) % 4 for x in ordered.chunk_order[right[c]]] == list(ordered.chunk_order[right[(c + 1) % 4]])
+    lopsided = [[right[0], left[0], left[3]], *routes[1:]]
+    assert len(set(order(instance, lopsided).orbit_of)) == 12
+
+
+def test_images_that_share_a_resource_have_no_symmetric_order() -> None:
+    topology = switched(1, 4)
+    instance = Instance(
+        topology,
+        (Chunk(100, (0,), (2,)), Chunk(100, (1,), (2,))),
+        (Symmetry((1, 0, 2, 3), (1, 0)),),
+    )
+    pairs = [(0, topology.link_between[0, 2]), (1, topology.link_between[1, 2])]
+    assert orbits(instance, pairs) is None
+    assert orbits(instance.without_symmetry(), pairs) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("routes", "words"),
+    [
+        ([[1, 2]], "does not lead"),
+        ([[0, 0, 1, 2]], "twice"),
+        ([[0, 1]], "does not lead"),
+        ([[7]], "no link that the chunk may use"),
+    ],
+)
+def test_what_is_no_tree_is_refused(routes: list[list[int]], words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        hops_of(line(Chunk(100, (0,), (3,))), routes)
+    assert caught.value.field == "routes[0]"
+
+
+def test_two_ways_into_one_rank_are_refused() -> None:
+    topology = ring(3)
+    instance = Instance(topology, (Chunk(100, (0,), (1, 2)),))
+    between = topology.link_between
+    with pytest.raises(InputError, match="enters a rank that has the chunk"):
+        hops_of(instance, [[between[0, 1], between[0, 2], between[1, 2]]])
+
+
+def test_sums_for_several_targets_are_refused() -> None:
+    instance = Instance(ring(3), (Chunk(100, (0, 1, 2), (0, 1), reduces=True),))
+    with pytest.raises(InputError, match="more than one target") as caught:
+        order(instance, [[0]])
+    assert caught.value.field == "chunks[0].targets"
+
+
+def test_chunks_of_no_bytes_need_no_hops() -> None:
+    instance = line(Chunk(0, (0,), (3,)), Chunk(100, (0,), (1,)))
+    ordered = order(instance, [[], [0]])
+    assert check(instance, sends(ordered, alone(ordered))).ok
