@@ -1,0 +1,1 @@
+"""The kind ``collective`` on the executor floor: plans run over ``torch.distributed``."""

@@ -1,0 +1,116 @@
+"""Before a plan runs: does this group have the ranks, the hosts and the order of devices that the plan was made for?
+
+Every rank tells every other which plan it has and where it is. All ranks then come to the same verdict, so that a
+refusal is one everywhere, and none is left waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from loadmaster.errors import InputError
+from loadmaster.models.canonical import sha256
+from loadmaster.models.collective.plan import CollectivePlan
+from loadmaster.models.collective.problem import CollectiveProblem
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs.
+
+    Attributes:
+        host: ranks of one node of the topology share it.
+        device: number of the GPU on its host; None: no GPU.
+    """
+
+    host: str
+    device: int | None = None
+
+
+def place_here(group: dist.ProcessGroup) -> Place:
+    """This process: its host's name, and the GPU it has made current if the group has GPUs."""
+    device = None
+    if torch.cuda.is_available() and any(kind.type == "cuda" for kind in group._device_types):
+        device = torch.cuda.current_device()
+        visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+        if device < len(visible) and visible[device].isdecimal():
+            device = int(visible[device])
+    return Place(socket.gethostname(), device)
+
+
+def identity(problem: CollectiveProblem, plan: CollectivePlan, order: str) -> str:
+    """Hash of what ranks must have in common to run together: the problem and every send of every algorithm."""
+    algorithms = [
+        [
+            *(a.size_bytes, a.chunk_count, a.form, a.from_bytes),
+            [[s.start_ns, s.source, s.target, list(s.chunks), s.combines] for s in a.sends],
+        ]
+        for a in plan.algorithms
+    ]
+    return sha256({"problem": problem.sha256, "order": order, "algorithms": algorithms})
+
+
+def agree(problem: CollectiveProblem, plan: CollectivePlan, group: dist.ProcessGroup, place: Place, order: str) -> str:
+    """Refuse a plan that this group cannot run; otherwise its identity. Every rank of the group calls it.
+
+    Raises:
+        InputError: on every rank alike: the plan is of another problem, has no algorithm, differs between ranks, or is
+            for another number of ranks, other hosts, or another order of devices.
+    """
+    mine = {
+        "plan": identity(problem, plan, order),
+        "of": plan.problem_sha256 == problem.sha256,
+        "any": bool(plan.algorithms),
+        "place": (place.host, place.device),
+    }
+    said: list[Any] = [None] * group.size()
+    dist.all_gather_object(said, mine, group=group)
+    for rank, one in enumerate(said):
+        if not one["of"]:
+            raise InputError(
+                "plan.problem_sha256", rank, "on this rank is of another problem", "Give the problem the plan is for."
+            )
+        if not one["any"]:
+            raise InputError("plan.algorithms", plan.status, "is empty: there is nothing to run", "Plan it anew.")
+        if one["plan"] != said[0]["plan"]:
+            raise InputError(
+                "plan", [0, rank], "differs between these two ranks", "Give every rank the same problem and plan."
+            )
+    _expect_places(problem, [Place(*one["place"]) for one in said])
+    return str(mine["plan"])
+
+
+def _expect_places(problem: CollectiveProblem, places: list[Place]) -> None:
+    node_of = problem.topology.node_of
+    if len(places) != len(node_of):
+        raise InputError(
+            "topology.node_of",
+            len(node_of),
+            f"is the number of ranks planned for; the group has {len(places)}",
+            f"Plan for {len(places)} ranks, or run {len(node_of)}.",
+        )
+    for b in range(len(places)):
+        for a in range(b):
+            if (node_of[a] == node_of[b]) != (places[a].host == places[b].host):
+                found = f"on host {places[a].host}" if places[a].host == places[b].host else "on two hosts"
+                planned = "one node" if node_of[a] == node_of[b] else "two nodes"
+                raise InputError(
+                    "topology.node_of",
+                    [a, b],
+                    f"these ranks are planned for on {planned} and run {found}",
+                    "Start the ranks node by node as planned, or plan for the hosts as they are.",
+                )
+            device, other = places[a].device, places[b].device
+            if places[a].host == places[b].host and device is not None and other is not None and device >= other:
+                raise InputError(
+                    "device",
+                    [device, other],
+                    f"are the GPUs of ranks {a} and {b}: the plan takes them in ascending order, one a rank",
+                    "Call torch.cuda.set_device(LOCAL_RANK) before, and leave the order of CUDA_VISIBLE_DEVICES alone.",
+                )

@@ -1,0 +1,104 @@
+"""Adding up what arrives: in the global order of messages, in fp32 where the type is narrower, rounded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from loadmaster.executor.collective.exchange import Memory, view
+from loadmaster.executor.collective.staging import Arrival, Piece, Staged, Step
+
+_OPERATORS: dict[object, Callable[..., torch.Tensor]] = {
+    dist.ReduceOp.SUM: torch.add,
+    dist.ReduceOp.AVG: torch.add,
+    dist.ReduceOp.PRODUCT: torch.mul,
+    dist.ReduceOp.MIN: torch.minimum,
+    dist.ReduceOp.MAX: torch.maximum,
+}
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+def can_combine(op: object, dtype: torch.dtype) -> bool:
+    """Whether a plan adds up values of that type by that operator."""
+    if op not in _OPERATORS or dtype == torch.bool or (dtype.is_floating_point and dtype.itemsize == 1):
+        return False
+    if dtype.is_complex:
+        return op not in (dist.ReduceOp.MIN, dist.ReduceOp.MAX)
+    return dtype.is_floating_point or op != dist.ReduceOp.AVG
+
+
+class Sums:
+    """The sums under way on one rank in one call."""
+
+    def __init__(self, memory: Memory, dtype: torch.dtype, op: object) -> None:
+        self.memory, self.dtype = memory, dtype
+        self.wide = torch.float32 if dtype in _NARROW else dtype
+        self.operator = _OPERATORS.get(op, torch.add)
+        self.open: dict[int, torch.Tensor] = {}
+
+    def add(self, step: Step, landed: Sequence[torch.Tensor]) -> None:
+        """Deal with the staged messages of a batch that is over."""
+        for arrival in step.arrivals:
+            came = landed[arrival.incoming][arrival.offset : arrival.offset + arrival.size_bytes]
+            if not arrival.combines:
+                assert arrival.result is not None
+                copy(view(self.memory, arrival.result), came)
+            else:
+                self._combine(arrival, came.view(self.dtype))
+
+    def _combine(self, arrival: Arrival, came: torch.Tensor) -> None:
+        own = None if arrival.own is None else self._values(arrival.own)
+        if own is not None and arrival.result is not None:
+            # The only part to come: the operator itself works in fp32 and rounds once.
+            self.operator(own, came, out=self._values(arrival.result))
+            return
+        if own is not None:
+            total = self.operator(own.to(self.wide), came)
+        elif arrival.chunk in self.open:
+            total = self.operator(self.open[arrival.chunk], came)
+        else:
+            total = came.to(self.wide)
+        self.open[arrival.chunk] = total
+        if arrival.result is not None:
+            self._values(arrival.result).copy_(self.open.pop(arrival.chunk))
+
+    def total(self, home: Piece, pieces: Sequence[Piece]) -> None:
+        """Add pieces in their order, for good."""
+        total = self._values(pieces[0]).to(self.wide)
+        for piece in pieces[1:]:
+            total = self.operator(total, self._values(piece))
+        self._values(home).copy_(total)
+
+    def _values(self, piece: Piece) -> torch.Tensor:
+        return view(self.memory, piece).view(self.dtype)
+
+
+def bytes_of(tensor: torch.Tensor | None) -> int:
+    """Zero where there is none."""
+    return 0 if tensor is None else tensor.numel() * tensor.element_size()
+
+
+def flat(tensor: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """The bytes of a contiguous tensor, where they lie."""
+    if tensor is None or not tensor.numel():
+        return torch.empty(0, dtype=torch.uint8, device=device)
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+def copy(home: torch.Tensor, origin: torch.Tensor) -> None:
+    """Copy bytes, unless they are there already."""
+    if home.data_ptr() != origin.data_ptr():
+        home.copy_(origin)
+
+
+def in_the_way(staged: Staged, memory: Memory) -> bool:
+    """Whether the output lies over a part of the input that is another chunk's, and would spoil it."""
+    shift = memory["output"].data_ptr() - memory["input"].data_ptr()
+    input_bytes = memory["input"].numel()
+    for offset, size_bytes, origin in staged.origins:
+        over = offset + shift
+        if over < input_bytes and over + size_bytes > 0 and over != origin:
+            return True
+    return False

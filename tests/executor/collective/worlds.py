@@ -1,0 +1,80 @@
+"""Scenarios on several ranks: gloo, one process a rank, all scenarios of a world in one start of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+LIMIT_S = 240
+
+Scenario = Callable[[int], None]
+
+
+def reports(
+    scenarios: Mapping[str, Scenario], folder: Path, ranks: int, last: Scenario | None = None
+) -> dict[str, list[str]]:
+    """What every rank has to say about every scenario: empty where its assertions held.
+
+    ``last`` comes after the others and may end a rank's process: such a rank says nothing about it.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = mp.start_processes(
+        _rank, args=(dict(scenarios), last, port, folder, ranks), nprocs=ranks, join=False, start_method="spawn"
+    )
+    deadline = time.monotonic() + LIMIT_S
+    try:
+        while any(process.is_alive() for process in context.processes):
+            assert time.monotonic() < deadline, "the ranks did not come to an end"
+            time.sleep(0.1)
+    finally:
+        for process in context.processes:
+            process.kill()
+    said = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+    names = [*scenarios, *(["last"] if last else [])]
+    return {name: [one.get(name, "nothing") for one in said] for name in names}
+
+
+def _rank(
+    rank: int, scenarios: Mapping[str, Scenario], last: Scenario | None, port: int, folder: Path, ranks: int
+) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    said: dict[str, str] = {}
+
+    def say() -> None:
+        (folder / f"{rank}.json").write_text(json.dumps(said))
+
+    for name, scenario in scenarios.items():
+        said[name] = _outcome(scenario, rank)
+        dist.barrier()
+    say()
+    if last is not None:
+        said["last"] = _outcome(last, rank)
+        say()
+        # The group is broken by now: no farewells. But rank 0 holds the store, in which the others may be reading.
+        (folder / f"{rank}.done").touch()
+        until = time.monotonic() + 30
+        while len(list(folder.glob("*.done"))) < ranks - 1 and time.monotonic() < until:
+            time.sleep(0.1)
+        os._exit(0)
+    dist.destroy_process_group()
+
+
+def _outcome(scenario: Scenario, rank: int) -> str:
+    try:
+        scenario(rank)
+    except Exception:  # noqa: BLE001, a report of whatever went wrong
+        return traceback.format_exc()
+    return ""
