@@ -1,0 +1,47 @@
+"""Proofs that no schedule of an instance is faster: combinatorial bounds, each a module with its argument.
+
+They hold for atomic chunks of the instance's sizes on its logical topology, whatever schedule, symmetric or not, and
+however it merges chunks. :mod:`loadmaster.models.collective.throughput` has the bound for chunks however small,
+:mod:`loadmaster.models.collective.routing` the linear programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from loadmaster.models.collective.bounds.counting import counting_bounds
+from loadmaster.models.collective.bounds.cuts import cut_bounds, dilation_ns
+from loadmaster.models.collective.bounds.gathering import gathering_bounds
+from loadmaster.models.collective.bounds.network import NEVER, Network
+from loadmaster.models.collective.instance import Instance
+
+__all__ = ["NEVER", "Bound", "all_bounds", "lower_bound"]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """No schedule is faster than ``ns``, by the argument named ``by``; ``NEVER`` or more: there is no schedule."""
+
+    ns: int
+    by: str
+
+
+def all_bounds(instance: Instance) -> Iterator[Bound]:
+    """Every combinatorial bound, cheap ones first."""
+    network = Network(instance)
+    yield Bound(dilation_ns(network), "dilation")
+    for bounds in (cut_bounds(network), counting_bounds(network), gathering_bounds(network)):
+        for ns, by in bounds:
+            yield Bound(ns, by)
+
+
+def lower_bound(instance: Instance) -> Bound:
+    """The best of them; of equals the first."""
+    best = Bound(0, "nothing to do")
+    for bound in all_bounds(instance):
+        if bound.ns > best.ns:
+            best = bound
+        if best.ns >= NEVER:
+            break
+    return best

@@ -1,0 +1,134 @@
+"""What the growth engine proves of an instance: how soon ranks can know, hand on, add up.
+
+- **Knowledge.** A target v needs a set D of chunks: all that it lacks, or those that start outside its node, or on one
+  rank. Other chunks are forgotten, which only helps. time >= tau[v, |D|].
+- **Delivery** (backwards). A rank u starts with the only copy of, or has a part of, chunks D that must end on one other
+  rank each. time >= tau[u, |D|], units being chunks that get to their targets.
+- **Spread** (backwards, flat). One chunk must get from a source to all its targets: units are targets.
+- **Sum** (forwards, flat). Every target of a sum must hear of all its parts: units are sources.
+- **Pipelined broadcast.** k chunks of b bytes start on one rank whose links all hold one resource. The one that is sent
+  first last is in a message that starts once the others have left, (k - j) b / gbps at least where it has j chunks
+  itself, which lengthens it by (j - 1) b / gbps; so time >= (k - 1) b / gbps + spread of one chunk. Sums to one rank:
+  the same from the end.
+
+For collectives between few and small messages this is the information-doubling bound: on a port that takes a message
+at a time, what a rank knows at most doubles with every message. For large ones it is the release of chunks by NICs into
+nodes, and from there through one port. All in one, with the bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from loadmaster.models.collective.bounds.growth import Growth, Units, open_links
+from loadmaster.models.collective.bounds.network import BoolArray, IntArray, Network
+
+# The engine's time grows with the square of the units; more chunks than this at one rank are bounded by cuts alone.
+LARGEST_COUNT = 1024
+
+
+def gathering_bounds(network: Network) -> Iterator[tuple[int, str]]:
+    """All of the above, at typical ranks and chunks."""
+    copies = ~network.reduces
+    done: set[bytes] = set()
+    for rank in network.typical_ranks:
+        wanted = copies & network.targets[:, rank]
+        nearby = network.sources[:, network.node_of == network.node_of[rank]].any(axis=1)
+        for chunks in (wanted, wanted & ~nearby):
+            if chunks.tobytes() not in done:
+                done.add(chunks.tobytes())
+                yield knowledge_ns(network, chunks), "growth of what ranks know"
+        single = network.sources[:, rank] & ~network.targets[:, rank] & (network.targets.sum(axis=1) == 1)
+        yield (
+            delivery_ns(network, single & (network.reduces | (network.sources.sum(axis=1) == 1))),
+            "delivery by a rank",
+        )
+    for chunk in _typical_chunks(network):
+        yield from _one_chunk(network, chunk)
+
+
+def knowledge_ns(network: Network, chunks: BoolArray) -> int:
+    """When every rank that wants all of some copied chunks may have them at the earliest.
+
+    Args:
+        chunks: [chunks] the set D.
+    """
+    if not 0 < np.count_nonzero(chunks) <= LARGEST_COUNT:
+        return 0
+    first = network.sources[chunks].sum(axis=0)
+    growth = Growth(network, _units(network, chunks, first, backwards=False))
+    wanting = np.flatnonzero(network.targets[chunks].all(axis=0))
+    return max((growth.time_ns(int(v), int(chunks.sum())) for v in wanting), default=0)
+
+
+def delivery_ns(network: Network, chunks: BoolArray) -> int:
+    """When a rank that has all of some chunks of one target each may be rid of them at the earliest."""
+    if not 0 < np.count_nonzero(chunks) <= LARGEST_COUNT:
+        return 0
+    first = network.targets[chunks].sum(axis=0)
+    growth = Growth(network, _units(network, chunks, first, backwards=True))
+    having = np.flatnonzero(network.sources[chunks].all(axis=0))
+    return max((growth.time_ns(int(u), int(chunks.sum())) for u in having), default=0)
+
+
+def spread_ns(network: Network, chunk: int) -> int:
+    """From a source to all targets (copies of one source), or from any one source to all targets (sums)."""
+    growth = Growth(network, _flat(network, chunk, network.targets[chunk], backwards=True))
+    count = int(network.targets[chunk].sum())
+    return max(growth.time_ns(int(u), count) for u in np.flatnonzero(network.sources[chunk]))
+
+
+def sum_ns(network: Network, chunk: int) -> int:
+    """From all sources of a sum to one target."""
+    growth = Growth(network, _flat(network, chunk, network.sources[chunk], backwards=False))
+    count = int(network.sources[chunk].sum())
+    return max(growth.time_ns(int(v), count) for v in np.flatnonzero(network.targets[chunk]))
+
+
+def _one_chunk(network: Network, chunk: int) -> Iterator[tuple[int, str]]:
+    """Spread and sum of one chunk, with those of its kind that start and end where it does."""
+    topology, sources, targets = network.topology, network.sources[chunk], network.targets[chunk]
+    together = (network.kind_of == network.kind_of[chunk]) & (network.reduces == network.reduces[chunk])
+    together &= (network.sources == sources).all(axis=1) & (network.targets == targets).all(axis=1)
+    others = int(together.sum()) - 1
+    if sources.sum() == 1 and targets.sum() > 1 and not network.reduces[chunk]:
+        first_ns = _sends_ns(network, topology.out_links[int(np.argmax(sources))], chunk, others)
+        yield first_ns + spread_ns(network, chunk), "pipelined broadcast"
+    elif network.reduces[chunk] and targets.sum() == 1:
+        last_ns = _sends_ns(network, topology.in_links[int(np.argmax(targets))], chunk, others)
+        yield sum_ns(network, chunk) + last_ns, "pipelined sum"
+    elif network.reduces[chunk]:
+        yield spread_ns(network, chunk), "spread of a part"
+        yield sum_ns(network, chunk), "sum of all parts"
+
+
+def _sends_ns(network: Network, links: tuple[int, ...], chunk: int, count: int) -> int:
+    """count b / gbps, of chunks of b bytes that leave, or arrive at, one rank over links that all hold one resource."""
+    used = set(network.used_links)
+    machines = network.cover(k for k in links if k in used)
+    return math.floor(count * int(network.size_bytes[chunk]) / machines[0].gbps) if len(machines) == 1 else 0
+
+
+def _units(network: Network, chunks: BoolArray, first: IntArray, *, backwards: bool) -> Units:
+    sizes = np.sort(network.size_bytes[chunks])
+    return Units(first.astype(np.int64), len(sizes), sizes, False, open_links(network, chunks), backwards)
+
+
+def _flat(network: Network, chunk: int, members: BoolArray, *, backwards: bool) -> Units:
+    count = int(members.sum())
+    limit = network.usable[network.kind_of[chunk]].astype(np.int64) * count
+    return Units(members.astype(np.int64), count, network.size_bytes[chunk : chunk + 1], True, limit, backwards)
+
+
+def _typical_chunks(network: Network) -> list[int]:
+    """The first chunk of those that start and end at ranks of the same colours and are of one size."""
+    first: dict[tuple[object, ...], int] = {}
+    for index, chunk in enumerate(network.instance.chunks):
+        look = tuple(
+            tuple(np.bincount(network.alike[list(ranks)]).tolist()) for ranks in (chunk.sources, chunk.targets)
+        )
+        first.setdefault((chunk.size_bytes, chunk.reduces, *look), index)
+    return list(first.values())

@@ -1,0 +1,229 @@
+"""The growth engine: how soon can a rank, or a node, have a number of units?
+
+A *unit* is something that ranks hand on and keep: a chunk, or the part of a rank in a sum. tau[v, j] is to be a time
+before which no schedule has j units on rank v. Messages carry at most what their sender holds, several units in one
+message if the schedule likes; so there is no count of messages here but the one that follows:
+
+(1) tau[v, j] = 0 for the units that v starts with. The others arrive over machines (resources that together hold every
+    link into v, each link counted at one of them); v has j units once its machines have delivered j less the first
+    ones: tau[v, .] is the sorted union of phi[m, .] + after[m] over its machines m.
+(2) A machine delivers one message after another. Before the i-th unit is delivered the last message, of n units over
+    link k from rank w, was sent: after the machine had delivered i - n; after w held n; and, if all senders of the
+    machine are in one node U, after U as a whole had i units, since units on one machine are all different:
+        phi[m, i] = min over k, n of max(phi[m, i-n], tau[w, n] + before[k], tau[U, i] + before[k]) + occupancy[k](n)
+    n is at most the number of units that may use k at all (a sketch's relays), i their sum over the links of m.
+(3) tau[U, j] is (1) and (2) for the machines of the links into node U.
+
+By induction over its messages in the order of time, every schedule has v hold j units at tau[v, j] or later, for any
+solution of these equations: (1) and (2) follow a message to what must have been there when it was sent. An iteration
+from above finds the largest.
+
+Time runs either way. Forwards, links are followed from source to target, a unit is on its way for latency after its
+occupancy. Backwards, from the end, tau[w, j] is the least time left in which what w has may serve j units (targets, or
+chunks to be handed in); links are followed from target to source, and the latency comes before the occupancy.
+
+Units cost bytes each (chunks that are copied) or nothing beyond the first in a message (parts of one sum, forwards;
+targets of one chunk, backwards).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadmaster.models.collective.bounds.network import NEVER, BoolArray, IntArray, Machine, Network, numbered
+from loadmaster.models.collective.topology import Link
+
+
+@dataclass(frozen=True)
+class Units:
+    """What grows.
+
+    Attributes:
+        first: [ranks] units that each rank starts with (backwards: that end there).
+        count: of all units.
+        sizes_bytes: ascending: a message of n units carries at least the first n of them together.
+        flat: a message of n >= 1 units carries ``sizes_bytes[0]``, whatever n is.
+        limit: [links] how many units may use each link; 0 closes it.
+        backwards: time runs from the end.
+    """
+
+    first: IntArray
+    count: int
+    sizes_bytes: IntArray
+    flat: bool
+    limit: IntArray
+    backwards: bool
+
+
+@dataclass(frozen=True)
+class _Row:
+    """The equation (2) for links of equal costs, to one machine, from senders of one colour."""
+
+    machine: int
+    sender: int
+    occupancy_ns: IntArray
+    before_ns: int
+    node: int
+
+
+# Links of a machine that are alike: (latency, message cost, GB/s, limit, colour of the sender, colour of its node).
+_Kind = tuple[int, int, float, int, int, int]
+# A machine: whether all its senders are in one node, and its kinds of links.
+_Look = tuple[bool, tuple[_Kind, ...]]
+
+
+class Growth:
+    """tau of all ranks: ``tau[colour_of[rank], j]``.
+
+    Ranks of one colour have the same equations, and so have nodes: colours are refined until their machines, and the
+    colours at the other ends, are the same.
+    """
+
+    def __init__(self, network: Network, units: Units) -> None:
+        self._network, self._units = network, units
+        nodes = network.topology.ranks_of_node
+        into = network.exits if units.backwards else network.entries
+        into_node = network.node_exits if units.backwards else network.node_entries
+        self.colour_of = [int(f) for f in units.first]
+        self._node_colour = dict.fromkeys(nodes, 0)
+        seen = (0, 0)
+        while True:
+            looks = [tuple(sorted(self._look(m) for m in machines)) for machines in into]
+            of_node = {node: tuple(sorted(self._look(m) for m in into_node[node])) for node in nodes}
+            inside = {node: tuple(sorted(self.colour_of[r] for r in ranks)) for node, ranks in nodes.items()}
+            homes = [self._node_colour[node] for node in network.topology.node_of]
+            self.colour_of = numbered(list(zip(self.colour_of, homes, looks, strict=True)))
+            fresh = numbered([(self._node_colour[node], inside[node], of_node[node]) for node in nodes])
+            self._node_colour = dict(zip(nodes, fresh, strict=True))
+            count = (len(set(self.colour_of)), len(set(fresh)))
+            if count == seen:
+                break
+            seen = count
+        self._rows: list[_Row] = []
+        self._after: list[int] = []
+        self._cap: list[int] = []
+        first = {colour: rank for rank, colour in reversed(list(enumerate(self.colour_of)))}
+        first_node = {colour: node for node, colour in reversed(self._node_colour.items())}
+        self._ranks = [first[colour] for colour in range(len(first))]
+        self._nodes = [first_node[colour] for colour in range(len(first_node))]
+        self._machines_of_colour = [self._add(into[r], inside_node=True) for r in self._ranks]
+        self._machines_of_node = [self._add(into_node[node], inside_node=False) for node in self._nodes]
+        self._solve()
+
+    def time_ns(self, rank: int, count: int) -> int:
+        """When a rank may have that many units at the earliest."""
+        return int(self.tau[self.colour_of[rank], count])
+
+    def _look(self, machine: Machine) -> _Look:
+        """What a machine looks like, with the colours of this round."""
+        topology, limit, kinds, nodes = self._network.topology, self._units.limit, set(), set()
+        for k in machine.links:
+            if limit[k]:
+                link = topology.links[k]
+                sender = self._sender(k)
+                node = topology.node_of[sender]
+                nodes.add(node)
+                colours = (self.colour_of[sender], self._node_colour[node])
+                kinds.add((link.latency_ns, link.message_ns, link.gbps, int(limit[k]), *colours))
+        return len(nodes) == 1, tuple(sorted(kinds))
+
+    def _sender(self, k: int) -> int:
+        """From whom units come over a link, in this direction of time."""
+        link = self._network.topology.links[k]
+        return link.target if self._units.backwards else link.source
+
+    def _add(self, machines: Sequence[Machine], *, inside_node: bool) -> list[int]:
+        """Rows for the machines of a rank (``inside_node``: where senders are in one node, it counts) or of a node."""
+        units, found = self._units, []
+        for machine in machines:
+            alone, kinds = self._look(machine)
+            if not kinds:
+                continue
+            found.append(len(self._after))
+            limits = [int(units.limit[k]) for k in machine.links]
+            self._cap.append(min(units.count, sum(limits)))
+            self._after.append(0 if units.backwards else min(latency_ns for latency_ns, *_ in kinds))
+            examples = {(k.latency_ns, k.message_ns, k.gbps): k for k in map(self._link, machine.links)}
+            for latency_ns, message_ns, gbps, limit, sender, node in kinds:
+                occupancy = self._occupancy(examples[latency_ns, message_ns, gbps], limit)
+                before = latency_ns if units.backwards else 0
+                self._rows.append(_Row(found[-1], sender, occupancy, before, node if inside_node and alone else -1))
+        return found
+
+    def _link(self, k: int) -> Link:
+        return self._network.topology.links[k]
+
+    def _occupancy(self, link: Link, limit: int) -> IntArray:
+        """[units] of a message of 1, 2 .. units over a link; NEVER above the limit."""
+        found = np.full(self._units.count, NEVER, dtype=np.int64)
+        sizes = np.cumsum(self._units.sizes_bytes)
+        for n in range(min(limit, self._units.count)):
+            found[n] = link.occupancy_ns(int(sizes[0 if self._units.flat else n]))
+        return found
+
+    def _solve(self) -> None:
+        """Iterate (1) to (3) from above until they rest."""
+        units, rows, width = self._units, self._rows, self._units.count + 1
+        self.tau = self._start([int(units.first[r]) for r in self._ranks], width)
+        members = self._network.topology.ranks_of_node
+        held = [min(units.count, sum(int(units.first[r]) for r in members[node])) for node in self._nodes]
+        of_node = self._start(held, width)
+        if not rows:
+            return
+        machine, sender, node = (np.array(x) for x in zip(*((r.machine, r.sender, r.node) for r in rows), strict=True))
+        occupancy, before = np.array([r.occupancy_ns for r in rows]), np.array([[r.before_ns] for r in rows])
+        starts = np.flatnonzero(np.r_[True, machine[1:] != machine[:-1]])
+        after, cap = np.array(self._after)[:, None], np.array(self._cap)[:, None]
+        while True:
+            sent = np.minimum(self.tau[sender, 1:] + before, NEVER)
+            there = np.where(node[:, None] >= 0, of_node[node] + before, 0)
+            phi = _deliver(machine, starts, sent, there, occupancy, width)
+            arrived = np.where(np.arange(1, width) <= cap, np.minimum(phi[:, 1:] + after, NEVER), NEVER)
+            tau = self._merge(self.tau, self._machines_of_colour, arrived)
+            of_node_next = self._merge(of_node, self._machines_of_node, arrived)
+            if np.array_equal(tau, self.tau) and np.array_equal(of_node_next, of_node):
+                return
+            self.tau, of_node = tau, of_node_next
+
+    @staticmethod
+    def _start(first: Sequence[int], width: int) -> IntArray:
+        found = np.full((len(first), width), NEVER, dtype=np.int64)
+        for row, held in enumerate(first):
+            found[row, : held + 1] = 0
+        return found
+
+    @staticmethod
+    def _merge(tau: IntArray, machines: Sequence[Sequence[int]], arrived: IntArray) -> IntArray:
+        """(1): the sorted union of what the machines deliver."""
+        found = tau.copy()
+        for row, members in enumerate(machines):
+            held = int(np.count_nonzero(tau[row] == 0))
+            if members and held < tau.shape[1]:
+                found[row, held:] = np.sort(arrived[list(members)].ravel())[: tau.shape[1] - held]
+        return found
+
+
+def _deliver(
+    machine: IntArray, starts: IntArray, sent: IntArray, there: IntArray, occupancy: IntArray, width: int
+) -> IntArray:
+    """(2): phi [machines, units + 1]."""
+    phi = np.full((len(starts), width), NEVER, dtype=np.int64)
+    phi[:, 0] = 0
+    rows = phi[machine]
+    for i in range(1, width):
+        # Messages of n = 1 .. i units, when the machine had delivered i - n.
+        begin = np.maximum(rows[:, i - 1 :: -1], sent[:, :i])
+        end = np.maximum(begin, there[:, i : i + 1]) + occupancy[:, :i]
+        phi[:, i] = np.minimum(np.minimum.reduceat(end.min(axis=1), starts), NEVER)
+        rows[:, i] = phi[machine, i]
+    return phi
+
+
+def open_links(network: Network, chunks: BoolArray) -> IntArray:
+    """[links] how many of some chunks may use each link."""
+    count = np.bincount(network.kind_of[chunks], minlength=len(network.first_of_kind))
+    found: IntArray = (network.usable * count[:, None]).sum(axis=0).astype(np.int64)
+    return found

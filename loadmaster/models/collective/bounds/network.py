@@ -1,0 +1,224 @@
+"""What all bounds of an instance start from: distances, covers of cuts by resources, and ranks that look alike.
+
+Everything here holds for every schedule, however it merges chunks: the cost of a message is counted only where a proof
+says that at least one message is sent, and bytes at the bandwidth of the fastest link that holds a resource.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadmaster.models.collective.instance import Instance
+
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+# No way. Sums of three of them stay within 64 bits.
+NEVER = 2**60
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A resource as one machine of a cut: every link of the cut is held by one machine, and each works alone.
+
+    Attributes:
+        links: indices of the links of the cut that it stands for.
+        message_ns: the least cost of a message on them.
+        gbps: of the fastest of them.
+    """
+
+    resource: int
+    links: tuple[int, ...]
+    message_ns: int
+    gbps: float
+
+
+class Network:
+    """An instance, with what is asked of it again and again.
+
+    Attributes:
+        kind_of: [chunks] index of the chunk's kind: its size and its senders.
+    """
+
+    def __init__(self, instance: Instance) -> None:
+        # A chunk of no bytes is everywhere from the start.
+        self.instance = instance = replace(instance, chunks=tuple(c for c in instance.chunks if c.size_bytes))
+        self.topology = instance.topology
+        self.rank_count = instance.topology.rank_count
+        kinds: dict[tuple[int, frozenset[int] | None], int] = {}
+        self.kind_of = np.array(
+            [kinds.setdefault((c.size_bytes, c.senders), len(kinds)) for c in instance.chunks], dtype=np.int64
+        )
+        self._kinds = list(kinds)
+        self.first_of_kind = [int(np.flatnonzero(self.kind_of == kind)[0]) for kind in range(len(kinds))]
+
+    @cached_property
+    def size_bytes(self) -> IntArray:
+        """[chunks]"""
+        return np.array([c.size_bytes for c in self.instance.chunks], dtype=np.int64)
+
+    @cached_property
+    def sources(self) -> BoolArray:
+        """[chunks, ranks]"""
+        return self._membership([c.sources for c in self.instance.chunks])
+
+    @cached_property
+    def targets(self) -> BoolArray:
+        """[chunks, ranks]"""
+        return self._membership([c.targets for c in self.instance.chunks])
+
+    @cached_property
+    def reduces(self) -> BoolArray:
+        """[chunks]"""
+        return np.array([c.reduces for c in self.instance.chunks], dtype=bool)
+
+    @cached_property
+    def node_of(self) -> IntArray:
+        """[ranks]"""
+        return np.array(self.topology.node_of, dtype=np.int64)
+
+    @cached_property
+    def distance_ns(self) -> IntArray:
+        """[kinds, ranks, ranks]: the least time in which a lone chunk of a kind gets from one rank to another."""
+        found = np.full((len(self._kinds), self.rank_count, self.rank_count), NEVER, dtype=np.int64)
+        for kind, (size_bytes, _) in enumerate(self._kinds):
+            matrix = found[kind]
+            np.fill_diagonal(matrix, 0)
+            for k in self.instance.usable_links[self.first_of_kind[kind]]:
+                link = self.topology.links[k]
+                matrix[link.source, link.target] = link.transfer_ns(size_bytes)
+            for via in range(self.rank_count):
+                np.minimum(matrix, matrix[:, via, None] + matrix[None, via, :], out=matrix)
+            np.minimum(matrix, NEVER, out=matrix)
+        return found
+
+    @cached_property
+    def usable(self) -> BoolArray:
+        """[kinds, links]"""
+        found = np.zeros((len(self._kinds), len(self.topology.links)), dtype=bool)
+        for kind, chunk in enumerate(self.first_of_kind):
+            found[kind, list(self.instance.usable_links[chunk])] = True
+        return found
+
+    def cover(self, links: Iterable[int]) -> tuple[Machine, ...]:
+        """Few machines that stand for some links: each link goes to one of its resources.
+
+        Any choice gives a valid bound; the resource that holds the most links left is taken first.
+        """
+        left = set(links)
+        holders: dict[int, set[int]] = {}
+        for k in left:
+            for resource in self.topology.links[k].resources:
+                holders.setdefault(resource, set()).add(k)
+        machines = []
+        while left:
+            resource = max(holders, key=lambda r: (len(holders[r]), -r))
+            taken = holders.pop(resource)
+            members = [self.topology.links[k] for k in taken]
+            machines.append(
+                Machine(
+                    resource,
+                    tuple(sorted(taken)),
+                    min(k.message_ns for k in members),
+                    max(k.gbps for k in members),
+                )
+            )
+            left -= taken
+            for others in holders.values():
+                others -= taken
+        return tuple(machines)
+
+    @cached_property
+    def used_links(self) -> tuple[int, ...]:
+        """Links that some chunk may use."""
+        return tuple(int(k) for k in np.flatnonzero(self.usable.any(axis=0)))
+
+    @cached_property
+    def entries(self) -> Sequence[tuple[Machine, ...]]:
+        """Per rank, the machines of the links that arrive."""
+        used = set(self.used_links)
+        return [self.cover(k for k in links if k in used) for links in self.topology.in_links]
+
+    @cached_property
+    def exits(self) -> Sequence[tuple[Machine, ...]]:
+        """Per rank, the machines of the links that leave."""
+        used = set(self.used_links)
+        return [self.cover(k for k in links if k in used) for links in self.topology.out_links]
+
+    @cached_property
+    def node_entries(self) -> Mapping[int, tuple[Machine, ...]]:
+        """Per node, the machines of the links that arrive from others."""
+        return self._at_nodes([(k, self.topology.node_of[self.topology.links[k].target]) for k in self.used_links])
+
+    @cached_property
+    def node_exits(self) -> Mapping[int, tuple[Machine, ...]]:
+        """Per node, the machines of the links that leave for others."""
+        return self._at_nodes([(k, self.topology.node_of[self.topology.links[k].source]) for k in self.used_links])
+
+    def _at_nodes(self, links: Sequence[tuple[int, int]]) -> Mapping[int, tuple[Machine, ...]]:
+        found: dict[int, list[int]] = {node: [] for node in self.topology.ranks_of_node}
+        for k, node in links:
+            if self.topology.crosses(self.topology.links[k]):
+                found[node].append(k)
+        return {node: self.cover(of) for node, of in found.items()}
+
+    @cached_property
+    def alike(self) -> IntArray:
+        """[ranks] equal numbers for ranks that no few looks around tell apart.
+
+        By colour refinement, from the bytes that a rank starts and ends with. Bounds are looked for at one rank of
+        each colour only: the largest over some ranks is a bound, whether or not the others would give the same.
+        """
+        start = [
+            (int(self.size_bytes[self.sources[:, r]].sum()), int(self.size_bytes[self.targets[:, r]].sum()))
+            for r in range(self.rank_count)
+        ]
+        return self.refine(start)
+
+    def refine(self, start: Sequence[object], *, rounds: int = 8) -> IntArray:
+        """[ranks] colours: equal where ``start`` and, ``rounds`` steps around, links and their ends are alike."""
+        colour = numbered(start)
+        links = [self.topology.links[k] for k in self.used_links]
+        costs = numbered([(k.latency_ns, k.message_ns, k.gbps, self.topology.crosses(k)) for k in links])
+        ends = [(cost, k.source, k.target) for cost, k in zip(costs, links, strict=True)]
+        count = len(set(colour))
+        for _ in range(rounds):
+            around: list[list[tuple[int, int, int]]] = [[] for _ in colour]
+            for cost, source, target in ends:
+                around[target].append((0, cost, colour[source]))
+                around[source].append((1, cost, colour[target]))
+            colour = numbered([(c, tuple(sorted(a))) for c, a in zip(colour, around, strict=True)])
+            if len(set(colour)) == count:
+                break
+            count = len(set(colour))
+        return np.array(colour, dtype=np.int64)
+
+    @cached_property
+    def typical_ranks(self) -> tuple[int, ...]:
+        """The first rank of each colour."""
+        return tuple(int(r) for r in np.unique(self.alike, return_index=True)[1])
+
+    @cached_property
+    def typical_nodes(self) -> tuple[int, ...]:
+        """The first of the nodes whose ranks have the same colours."""
+        first: dict[tuple[int, ...], int] = {}
+        for node, ranks in self.topology.ranks_of_node.items():
+            first.setdefault(tuple(sorted(int(self.alike[r]) for r in ranks)), node)
+        return tuple(first.values())
+
+    def _membership(self, ranks: Sequence[Sequence[int]]) -> BoolArray:
+        found = np.zeros((len(ranks), self.rank_count), dtype=bool)
+        for row, members in enumerate(ranks):
+            found[row, list(members)] = True
+        return found
+
+
+def numbered(values: Sequence[object]) -> list[int]:
+    """Each value's number in the order in which values appear."""
+    numbers: dict[object, int] = {}
+    return [numbers.setdefault(value, len(numbers)) for value in values]
