@@ -28,8 +28,6 @@ from loadmaster.models.memory.minimum import minimum_budget
 WARM_UP = 2
 STEPS = 15
 TRIES = 3
-# What the first rows of a case have taught is known by then.
-SWEEP_TRIES = 2
 
 
 class Runner:
@@ -88,7 +86,7 @@ class Runner:
                     backend=self.backend,
                     offload=self.row.get("implementations") == OFFLOADING,
                     offer=promise.offered(self.row.get("implementations", OFFLOADING)),
-                    tries=TRIES if "group" in self.row else SWEEP_TRIES,
+                    tries=TRIES,
                     facts=self.facts,
                 )
         if "checkpoint" in method:
