@@ -1,0 +1,228 @@
+"""Automatic sketches: what to try where the user draws none.
+
+Every sketch here only leaves links out, or lets fewer ranks send a chunk to another node; none changes a cost. So its
+schedules are schedules of the physical topology, and a bound of the physical topology is one for all of them.
+
+Relay patterns, between nodes: one sender and one receiver for each NIC (as dgx2-sk-1 and ndv2-sk-1), each rank to its
+counterparts (as dgx2-sk-2), every link. Symmetries: the rotations of whole nodes, then of ranks inside a node, that are
+automorphisms of what the pattern leaves; with the first, one decision stands for all nodes, with both for all ranks.
+Fewer symmetries leave more schedules and cost more search.
+
+Source: TACCL, 003_283bdbbccdcfdb68.txt, sections 5.4.1 and 5.8.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from loadmaster.errors import InputError
+from loadmaster.models.collective.collectives import ROOTED, pieces
+from loadmaster.models.collective.instance import Instance
+from loadmaster.models.collective.logical import instance_of
+from loadmaster.models.collective.problem import CollectiveProblem, Sketch
+from loadmaster.models.collective.reach import unreachable
+from loadmaster.models.collective.rotations import generator, rotation
+from loadmaster.models.collective.sketch import local_ranks
+from loadmaster.models.collective.topology import Topology
+
+# More chunks than this in all, and more parts of a piece are not tried: what they gain in pipelining is little by then.
+MOST_CHUNKS = 1024
+MOST_PARTS = 64
+# Parts are not cut so small that the fixed cost of a message is more than so many times their time on a link.
+LARGEST_FIXED_SHARE = 4.0
+
+Rotation = tuple[int, int]
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Which links between nodes are used; fields as of :class:`Sketch`."""
+
+    name: str
+    internode: Mapping[int, tuple[int, ...]] | None = None
+    relays: Mapping[int, int] = field(default_factory=dict)
+
+
+def candidates(problem: CollectiveProblem) -> list[Sketch]:
+    """Sketches worth trying, the most promising first; the user's own alone where there is one.
+
+    They leave the chunk count open: :func:`chunk_counts`.
+    """
+    if problem.sketch is not None:
+        return [problem.sketch]
+    by_symmetry: dict[int, list[Sketch]] = {}
+    for pattern in _patterns(problem):
+        if pattern.internode is not None and unreachable(_probe(problem, pattern)):
+            continue
+        chain = _rotations(problem, pattern)
+        per_node = _ranks_per_node(problem.topology) or problem.topology.rank_count
+        between = tuple((o, g) for o, g in chain if o % per_node == 0)
+        for place, rotations in enumerate((chain, between, ())):
+            if rotations in (chain, between, ())[:place]:
+                continue
+            name = f"{pattern.name}{''.join(f' [{o}, {g}]' for o, g in rotations)}"
+            sketch = Sketch(name=name, internode=pattern.internode, relays=pattern.relays, symmetry=rotations)
+            by_symmetry.setdefault(place, []).append(sketch)
+    return [sketch for _, sketches in sorted(by_symmetry.items()) for sketch in sketches]
+
+
+def chunk_counts(problem: CollectiveProblem, size_bytes: int, sketch: Sketch | None = None) -> tuple[int, ...]:
+    """Parts of each rank's piece worth trying at a size, ascending; what the problem or the sketch says where it does.
+
+    Powers of two that divide the size, up to parts so small that a message's fixed cost outweighs them. 1 where none
+    divides: the refusal then says which sizes do.
+    """
+    sketch = sketch or problem.sketch
+    if problem.chunk_counts:
+        return problem.chunk_counts
+    if sketch is not None and sketch.chunk_count is not None:
+        return (sketch.chunk_count,)
+    if problem.collective == "custom":
+        return (1,)
+    ranks = problem.topology.rank_count
+    squared = problem.collective in ("alltoall", "alltoallv")
+    cut = ranks**2 if problem.collective == "alltoallv" else pieces(problem)
+    many = ranks * ranks if squared else cut
+    # The link that a part spends least time on beside its fixed cost decides: there, smaller parts stop paying last.
+    worth = max(((k.latency_ns + k.message_ns) * k.gbps for k in problem.topology.links), default=0.0)
+    least_bytes = max(1.0, worth / LARGEST_FIXED_SHARE)
+    found = []
+    parts = 1
+    while parts <= MOST_PARTS and (
+        parts == 1 or (many * parts <= MOST_CHUNKS and size_bytes / cut / parts >= least_bytes)
+    ):
+        if problem.collective == "alltoallv" or size_bytes % (cut * parts) == 0:
+            found.append(parts)
+        parts *= 2
+    return tuple(found) or (1,)
+
+
+def _patterns(problem: CollectiveProblem) -> list[Pattern]:
+    """Relay patterns that this topology has, each of other links."""
+    topology = problem.topology
+    everything = Pattern("every link")
+    if topology.node_count == 1 or _ranks_per_node(topology) is None:
+        return [everything]
+    local = local_ranks(topology)
+    pairs = {(local[k.source], local[k.target]) for k in topology.links if topology.crosses(k)}
+    direct = {i: (i,) for i in range(max(local) + 1)}
+    found = []
+    groups = _nic_groups(topology)
+    if groups and any(len(group) > 1 for group in groups):
+        ends = [_ends(topology, group) for group in groups]
+        internode = {sender: (receiver,) for sender, receiver in ends}
+        sums_or_root = problem.collective not in ("allgather", "alltoall")
+        relays = {} if sums_or_root else {i: s for group, (s, _) in zip(groups, ends, strict=True) for i in group}
+        if all(end in pairs for end in ends):
+            found.append(Pattern("one pair per NIC", internode, relays))
+    if all((i, i) in pairs for i in direct) and len(pairs) > len(direct):
+        found.append(Pattern("direct map", direct))
+    return [*found, everything]
+
+
+def _ranks_per_node(topology: Topology) -> int | None:
+    """Ranks of each node; None where nodes differ, or are not ranges of ranks one after another."""
+    count = topology.rank_count // topology.node_count
+    like = tuple(topology.node_of[r // count * count] for r in range(topology.rank_count))
+    same = like == topology.node_of and all(len(ranks) == count for ranks in topology.ranks_of_node.values())
+    return count if same else None
+
+
+def _nic_groups(topology: Topology) -> list[tuple[int, ...]]:
+    """Local ranks that share a NIC, group by group; empty where nodes differ in that."""
+    local = local_ranks(topology)
+    shared: dict[int, frozenset[int]] = {}
+    for link in topology.links:
+        if topology.crosses(link):
+            held = frozenset(link.resources)
+            shared[link.source] = shared.get(link.source, held) & held
+    found: set[tuple[tuple[int, ...], ...]] = set()
+    for ranks in topology.ranks_of_node.values():
+        of_nic: dict[frozenset[int], list[int]] = {}
+        for rank in ranks:
+            if shared.get(rank):
+                of_nic.setdefault(shared[rank], []).append(local[rank])
+        found.add(tuple(tuple(group) for group in of_nic.values()))
+    return list(found.pop()) if len(found) == 1 else []
+
+
+def _ends(topology: Topology, group: tuple[int, ...]) -> tuple[int, int]:
+    """A sender and a receiver of a NIC: two ranks where there are, the first pair with the fastest link between."""
+    if len(group) == 1:
+        return group[0], group[0]
+    node = next(iter(topology.ranks_of_node.values()))
+
+    def gbps(pair: tuple[int, int]) -> float:
+        link = topology.link_between.get((node[pair[0]], node[pair[1]]))
+        return 0.0 if link is None else topology.links[link].gbps
+
+    return max(((a, b) for a in group for b in group if a != b), key=gbps)
+
+
+def _rotations(problem: CollectiveProblem, pattern: Pattern) -> tuple[Rotation, ...]:
+    """Rotations that are symmetries under a pattern, from whole nodes down to ranks, each inside the one before.
+
+    Each is by the least offset that is one, so together they map a rank to as many others as they can, short of mapping
+    a link to one that it shares a resource with: such links could not be used at one time.
+    """
+    topology = problem.topology
+    per_node = _ranks_per_node(topology)
+    # A rotation moves every rank, a root too.
+    if per_node is None or problem.collective in ROOTED:
+        return ()
+    instance = _probe(problem, pattern)
+    found: list[Rotation] = []
+    elements = [tuple(range(topology.rank_count))]
+    for unit, size in ((per_node, topology.rank_count), (1, per_node)):
+        group, offset = size, unit
+        while offset < group:
+            if group % offset == 0 and _is_symmetry(instance, offset, group):
+                together = _products(elements, rotation(topology.rank_count, offset, group))
+                if _orbits_share_nothing(instance.topology, together):
+                    found.append((offset, group))
+                    elements = together
+                    group, offset = offset, unit
+                    continue
+            offset += unit
+    return tuple(found)
+
+
+def _products(elements: Sequence[Ranks], generator_: Ranks) -> list[Ranks]:
+    """The group of some permutations and one more that commutes with them."""
+    found, power = list(elements), generator_
+    while power != elements[0]:
+        found += [tuple(power[r] for r in element) for element in elements]
+        power = tuple(generator_[r] for r in power)
+    return found
+
+
+def _orbits_share_nothing(topology: Topology, elements: Sequence[Ranks]) -> bool:
+    """Whether all images of every link can be in use at one time."""
+    seen: set[int] = set()
+    for index, link in enumerate(topology.links):
+        if index not in seen:
+            orbit = {topology.link_between[ranks[link.source], ranks[link.target]] for ranks in elements}
+            held = [resource for k in orbit for resource in topology.links[k].resources]
+            if len(held) != len(set(held)):
+                return False
+            seen |= orbit
+    return True
+
+
+def _probe(problem: CollectiveProblem, pattern: Pattern) -> Instance:
+    """An instance with the symmetries of the problem's: where every rank has like chunks, one for each will do."""
+    sketch = Sketch(internode=pattern.internode, relays=pattern.relays)
+    if problem.collective in ("alltoallv", "custom"):
+        return instance_of(problem, problem.sizes_bytes[0], 1, sketch=sketch)
+    ranks = problem.topology.rank_count
+    return instance_of(replace(problem, collective="allgather", sizes_bytes=(ranks,)), ranks, 1, sketch=sketch)
+
+
+def _is_symmetry(instance: Instance, offset: int, group: int) -> bool:
+    try:
+        generator(instance, offset, group)
+    except InputError:
+        return False
+    return True
