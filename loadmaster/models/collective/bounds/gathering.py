@@ -6,6 +6,8 @@
   rank each. time >= tau[u, |D|], units being chunks that get to their targets.
 - **Spread** (backwards, flat). One chunk must get from a source to all its targets: units are targets.
 - **Sum** (forwards, flat). Every target of a sum must hear of all its parts: units are sources.
+- **Meeting.** Parts are sent on once and never grow afterwards, so each goes one way, and all ways end on the one rank
+  where the sum is first whole. A sum with several targets takes the way there (sum) and on (spread), at the best rank.
 - **Pipelined broadcast.** k chunks of b bytes start on one rank whose links all hold one resource. The one that is sent
   first last is in a message that starts once the others have left, (k - j) b / gbps at least where it has j chunks
   itself, which lengthens it by (j - 1) b / gbps; so time >= (k - 1) b / gbps + spread of one chunk. Sums to one rank:
@@ -33,19 +35,18 @@ LARGEST_COUNT = 1024
 def gathering_bounds(network: Network) -> Iterator[tuple[int, str]]:
     """All of the above, at typical ranks and chunks."""
     copies = ~network.reduces
+    alone = (network.targets.sum(axis=1) == 1) & (network.reduces | (network.sources.sum(axis=1) == 1))
     done: set[bytes] = set()
     for rank in network.typical_ranks:
+        node = network.node_of == network.node_of[rank]
         wanted = copies & network.targets[:, rank]
-        nearby = network.sources[:, network.node_of == network.node_of[rank]].any(axis=1)
-        for chunks in (wanted, wanted & ~nearby):
+        for chunks in (wanted, wanted & ~network.sources[:, node].any(axis=1)):
             if chunks.tobytes() not in done:
                 done.add(chunks.tobytes())
                 yield knowledge_ns(network, chunks), "growth of what ranks know"
-        single = network.sources[:, rank] & ~network.targets[:, rank] & (network.targets.sum(axis=1) == 1)
-        yield (
-            delivery_ns(network, single & (network.reduces | (network.sources.sum(axis=1) == 1))),
-            "delivery by a rank",
-        )
+        held = alone & network.sources[:, rank] & ~network.targets[:, rank]
+        for chunks in (held, held & ~network.targets[:, node].any(axis=1)):
+            yield delivery_ns(network, chunks), "delivery by a rank"
     for chunk in _typical_chunks(network):
         yield from _one_chunk(network, chunk)
 
@@ -75,17 +76,24 @@ def delivery_ns(network: Network, chunks: BoolArray) -> int:
 
 
 def spread_ns(network: Network, chunk: int) -> int:
-    """From a source to all targets (copies of one source), or from any one source to all targets (sums)."""
+    """From the source of a chunk to all its targets."""
     growth = Growth(network, _flat(network, chunk, network.targets[chunk], backwards=True))
-    count = int(network.targets[chunk].sum())
-    return max(growth.time_ns(int(u), count) for u in np.flatnonzero(network.sources[chunk]))
+    return growth.time_ns(int(np.argmax(network.sources[chunk])), int(network.targets[chunk].sum()))
 
 
 def sum_ns(network: Network, chunk: int) -> int:
-    """From all sources of a sum to one target."""
+    """From all sources of a sum to its target."""
     growth = Growth(network, _flat(network, chunk, network.sources[chunk], backwards=False))
-    count = int(network.sources[chunk].sum())
-    return max(growth.time_ns(int(v), count) for v in np.flatnonzero(network.targets[chunk]))
+    return growth.time_ns(int(np.argmax(network.targets[chunk])), int(network.sources[chunk].sum()))
+
+
+def meeting_ns(network: Network, chunk: int) -> int:
+    """From all sources of a sum to the best rank for it to become whole on, and from there to all targets."""
+    sources, targets = network.sources[chunk], network.targets[chunk]
+    gathered = Growth(network, _flat(network, chunk, sources, backwards=False))
+    spread = Growth(network, _flat(network, chunk, targets, backwards=True))
+    counts = int(sources.sum()), int(targets.sum())
+    return min(gathered.time_ns(r, counts[0]) + spread.time_ns(r, counts[1]) for r in range(network.rank_count))
 
 
 def _one_chunk(network: Network, chunk: int) -> Iterator[tuple[int, str]]:
@@ -101,8 +109,7 @@ def _one_chunk(network: Network, chunk: int) -> Iterator[tuple[int, str]]:
         last_ns = _sends_ns(network, topology.in_links[int(np.argmax(targets))], chunk, others)
         yield sum_ns(network, chunk) + last_ns, "pipelined sum"
     elif network.reduces[chunk]:
-        yield spread_ns(network, chunk), "spread of a part"
-        yield sum_ns(network, chunk), "sum of all parts"
+        yield meeting_ns(network, chunk), "sum at one rank, then spread"
 
 
 def _sends_ns(network: Network, links: tuple[int, ...], chunk: int, count: int) -> int:

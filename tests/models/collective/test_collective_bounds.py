@@ -1,0 +1,187 @@
+"""Lower bounds: never above the best schedule there is, and equal to it where theory says so."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadmaster.models.collective.bounds import NEVER, all_bounds, lower_bound
+from loadmaster.models.collective.checker import check
+from loadmaster.models.collective.instance import Chunk, Instance
+from loadmaster.models.collective.logical import instance_of
+from loadmaster.models.collective.problem import Collective
+from loadmaster.models.collective.topology import Link, Topology
+from tests.models.collective.optimal_schedules import Search
+from tests.models.collective.tiny import problem, ring, switched
+
+
+def instance(topology: Topology, collective: Collective, size_bytes: int, chunks: int = 1, **more: object) -> Instance:
+    return instance_of(problem(topology, collective, size_bytes, **more), size_bytes, chunks)
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> Topology:
+    """2 to 4 ranks on 1 or 2 nodes: a ring that connects them, more links, and resources shared at random."""
+    count = draw(st.integers(2, 4))
+    pairs = {(r, (r + 1) % count) for r in range(count)}
+    rest = [(a, b) for a in range(count) for b in range(count) if a != b and (a, b) not in pairs]
+    pairs |= set(draw(st.lists(st.sampled_from(rest), unique=True))) if rest else set()
+    shared = draw(st.integers(1, 4))
+    links = []
+    for k, (a, b) in enumerate(sorted(pairs)):
+        held = {shared + k} if draw(st.booleans()) else {draw(st.integers(0, shared - 1))}
+        if draw(st.booleans()):
+            held.add(draw(st.integers(0, shared - 1)))
+        cost = draw(st.sampled_from([(0, 5), (5, 0), (3, 2), (0, 0)]))
+        links.append(Link(a, b, *cost, draw(st.sampled_from([1.0, 2.0, 0.3])), tuple(sorted(held))))
+    nodes = draw(st.sampled_from([(0,) * count, tuple(int(2 * r >= count) for r in range(count))]))
+    names = tuple(f"resource {r}" for r in range(shared + len(pairs)))
+    return Topology("random", nodes, tuple(links), names)
+
+
+@st.composite
+def instances(draw: st.DrawFn) -> Instance:
+    topology = draw(topologies())
+    ranks = st.integers(0, topology.rank_count - 1)
+    some = st.lists(ranks, min_size=1, unique=True).map(lambda found: tuple(sorted(found)))
+    everyone = tuple(range(topology.rank_count))
+    size_bytes = draw(st.sampled_from([1, 4, 10]))
+    chunks = []
+    for _ in range(draw(st.integers(1, 3 if topology.rank_count < 4 else 2))):
+        reduces = draw(st.booleans())
+        sources = draw(st.one_of(some, st.just(everyone))) if reduces else (draw(ranks),)
+        targets = draw(st.one_of(some, st.just(everyone)))
+        if draw(st.booleans()):
+            size_bytes = draw(st.sampled_from([1, 4, 10]))
+        chunks.append(Chunk(size_bytes, sources, targets, reduces and len(sources) > 1))
+    return Instance(topology, tuple(chunks))
+
+
+@settings(max_examples=150, deadline=None)
+@given(instances())
+def test_no_bound_is_above_the_best_schedule(found: Instance) -> None:
+    search = Search(found, limit=4000)
+    if search.best_ns is None:
+        return
+    verdict = check(found, search.sends)
+    assert verdict.ok, verdict.violations
+    assert verdict.time_ns == search.best_ns
+    for bound in all_bounds(found):
+        assert bound.ns <= search.best_ns, bound
+
+
+@settings(max_examples=25, deadline=None)
+@given(topologies(), st.sampled_from(["allgather", "reduce_scatter", "allreduce", "alltoall", "broadcast", "gather"]))
+def test_no_bound_of_a_collective_is_above_the_best_schedule(topology: Topology, collective: Collective) -> None:
+    size_bytes = 4 * topology.rank_count
+    found = instance(topology, collective, size_bytes, root=0)
+    search = Search(found, limit=6000)
+    if search.best_ns is not None:
+        assert check(found, search.sends).ok
+        for bound in all_bounds(found):
+            assert bound.ns <= search.best_ns, bound
+
+
+def test_equal_on_tiny_cases() -> None:
+    """Where the search is exhaustive and the bound meets it."""
+    cases = [
+        instance(ring(3), "allgather", 300),
+        instance(ring(3), "alltoall", 300),
+        instance(ring(3), "reduce_scatter", 300),
+        instance(switched(1, 3), "allgather", 24),
+        instance(switched(1, 3, latency_ns=50, message_ns=0), "broadcast", 800, root=1),
+        instance(switched(2, 1), "allreduce", 16),
+    ]
+    for found in cases:
+        search = Search(found)
+        assert search.exact
+        assert lower_bound(found).ns == search.best_ns
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 16])
+def test_a_broadcast_of_one_message_over_a_switch_doubles_its_ranks(ranks: int) -> None:
+    """The postal model with latency 0: ceil(log2 n) rounds."""
+    found = instance(switched(1, ranks), "broadcast", 8, root=0)
+    assert lower_bound(found).ns == math.ceil(math.log2(ranks)) * 101
+
+
+@pytest.mark.parametrize(("ranks", "latency"), [(5, 1), (9, 2), (14, 4)])
+def test_a_broadcast_takes_as_long_as_the_postal_model_says(ranks: int, latency: int) -> None:
+    """F(t) = F(t - 1) + F(t - 1 - latency) ranks know at t (Bar-Noy and Kipnis), a message taking 1."""
+    known = [1]
+    while known[-1] < ranks:
+        known.append(known[-1] + (known[-1 - latency] if len(known) > latency else 0))
+    topology = switched(1, ranks, latency_ns=latency * 100, message_ns=0, gbps=1.0)
+    assert lower_bound(instance(topology, "broadcast", 100, root=0)).ns == (len(known) - 1) * 100
+
+
+@pytest.mark.parametrize(("ranks", "chunks"), [(4, 3), (8, 8), (6, 5)])
+def test_chunks_of_a_broadcast_follow_one_another(ranks: int, chunks: int) -> None:
+    """k - 1 + ceil(log2 n) rounds: the optimum where sending and receiving are one message at a time."""
+    topology = switched(1, ranks, message_ns=0, gbps=1.0)
+    for collective in ("broadcast", "reduce"):
+        found = instance(topology, collective, chunks * 10, chunks, root=0)
+        assert lower_bound(found).ns == 10 * (chunks - 1 + math.ceil(math.log2(ranks)))
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_small_collectives_take_the_rounds_of_doubling(ranks: int) -> None:
+    """A message costs 100, a byte next to nothing. A sum meets at one rank, and is spread from there."""
+    rounds = int(math.log2(ranks))
+    topology = switched(1, ranks, gbps=1e6)
+    for collective, times in (("allgather", 1), ("allreduce", 2), ("reduce_scatter", 1)):
+        found = lower_bound(instance(topology, collective, ranks))
+        assert found.ns == times * rounds * 101
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 6])
+def test_allgather_on_a_ring(ranks: int) -> None:
+    """Both directions are full all the time: (n - 1) / 2 pieces each way, where n is odd or pieces are halves."""
+    found = instance(ring(ranks, message_ns=0), "allgather", 200 * ranks, 2)
+    assert lower_bound(found).ns == (ranks - 1) * 100
+
+
+def test_allgather_on_a_switch_is_port_bound() -> None:
+    found = instance(switched(1, 8, message_ns=0, gbps=1.0), "allgather", 800)
+    assert lower_bound(found).ns == 700
+
+
+def test_allreduce_moves_everything_twice_over() -> None:
+    """2 (n - 1) / n of the buffer through every port, as reduce-scatter and all-gather on a switch do."""
+    found = instance(switched(1, 8, message_ns=0, gbps=1.0), "allreduce", 800)
+    assert lower_bound(found).ns == 1400
+
+
+def test_chunks_through_one_nic_and_then_the_switch() -> None:
+    """Two nodes of two: both NICs bring a chunk in, 80 each; the last one in is sent on to the other rank in 10."""
+    topology = switched(2, 2, message_ns=0, gbps=1.0)
+    assert lower_bound(instance(topology, "allgather", 40)).ns == 90
+
+
+def test_reversing_time_keeps_the_bound() -> None:
+    """ReduceScatter is AllGather from the end, on the reversed topology."""
+    for topology in (ring(5, latency_ns=7), switched(2, 3, latency_ns=11), switched(1, 5)):
+        for size_bytes in (60, 60_000):
+            gathers = lower_bound(instance(topology.reversed(), "allgather", size_bytes))
+            scatters = lower_bound(instance(topology, "reduce_scatter", size_bytes))
+            assert scatters.ns == gathers.ns
+
+
+def test_relays_hold_chunks_back() -> None:
+    """Only rank 0 may send to the other node: its NIC takes one chunk after another, which go on over the switch."""
+    topology = switched(2, 2, message_ns=0, gbps=1.0)
+    chunks = tuple(Chunk(10, (r,), (0, 1, 2, 3), senders=frozenset({0, 2})) for r in range(4))
+    assert lower_bound(Instance(topology, chunks)).ns == 80 + 80 + 10
+
+
+def test_what_cannot_be_reached_is_never() -> None:
+    topology = switched(2, 2, nic=False)
+    assert lower_bound(instance(topology, "allgather", 40)).ns >= NEVER
+
+
+def test_chunks_of_no_bytes_take_no_time() -> None:
+    topology = ring(3)
+    assert lower_bound(Instance(topology, (Chunk(0, (0,), (1, 2)),))).ns == 0
