@@ -10,11 +10,11 @@ Source: TACCL, 003_283bdbbccdcfdb68.txt, sections 5.4.1 (symmetry), 5.5.1 (route
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loadmaster.errors import InputError
-from loadmaster.models.collective.instance import Instance
+from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
 
 # Per chunk, the indices of the links it uses.
 Routes = Sequence[Sequence[int]]
@@ -41,13 +41,7 @@ def hops_of(instance: Instance, routes: Routes) -> tuple[Hop, ...]:
     """
     found: list[Hop] = []
     for index, chunk in enumerate(instance.chunks):
-        if chunk.reduces and len(chunk.targets) > 1:
-            raise InputError(
-                f"chunks[{index}].targets",
-                len(chunk.targets),
-                "is more than one target of a sum",
-                "Route the sum to one rank, and its result from there as a chunk of its own.",
-            )
+        expect_one_target(index, chunk)
         links = sorted(routes[index]) if chunk.size_bytes else []
         place = {link: len(found) + i for i, link in enumerate(links)}
         waits = _waits(instance, index, links) if chunk.size_bytes else {}
@@ -81,13 +75,56 @@ def _waits(instance: Instance, index: int, links: Sequence[int]) -> Mapping[int,
     return {k: [by[leaves[k]]] if leaves[k] in by else [] for k in links}
 
 
+def expect_one_target(index: int, chunk: Chunk) -> None:
+    """Refuse a sum with several targets.
+
+    Raises:
+        InputError: it is one.
+    """
+    if chunk.reduces and len(chunk.targets) > 1:
+        raise InputError(
+            f"chunks[{index}].targets",
+            len(chunk.targets),
+            "is more than one target of a sum",
+            "Route the sum to one rank, and its result from there as a chunk of its own.",
+        )
+
+
 def orbits(instance: Instance, pairs: Sequence[tuple[int, int]]) -> tuple[int, ...] | None:
     """Per (chunk, link), the place of the first pair of its orbit under the instance's generators.
 
-    Two pairs of an orbit start together in every symmetric schedule. None where there is no such schedule of these
-    pairs: an image is missing, or two pairs of an orbit share a resource.
+    Two pairs of an orbit start together in every symmetric schedule. None where an image is missing.
     """
     topology = instance.topology
+
+    def image(symmetry: Symmetry, pair: tuple[int, int]) -> tuple[int, int]:
+        link = topology.links[pair[1]]
+        return symmetry.chunks[pair[0]], topology.link_between[symmetry.ranks[link.source], symmetry.ranks[link.target]]
+
+    return _orbits(instance.generators, pairs, image)
+
+
+def rank_orbits(instance: Instance, pairs: Sequence[tuple[int, int]]) -> tuple[int, ...] | None:
+    """The same for pairs (chunk, rank)."""
+    return _orbits(instance.generators, pairs, lambda symmetry, p: (symmetry.chunks[p[0]], symmetry.ranks[p[1]]))
+
+
+def colliding(instance: Instance, pairs: Sequence[tuple[int, int]], orbit_of: Sequence[int]) -> frozenset[int]:
+    """Orbits of (chunk, link) of which two pairs share a resource: they cannot start together."""
+    found, held = set(), set()
+    for (_, k), orbit in zip(pairs, orbit_of, strict=True):
+        for resource in instance.topology.links[k].resources:
+            if (orbit, resource) in held:
+                found.add(orbit)
+            held.add((orbit, resource))
+    return frozenset(found)
+
+
+def _orbits(
+    generators: Sequence[Symmetry],
+    pairs: Sequence[tuple[int, int]],
+    image: Callable[[Symmetry, tuple[int, int]], tuple[int, int]],
+) -> tuple[int, ...] | None:
     place = {pair: i for i, pair in enumerate(pairs)}
     first = list(range(len(pairs)))
 
@@ -97,24 +134,11 @@ def orbits(instance: Instance, pairs: Sequence[tuple[int, int]]) -> tuple[int, .
             i = first[i]
         return i
 
-    for generator in instance.generators:
-        for i, (chunk, k) in enumerate(pairs):
-            link = topology.links[k]
-            image = topology.link_between[generator.ranks[link.source], generator.ranks[link.target]]
-            other = place.get((generator.chunks[chunk], image))
+    for generator in generators:
+        for i, pair in enumerate(pairs):
+            other = place.get(image(generator, pair))
             if other is None:
                 return None
             a, b = sorted((find(i), find(other)))
             first[b] = a
-    found = tuple(find(i) for i in range(len(pairs)))
-    return None if _collide(instance, pairs, found) else found
-
-
-def _collide(instance: Instance, pairs: Sequence[tuple[int, int]], orbit_of: Sequence[int]) -> bool:
-    held: set[Hashable] = set()
-    for (_, k), orbit in zip(pairs, orbit_of, strict=True):
-        for resource in instance.topology.links[k].resources:
-            if (orbit, resource) in held:
-                return True
-            held.add((orbit, resource))
-    return False
+    return tuple(find(i) for i in range(len(pairs)))

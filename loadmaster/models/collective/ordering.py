@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from loadmaster.models.collective.hops import Hop, Routes, hops_of, orbits
+from loadmaster.models.collective.hops import Hop, Routes, colliding, hops_of, orbits
 from loadmaster.models.collective.instance import Instance
 
 Heuristic = Literal["longest path from now first", "shortest path until now first"]
@@ -80,8 +80,9 @@ def order(
         InputError: a route is no tree, see :func:`loadmaster.models.collective.hops.hops_of`.
     """
     hops = hops_of(instance, routes)
-    orbit_of = orbits(instance, [(hop.chunk, hop.link) for hop in hops])
-    if orbit_of is None:
+    pairs = [(hop.chunk, hop.link) for hop in hops]
+    orbit_of = orbits(instance, pairs)
+    if orbit_of is None or colliding(instance, pairs, orbit_of):
         orbit_of = tuple(range(len(hops)))
     links, chunks = instance.topology.links, instance.chunks
     lasts = [links[hop.link].transfer_ns(chunks[hop.chunk].size_bytes) for hop in hops]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from loadmaster.errors import InputError
 from loadmaster.models.collective.checker import check
 from loadmaster.models.collective.earliest import alone, sends, time_ns
-from loadmaster.models.collective.hops import hops_of, orbits
+from loadmaster.models.collective.hops import colliding, hops_of, orbits
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
 from loadmaster.models.collective.ordering import HEURISTICS, order
 from loadmaster.models.collective.topology import Link, Topology
@@ -100,8 +100,9 @@ def test_images_that_share_a_resource_have_no_symmetric_order() -> None:
         (Symmetry((1, 0, 2, 3), (1, 0)),),
     )
     pairs = [(0, topology.link_between[0, 2]), (1, topology.link_between[1, 2])]
-    assert orbits(instance, pairs) is None
-    assert orbits(instance.without_symmetry(), pairs) == (0, 1)
+    assert orbits(instance, pairs) == (0, 0)
+    assert colliding(instance, pairs, (0, 0)) == {0}
+    assert order(instance, [[k] for _, k in pairs]).orbit_of == (0, 1)
 
 
 @pytest.mark.parametrize(

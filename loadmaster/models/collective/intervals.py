@@ -1,0 +1,288 @@
+"""Scheduling with intervals: when every hop starts, and, where there is a choice, which way every chunk goes.
+
+With each chunk's links limited to those of its route this is exact scheduling of fixed routes in any order; with all
+its links it is routing and scheduling at once. Every message carries one chunk. For solvers that know intervals.
+
+Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.5 (the variables and what a schedule must keep to); its two steps and
+the orders between them are one here, since intervals need no order fixed beforehand.
+
+Sets: chunks c of at least one byte; links k = (u, v) that c may use and over which, by shortest times, it can still be
+where it must be by ``horizon_ns``. A chunk that is no sum goes away from its sources, each other rank getting it once.
+A sum goes the other way, each rank sending its part once: what holds of links into ranks holds of links out of them.
+
+Variables, all whole numbers:
+    used[c,k]   binary, the seed's is_sent: c goes over k; presence of the interval
+    send[c,k]   when, in the window that shortest times and the horizon leave
+    start[c,r]  when c is at r (of a sum: when r's part is complete)
+    time        in [bound_ns, horizon_ns]
+
+Minimize time (5.1) subject to
+(5.2)  time >= start[c,r] for every target r - `end_after_every_target`
+(5.3)  start[c,r] = 0 at the sources of what is no sum: a bound on the column
+(5.4)  used[c,k] -> send[c,k] >= start[c,u] - `send_what_has_arrived`
+(5.5)  used[c,k] -> start[c,v] >= send[c,k] + transfer of k - `arrive_after_the_transfer`
+(J1)   every target but the sources is entered once, every other rank at most once (of a sum: every source but the
+       target is left once) - `receive_once`
+(J2)   a rank that is neither source nor target passes on all it gets, and gets all it passes on - `relay_with_reason`
+(J3)   [send, send + occupancy) of the used hops of a resource do not overlap (5.6 to 5.8 made exact, 5.19 to 5.21
+       without an order) - `take_turns`
+
+Implications are rows with the smallest M that makes them empty: the width of the columns' own windows. A transfer of no
+time counts as one nanosecond, so that no chunk turns in circles.
+
+Hops of one orbit (:mod:`loadmaster.models.collective.hops`) share their columns; those that collide are left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property
+
+import networkx as nx
+import numpy as np
+
+from loadmaster.models.collective.hops import Routes, colliding, expect_one_target, orbits, rank_orbits
+from loadmaster.models.collective.instance import Chunk, Instance
+from loadmaster.models.collective.plan import Send
+from loadmaster.solvers.program import FloatArray, IntArray, ProgramBuilder
+from loadmaster.solvers.solution import Solution
+
+Pair = tuple[int, int]
+
+
+class IntervalSchedule:
+    """The program, and the way back from its points to schedules.
+
+    Args:
+        routes: per chunk, the links it may use; None: all that the instance lets it use.
+        horizon_ns: only schedules that end by then are looked for.
+        bound_ns: no schedule ends before then (proved elsewhere).
+
+    Attributes:
+        pairs: the (chunk, link) considered; ``own`` of them have columns, the others are their images.
+        program: its objective is in nanoseconds.
+
+    Raises:
+        InputError: a sum has several targets.
+    """
+
+    def __init__(self, instance: Instance, *, horizon_ns: int, bound_ns: int = 0, routes: Routes | None = None) -> None:
+        self.instance = instance
+        self._horizon_ns, self._bound_ns = horizon_ns, min(bound_ns, horizon_ns)
+        self._windows: dict[Pair, tuple[int, int]] = {}
+        for index, chunk in enumerate(instance.chunks):
+            expect_one_target(index, chunk)
+            if chunk.size_bytes:
+                self._windows |= self._windows_of(index, (instance.usable_links if routes is None else routes)[index])
+        self._share_columns()
+        self._add_columns()
+        self.end_after_every_target()
+        self.send_what_has_arrived()
+        self.arrive_after_the_transfer()
+        self.receive_once()
+        self.relay_with_reason()
+        self.take_turns()
+        self.program = self._builder.build()
+
+    @property
+    def interval_count(self) -> int:
+        """Intervals of the program: the measure of how hard it is."""
+        return len(self.own)
+
+    def schedule(self, solution: Solution) -> tuple[Send, ...]:
+        """The sends of a solution.
+
+        Raises:
+            ValueError: the solution has no incumbent.
+        """
+        used, send = solution.block(self.used).tolist(), solution.block(self.send).tolist()
+        found = []
+        for (c, k), place in zip(self.pairs, self._place, strict=True):
+            if used[place] > 0.5:
+                link = self.instance.topology.links[k]
+                reduces = self.instance.chunks[c].reduces
+                found.append(Send(round(send[place]), link.source, link.target, (c,), reduces))
+        return tuple(sorted(found, key=lambda s: (s.start_ns, s.source, s.target)))
+
+    def start_from(self, sends: Sequence[Send]) -> tuple[IntArray, FloatArray]:
+        """Columns and values of a schedule: a feasible point if its messages carry one chunk each, it ends by the
+        horizon, and it has the symmetries of the instance; otherwise a hint."""
+        between, program = self.instance.topology.link_between, self.program
+        values = program.lower.copy()
+        values[self.used] = 0.0
+        place = dict(zip(self.pairs, self._place, strict=True))
+        for send in sends:
+            k = between[send.source, send.target]
+            for c in send.chunks:
+                if (c, k) in place:
+                    values[self.used[place[c, k]]] = 1.0
+                    values[self.send[place[c, k]]] = send.start_ns
+                    at = self._at(c, send.target)
+                    values[at] = max(values[at], send.start_ns + self._transfer_ns(c, k))
+        values[self.time] = max([self._bound_ns, *(values[self._at(c, r)] for c, r in self._goals)])
+        return np.arange(program.column_count), np.clip(values, program.lower, program.upper)
+
+    # -- sets --------------------------------------------------------------------------------------------------------
+
+    def _transfer_ns(self, c: int, k: int) -> int:
+        return max(1, self.instance.topology.links[k].transfer_ns(self.instance.chunks[c].size_bytes))
+
+    def _windows_of(self, c: int, links: Sequence[int]) -> dict[Pair, tuple[int, int]]:
+        """Earliest and latest start of every hop that a schedule could have: none else gets columns."""
+        chunk, topology = self.instance.chunks[c], self.instance.topology
+        graph = nx.DiGraph()
+        graph.add_nodes_from(range(topology.rank_count))
+        kept = []
+        for k in links:
+            link = topology.links[k]
+            if link.source in chunk.targets if chunk.reduces else link.target in chunk.sources:
+                continue
+            kept.append(k)
+            graph.add_edge(link.source, link.target, ns=self._transfer_ns(c, k))
+        head = nx.multi_source_dijkstra_path_length(graph, set(chunk.sources), weight="ns")
+        tail = nx.multi_source_dijkstra_path_length(graph.reverse(copy=False), set(chunk.targets), weight="ns")
+        found = {}
+        for k in kept:
+            link = topology.links[k]
+            if link.source in head and link.target in tail:
+                latest = self._horizon_ns - self._transfer_ns(c, k) - tail[link.target]
+                if head[link.source] <= latest:
+                    found[c, k] = (head[link.source], latest)
+        return found
+
+    def _share_columns(self) -> None:
+        """Orbits, where the links considered are closed under the symmetries; every hop alone where they are not."""
+        pairs = sorted(self._windows)
+        orbit_of = orbits(self.instance, pairs)
+        if orbit_of is not None:
+            lost = colliding(self.instance, pairs, orbit_of)
+            kept = [i for i, orbit in enumerate(orbit_of) if orbit not in lost]
+            pairs, orbit_of = [pairs[i] for i in kept], tuple(orbit_of[i] for i in kept)
+        else:
+            orbit_of = tuple(range(len(pairs)))
+        own = sorted(set(orbit_of))
+        column = {orbit: i for i, orbit in enumerate(own)}
+        self.pairs: tuple[Pair, ...] = tuple(pairs)
+        self._place = [column[orbit] for orbit in orbit_of]
+        first: dict[int, Pair] = {}
+        for pair, i in zip(self.pairs, self._place, strict=True):
+            first.setdefault(i, pair)
+        self.own = [first[i] for i in range(len(own))]
+        # Ranks where each chunk may be; shared like the hops.
+        links = self.instance.topology.links
+        ends = {(c, rank) for c, k in self.pairs for rank in (links[k].source, links[k].target)}
+        sized = [(c, chunk) for c, chunk in enumerate(self.instance.chunks) if chunk.size_bytes]
+        ends |= {(c, rank) for c, chunk in sized for rank in (*chunk.sources, *chunk.targets)}
+        places = sorted(ends)
+        shared = rank_orbits(self.instance, places) if len(own) < len(pairs) else None
+        self._rank_orbit = dict(zip(places, range(len(places)) if shared is None else shared, strict=True))
+        self._own_ranks = [pair for i, pair in enumerate(places) if self._rank_orbit[pair] == i]
+
+    @cached_property
+    def _goals(self) -> list[Pair]:
+        """(chunk, target) that have columns of their own, of chunks that are not there already."""
+        return [(c, r) for c, r in self._own_ranks if r in self.instance.chunks[c].targets]
+
+    # -- columns -----------------------------------------------------------------------------------------------------
+
+    def _add_columns(self) -> None:
+        count, horizon = len(self.own), self._horizon_ns
+        low, high = ([self._windows[pair][end] for pair in self.own] for end in (0, 1))
+        self._builder = ProgramBuilder()
+        self.used = self._builder.columns("used", count, upper=1, integer=True)
+        self.send = self._builder.columns("send", count, lower=low, upper=high, integer=True)
+        latest = [0 if self._is_origin(c, r) else horizon for c, r in self._own_ranks]
+        self.start = self._builder.columns("start", len(latest), upper=latest, integer=True)
+        self.time = int(self._builder.columns("time", (), lower=self._bound_ns, upper=horizon, cost=1, integer=True))
+        by_orbit = {self._rank_orbit[pair]: int(self.start[i]) for i, pair in enumerate(self._own_ranks)}
+        self._start_of = {pair: by_orbit[orbit] for pair, orbit in self._rank_orbit.items()}
+        self._latest_start = dict(zip(self.start.tolist(), latest, strict=True))
+
+    def _at(self, c: int, rank: int) -> int:
+        """The column start[c, rank]."""
+        return self._start_of[c, rank]
+
+    def _is_origin(self, c: int, rank: int) -> bool:
+        """Whether a whole chunk is at a rank from the beginning."""
+        chunk = self.instance.chunks[c]
+        return rank in chunk.sources and not chunk.reduces
+
+    def _around(self, *, into: bool) -> dict[Pair, list[int]]:
+        """Per (chunk, rank) with columns of its own, the places of the hops into it, or out of it."""
+        links = self.instance.topology.links
+        found: dict[Pair, list[int]] = defaultdict(list)
+        for (c, k), place in zip(self.pairs, self._place, strict=True):
+            found[c, links[k].target if into else links[k].source].append(place)
+        return {pair: found.get(pair, []) for pair in self._own_ranks}
+
+    # -- constraints -------------------------------------------------------------------------------------------------
+
+    def end_after_every_target(self) -> None:
+        """(5.2)"""
+        columns = sorted({self._at(c, r) for c, r in self._goals})
+        row = np.arange(len(columns))
+        self._builder.rows("end_after_every_target", len(row), [(row, self.time, 1), (row, columns, -1)], lower=0)
+
+    def send_what_has_arrived(self) -> None:
+        """(5.4)"""
+        rows = self._builder.row_list("send_what_has_arrived")
+        for i, (c, k) in enumerate(self.own):
+            at = self._at(c, self.instance.topology.links[k].source)
+            big = float(max(0, self._latest_start[at] - self._windows[c, k][0]))
+            rows.add([int(self.send[i]), at, int(self.used[i])], [1.0, -1.0, -big], lower=-big)
+        rows.done()
+
+    def arrive_after_the_transfer(self) -> None:
+        """(5.5)"""
+        rows = self._builder.row_list("arrive_after_the_transfer")
+        for i, (c, k) in enumerate(self.own):
+            at, transfer = self._at(c, self.instance.topology.links[k].target), self._transfer_ns(c, k)
+            big = float(self._windows[c, k][1] + transfer)
+            rows.add([at, int(self.send[i]), int(self.used[i])], [1.0, -1.0, -big], lower=transfer - big)
+        rows.done()
+
+    def receive_once(self) -> None:
+        """(J1)"""
+        into, out = self._around(into=True), self._around(into=False)
+        rows = self._builder.row_list("receive_once")
+        for c, r in self._own_ranks:
+            chunk = self.instance.chunks[c]
+            starts, ends = _ways(chunk)
+            if r in starts:
+                continue
+            places = (out if chunk.reduces else into)[c, r]
+            columns = [int(self.used[i]) for i in places]
+            rows.add(columns, [1.0] * len(columns), lower=1.0 if r in ends else 0.0, upper=1.0)
+        rows.done()
+
+    def relay_with_reason(self) -> None:
+        """(J2)"""
+        into, out = self._around(into=True), self._around(into=False)
+        rows = self._builder.row_list("relay_with_reason")
+        for c, r in self._own_ranks:
+            chunk = self.instance.chunks[c]
+            if r in chunk.sources or r in chunk.targets:
+                continue
+            for these, those in ((into[c, r], out[c, r]), (out[c, r], into[c, r])):
+                for i in these:
+                    columns = [int(self.used[i]), *(int(self.used[j]) for j in those)]
+                    rows.add(columns, [1.0] + [-1.0] * len(those), upper=0.0)
+        rows.done()
+
+    def take_turns(self) -> None:
+        """(J3)"""
+        topology, chunks = self.instance.topology, self.instance.chunks
+        lasts = [topology.links[k].occupancy_ns(chunks[c].size_bytes) for c, k in self.own]
+        intervals = self._builder.intervals.add(self.send, lasts, presence=self.used)
+        sharing: dict[int, list[int]] = defaultdict(list)
+        for (_, k), place in zip(self.pairs, self._place, strict=True):
+            for resource in topology.links[k].resources:
+                sharing[resource].append(int(intervals[place]))
+        for group in sorted({tuple(sorted(places)) for places in sharing.values() if len(places) > 1}):
+            self._builder.intervals.keep_apart(group)
+
+
+def _ways(chunk: Chunk) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where a chunk's tree has its root, and the ranks that must hang on it."""
+    return (chunk.targets, chunk.sources) if chunk.reduces else (chunk.sources, chunk.targets)
