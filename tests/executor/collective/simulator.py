@@ -68,12 +68,8 @@ class Machine:
                 running[rank] = self._begin(calls[at[rank]], rank, epoch[rank], at[rank] % 2)
 
     def _begin(self, call: Call, rank: int, epoch: int, parity: int) -> list[Iterator[bool]]:
-        streams = range(len(call.table.begins[rank]) - 1)
-        return [
-            self._block(call, rank, stream, lane, epoch, parity)
-            for stream in streams
-            for lane in range(call.table.lanes)
-        ]
+        streams, lanes = range(len(call.table.begins[rank]) - 1), range(call.table.lanes)
+        return [self._block(call, rank, stream, lane, epoch, parity) for stream in streams for lane in lanes]
 
     def _block(self, call: Call, rank: int, stream: int, lane: int, epoch: int, parity: int) -> Iterator[bool]:
         """One block: yields True after every step, False where it has to wait."""
@@ -103,7 +99,7 @@ class Machine:
 
     @staticmethod
     def _slice(units: int, part: int, parts: int) -> range:
-        each = -(-(-(-units // parts)) // 8) * 8
+        each = -(-units // (8 * parts)) * 8
         return range(min(units, part * each), min(units, (part + 1) * each))
 
     def _simple(self, call, rank, parity, part, size, sources, targets, number) -> Iterator[bool]:  # type: ignore[no-untyped-def]

@@ -1,0 +1,336 @@
+// One block runs one lane of one stream of an instruction table; table.py says what the words mean and why it ends.
+//
+// Every wait has an end: after timeout_ns a thread gives up, the first to do so on its GPU writes what it waited for to
+// failure (pinned host memory), and the block runs through the rest of its stream without moving or telling anything.
+
+const int kMostRanks = 32;
+const int kMostStreams = 64;
+const int kInlineWords = 384;
+const int kBatch = 8;
+const u64 kOffsetMask = (1ull << 48) - 1;
+const int kInput = 0, kArena = 2;  // 1: the output
+const int kAlways = 0, kAtStart = 1;  // 2: at the end
+
+// Mirrored by kernel.py, field by field.
+struct Launch {
+    const char *input;
+    char *output;
+    const i64 *words;        // of all streams; in `held` where they fit
+    u64 *state;              // number of the last call, calls made, blocks done, failures
+    volatile i64 *failure;   // 8 words: set, stream, lane, round, word, operand, expected, seen
+    u64 timeout_ns;
+    u64 flags_offset, flags_bytes;  // in every arena; of one parity
+    u64 slots_offset, slots_bytes;
+    int rank, lanes, rounds, held_count;
+    u64 arenas[kMostRanks];
+    u32 begins[kMostStreams + 2];
+    i64 held[kInlineWords];
+};
+
+struct Block {
+    const Launch &launch;
+    const i64 *program;  // word `at` of the stream is program[at - begin]
+    int stream, lane, turn;
+    u64 number;  // of the last call
+    u64 parity;
+    u32 mark;
+};
+
+__device__ __forceinline__ char *arena_of(const Block &block, int rank) {
+    const Launch &launch = block.launch;
+    return (char *)launch.arenas[rank] + launch.slots_offset + block.parity * launch.slots_bytes;
+}
+
+__device__ __forceinline__ u64 *flag_of(const Block &block, int rank, u32 flag) {
+    const Launch &launch = block.launch;
+    return (u64 *)(launch.arenas[rank] + launch.flags_offset + block.parity * launch.flags_bytes) + flag + block.lane;
+}
+
+__device__ __forceinline__ bool in_arena(i64 place) { return (int)(place >> 56) == kArena; }
+
+__device__ __forceinline__ char *resolve(const Block &block, i64 place) {
+    int buffer = (int)(place >> 56);
+    u64 offset = (u64)place & kOffsetMask;
+    if (buffer == kArena) return arena_of(block, (int)(place >> 48) & 255) + offset;
+    return (buffer == kInput ? (char *)block.launch.input : block.launch.output) + offset;
+}
+
+__device__ void report(const Block &block, u32 word, int operand, u64 expected, u64 seen) {
+    const Launch &launch = block.launch;
+    if (fetch_add(&launch.state[3], 1) != 0) return;
+    const i64 said[7] = {block.stream, block.lane, block.turn, (i64)word, operand, (i64)expected, (i64)seen};
+    for (int k = 0; k < 7; ++k) launch.failure[k + 1] = said[k];
+    __threadfence_system();
+    launch.failure[0] = 1;
+}
+
+// Whether time is up, looked at now and then.
+struct Patience {
+    u64 begin_ns = 0;
+    u32 looks = 0;
+    __device__ __forceinline__ bool ended(u64 timeout_ns) {
+        if (++looks & 255) return false;
+        if (begin_ns == 0) begin_ns = now_ns();
+        return now_ns() - begin_ns > timeout_ns;
+    }
+};
+
+// Bytes [0, valid) of a user's memory as words, and back: where it is not aligned, or at its end.
+template <int kCount>
+__device__ __forceinline__ void load_bytes(const char *from, int valid, u32 *words) {
+#pragma unroll
+    for (int w = 0; w < kCount; ++w) {
+        words[w] = 0;
+#pragma unroll
+        for (int b = 0; b < 4; ++b)
+            if (4 * w + b < valid) words[w] |= load1(from + 4 * w + b) << (8 * b);
+    }
+}
+
+template <int kCount>
+__device__ __forceinline__ void store_bytes(char *to, int valid, const u32 *words) {
+#pragma unroll
+    for (int w = 0; w < kCount; ++w)
+#pragma unroll
+        for (int b = 0; b < 4; ++b)
+            if (4 * w + b < valid) store1(to + 4 * w + b, (words[w] >> (8 * b)) & 255);
+}
+
+// Units of 16 bytes (simple) or 8 (packed) of the pieces of one operation, summed up and written.
+template <class Element, bool kPacked>
+struct Mover {
+    static const int kWords = kPacked ? 2 : 4;
+    static const int kBytes = kWords * 4;
+    static const int kValues = kWords * Element::kPerWord;
+
+    const Block &block;
+    const i64 *sources;
+    const i64 *targets;
+    int source_count, target_count;
+    u64 bytes;
+    u32 word;
+    bool aligned;
+
+    __device__ __forceinline__ int valid(u64 unit) const {
+        u64 left = bytes - unit * kBytes;
+        return left < kBytes ? (int)left : kBytes;
+    }
+
+    __device__ __forceinline__ Vector fetch(i64 place, u64 unit) const {
+        const char *from = resolve(block, place);
+        if (in_arena(place)) return kPacked ? load_packed(from + unit * 16) : load16(from + unit * 16);
+        from += unit * kBytes;
+        Vector v = {0, 0, 0, 0};
+        if (aligned && valid(unit) == kBytes) {
+            if (!kPacked) return load16(from);
+            load8(from, v.x, v.z);
+            return v;
+        }
+        u32 words[4];
+        load_bytes<kWords>(from, valid(unit), words);
+        v.x = words[0];
+        if (kPacked) {
+            v.z = words[1];
+        } else {
+            v.y = words[1], v.z = words[2], v.w = words[3];
+        }
+        return v;
+    }
+
+    // Packed: until both halves carry the mark of this call.
+    __device__ __forceinline__ bool arrived(i64 place, u64 unit, int operand, Vector &v) const {
+        if (v.y == block.mark && v.w == block.mark) return true;
+        const char *from = resolve(block, place) + unit * 16;
+        Patience patience;
+        do {
+            if (patience.ended(block.launch.timeout_ns)) {
+                report(block, word, operand, block.mark, v.y);
+                return false;
+            }
+            v = load_packed(from);
+        } while (v.y != block.mark || v.w != block.mark);
+        return true;
+    }
+
+    __device__ __forceinline__ void put(u64 unit, const u32 *words) const {
+        for (int t = 0; t < target_count; ++t) {
+            i64 place = targets[t];
+            char *to = resolve(block, place);
+            if (in_arena(place)) {
+                if (kPacked) {
+                    store_packed(to + unit * 16, words[0], words[1], block.mark);
+                } else {
+                    store16(to + unit * 16, Vector{words[0], words[1], words[kWords - 2], words[kWords - 1]});
+                }
+            } else if (aligned && valid(unit) == kBytes) {
+                if (kPacked) {
+                    store8(to + unit * 8, words[0], words[1]);
+                } else {
+                    store16(to + unit * 16, Vector{words[0], words[1], words[kWords - 2], words[kWords - 1]});
+                }
+            } else {
+                store_bytes<kWords>(to + unit * kBytes, valid(unit), words);
+            }
+        }
+    }
+
+    // One unit; false if a part of it never came.
+    __device__ __forceinline__ bool one(u64 unit) const {
+        float total[kValues];
+        u32 words[kWords];
+        for (int begin = 0; begin < source_count; begin += kBatch) {
+            Vector read[kBatch];
+#pragma unroll
+            for (int k = 0; k < kBatch; ++k)
+                if (begin + k < source_count) read[k] = fetch(sources[begin + k], unit);
+#pragma unroll
+            for (int k = 0; k < kBatch; ++k) {
+                if (begin + k >= source_count) continue;
+                if (kPacked && in_arena(sources[begin + k]) && !arrived(sources[begin + k], unit, begin + k, read[k]))
+                    return false;
+                words[0] = read[k].x;
+                words[1] = kPacked ? read[k].z : read[k].y;
+                words[kWords - 2] = kPacked ? words[0] : read[k].z;
+                words[kWords - 1] = kPacked ? words[1] : read[k].w;
+                if (source_count == 1) continue;
+#pragma unroll
+                for (int w = 0; w < kWords; ++w) {
+                    float values[Element::kPerWord];
+                    Element::unpack(words[w], values);
+#pragma unroll
+                    for (int e = 0; e < Element::kPerWord; ++e) {
+                        float &sum = total[w * Element::kPerWord + e];
+                        sum = begin + k == 0 ? values[e] : sum + values[e];
+                    }
+                }
+            }
+        }
+        if (source_count > 1) {
+#pragma unroll
+            for (int w = 0; w < kWords; ++w) words[w] = Element::pack(total + w * Element::kPerWord);
+        }
+        put(unit, words);
+        return true;
+    }
+
+    // Whole aligned vectors from one place to some, many in flight.
+    __device__ __forceinline__ void copy(u64 first, u64 last) const {
+        const char *from = resolve(block, sources[0]);
+        const u64 step = blockDim.x;
+        for (u64 unit = first + threadIdx.x; unit < last; unit += kBatch * step) {
+            Vector read[kBatch];
+#pragma unroll
+            for (int k = 0; k < kBatch; ++k)
+                if (unit + k * step < last) read[k] = load16(from + (unit + k * step) * 16);
+            for (int t = 0; t < target_count; ++t) {
+                char *to = resolve(block, targets[t]);
+#pragma unroll
+                for (int k = 0; k < kBatch; ++k)
+                    if (unit + k * step < last) store16(to + (unit + k * step) * 16, read[k]);
+            }
+        }
+    }
+
+    __device__ __forceinline__ bool run() {
+        const u64 units = (bytes + kBytes - 1) / kBytes;
+        const u64 parts = (u64)block.launch.lanes * block.launch.rounds;
+        const u64 each = (units + 8 * parts - 1) / (8 * parts) * 8;
+        const u64 part = (u64)block.turn * block.launch.lanes + block.lane;
+        u64 first = part * each < units ? part * each : units;
+        const u64 last = first + each < units ? first + each : units;
+        aligned = true;
+        for (int k = 0; k < source_count + target_count; ++k) {
+            i64 place = k < source_count ? sources[k] : targets[k - source_count];
+            if (!in_arena(place) && (u64)resolve(block, place) % kBytes) aligned = false;
+        }
+        if (!kPacked && source_count == 1 && aligned) {
+            const u64 whole = bytes / kBytes < last ? bytes / kBytes : last;
+            if (first < whole) {
+                copy(first, whole);
+                first = whole;
+            }
+        }
+        for (u64 unit = first + threadIdx.x; unit < last; unit += blockDim.x)
+            if (!one(unit)) return false;
+        return true;
+    }
+};
+
+template <class Element, bool kPacked>
+__device__ __forceinline__ void interpret(const Launch &launch) {
+    const int stream = blockIdx.x / launch.lanes;
+    const u32 begin = launch.begins[stream];
+    const u32 count = launch.begins[stream + 1] - begin;
+    const u64 number = load_plain(&launch.state[0]);
+    const u64 calls = load_plain(&launch.state[1]);
+    const i64 *program = (launch.held_count ? launch.held : launch.words) + begin;
+    if (!launch.held_count && count <= kSharedWords) {
+        i64 *shared = shared_words();
+        for (u32 k = threadIdx.x; k < count; k += blockDim.x) shared[k] = program[k];
+        program = shared;
+        __syncthreads();
+    }
+    Block block = {launch, program, stream, (int)(blockIdx.x % launch.lanes), 0, number, calls & 1,
+                   (u32)(number + 1) | 0x80000000u};
+    bool failed = false;
+    for (; block.turn < launch.rounds; ++block.turn) {
+        for (u32 at = 0; at < count;) {
+            const u64 bytes = (u64)program[at];
+            const i64 counts = program[at + 1];
+            const int source_count = counts & 255, target_count = (counts >> 8) & 255;
+            const int wait_count = (counts >> 16) & 255, signal_count = (counts >> 24) & 255;
+            const int when = (int)(counts >> 32);
+            const i64 *sources = program + at + 2;
+            const i64 *targets = sources + source_count;
+            const i64 *waits = targets + target_count;
+            const i64 *signals = waits + wait_count;
+            const u32 word = begin + at;
+            at += 2 + source_count + target_count + wait_count + signal_count;
+            if (when != kAlways && (block.lane || block.turn != (when == kAtStart ? 0 : launch.rounds - 1))) continue;
+            const u64 expected = number + 1 + (when == kAlways ? block.turn : 0);
+            if (wait_count) {
+                bool late = failed;
+                for (int k = threadIdx.x; k < wait_count && !late; k += blockDim.x) {
+                    const u64 *flag = flag_of(block, launch.rank, (u32)waits[k]);
+                    Patience patience;
+                    u64 seen;
+                    while ((seen = load_acquire(flag)) < expected) {
+                        if (patience.ended(launch.timeout_ns)) {
+                            report(block, word, k, expected, seen);
+                            late = true;
+                            break;
+                        }
+                    }
+                }
+                if (__syncthreads_or(late)) failed = true;
+            }
+            if (bytes && !failed) {
+                Mover<Element, kPacked> mover = {block, sources, targets, source_count, target_count, bytes, word, true};
+                if (!mover.run()) failed = true;
+            }
+            if (signal_count) {
+                __syncthreads();
+                if (!failed)
+                    for (int k = threadIdx.x; k < signal_count; k += blockDim.x)
+                        store_release(flag_of(block, (int)(signals[k] >> 32), (u32)signals[k]), expected);
+            }
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 && fetch_add(&launch.state[2], 1) + 1 == gridDim.x) {
+        store_plain(&launch.state[2], 0);
+        store_plain(&launch.state[1], calls + 1);
+        store_plain(&launch.state[0], number + launch.rounds);
+    }
+}
+
+#define LOADMASTER_FUSED(name, Element, packed) \
+    extern "C" __global__ void __launch_bounds__(512, 1) name(const __grid_constant__ Launch launch) { \
+        interpret<Element, packed>(launch); \
+    }
+LOADMASTER_FUSED(simple_float32, Float32, false)
+LOADMASTER_FUSED(simple_bfloat16, Bfloat16, false)
+LOADMASTER_FUSED(simple_float16, Float16, false)
+LOADMASTER_FUSED(packed_float32, Float32, true)
+LOADMASTER_FUSED(packed_bfloat16, Bfloat16, true)
+LOADMASTER_FUSED(packed_float16, Float16, true)

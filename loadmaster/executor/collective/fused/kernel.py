@@ -1,0 +1,165 @@
+"""The kernel: its source, its build for the device at hand by NVRTC (which comes with torch), and its launch.
+
+A launch is one structure passed by value; short programs travel in it. What changes from call to call is where input
+and output are, so a call costs one foreign function call and no allocation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loadmaster.errors import LoadmasterError
+from loadmaster.executor.collective.fused.table import MOST_RANKS, MOST_STREAMS, Protocol, Table
+
+THREADS = 512
+INLINE_WORDS = 384
+_SOURCES = ("primitives.cuh", "interpreter.cuh")
+_ELEMENTS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+SUMMABLE = tuple(_ELEMENTS)
+
+
+class Launch(ctypes.Structure):
+    """Mirrors ``Launch`` of ``interpreter.cuh``, which says what the fields are."""
+
+    _fields_ = (
+        ("input", ctypes.c_uint64),
+        ("output", ctypes.c_uint64),
+        ("words", ctypes.c_uint64),
+        ("state", ctypes.c_uint64),
+        ("failure", ctypes.c_uint64),
+        ("timeout_ns", ctypes.c_uint64),
+        ("flags_offset", ctypes.c_uint64),
+        ("flags_bytes", ctypes.c_uint64),
+        ("slots_offset", ctypes.c_uint64),
+        ("slots_bytes", ctypes.c_uint64),
+        ("rank", ctypes.c_int32),
+        ("lanes", ctypes.c_int32),
+        ("rounds", ctypes.c_int32),
+        ("held_count", ctypes.c_int32),
+        ("arenas", ctypes.c_uint64 * MOST_RANKS),
+        ("begins", ctypes.c_uint32 * (MOST_STREAMS + 2)),
+        ("held", ctypes.c_int64 * INLINE_WORDS),
+    )
+
+
+def launch_of(table: Table, rank: int, words: int, **fields: int) -> Launch:
+    """What stays the same from call to call; ``words``: address of the rank's words on the device, if it has too many.
+
+    ``fields``: those of :class:`Launch` that depend on memory, but ``arenas``.
+    """
+    launch = Launch(words=words, rank=rank, lanes=table.lanes, rounds=table.rounds, **fields)
+    launch.begins[: len(table.begins[rank])] = table.begins[rank]
+    if fits_inline(table, rank):
+        launch.held_count = len(table.words[rank])
+        launch.held[: launch.held_count] = table.words[rank].tolist()
+    return launch
+
+
+def fits_inline(table: Table, rank: int) -> bool:
+    """Whether the rank's words travel in the launch."""
+    return len(table.words[rank]) <= INLINE_WORDS
+
+
+def source() -> str:
+    """The kernel's source: accesses, then the interpreter."""
+    here = resources.files("loadmaster.executor.collective.fused")
+    return "\n".join((here / name).read_text("utf-8") for name in _SOURCES)
+
+
+def kernel_name(protocol: Protocol, dtype: torch.dtype | None) -> str:
+    """The kernel that adds up such elements; None: nothing is added up."""
+    return f"{protocol}_{_ELEMENTS[dtype or torch.float32]}"
+
+
+class Kernels:
+    """The built kernels on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        torch.cuda.synchronize(device)  # the device's primary context is there and current from here on
+        major, minor = torch.cuda.get_device_capability(device)
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        self._module = ctypes.c_void_p()
+        image = compiled(f"sm_{major}{minor}")
+        with torch.cuda.device(device):
+            self._expect(self._driver.cuModuleLoadData(ctypes.byref(self._module), image), "cuModuleLoadData")
+        self._launch = self._driver.cuLaunchKernel
+        u = ctypes.c_uint
+        self._launch.argtypes = [
+            ctypes.c_void_p,
+            u,
+            u,
+            u,
+            u,
+            u,
+            u,
+            u,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+        ]
+
+    def function(self, name: str) -> ctypes.c_void_p:
+        """One kernel by name."""
+        found = ctypes.c_void_p()
+        self._expect(self._driver.cuModuleGetFunction(ctypes.byref(found), self._module, name.encode()), name)
+        return found
+
+    def launch(self, function: ctypes.c_void_p, blocks: int, arguments: Any, stream: int) -> None:
+        """Enqueue a kernel. ``arguments``: an array with the address of a :class:`Launch`."""
+        status = self._launch(function, blocks, 1, 1, THREADS, 1, 1, 0, stream, arguments, None)
+        if status:
+            self._expect(status, "cuLaunchKernel")
+
+    def _expect(self, status: int, what: str) -> None:
+        if status:
+            text = ctypes.c_char_p()
+            self._driver.cuGetErrorString(status, ctypes.byref(text))
+            raise LoadmasterError(f"{what} failed: {(text.value or b'unknown error').decode()}")
+
+
+@functools.cache
+def compiled(architecture: str) -> bytes:
+    """The kernels as machine code.
+
+    Raises:
+        LoadmasterError: no NVRTC, or it refuses the source; with its log.
+    """
+    nvrtc = _nvrtc()
+    program = ctypes.c_void_p()
+    text = source().encode()
+    if nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"fused.cu", 0, None, None):
+        raise LoadmasterError("NVRTC made no program of the fused collectives.")
+    given = (b"--gpu-architecture=" + architecture.encode(), b"--std=c++17")
+    options = (ctypes.c_char_p * len(given))(*given)
+    size = ctypes.c_size_t()
+    if nvrtc.nvrtcCompileProgram(program, len(given), options):
+        nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise LoadmasterError(f"NVRTC refuses the fused collectives for {architecture}:\n{log.value.decode()}")
+    nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    image = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetCUBIN(program, image)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return image.raw
+
+
+def _nvrtc() -> ctypes.CDLL:
+    """The library: where the loader finds it, beside torch, or in a toolkit."""
+    major = (torch.version.cuda or "13").split(".")[0]
+    packages = Path(torch.__file__).parent.parent / "nvidia"
+    beside = sorted(str(path) for path in packages.glob("*/lib/libnvrtc.so.*") if "alt" not in path.name)
+    for name in (f"libnvrtc.so.{major}", *beside, "/usr/local/cuda/lib64/libnvrtc.so"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise LoadmasterError(
+        f"No libnvrtc.so.{major} was found. It comes with torch's CUDA wheels; else put it on LD_LIBRARY_PATH."
+    )
