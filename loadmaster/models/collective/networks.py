@@ -147,7 +147,7 @@ def _ways(
     """
     rank_of = {gpu.id: rank for rank, gpu in enumerate(gpus)}
     resources: dict[str, int] = {}
-    found: dict[Ends, Link] = {}
+    links: list[Link] = []
     fabric = graph.subgraph([v for v in graph if v not in rank_of])
     fabrics = [set(part) for part in networkx.weakly_connected_components(fabric)]
     rims = [sorted(rank_of[v] for v in graph if v in rank_of and _touches(graph, v, part)) for part in fabrics]
@@ -159,20 +159,22 @@ def _ways(
         for (a, b), edge in zip(steps, edges, strict=True):
             for resource in edge.get("resources") or [f"wire {a}->{b}"]:
                 held.add(resources.setdefault(resource, len(resources)))
-        source, target = rank_of[path[0]], rank_of[path[-1]]
-        found[source, target] = Link(
-            source,
-            target,
-            sum(edge.get("latency_ns", 0) for edge in edges),
-            max(edge.get("message_ns", 0) for edge in edges),
-            min(edge["gbps"] for edge in edges),
-            tuple(sorted(held)),
-            switch,
+        links.append(
+            Link(
+                rank_of[path[0]],
+                rank_of[path[-1]],
+                sum(edge.get("latency_ns", 0) for edge in edges),
+                max(edge.get("message_ns", 0) for edge in edges),
+                min(edge["gbps"] for edge in edges),
+                tuple(sorted(held)),
+                switch,
+            )
         )
 
+    ways: dict[Ends, tuple[int, int, int, list[Any]]] = {}
     for a, b in graph.edges:
         if a in rank_of and b in rank_of:
-            add((a, b), None)
+            ways[rank_of[a], rank_of[b]] = (-1, 0, -1, [a, b])
     for index, (part, rim) in enumerate(zip(fabrics, rims, strict=True)):
         for source in rim:
             inside = graph.subgraph(part | {gpus[source].id})
@@ -181,12 +183,13 @@ def _ways(
                 inside, gpus[source].id, weight=lambda _a, _b, edge: edge.get("latency_ns", 0) + 1e-3
             )
             for target in rim:
-                doors = [v for v in paths if v in part and graph.has_edge(v, gpus[target].id)]
-                if source != target and doors and (source, target) not in found:
-                    ways = [[*paths[door], gpus[target].id] for door in doors]
-                    add(min(ways, key=lambda way: (_latency_ns(graph, way), len(way))), index)
-    links = tuple(found[ends] for ends in sorted(found))
-    return links, tuple(resources), tuple(tuple(rim) for rim in rims)
+                for door in (v for v in paths if v in part and source != target and graph.has_edge(v, gpus[target].id)):
+                    path = [*paths[door], gpus[target].id]
+                    way = _latency_ns(graph, path), len(path), index, path
+                    ways[source, target] = min(ways.get((source, target), way), way, key=lambda w: w[:3])
+    for _, way in sorted(ways.items()):
+        add(way[3], way[2] if way[2] >= 0 else None)
+    return tuple(links), tuple(resources), tuple(tuple(rim) for rim in rims)
 
 
 def _touches(graph: Any, vertex: Any, part: set[Any]) -> bool:
