@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from loadmaster import planner
@@ -26,7 +26,7 @@ class Request:
     Attributes:
         options: complete, with the defaults filled in.
         cache_key: equal for requests that have the same answers.
-        sizes: how large the model is: entries of each list of the problem.
+        sizes: how large the problem is, by what it consists of.
     """
 
     kind: str
@@ -70,15 +70,14 @@ class FloorPlanner:
         _expect_solver(asked.solver)
         try:
             typed = kinds.read_problem(problem)
-            if asked.budget_bytes is None:
-                # From here on the budget is in one place only: what identifies a problem leaves its own out.
-                asked = replace(asked, budget_bytes=typed.budget_bytes)
-            if asked.budget_bytes is None:
-                raise InputError(
-                    "budget_bytes", None, "is missing here and in the options", "Give options.budget_bytes."
-                )
         except InputError as error:
             raise InputError(f"problem.{error.field}", error.value, error.problem, error.remedy) from None
+        # From here on the budget is in one place only: what identifies a problem leaves its own out.
+        asked = planner.settled(typed, asked)
+        if asked.budget_bytes is None and kinds.KINDS[typed.kind].budget_bytes is not None:
+            raise InputError(
+                "problem.budget_bytes", None, "is missing here and in the options", "Give options.budget_bytes."
+            )
         return Request(
             kind=typed.kind,
             name=typed.name,
@@ -87,7 +86,7 @@ class FloorPlanner:
             time_limit_s=asked.time_limit_s,
             budget_bytes=asked.budget_bytes,
             cache_key=planner.cache_key(typed, asked),
-            sizes={name: len(value) for name, value in problem.items() if isinstance(value, list)},
+            sizes=kinds.KINDS[typed.kind].sizes(typed),
         )
 
     def plan(

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 from loadmaster.errors import InputError
+from loadmaster.models.kinds import Problem
 from loadmaster.models.memory import plain
 from loadmaster.models.memory.problem import MemoryProblem
 
@@ -36,8 +37,19 @@ class Budget:
     size_bytes: int | None
     share: float | None = None
 
-    def resolve(self, problem: MemoryProblem) -> int:
-        """The budget in bytes."""
+    @property
+    def text(self) -> str:
+        """The budget as a user may write it."""
+        return f"{self.size_bytes}B" if self.share is None else f"{100 * self.share:g}%"
+
+    def resolve(self, problem: Problem, field: str = "--budget") -> int:
+        """The budget in bytes.
+
+        Raises:
+            InputError: naming ``field``, when the problem is of a kind that has no budget.
+        """
+        if not isinstance(problem, MemoryProblem):
+            raise InputError(field, self.text, f"means nothing to {problem.kind}", "Leave it out.")
         if self.share is None:
             assert self.size_bytes is not None
             return self.size_bytes

@@ -8,35 +8,63 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from loadmaster.errors import InputError
+from loadmaster.models.collective import checker as collective_checker
+from loadmaster.models.collective import documents as collective_documents
+from loadmaster.models.collective.plan import CollectivePlan
+from loadmaster.models.collective.problem import CollectiveProblem
 from loadmaster.models.documents import Document, load_document
 from loadmaster.models.memory import checker as memory_checker
 from loadmaster.models.memory import documents as memory_documents
-from loadmaster.models.memory.checker import Check
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
 
 # Of every kind there is; more kinds widen these unions.
-Problem = MemoryProblem
-Plan = MemoryPlan
+Problem = MemoryProblem | CollectiveProblem
+Plan = MemoryPlan | CollectivePlan
+
+ProblemT = TypeVar("ProblemT", bound=Problem)
+PlanT = TypeVar("PlanT", bound=Plan)
+
+
+class Verdict(Protocol):
+    """What every kind's checker says: whether the plan holds, why not, and the objective of its own replay."""
+
+    @property
+    def ok(self) -> bool: ...
+
+    @property
+    def violations(self) -> tuple[str, ...]: ...
+
+    @property
+    def objective(self) -> float: ...
+
+    def summary(self) -> dict[str, object]: ...
 
 
 @dataclass(frozen=True)
-class Kind:
-    """The functions of one kind."""
+class Kind(Generic[ProblemT, PlanT]):
+    """The functions of one kind.
+
+    Attributes:
+        sizes: how large a problem is, for a person who waits for its plan.
+        budget_bytes: the budget that a problem brings, if it does; None for kinds that are not planned under one.
+    """
 
     name: str
     question: str
-    read_problem: Callable[[Document], Problem]
-    write_problem: Callable[[Problem], dict[str, Any]]
-    read_plan: Callable[[Document], Plan]
-    write_plan: Callable[[Plan], dict[str, Any]]
-    check: Callable[[Problem, Plan], Check]
+    read_problem: Callable[[Document], ProblemT]
+    write_problem: Callable[[ProblemT], dict[str, Any]]
+    read_plan: Callable[[Document], PlanT]
+    write_plan: Callable[[PlanT], dict[str, Any]]
+    check: Callable[[ProblemT, PlanT], Verdict]
+    sizes: Callable[[ProblemT], dict[str, int]]
+    budget_bytes: Callable[[ProblemT], int | None] | None = None
 
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, Kind[Any, Any]] = {
     "memory": Kind(
         name="memory",
         question="under a byte budget, keep, recompute or offload each activation; which implementation, when?",
@@ -45,11 +73,27 @@ KINDS: dict[str, Kind] = {
         read_plan=memory_documents.read_plan,
         write_plan=memory_documents.write_plan,
         check=memory_checker.check_plan,
-    )
+        sizes=lambda problem: {"forward": len(problem.forward), "backward": len(problem.backward)},
+        budget_bytes=lambda problem: problem.budget_bytes,
+    ),
+    "collective": Kind(
+        name="collective",
+        question="over which links, in which order, does each chunk of a collective travel?",
+        read_problem=collective_documents.read_problem,
+        write_problem=collective_documents.write_problem,
+        read_plan=collective_documents.read_plan,
+        write_plan=collective_documents.write_plan,
+        check=collective_checker.check_plan,
+        sizes=lambda problem: {
+            "ranks": problem.topology.rank_count,
+            "links": len(problem.topology.links),
+            "sizes": len(problem.sizes_bytes),
+        },
+    ),
 }
 
 
-def kind_of(document: Document) -> Kind:
+def kind_of(document: Document) -> Kind[Any, Any]:
     """The kind a document names.
 
     Raises:
@@ -70,7 +114,8 @@ def read_problem(source: Document | str | Path | Problem) -> Problem:
     if isinstance(source, Problem):
         return source
     document = load_document(source)
-    return kind_of(document).read_problem(document)
+    problem: Problem = kind_of(document).read_problem(document)
+    return problem
 
 
 def write_problem(problem: Problem) -> dict[str, Any]:
@@ -87,7 +132,8 @@ def read_plan(source: Document | str | Path | Plan) -> Plan:
     if isinstance(source, Plan):
         return source
     document = load_document(source)
-    return kind_of(document).read_plan(document)
+    plan: Plan = kind_of(document).read_plan(document)
+    return plan
 
 
 def write_plan(plan: Plan) -> dict[str, Any]:
@@ -95,7 +141,7 @@ def write_plan(plan: Plan) -> dict[str, Any]:
     return KINDS[plan.kind].write_plan(plan)
 
 
-def check_plan(problem: Problem, plan: Plan) -> Check:
+def check_plan(problem: Problem, plan: Plan) -> Verdict:
     """Replay a plan against its problem, independently of how it was found.
 
     Raises:

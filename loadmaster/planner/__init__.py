@@ -7,18 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import loadmaster
+from loadmaster.errors import InputError
 from loadmaster.models.canonical import sha256
 from loadmaster.models.documents import Document
-from loadmaster.models.kinds import Plan, Problem, read_problem
-from loadmaster.planner.memory.driver import plan_memory
-from loadmaster.planner.options import PlanOptions, PlanProgress
+from loadmaster.models.kinds import KINDS, Plan, Problem, read_problem
+from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.planner.options import METHODS_OF, PlanOptions, PlanProgress
 from loadmaster.planner.sweep import Frontier, FrontierPoint, sweep
 
-__all__ = ["Frontier", "FrontierPoint", "PlanOptions", "PlanProgress", "cache_key", "frontier", "plan"]
+__all__ = ["Frontier", "FrontierPoint", "PlanOptions", "PlanProgress", "cache_key", "frontier", "plan", "settled"]
+
+# Kind -> the module and function that plan it; imported when the first problem of the kind comes.
+PLANNERS = {
+    "memory": ("loadmaster.planner.memory.driver", "plan_memory"),
+    "collective": ("loadmaster.planner.collective.driver", "plan_collective"),
+}
 
 
 def plan(
@@ -45,8 +53,11 @@ def plan(
         CancelledError: cancelled before any plan.
         SolverError: a solve broke.
     """
-    asked = replace(options or PlanOptions(), **changes)
-    return plan_memory(read_problem(problem), asked, on_progress=on_progress, cancelled=cancelled)
+    typed = read_problem(problem)
+    asked = settled(typed, replace(options or PlanOptions(), **changes))
+    module, function = PLANNERS[typed.kind]
+    found: Plan = getattr(import_module(module), function)(typed, asked, on_progress=on_progress, cancelled=cancelled)
+    return found
 
 
 def frontier(
@@ -59,9 +70,16 @@ def frontier(
     on_progress: Callable[[PlanProgress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Frontier:
-    """Plan a sweep of budgets side by side. See :func:`loadmaster.planner.sweep.sweep`."""
+    """Plan a sweep of budgets side by side. See :func:`loadmaster.planner.sweep.sweep`.
+
+    Raises:
+        InputError: the problem is of a kind that has no budget; and as there.
+    """
+    typed = read_problem(problem)
+    if not isinstance(typed, MemoryProblem):
+        raise InputError("problem.kind", typed.kind, "has no budget to sweep", "Plan it: one plan is all there is.")
     return sweep(
-        read_problem(problem),
+        typed,
         options or PlanOptions(),
         budgets_bytes=budgets_bytes,
         count=count,
@@ -71,8 +89,27 @@ def frontier(
     )
 
 
+def settled(problem: Problem, options: PlanOptions) -> PlanOptions:
+    """The options as they stand for this problem: with its own budget where they give none.
+
+    Raises:
+        InputError: a method of another kind, or a budget for a kind that has none.
+    """
+    kind, methods = KINDS[problem.kind], METHODS_OF[problem.kind]
+    if options.method not in methods:
+        raise InputError(
+            "options.method", options.method, f"is no method for {kind.name}", f"Use one of {', '.join(methods)}."
+        )
+    if kind.budget_bytes is None:
+        if options.budget_bytes is not None:
+            raise InputError(
+                "options.budget_bytes", options.budget_bytes, f"means nothing to {kind.name}", "Leave it out."
+            )
+        return options
+    return options if options.budget_bytes is not None else replace(options, budget_bytes=kind.budget_bytes(problem))
+
+
 def cache_key(problem: Problem, options: PlanOptions) -> str:
     """Equal for requests that have the same answers: problem, budget, options and version of Loadmaster."""
-    asked = options.to_document()
-    asked["budget_bytes"] = problem.budget_bytes if options.budget_bytes is None else options.budget_bytes
+    asked = settled(problem, options).to_document()
     return sha256({"problem": problem.sha256, "options": asked, "version": loadmaster.__version__})

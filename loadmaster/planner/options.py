@@ -9,7 +9,11 @@ from typing import Any
 
 from loadmaster.errors import InputError
 
-METHODS = ("auto", "monet", "checkmate", "chen", "gist", "plain")
+METHODS_OF = {
+    "memory": ("auto", "monet", "checkmate", "chen", "gist", "plain"),
+    "collective": ("auto", "greedy", "pipeline", "cpsat"),
+}
+METHODS = tuple(dict.fromkeys(method for methods in METHODS_OF.values() for method in methods))
 
 
 @dataclass(frozen=True)
@@ -21,8 +25,8 @@ class PlanOptions:
         gap: stop when (objective - bound) / objective is proved at most this.
         seed: of every solve and heuristic.
         solver: ``auto``, ``highs``, ``cpsat`` or ``pulp:NAME``.
-        method: ``auto``, or one baseline or formulation by name (see METHODS).
-        budget_bytes: overrides the problem's own budget.
+        method: ``auto``, or one baseline, formulation or strategy of the problem's kind by name (see METHODS_OF).
+        budget_bytes: overrides the problem's own budget; of kinds that have one.
         memory_limit_bytes: address-space cap of each solver process.
     """
 

@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from loadmaster.errors import CancelledError, InputError, LimitReachedError
-from loadmaster.models.kinds import Problem
 from loadmaster.models.memory import plain
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.plan import MemoryPlan
+from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner.memory.driver import plan_memory, with_bound
 from loadmaster.planner.options import PlanOptions, PlanProgress
 
@@ -38,7 +38,7 @@ class Frontier:
     undecided: tuple[int, ...] = ()
 
 
-def default_budgets(problem: Problem, count: int) -> list[int]:
+def default_budgets(problem: MemoryProblem, count: int) -> list[int]:
     """``count`` budgets from a little above the provable minimum to the plain step's peak, evenly spread.
 
     Raises:
@@ -52,7 +52,7 @@ def default_budgets(problem: Problem, count: int) -> list[int]:
 
 
 def sweep(
-    problem: Problem,
+    problem: MemoryProblem,
     options: PlanOptions,
     *,
     budgets_bytes: Sequence[int] | None = None,
@@ -102,7 +102,7 @@ def sweep(
     )
 
 
-def _monotone(problem: Problem, plans: dict[int, MemoryPlan | None]) -> dict[int, MemoryPlan]:
+def _monotone(problem: MemoryProblem, plans: dict[int, MemoryPlan | None]) -> dict[int, MemoryPlan]:
     """Hand plans up to larger budgets where they are better there, and bounds down to smaller ones."""
     known: dict[int, MemoryPlan] = {}
     best: MemoryPlan | None = None
@@ -124,7 +124,7 @@ def _monotone(problem: Problem, plans: dict[int, MemoryPlan | None]) -> dict[int
     return known
 
 
-def _moved(problem: Problem, plan: MemoryPlan, budget_bytes: int, bound: float | None) -> MemoryPlan:
+def _moved(problem: MemoryProblem, plan: MemoryPlan, budget_bytes: int, bound: float | None) -> MemoryPlan:
     """A smaller budget's plan under a larger one."""
     assert plan.schedule is not None
     verdict = check(problem, plan.schedule, budget_bytes)

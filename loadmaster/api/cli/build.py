@@ -9,12 +9,14 @@ import sys
 from typing import Any
 
 from loadmaster.api.cli.files import expect_writable, write_json
-from loadmaster.api.cli.terminal import Terminal, table
+from loadmaster.api.cli.terminal import Terminal
+from loadmaster.api.columns import table
 from loadmaster.api.units import parse_budget, parse_bytes, show_bytes
 from loadmaster.errors import MissingExtraError
 from loadmaster.models.hardware import Hardware, hardware
-from loadmaster.models.kinds import KINDS, read_problem
+from loadmaster.models.kinds import KINDS
 from loadmaster.models.memory import presets
+from loadmaster.models.memory.documents import read_problem
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

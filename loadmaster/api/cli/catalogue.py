@@ -8,7 +8,8 @@ import shutil
 import subprocess
 from typing import Any
 
-from loadmaster.api.cli.terminal import Terminal, table
+from loadmaster.api.cli.terminal import Terminal
+from loadmaster.api.columns import table
 from loadmaster.api.units import show_bytes
 from loadmaster.errors import LoadmasterError
 from loadmaster.models.hardware import Hardware, catalogue, hardware, hardware_reported_as

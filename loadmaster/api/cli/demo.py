@@ -22,8 +22,9 @@ from typing import Any
 
 from loadmaster.api.cli.files import write_json, write_text
 from loadmaster.api.cli.service import follow
-from loadmaster.api.cli.terminal import Terminal, table
+from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.client import Client
+from loadmaster.api.columns import table
 from loadmaster.api.protocol import Backoff
 from loadmaster.api.report.pictures import plan_png
 from loadmaster.api.report.plan_page import plan_page
@@ -31,7 +32,9 @@ from loadmaster.api.report.view import view
 from loadmaster.api.report.words import summary
 from loadmaster.api.units import parse_budget, show_bytes, show_cost, show_share
 from loadmaster.errors import InputError, LoadmasterError, MissingExtraError
-from loadmaster.models.kinds import Plan, read_problem, write_plan
+from loadmaster.models.documents import load_document
+from loadmaster.models.memory.documents import read_plan, read_problem, write_plan
+from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.planner.options import PlanOptions
 
 MODELS = ("resnet50", "gpt")
@@ -47,7 +50,7 @@ class Outcome:
     """One model: its plan, what training under it measured, and where the pictures are."""
 
     model: str
-    plan: Plan
+    plan: MemoryPlan
     report: dict[str, Any]
     page: Path
 
@@ -124,12 +127,12 @@ def _model(name: str, folder: Path, options: PlanOptions, client: Client, termin
     terminal.say(f"\n{name}: capturing the model and measuring its operators")
     capture = ["loadmaster.executor.capture", factory, "memory", "--backend", "eager", "--name", name]
     _run([*capture, "-o", str(files["problem.json"])], "capture")
-    problem = read_problem(files["problem.json"])
+    problem = read_problem(load_document(files["problem.json"]))
     budget_bytes = parse_budget("50%").resolve(problem)
     terminal.say(f"{name}: planning under {show_bytes(budget_bytes)}, half of the peak with memory to spare")
     handle = client.submit(problem.with_budget(budget_bytes), options, labels={"demo": name})
     follow(handle, terminal, problem.unit)
-    plan = handle.result()
+    plan = read_plan(handle.document())
     write_json(str(files["plan.json"]), write_plan(plan), terminal)
     terminal.data(summary(plan))
     if plan.schedule is None:

@@ -17,12 +17,15 @@ from loadmaster.api.cli.files import expect_writable, write_json
 from loadmaster.api.cli.interrupt import interruptible
 from loadmaster.api.cli.planning import add_options, planning_options, report_progress
 from loadmaster.api.cli.service import follow
-from loadmaster.api.cli.terminal import Terminal, table
+from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.client import Client
+from loadmaster.api.columns import table
 from loadmaster.api.report.words import summary
 from loadmaster.api.units import parse_bytes, show_bytes, show_cost, show_share
 from loadmaster.errors import InputError, LimitReachedError, LoadmasterError, MissingExtraError
-from loadmaster.models.kinds import Plan, Problem, read_problem, write_plan, write_problem
+from loadmaster.models.memory.documents import read_plan, read_problem, write_plan, write_problem
+from loadmaster.models.memory.plan import MemoryPlan
+from loadmaster.models.memory.problem import MemoryProblem
 
 MEASURED = "measured"
 _WRITTEN_HERE = {"output": "-o", "problem": "--problem"}
@@ -108,7 +111,7 @@ class _Conversation:
     def __init__(self, arguments: argparse.Namespace, terminal: Terminal) -> None:
         self._arguments, self._terminal = arguments, terminal
         self._options = planning_options(arguments, budget_bytes=None)
-        self._planned: dict[str, tuple[Problem, Plan]] = {}
+        self._planned: dict[str, tuple[MemoryProblem, MemoryPlan]] = {}
         self._tries: list[dict[str, Any]] = []
         self._fitted: dict[str, Any] | None = None
 
@@ -129,7 +132,7 @@ class _Conversation:
             self._fitted = message["fitted"]
         return None
 
-    def _plan(self, problem: Problem) -> Plan:
+    def _plan(self, problem: MemoryProblem) -> MemoryPlan:
         arguments, terminal = self._arguments, self._terminal
         count = f"{len(problem.forward)} forward and {len(problem.backward)} backward operators"
         terminal.say(f"planning {problem.name}: {count}, under {show_bytes(problem.budget_bytes or 0)}")
@@ -137,16 +140,18 @@ class _Conversation:
             with Client(arguments.server) as client:
                 handle = client.submit(problem, self._options)
                 follow(handle, terminal, problem.unit)
-                return handle.result()
+                return read_plan(handle.document())
         from loadmaster.planner import plan
 
         with interruptible(terminal) as cancelled:
-            return plan(
+            found = plan(
                 problem,
                 self._options,
                 on_progress=lambda progress: report_progress(terminal, progress, problem.unit),
                 cancelled=cancelled,
             )
+        assert isinstance(found, MemoryPlan)
+        return found
 
     def finish(self) -> int:
         """Write and print what came of it."""

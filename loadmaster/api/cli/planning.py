@@ -6,8 +6,8 @@ import argparse
 
 from loadmaster.api.cli.files import write_json
 from loadmaster.api.cli.terminal import Terminal
-from loadmaster.api.report.words import summary
-from loadmaster.api.units import parse_budget, parse_bytes, show_bytes, show_cost, show_share
+from loadmaster.api.report.views import VIEWS
+from loadmaster.api.units import parse_budget, parse_bytes, show_cost, show_share
 from loadmaster.models.kinds import Plan, Problem, write_plan
 from loadmaster.planner.options import METHODS, PlanOptions, PlanProgress
 
@@ -29,7 +29,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def options_of(arguments: argparse.Namespace, problem: Problem) -> PlanOptions:
-    """Planning options from the flags; refuses a run without any budget.
+    """Planning options from the flags.
 
     Raises:
         InputError: naming the flag.
@@ -79,19 +79,8 @@ def finish(plan: Plan, arguments: argparse.Namespace, terminal: Terminal) -> int
         if arguments.output != "-":
             terminal.json(document)
     elif arguments.output != "-":
-        terminal.data(summary(plan))
+        terminal.data(VIEWS[plan.kind].summary(plan))
     if plan.status == "infeasible":
-        terminal.error(_relax(plan))
+        terminal.error(VIEWS[plan.kind].infeasible(plan))
         return INFEASIBLE
     return INTERRUPTED if plan.stopped_by == "cancel" else 0
-
-
-def _relax(plan: Plan) -> str:
-    found = plan.infeasibility
-    if found is None:
-        return f"no plan fits {show_bytes(plan.budget_bytes)}"
-    blockers = ", ".join(f"{b.tensor} {show_bytes(b.size_bytes)}" for b in found.blockers[:3])
-    return (
-        f"no plan fits {show_bytes(plan.budget_bytes)}: it needs {show_bytes(found.short_bytes)} more, at least "
-        f"{found.minimum_budget_bytes} bytes. The largest blockers at {found.where} are {blockers}."
-    )

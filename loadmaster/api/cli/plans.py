@@ -9,14 +9,14 @@ from loadmaster.api.cli.interrupt import interruptible
 from loadmaster.api.cli.planning import add_options, finish, options_of, report_progress
 from loadmaster.api.cli.service import plan_on_server
 from loadmaster.api.cli.terminal import Terminal
-from loadmaster.api.units import show_bytes, show_cost
+from loadmaster.api.report.views import VIEWS
 from loadmaster.errors import InputError
-from loadmaster.models.kinds import Plan, check_plan, read_plan, read_problem
+from loadmaster.models.kinds import KINDS, Plan, check_plan, read_plan, read_problem
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add this module's commands."""
-    plan = commands.add_parser("plan", help="find the best plan under a budget", description=_plan.__doc__)
+    plan = commands.add_parser("plan", help="find the best plan", description=_plan.__doc__)
     plan.add_argument("problem", metavar="PROBLEM.json")
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
     plan.add_argument("--budget", metavar="SIZE", help="5GiB, 800MB, bytes, or 50%% of the unconstrained peak")
@@ -33,11 +33,12 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _plan(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Find the best plan under a byte budget, with a proof of how good it is."""
+    """Find the best plan, with a proof of how good it is: of memory under a byte budget, of collectives by size."""
     expect_writable(arguments.output, "-o")
     problem = read_problem(arguments.problem)
     options = options_of(arguments, problem)
-    if options.budget_bytes is None and problem.budget_bytes is None:
+    own = KINDS[problem.kind].budget_bytes
+    if own is not None and options.budget_bytes is None and own(problem) is None:
         raise InputError("--budget", None, "is missing, and the problem has none", "Give one, as in --budget 5GiB.")
     if arguments.server is not None:
         return plan_on_server(problem, options, arguments, terminal)
@@ -63,9 +64,7 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
         violations = [*verdict.violations, *claims]
         terminal.json({"problem_sha256": problem.sha256, **verdict.summary(), "ok": ok, "violations": violations})
         return 0 if ok else 1
-    fit = f"{show_bytes(verdict.peak_bytes)} of {show_bytes(plan.budget_bytes)}"
-    step = show_cost(verdict.objective, problem.unit)
-    terminal.data(f"{'passed' if ok else 'FAILED'}: peak {fit} at {verdict.peak_at}, step {step}")
+    terminal.data(f"{'passed' if ok else 'FAILED'}: {VIEWS[plan.kind].verdict(plan, verdict)}")
     for violation in (*verdict.violations, *claims):
         terminal.data(f"  {violation}")
     return 0 if ok else 1

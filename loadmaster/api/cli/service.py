@@ -10,8 +10,9 @@ from typing import Any
 
 from loadmaster.api.cli import planning
 from loadmaster.api.cli.files import expect_writable
-from loadmaster.api.cli.terminal import Terminal, table
+from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.client import Client, PlanHandle
+from loadmaster.api.columns import table
 from loadmaster.api.documents import PlanResource
 from loadmaster.api.protocol import DEFAULT_URL
 from loadmaster.api.units import show_bytes, show_cost, show_share
@@ -169,16 +170,18 @@ def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if arguments.json:
         terminal.json([plan.model_dump() for plan in resources])
     else:
-        terminal.data(table([_row(p) for p in resources], ["id", "state", "name", "budget", "step", "gap", "created"]))
+        terminal.data(
+            table([_row(p) for p in resources], ["id", "state", "name", "budget", "objective", "gap", "created"])
+        )
     return 0
 
 
 def _row(plan: PlanResource) -> list[str]:
     budget = "" if plan.budget_bytes is None else show_bytes(plan.budget_bytes)
-    step = "" if plan.objective is None else show_cost(plan.objective, plan.unit or "us")
+    objective = "" if plan.objective is None else show_cost(plan.objective, plan.unit or "us")
     gap = "" if plan.gap is None else show_share(plan.gap)
     created = datetime.fromtimestamp(plan.created_at).strftime("%Y-%m-%d %H:%M:%S")
-    return [plan.id, plan.state, plan.name, budget, step, gap, created]
+    return [plan.id, plan.state, plan.name, budget, objective, gap, created]
 
 
 def _label(text: str) -> tuple[str, str]:

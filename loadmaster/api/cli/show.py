@@ -7,21 +7,16 @@ import json
 from pathlib import Path
 
 from loadmaster.api.cli.files import expect_writable, write_bytes, write_text
-from loadmaster.api.cli.terminal import Terminal, table
-from loadmaster.api.report.plan_page import plan_page
-from loadmaster.api.report.snapshot import snapshot_bytes
-from loadmaster.api.report.trace import chrome_trace
-from loadmaster.api.report.view import FATES, MEANING, View, view
-from loadmaster.api.report.words import summary
-from loadmaster.api.units import show_bytes, show_cost
+from loadmaster.api.cli.terminal import Terminal
+from loadmaster.api.report.views import VIEWS
 from loadmaster.errors import InputError
 from loadmaster.models.documents import PROBLEM_SCHEMA
 from loadmaster.models.kinds import Plan, Problem, read_plan, read_problem, write_plan
 
 # Neighbours larger than this are not opened in the search for a plan's problem.
 _LARGEST_NEIGHBOUR_BYTES = 64 << 20
-_LARGEST_TENSORS = 10
-_FILES = ("html", "png", "trace", "snapshot")
+# Flag -> the view that it writes.
+_FILES = {"html": "page", "png": "picture", "trace": "trace", "snapshot": "snapshot"}
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,10 +25,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     show.add_argument("plan", metavar="PLAN.json")
     show.add_argument("--problem", metavar="PROBLEM.json", help="default: the one beside the plan that it is for")
     show.add_argument("--html", metavar="REPORT.html", help="write a report that opens offline")
-    show.add_argument("--png", metavar="PICTURE.png", help="write the memory timeline as a picture")
+    show.add_argument("--png", metavar="PICTURE.png", help="write its timeline as a picture")
     show.add_argument("--trace", metavar="TRACE.json", help="write a Chrome trace for https://ui.perfetto.dev")
     show.add_argument(
-        "--snapshot", metavar="PLANNED.pickle", help="write its memory for https://pytorch.org/memory_viz"
+        "--snapshot", metavar="PLANNED.pickle", help="memory: write it for https://pytorch.org/memory_viz"
     )
     show.add_argument("--json", action="store_true", help="print the plan document")
     show.set_defaults(run=_show)
@@ -44,49 +39,49 @@ def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
     for flag in _FILES:
         expect_writable(getattr(arguments, flag), f"--{flag}")
     plan = read_plan(arguments.plan)
-    wanted = [f"--{flag}" for flag in _FILES if getattr(arguments, flag)]
-    seen = _view(plan, arguments, wanted)
+    views = VIEWS[plan.kind]
+    for flag, name in _FILES.items():
+        if getattr(arguments, flag) and getattr(views, name) is None:
+            raise InputError(f"--{flag}", getattr(arguments, flag), f"is of no {plan.kind} plan", "Leave it out.")
+    problem = _problem(plan, arguments, [f"--{flag}" for flag in _FILES if getattr(arguments, flag)])
+    seen = None if problem is None else views.view(problem, plan)
     if arguments.json:
         terminal.json(write_plan(plan))
     else:
-        terminal.data(summary(plan))
+        terminal.data(views.summary(plan))
         if seen is not None:
-            terminal.data(_fates(seen))
+            terminal.data(views.details(seen))
     if seen is None:
         return 0
-    if arguments.html:
-        write_text(arguments.html, plan_page(seen), "--html")
+    if arguments.html and views.page is not None:
+        write_text(arguments.html, views.page(seen), "--html")
         terminal.say(f"report: {arguments.html}")
-    if arguments.png:
-        from loadmaster.api.report.pictures import plan_png
-
-        plan_png(arguments.png, seen)
+    if arguments.png and views.picture is not None:
+        views.picture(arguments.png, seen)
         terminal.say(f"picture: {arguments.png}")
-    if arguments.trace:
-        write_text(arguments.trace, json.dumps(chrome_trace(seen)), "--trace")
+    if arguments.trace and views.trace is not None:
+        write_text(arguments.trace, json.dumps(views.trace(seen)), "--trace")
         terminal.say(f"trace: {arguments.trace} (open it at https://ui.perfetto.dev)")
-    if arguments.snapshot:
-        write_bytes(arguments.snapshot, snapshot_bytes(seen), "--snapshot")
+    if arguments.snapshot and views.snapshot is not None:
+        write_bytes(arguments.snapshot, views.snapshot(seen), "--snapshot")
         terminal.say(f"snapshot: {arguments.snapshot} (open it at https://pytorch.org/memory_viz)")
     return 0
 
 
-def _view(plan: Plan, arguments: argparse.Namespace, wanted: list[str]) -> View | None:
-    """The plan with its problem, or None when no problem is at hand and nothing asked for needs one."""
-    if plan.schedule is None:
+def _problem(plan: Plan, arguments: argparse.Namespace, wanted: list[str]) -> Problem | None:
+    """The plan's problem, or None when it is not at hand and nothing asked for needs it."""
+    if plan.status == "infeasible":
         if wanted:
             remedy = "Show a plan that was found feasible."
             raise InputError(wanted[0], plan.status, "there is no schedule to draw", remedy)
         return None
     if arguments.problem is not None:
-        return view(read_problem(arguments.problem), plan)
+        return read_problem(arguments.problem)
     found = _neighbour(Path(arguments.plan), plan)
-    if found is not None:
-        return view(found, plan)
-    if wanted:
+    if found is None and wanted:
         remedy = "Give the problem with --problem PROBLEM.json."
         raise InputError(wanted[0], arguments.plan, "needs the problem, which is not beside the plan", remedy)
-    return None
+    return found
 
 
 def _neighbour(path: Path, plan: Plan) -> Problem | None:
@@ -105,20 +100,3 @@ def _neighbour(path: Path, plan: Plan) -> Problem | None:
         if problem.sha256 == plan.problem_sha256:
             return problem
     return None
-
-
-def _fates(seen: View) -> str:
-    totals = seen.bytes_by_fate()
-    lines = ["", "results"]
-    lines += [f"  {fate:<10}  {show_bytes(totals[fate]):>9}  {MEANING[fate]}" for fate in FATES if totals[fate]]
-    rows = [
-        [
-            str(t.forward),
-            t.node or t.op,
-            show_bytes(t.size_bytes),
-            t.fate,
-            show_cost(t.recompute_us, "us") if t.recompute_us else "",
-        ]
-        for t in seen.largest(_LARGEST_TENSORS)
-    ]
-    return "\n".join([*lines, "", table(rows, ["id", "made by", "size", "fate", "recompute"])])

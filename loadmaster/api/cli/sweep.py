@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from loadmaster.api.cli.files import expect_writable, write_json, write_text
 from loadmaster.api.cli.interrupt import interruptible
 from loadmaster.api.cli.planning import INFEASIBLE, INTERRUPTED, add_options, options_of, report_progress
-from loadmaster.api.cli.terminal import Terminal, table
+from loadmaster.api.cli.terminal import Terminal
+from loadmaster.api.columns import table
 from loadmaster.api.report.frontier_page import feasible, frontier_page
 from loadmaster.api.units import parse_budget, show_bytes, show_cost, show_share
 from loadmaster.errors import InputError, LimitReachedError, MissingExtraError
-from loadmaster.models.kinds import Plan, Problem, read_problem, write_plan
+from loadmaster.models.kinds import Problem, read_problem, write_plan
+from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.presets import reference
 
 _LARGEST_COUNT = 64
@@ -81,10 +83,10 @@ def _frontier(arguments: argparse.Namespace, terminal: Terminal) -> int:
 def _budgets(text: str | None, problem: Problem) -> list[int] | None:
     if text is None:
         return None
-    return sorted({parse_budget(part, "--budgets").resolve(problem) for part in text.split(",")})
+    return sorted({parse_budget(part, "--budgets").resolve(problem, "--budgets") for part in text.split(",")})
 
 
-def _draw(problem: Problem, plans: Sequence[Plan], arguments: argparse.Namespace, terminal: Terminal) -> None:
+def _draw(problem: Problem, plans: Sequence[MemoryPlan], arguments: argparse.Namespace, terminal: Terminal) -> None:
     title = problem.title or problem.name
     published = reference(problem.name)
     html = arguments.html or f"{problem.name}-frontier.html"
@@ -102,12 +104,12 @@ def _draw(problem: Problem, plans: Sequence[Plan], arguments: argparse.Namespace
         terminal.say(f"no picture: {MissingExtraError('matplotlib', 'solver')}")
 
 
-def _point(plan: Plan) -> dict[str, object]:
+def _point(plan: MemoryPlan) -> dict[str, object]:
     names = ("budget_bytes", "status", "objective", "bound", "gap", "overhead_gap", "unit", "unconstrained")
     return {name: getattr(plan, name) for name in names}
 
 
-def _row(plan: Plan) -> list[str]:
+def _row(plan: MemoryPlan) -> list[str]:
     row = [show_bytes(plan.budget_bytes), plan.status]
     if plan.objective is None:
         least = plan.infeasibility.minimum_budget_bytes if plan.infeasibility else None

@@ -8,7 +8,7 @@ from html import escape
 
 from loadmaster.api.report.page import Chart, html_table, keys, page
 from loadmaster.api.units import byte_scale, show_bytes, show_cost, show_share
-from loadmaster.models.kinds import Plan
+from loadmaster.models.memory.plan import MemoryPlan
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ def scale_of(unit: str) -> Scale:
     return {"us": Scale(1e3, "ms"), "uj": Scale(1e3, "mJ")}.get(unit, Scale(1.0, unit))
 
 
-def feasible(plans: Sequence[Plan]) -> list[Plan]:
+def feasible(plans: Sequence[MemoryPlan]) -> list[MemoryPlan]:
     """The points of the curve, by budget."""
     return sorted((p for p in plans if p.objective is not None), key=lambda p: p.budget_bytes)
 
 
-def frontier_page(title: str, plans: Sequence[Plan], reference: Mapping[int, Mapping[str, float]]) -> str:
+def frontier_page(title: str, plans: Sequence[MemoryPlan], reference: Mapping[int, Mapping[str, float]]) -> str:
     """The report of a sweep. ``reference`` are published results by budget in bytes (may be empty)."""
     curve = feasible(plans)
     sections = []
@@ -43,7 +43,7 @@ def frontier_page(title: str, plans: Sequence[Plan], reference: Mapping[int, Map
     return page(title, lead, sections)
 
 
-def _chart(curve: Sequence[Plan], reference: Mapping[int, Mapping[str, float]]) -> str:
+def _chart(curve: Sequence[MemoryPlan], reference: Mapping[int, Mapping[str, float]]) -> str:
     scale = scale_of(curve[0].unit)
     published = [(b, row["best_objective_us"]) for b, row in reference.items() if b in {p.budget_bytes for p in curve}]
     costs = [v for p in curve for v in (p.objective, p.bound, p.unconstrained) if v is not None]
@@ -77,7 +77,7 @@ def _chart(curve: Sequence[Plan], reference: Mapping[int, Mapping[str, float]]) 
     return chart.svg("Step time against memory budget; the label of each point is its proved gap")
 
 
-def _points(plans: Sequence[Plan], reference: Mapping[int, Mapping[str, float]]) -> str:
+def _points(plans: Sequence[MemoryPlan], reference: Mapping[int, Mapping[str, float]]) -> str:
     header = ["budget", "status", "step", "over unlimited", "bound", "gap", "peak", "seconds"]
     known = any(p.budget_bytes in reference for p in plans)
     if known:

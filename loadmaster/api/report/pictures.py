@@ -11,11 +11,11 @@ from loadmaster.api.report.frontier_page import feasible, scale_of
 from loadmaster.api.report.view import View
 from loadmaster.api.units import byte_scale, show_bytes
 from loadmaster.errors import InputError
-from loadmaster.models.kinds import Plan
+from loadmaster.models.memory.plan import MemoryPlan
 
 _BLUE, _ORANGE, _GREEN, _PURPLE, _RED, _GREY = "#2b6cb0", "#e08e2b", "#3a9d7c", "#8a63c9", "#c2410c", "#667085"
 _PHASES = {"forward": "#4c8dd6", "recompute": _ORANGE, "backward": _GREEN}
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 10,
     "axes.edgecolor": _GREY,
@@ -31,7 +31,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def frontier_png(
-    path: str | Path, title: str, plans: Sequence[Plan], reference: Mapping[int, Mapping[str, float]]
+    path: str | Path, title: str, plans: Sequence[MemoryPlan], reference: Mapping[int, Mapping[str, float]]
 ) -> None:
     """Draw step time against budget, with the bound band, the gap of every point and published results if any.
 
@@ -89,7 +89,7 @@ def frontier_png(
     axes.set_xlabel(f"budget, {unit}")
     axes.set_ylabel(f"step, {scale.unit}")
     axes.legend(loc="upper right", edgecolor="none", labelcolor=_GREY, fontsize=9)
-    _save(figure, path)
+    save(figure, path)
 
 
 def plan_png(path: str | Path, view: View) -> None:
@@ -120,7 +120,7 @@ def plan_png(path: str | Path, view: View) -> None:
     axes.set_xlabel("milliseconds")
     axes.set_ylabel(f"resident, {unit}")
     axes.legend(loc="upper right", ncols=4, edgecolor="none", labelcolor=_GREY, fontsize=9)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _figure(title: str) -> tuple[Any, Any]:
@@ -129,7 +129,7 @@ def _figure(title: str) -> tuple[Any, Any]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.6, 4.8), dpi=150, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
@@ -137,7 +137,12 @@ def _figure(title: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _save(figure: Any, path: str | Path) -> None:
+def save(figure: Any, path: str | Path) -> None:
+    """Write a figure as PNG.
+
+    Raises:
+        InputError: the path cannot be written.
+    """
     try:
         figure.savefig(path, format="png", metadata={"Software": None})
     except OSError as error:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadmaster.errors import InputError
-from loadmaster.models.kinds import Plan, Problem, check_plan
-from loadmaster.models.memory.checker import Check, Event
-from loadmaster.models.memory.plan import Schedule
+from loadmaster.models.memory.checker import Check, Event, check_plan
+from loadmaster.models.memory.plan import MemoryPlan, Schedule
+from loadmaster.models.memory.problem import MemoryProblem
 
 Fate = Literal["kept", "recomputed", "offloaded", "freed"]
 FATES: tuple[Fate, ...] = ("kept", "recomputed", "offloaded", "freed")
@@ -48,8 +48,8 @@ class Tensor:
 class View:
     """A plan and its replay, ready to draw."""
 
-    problem: Problem
-    plan: Plan
+    problem: MemoryProblem
+    plan: MemoryPlan
     check: Check
     tensors: tuple[Tensor, ...]
 
@@ -70,7 +70,7 @@ class View:
         return sorted((t for t in self.tensors if t.fate != "freed"), key=lambda t: (-t.size_bytes, t.forward))[:count]
 
 
-def view(problem: Problem, plan: Plan) -> View:
+def view(problem: MemoryProblem, plan: MemoryPlan) -> View:
     """Replay a plan and work out what became of every result.
 
     Raises:
@@ -83,7 +83,7 @@ def view(problem: Problem, plan: Plan) -> View:
     return View(problem, plan, verdict, _tensors(problem, plan.schedule, verdict))
 
 
-def _tensors(problem: Problem, schedule: Schedule, check: Check) -> tuple[Tensor, ...]:
+def _tensors(problem: MemoryProblem, schedule: Schedule, check: Check) -> tuple[Tensor, ...]:
     spans = _residency(problem, schedule, check)
     runs: dict[int, int] = defaultdict(int)
     again_us: dict[int, float] = defaultdict(float)
@@ -120,7 +120,7 @@ def _tensors(problem: Problem, schedule: Schedule, check: Check) -> tuple[Tensor
     return tuple(tensors)
 
 
-def _residency(problem: Problem, schedule: Schedule, check: Check) -> dict[int, list[tuple[int, int]]]:
+def _residency(problem: MemoryProblem, schedule: Schedule, check: Check) -> dict[int, list[tuple[int, int]]]:
     """When each forward result is on the device: from its computation (or the stage that issues its fetch) until its
     last reader has run, or, where it is sent to the host, until the operator starts that waits for it to be gone.
 

@@ -1,15 +1,20 @@
-"""A plan in a few lines of text: the answer, its proof, and where the memory peak is."""
+"""A memory plan in a few lines of text: the answer, its proof, and where the memory peak is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from loadmaster.api.columns import table
+from loadmaster.api.report.view import FATES, MEANING, View
 from loadmaster.api.units import show_bytes, show_cost, show_share
-from loadmaster.models.kinds import Plan
+from loadmaster.models.memory.checker import Check
+from loadmaster.models.memory.plan import MemoryPlan
+
+_LARGEST_TENSORS = 10
 
 
-def summary(plan: Plan) -> str:
+def summary(plan: MemoryPlan) -> str:
     """The lines that ``plan`` and ``show`` print."""
     lines = [f"{plan.name} under {show_bytes(plan.budget_bytes)}: {plan.status}"]
     rows = _infeasible_rows(plan) if plan.status == "infeasible" else _rows(plan)
@@ -18,7 +23,25 @@ def summary(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _rows(plan: Plan) -> list[tuple[str, str]]:
+def verdict(plan: MemoryPlan, check: Check) -> str:
+    """What the checker found, in one line."""
+    fit = f"{show_bytes(check.peak_bytes)} of {show_bytes(plan.budget_bytes)}"
+    return f"peak {fit} at {check.peak_at}, step {show_cost(check.objective, plan.unit)}"
+
+
+def infeasible(plan: MemoryPlan) -> str:
+    """Why there is no plan, and how much more budget it takes."""
+    found = plan.infeasibility
+    if found is None:
+        return f"no plan fits {show_bytes(plan.budget_bytes)}"
+    blockers = ", ".join(f"{b.tensor} {show_bytes(b.size_bytes)}" for b in found.blockers[:3])
+    return (
+        f"no plan fits {show_bytes(plan.budget_bytes)}: it needs {show_bytes(found.short_bytes)} more, at least "
+        f"{found.minimum_budget_bytes} bytes. The largest blockers at {found.where} are {blockers}."
+    )
+
+
+def _rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     assert plan.objective is not None
     over = plan.objective / plan.unconstrained - 1 if plan.unconstrained else 0.0
     step = f"{show_cost(plan.objective, plan.unit)}, {show_share(over)} over the step with memory to spare"
@@ -29,7 +52,7 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
     return rows
 
 
-def _proof(plan: Plan) -> str:
+def _proof(plan: MemoryPlan) -> str:
     if plan.bound is None:
         return "none: no bound was computed"
     text = f"at least {show_cost(plan.bound, plan.unit)}: gap {show_share(plan.gap)}"
@@ -56,7 +79,7 @@ def _solver(solver: Mapping[str, Any]) -> str:
     return f", {name} {solver.get('version', '')}".rstrip() if name else ""
 
 
-def _infeasible_rows(plan: Plan) -> list[tuple[str, str]]:
+def _infeasible_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     found = plan.infeasibility
     if found is None:
         return [("why", "no plan exists within this budget")]
@@ -67,3 +90,21 @@ def _infeasible_rows(plan: Plan) -> list[tuple[str, str]]:
     ]
     rows += [("blocker", f"{b.tensor} ({b.op}): {show_bytes(b.size_bytes)}") for b in found.blockers]
     return rows
+
+
+def fates(view: View) -> str:
+    """What becomes of the results: their bytes by fate, and the largest of them."""
+    totals = view.bytes_by_fate()
+    lines = ["", "results"]
+    lines += [f"  {fate:<10}  {show_bytes(totals[fate]):>9}  {MEANING[fate]}" for fate in FATES if totals[fate]]
+    rows = [
+        [
+            str(t.forward),
+            t.node or t.op,
+            show_bytes(t.size_bytes),
+            t.fate,
+            show_cost(t.recompute_us, "us") if t.recompute_us else "",
+        ]
+        for t in view.largest(_LARGEST_TENSORS)
+    ]
+    return "\n".join([*lines, "", table(rows, ["id", "made by", "size", "fate", "recompute"])])

@@ -70,6 +70,7 @@ class _Replay:
         return Check(
             ok=not self.violations,
             violations=tuple(self.violations),
+            topology=self.topology,
             time_ns=time_ns,
             journeys=tuple(self.journeys),
             arrivals=self.whole_ns,

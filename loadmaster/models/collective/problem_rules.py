@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadmaster.errors import InputError
-from loadmaster.models.collective.collectives import ROOTED, chunk_bytes, pieces
+from loadmaster.models.collective.collectives import ROOTED, chunk_bytes, chunks_of, pieces
+from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.problem import CollectiveProblem
+from loadmaster.models.collective.reach import unreachable
 from loadmaster.models.collective.topology import LARGEST_NS
 
 # One exbibyte: a size above it is a mistake in units.
 LARGEST_BYTES = 1 << 60
 # More chunks than this cannot be planned one by one in any time worth waiting for.
-LARGEST_CHUNK_COUNT = 1 << 20
+LARGEST_CHUNK_COUNT = 1 << 18
 
 
 def check_problem(problem: CollectiveProblem) -> None:
@@ -28,6 +30,7 @@ def check_problem(problem: CollectiveProblem) -> None:
     _check_custom(problem)
     _check_sizes(problem)
     _check_links(problem)
+    _check_reach(problem)
 
 
 def _check_fields(problem: CollectiveProblem) -> None:
@@ -139,3 +142,16 @@ def _check_custom(problem: CollectiveProblem) -> None:
             for rank in ranks:
                 if not 0 <= rank < count:
                     raise InputError(f"{field}.{name}", rank, "is no rank", f"Ranks are 0 to {count - 1}.")
+
+
+def _check_reach(problem: CollectiveProblem) -> None:
+    """The links must do before a sketch takes some away: what a sketch cuts off is for the planner to say."""
+    chunks = chunks_of(problem, problem.sizes_bytes[0], next(iter(problem.chunk_counts), 1))
+    found = unreachable(Instance(problem.topology, chunks))
+    if found is not None:
+        raise InputError(
+            "topology.links",
+            len(problem.topology.links),
+            f"leave chunk {found.chunk} no way to rank {found.rank}: none goes out of ranks {list(found.reached)}",
+            "Add a link that does.",
+        )

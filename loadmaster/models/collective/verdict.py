@@ -15,7 +15,8 @@ class Journey:
     """One send in the replay.
 
     Attributes:
-        link: index into the topology's links; all its resources are held from the send's start to ``busy_until_ns``.
+        link: index into the links of the check's topology.
+        busy_until_ns: all resources of the link are held from the send's start until then.
         arrives_ns: when its chunks are on the target.
     """
 
@@ -32,6 +33,8 @@ class Check:
     Attributes:
         ok: no violation.
         violations: in words, empty when ok.
+        topology: what the schedule is for: the problem's, as far as its sketch leaves it; the links and resources of
+            the journeys are of this one.
         time_ns: when the last chunk is where it must be; of chunks that never get there nothing is counted.
         journeys: the sends over links that exist, by start, then source, then target.
         arrivals: (chunk, rank) -> when the rank first holds it whole, for every rank that ever does.
@@ -39,6 +42,7 @@ class Check:
 
     ok: bool
     violations: tuple[str, ...]
+    topology: Topology = field(repr=False)
     time_ns: int
     journeys: tuple[Journey, ...] = field(repr=False)
     arrivals: Mapping[tuple[int, int], int] = field(repr=False)

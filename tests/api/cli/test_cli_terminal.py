@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from loadmaster.api.cli import app, terminal
-from loadmaster.api.cli.terminal import Terminal, table
+from loadmaster.api.cli.terminal import Terminal
+from loadmaster.api.columns import table
 
 
 class Screen(io.StringIO):

@@ -1,0 +1,1 @@
+"""What a collective plan looks like to a person."""

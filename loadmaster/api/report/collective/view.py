@@ -1,0 +1,31 @@
+"""A collective plan joined with its problem and its replay, as words and pictures need it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loadmaster.errors import InputError
+from loadmaster.models.collective.checker import PlanCheck, check_plan
+from loadmaster.models.collective.plan import CollectivePlan
+from loadmaster.models.collective.problem import CollectiveProblem
+
+
+@dataclass(frozen=True)
+class View:
+    """A plan and its replay: ``check.algorithms`` go with ``plan.algorithms``, one by one."""
+
+    problem: CollectiveProblem
+    plan: CollectivePlan
+    check: PlanCheck
+
+
+def view(problem: CollectiveProblem, plan: CollectivePlan) -> View:
+    """Replay every algorithm of a plan.
+
+    Raises:
+        InputError: the plan is of another problem, holds no algorithm, or does not pass the checker.
+    """
+    verdict = check_plan(problem, plan)
+    if not verdict.ok:
+        raise InputError("plan", plan.name, verdict.violations[0], "Plan the problem again: this plan does not hold.")
+    return View(problem, plan, verdict)

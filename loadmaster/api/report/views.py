@@ -1,0 +1,70 @@
+"""How a plan of each kind is shown: the one table that the command line looks in.
+
+A new kind is one more entry here; whatever draws it lies in a package of its name beside this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from loadmaster.api.report import pictures, plan_page, snapshot, trace, view, words
+from loadmaster.api.report.collective import view as collective_view
+from loadmaster.api.report.collective import words as collective_words
+from loadmaster.models.kinds import PlanT, ProblemT
+
+VerdictT = TypeVar("VerdictT")
+ViewT = TypeVar("ViewT")
+
+
+@dataclass(frozen=True)
+class Views(Generic[ProblemT, PlanT, VerdictT, ViewT]):
+    """The functions of one kind.
+
+    Attributes:
+        summary: the lines that ``plan``, ``watch`` and ``show`` print, from the plan alone.
+        infeasible: of a plan that says that there is none: why, and what to relax, in a sentence or two.
+        verdict: what the checker found, in one line, whether or not the plan holds.
+        view: a feasible plan joined with its problem, for all that follows; refuses (InputError) a plan that is of
+            another problem or does not pass the checker.
+        details: the lines that ``show`` adds where it has the problem.
+        page: ``show --html``: a whole page that opens offline.
+        picture: ``show --png``: writes the file of that path.
+        trace: ``show --trace``: a Chrome trace.
+        snapshot: ``show --snapshot``: a file for PyTorch's memory viewer.
+
+    Of the last four, None: plans of the kind have none.
+    """
+
+    summary: Callable[[PlanT], str]
+    infeasible: Callable[[PlanT], str]
+    verdict: Callable[[PlanT, VerdictT], str]
+    view: Callable[[ProblemT, PlanT], ViewT]
+    details: Callable[[ViewT], str]
+    page: Callable[[ViewT], str] | None = None
+    picture: Callable[[str, ViewT], None] | None = None
+    trace: Callable[[ViewT], dict[str, Any]] | None = None
+    snapshot: Callable[[ViewT], bytes] | None = None
+
+
+VIEWS: dict[str, Views[Any, Any, Any, Any]] = {
+    "memory": Views(
+        summary=words.summary,
+        infeasible=words.infeasible,
+        verdict=words.verdict,
+        view=view.view,
+        details=words.fates,
+        page=plan_page.plan_page,
+        picture=pictures.plan_png,
+        trace=trace.chrome_trace,
+        snapshot=snapshot.snapshot_bytes,
+    ),
+    "collective": Views(
+        summary=collective_words.summary,
+        infeasible=collective_words.infeasible,
+        verdict=collective_words.verdict,
+        view=collective_view.view,
+        details=collective_words.details,
+    ),
+}
