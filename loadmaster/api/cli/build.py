@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
+from loadmaster.api.cli import new_collective
 from loadmaster.api.cli.files import expect_writable, write_json
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.columns import table
@@ -42,6 +43,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     link.add_argument("--offload-gbps", type=float, metavar="X", help="allow it, at X GB/s each way")
     memory.add_argument("-o", "--output", default="-", metavar="PROBLEM.json", help="stdout if not given")
     memory.set_defaults(run=_new)
+    new_collective.register(kinds)
     commands.add_parser("capture", help="build a problem from a PyTorch model (see: loadmaster capture --help)")
 
 
