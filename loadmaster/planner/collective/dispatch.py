@@ -1,9 +1,9 @@
 """One run of symmetric event-driven list scheduling.
 
-Time goes from event to event: an arrival, or a resource that becomes free. At each, every orbit of links whose resources
-are free makes an offer (the chunks its representative would carry, and a score); offers are taken best first until none
-is left. Taking one starts a message on every link of the orbit, so the state stays its own image under the symmetries
-and only representatives are ever looked at.
+Time goes from event to event: an arrival, or a resource that becomes free. At each, every orbit of links whose
+resources are free makes an offer (the chunks its representative would carry, and a score); offers are taken best first
+until none is left. Taking one starts a message on every link of the orbit, so the state stays its own image under the
+symmetries and only representatives are ever looked at.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from loadmaster.models.collective.plan import Send
 from loadmaster.planner.collective.criticality import Scores
-from loadmaster.planner.collective.ground import UNREACHED, Ground, Orbit, Release, bits
+from loadmaster.planner.collective.ground import NOTHING_BEFORE, UNREACHED, Ground, Orbit, Release, bits
 from loadmaster.planner.collective.knobs import Knobs
 
 # What a used link is worth to a switch that wants few in use, and costs one that wants many, in typical transfers.
@@ -56,7 +56,11 @@ class Dispatch:
         self.scores = Scores(ground, knobs, self.random, self.planned)
 
     def run(self, limit_ns: int | None, cancelled: Callable[[], bool] | None) -> list[Send] | None:
-        """Dispatch until every chunk is on its way to every target; None if stuck, cancelled, or not under the limit."""
+        """Dispatch until every chunk is on its way to every target.
+
+        Returns:
+            None if stuck, cancelled, or not done before the limit.
+        """
         while self.left:
             if not self.events:
                 # Nothing is on its way: whoever waits for more waits in vain.
@@ -241,7 +245,7 @@ def dispatch(
     knobs: Knobs,
     seed: int,
     *,
-    release: Release = Release(),
+    release: Release = NOTHING_BEFORE,
     limit_ns: int | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> tuple[Send, ...] | None:

@@ -66,6 +66,9 @@ class Release:
     taken: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
 
+NOTHING_BEFORE = Release()
+
+
 class Ground:
     """An instance made ready for list scheduling.
 
@@ -100,9 +103,7 @@ class Ground:
         self.typical_bytes = sum(self.sizes) // max(1, len(self.sizes))
         self.transfer_ns = [link.transfer_ns(self.typical_bytes) for link in topology.links]
         self.orbits = orbits_of(instance, kept, self.group)
-        self.free_action = all(
-            element.ranks[r] != r for element in self.group[1:] for r in range(self.rank_count)
-        )
+        self.free_action = all(element.ranks[r] != r for element in self.group[1:] for r in range(self.rank_count))
         self._islands(kept)
         self._distances()
         self._masks(slack)
@@ -173,7 +174,8 @@ class Ground:
         self.goals: list[frozenset[int]] = []
         for index, chunk in enumerate(chunks):
             bit = 1 << index
-            goals = frozenset(chunk.targets) - frozenset(chunk.sources)
+            # No bytes are everywhere from the start.
+            goals = frozenset(chunk.targets) - frozenset(chunk.sources) if chunk.size_bytes else frozenset()
             self.goals.append(goals)
             for rank in goals:
                 self.wanted[rank] |= bit

@@ -10,14 +10,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 from loadmaster.models.collective.instance import Instance, Symmetry
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.symmetry import closure
 from loadmaster.planner.collective.dispatch import dispatch, reachable
-from loadmaster.planner.collective.ground import Ground, Release
+from loadmaster.planner.collective.ground import NOTHING_BEFORE, Ground, Release
 from loadmaster.planner.collective.knobs import UNLIMITED, Knobs, Mode
 from loadmaster.planner.collective.prune import finish_ns, prune, retime
 from loadmaster.planner.collective.skeletons import Lanes, Skeleton, skeleton_links
@@ -28,8 +28,14 @@ MERGING_MATTERS = 0.01
 SKELETONS_MATTER = 0.2
 # Longer lists than this leave chance too little.
 FIXED_SETTINGS = 120
+# Pruning and retiming make what dispatch found shorter by no more than about that part.
+RETIMING_GAINS = 0.03
 # Settings that chance changes are among that many best ones.
 ELITE = 6
+
+
+OnBetter = Callable[[tuple[Send, ...], int], None]
+"""Called with each better schedule and its time in ns."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +55,13 @@ class Restarts:
     Args:
         usable: per chunk the links it may use; None: as the instance says.
         release: what the schedule builds on.
-        accept: turns a schedule of dispatch into a finished one; None: prune and retime.
     """
 
     instance: Instance
     seed: int
     usable: Sequence[Sequence[int]] | None = None
-    release: Release = field(default_factory=Release)
+    release: Release = NOTHING_BEFORE
+    on_better: OnBetter | None = None
     best: tuple[Send, ...] | None = None
     best_ns: int | None = None
 
@@ -64,6 +70,7 @@ class Restarts:
         self.grounds: dict[tuple[Skeleton, tuple[int, ...], float], Ground | None] = {}
         self.tried: dict[Setting, int] = {}
         self.count = 0
+        self.settings = self._settings()
         links = self.instance.topology.links
         sizes = [chunk.size_bytes for chunk in self.instance.chunks]
         typical_bytes = max(1, sum(sizes) // max(1, len(sizes)))
@@ -84,24 +91,27 @@ class Restarts:
         seconds: float,
         runs: int | None = None,
         cancelled: Callable[[], bool] | None = None,
-        on_better: Callable[[tuple[Send, ...], int], None] | None = None,
     ) -> tuple[Send, ...] | None:
         """Restart until a schedule takes at most ``good_ns``, or the time, the runs or the caller's patience are up.
+
+        May be called again to go on.
 
         Returns:
             The best schedule; None if none was found.
         """
         until = time.monotonic() + seconds
         stop = _stopper(until, cancelled)
-        for setting in self._settings():
+        if self.best_ns is not None and self.best_ns <= good_ns:
+            return self.best
+        for setting in self.settings:
             sends = self._run(setting, None if self.best is None else stop)
             if sends is not None:
                 time_ns = finish_ns(self.instance, sends)
                 self.tried[setting] = min(time_ns, self.tried.get(setting, time_ns))
                 if self.best_ns is None or time_ns < self.best_ns:
                     self.best, self.best_ns = sends, time_ns
-                    if on_better is not None:
-                        on_better(sends, time_ns)
+                    if self.on_better is not None:
+                        self.on_better(sends, time_ns)
             if self.best_ns is not None and self.best_ns <= good_ns:
                 break
             if (runs is not None and self.count >= runs) or stop():
@@ -114,13 +124,20 @@ class Restarts:
             return None
         self.count += 1
         found = dispatch(
-            ground, setting.knobs, self.seed + self.count, release=self.release, limit_ns=self.best_ns, cancelled=cancelled
+            ground,
+            setting.knobs,
+            self.seed + self.count,
+            release=self.release,
+            limit_ns=self.best_ns,
+            cancelled=cancelled,
         )
         if found is None:
             return None
-        if self.release.taken:
-            return prune(self.instance, found)
-        return retime(self.instance, prune(self.instance, found), self.release.ready_ns)
+        if self.best_ns is not None and finish_ns(self.instance, found) > self.best_ns * (1.0 + RETIMING_GAINS):
+            return None
+        found = prune(self.instance, found)
+        # On top of other sends, starting earlier could run into what they hold.
+        return found if self.release.taken else retime(self.instance, found, self.release.ready_ns)
 
     def _ground(self, setting: Setting) -> Ground | None:
         """The ground of a setting; None where its links do not reach every target."""
@@ -157,7 +174,7 @@ class Restarts:
                 skeletons.sort(key=lambda skeleton: skeleton.local != 2)
         modes: list[Mode] = ["tail", "bulk"] if costs >= MERGING_MATTERS else ["tail", "rare"]
         choices = [
-            (a + b + c + d, Setting(Knobs(*far, *near, mode=mode), skeleton, self.all_powers))
+            (a + b + c + d, Setting(Knobs(*far[:2], *near[:2], far[2], mode=mode), skeleton, self.all_powers))
             for (a, skeleton), (b, far), (c, near), (d, mode) in product(
                 enumerate(skeletons), enumerate(merged_far), enumerate(merged_near), enumerate(modes)
             )
@@ -189,10 +206,10 @@ class Restarts:
         far = _merges(self.weight[True], self._most_chunks())
         near = _merges(self.weight[False], self._most_chunks())
         if roll < 0.2:
-            batch, hold = chance.choice(far)
-            knobs = replace(knobs, batch=batch, hold=hold)
+            batch, hold, taper = chance.choice(far)
+            knobs = replace(knobs, batch=batch, hold=hold, taper=taper)
         elif roll < 0.4:
-            batch, hold = chance.choice(near)
+            batch, hold, _ = chance.choice(near)
             knobs = replace(knobs, local_batch=batch, local_hold=hold)
         elif roll < 0.45:
             knobs = replace(knobs, taper=chance.choice((1.0, 0.9, 0.8, 0.65, 0.5)))
@@ -212,8 +229,6 @@ class Restarts:
         return replace(setting, knobs=knobs)
 
 
-
-
 def _power(generator: Symmetry, n: int) -> Symmetry:
     """A symmetry applied n times."""
     ranks, chunks = generator.ranks, generator.chunks
@@ -223,16 +238,16 @@ def _power(generator: Symmetry, n: int) -> Symmetry:
     return Symmetry(ranks, chunks)
 
 
-def _merges(weight: float, most: int) -> list[tuple[int, int]]:
-    """(batch, hold) worth trying where a message costs ``weight`` times what a chunk takes; likely ones first."""
+def _merges(weight: float, most: int) -> list[tuple[int, int, float]]:
+    """(batch, hold, taper) worth trying where a message costs ``weight`` of a chunk's own time; likely ones first."""
     if weight < MERGING_MATTERS:
-        return [(1, 1)]
+        return [(1, 1, 1.0)]
     powers = [n for e in range(1, most.bit_length()) for n in (1 << e, 3 << (e - 1)) if n <= most]
     if weight > 0.5:
-        found = [(UNLIMITED, 1), *((UNLIMITED, hold) for hold in powers), (1, 1), *((p, p) for p in powers)]
-    else:
-        found = [(1, 1), *((p, 1) for p in powers), *((p, p) for p in powers), (UNLIMITED, 1)]
-    return found
+        waiting = [(UNLIMITED, hold, 1.0) for hold in powers]
+        return [(UNLIMITED, 1, 1.0), *waiting, (1, 1, 1.0), *((n, n, 1.0) for n in powers)]
+    tapered = [(UNLIMITED, 1, taper) for taper in (0.9, 0.5)]
+    return [(1, 1, 1.0), (6, 1, 1.0), *tapered, *((n, 1, 1.0) for n in powers), *((n, n, 1.0) for n in powers)]
 
 
 def _stopper(until: float, cancelled: Callable[[], bool] | None) -> Callable[[], bool]:

@@ -17,7 +17,6 @@ from typing import Literal
 from loadmaster.models.collective.instance import Instance, Symmetry
 from loadmaster.models.collective.topology import Link
 
-
 Lanes = Literal["all", "rails", "one"]
 
 

@@ -1,0 +1,105 @@
+"""Sums from copies, by time reversal.
+
+A schedule that spreads a chunk from its root to all ranks, run backwards over the links the other way, brings every
+rank's part to the root: where a rank received a copy once, it now sends its part once, after all parts that are added
+to it have come, so every part is summed exactly once. ReduceScatter and Reduce are reversed AllGathers and Broadcasts
+of the reversed topology; AllReduce goes on with an AllGather from the roots.
+
+A reversed send that arrived at a has to start at (finish - a) and holds its resources from then on; where links of one
+resource differ in latency these spans may overlap, so starts are computed anew with the order kept.
+
+Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.7 (combining collectives).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from loadmaster.models.collective.instance import Chunk, Instance
+from loadmaster.models.collective.plan import Send
+from loadmaster.models.collective.symmetry import closure
+from loadmaster.planner.collective.prune import finish_ns, in_order, retime
+
+
+def choose_roots(instance: Instance) -> tuple[Instance, tuple[int, ...]]:
+    """For each chunk the rank where its sum is completed: one of its targets, shared out evenly.
+
+    Returns:
+        The instance, and the roots. Its symmetries map the root of a chunk to the root of its image; where no such
+        roots exist, the instance comes back without symmetries.
+    """
+    group = closure(instance.generators, instance.topology.rank_count, len(instance.chunks))
+    roots: dict[int, int] = {}
+    for index, chunk in enumerate(instance.chunks):
+        if index in roots:
+            continue
+        first = index * len(chunk.targets) // len(instance.chunks)
+        for root in chunk.targets[first:] + chunk.targets[:first]:
+            images: dict[int, int] = {}
+            if all(images.setdefault(g.chunks[index], g.ranks[root]) == g.ranks[root] for g in group):
+                roots.update(images)
+                break
+        else:
+            return choose_roots(instance.without_symmetry())
+    return instance, tuple(roots[index] for index in range(len(instance.chunks)))
+
+
+def gathering(instance: Instance, roots: Sequence[int]) -> Instance:
+    """What is left once sums are complete at their roots: to copy them, and all other chunks, to their targets."""
+    chunks = tuple(
+        replace(chunk, sources=(root,), reduces=False) if chunk.reduces else chunk
+        for chunk, root in zip(instance.chunks, roots, strict=True)
+    )
+    return replace(instance, chunks=chunks)
+
+
+def reversed_summing(instance: Instance, roots: Sequence[int]) -> Instance:
+    """The spreading of each sum's chunk from its root to all that have a part, over the links the other way.
+
+    Which links a chunk may use is that of the instance, link by link: a link keeps its index. The senders of chunks are
+    therefore left out here.
+    """
+    chunks = tuple(
+        Chunk(chunk.size_bytes, (root,), chunk.sources) if chunk.reduces else Chunk(0, chunk.sources, chunk.sources)
+        for chunk, root in zip(instance.chunks, roots, strict=True)
+    )
+    return replace(instance, topology=instance.topology.reversed(), chunks=chunks)
+
+
+def reverse(instance: Instance, spreading: Instance, sends: Sequence[Send]) -> tuple[Send, ...]:
+    """The sends that sum, from those that spread.
+
+    Args:
+        instance: whose chunks reduce.
+        spreading: of :func:`reversed_summing`, for which the sends are.
+    """
+    finish = finish_ns(spreading, sends)
+    mirrored = [
+        Send(finish - finish_ns(spreading, (send,)), send.target, send.source, send.chunks, combines=True)
+        for send in sends
+    ]
+    return retime(instance, in_order(mirrored))
+
+
+def sums_ready_ns(instance: Instance, roots: Sequence[int], sends: Sequence[Send]) -> dict[tuple[int, int], int]:
+    """When each sum is complete at its root: (chunk, root) to time; others than sums are missing."""
+    ready = {(c, roots[c]): 0 for c, chunk in enumerate(instance.chunks) if chunk.reduces}
+    for send in sends:
+        arrival = finish_ns(instance, (send,))
+        for c in send.chunks:
+            if send.target == roots[c]:
+                ready[c, send.target] = max(ready[c, send.target], arrival)
+    return ready
+
+
+def taken(instance: Instance, sends: Sequence[Send]) -> dict[int, list[tuple[int, int]]]:
+    """Per resource, when these sends hold it."""
+    topology = instance.topology
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for send in sends:
+        link = topology.links[topology.link_between[send.source, send.target]]
+        size_bytes = sum(instance.chunks[c].size_bytes for c in send.chunks)
+        for resource in link.resources:
+            spans.setdefault(resource, []).append((send.start_ns, send.start_ns + link.occupancy_ns(size_bytes)))
+    return {resource: sorted(of) for resource, of in spans.items()}
