@@ -12,7 +12,9 @@ message if the schedule likes; so there is no count of messages here but the one
     machine are in one node U, after U as a whole had i units, since units on one machine are all different:
         phi[m, i] = min over k, n of max(phi[m, i-n], tau[w, n] + before[k], tau[U, i] + before[k]) + occupancy[k](n)
     n is at most the number of units that may use k at all (a sketch's relays), i their sum over the links of m.
-(3) tau[U, j] is (1) and (2) for the machines of the links into node U.
+(3) tau[U, j] is (1) and (2) for the machines of the links into node U. What v has, U has; beyond what U started with,
+    the last unit to enter U has yet to come from an entry of U to v: tau[v, j] >= tau[U, j] + distance of v from the
+    nearest entry, and from nowhere else.
 
 By induction over its messages in the order of time, every schedule has v hold j units at tau[v, j] or later, for any
 solution of these equations: (1) and (2) follow a message to what must have been there when it was sent. An iteration
@@ -67,10 +69,12 @@ class _Row:
     occupancy_ns: IntArray
     before_ns: int
     node: int
+    crosses: bool
+    latency_ns: int
 
 
-# Links of a machine that are alike: (latency, message cost, GB/s, limit, colour of the sender, colour of its node).
-_Kind = tuple[int, int, float, int, int, int]
+# Links of a machine that are alike: (latency, message cost, GB/s, crosses, limit, colours of sender and of its node).
+_Kind = tuple[int, int, float, bool, int, int, int]
 # A machine: whether all its senders are in one node, and its kinds of links.
 _Look = tuple[bool, tuple[_Kind, ...]]
 
@@ -127,7 +131,8 @@ class Growth:
                 node = topology.node_of[sender]
                 nodes.add(node)
                 colours = (self.colour_of[sender], self._node_colour[node])
-                kinds.add((link.latency_ns, link.message_ns, link.gbps, int(limit[k]), *colours))
+                costs = link.latency_ns, link.message_ns, link.gbps, topology.crosses(link)
+                kinds.add((*costs, int(limit[k]), *colours))
         return len(nodes) == 1, tuple(sorted(kinds))
 
     def _sender(self, k: int) -> int:
@@ -147,10 +152,11 @@ class Growth:
             self._cap.append(min(units.count, sum(limits)))
             self._after.append(0 if units.backwards else min(latency_ns for latency_ns, *_ in kinds))
             examples = {(k.latency_ns, k.message_ns, k.gbps): k for k in map(self._link, machine.links)}
-            for latency_ns, message_ns, gbps, limit, sender, node in kinds:
+            for latency_ns, message_ns, gbps, crosses, limit, sender, node in kinds:
                 occupancy = self._occupancy(examples[latency_ns, message_ns, gbps], limit)
                 before = latency_ns if units.backwards else 0
-                self._rows.append(_Row(found[-1], sender, occupancy, before, node if inside_node and alone else -1))
+                node = node if inside_node and alone else -1
+                self._rows.append(_Row(found[-1], sender, occupancy, before, node, crosses, latency_ns))
         return found
 
     def _link(self, k: int) -> Link:
@@ -168,7 +174,8 @@ class Growth:
         """Iterate (1) to (3) from above until they rest."""
         units, rows, width = self._units, self._rows, self._units.count + 1
         self.tau = self._start([int(units.first[r]) for r in self._ranks], width)
-        members = self._network.topology.ranks_of_node
+        topology = self._network.topology
+        members = topology.ranks_of_node
         held = [min(units.count, sum(int(units.first[r]) for r in members[node])) for node in self._nodes]
         of_node = self._start(held, width)
         if not rows:
@@ -177,16 +184,30 @@ class Growth:
         occupancy, before = np.array([r.occupancy_ns for r in rows]), np.array([[r.before_ns] for r in rows])
         starts = np.flatnonzero(np.r_[True, machine[1:] != machine[:-1]])
         after, cap = np.array(self._after)[:, None], np.array(self._cap)[:, None]
+        entry, home = self._from_entries(), np.array([self._node_colour[topology.node_of[r]] for r in self._ranks])
+        beyond = np.arange(width) > np.array(held)[home][:, None]
         while True:
             sent = np.minimum(self.tau[sender, 1:] + before, NEVER)
             there = np.where(node[:, None] >= 0, of_node[node] + before, 0)
             phi = _deliver(machine, starts, sent, there, occupancy, width)
             arrived = np.where(np.arange(1, width) <= cap, np.minimum(phi[:, 1:] + after, NEVER), NEVER)
             tau = self._merge(self.tau, self._machines_of_colour, arrived)
+            tau = np.where(beyond, np.minimum(np.maximum(tau, of_node[home] + entry), NEVER), tau)
             of_node_next = self._merge(of_node, self._machines_of_node, arrived)
             if np.array_equal(tau, self.tau) and np.array_equal(of_node_next, of_node):
                 return
             self.tau, of_node = tau, of_node_next
+
+    def _from_entries(self) -> IntArray:
+        """[colours, 1] how long a unit takes at least to a rank from where it entered the rank's node."""
+        found = [NEVER] * len(self._ranks)
+        into = [[row for row in self._rows if row.machine in machines] for machines in self._machines_of_colour]
+        for _ in found:
+            for colour, rows in enumerate(into):
+                for row in rows:
+                    on_the_way = 0 if row.crosses else found[row.sender] + row.latency_ns + int(row.occupancy_ns[0])
+                    found[colour] = min(found[colour], on_the_way)
+        return np.array(found, dtype=np.int64)[:, None]
 
     @staticmethod
     def _start(first: Sequence[int], width: int) -> IntArray:
