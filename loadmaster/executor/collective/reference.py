@@ -22,10 +22,10 @@ from loadmaster.executor.collective.agreement import Place, agree, place_here
 from loadmaster.executor.collective.exchange import Exchange, view
 from loadmaster.executor.collective.faults import PeerError
 from loadmaster.executor.collective.staging import Order, Piece, Staged, stage
-from loadmaster.executor.collective.sums import Sums, bytes_of, can_combine, copy, flat, in_the_way
+from loadmaster.executor.collective.sums import Sums, averages, bytes_of, can_combine, copy, flat, in_the_way
 from loadmaster.models.collective.collectives import COMBINING
 from loadmaster.models.collective.lowering import lower
-from loadmaster.models.collective.plan import CollectivePlan
+from loadmaster.models.collective.plan import Algorithm, CollectivePlan
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
 
 
@@ -141,26 +141,36 @@ class Runner:
                 "Call the method of the plan's own collective, or give a plan for this one.",
             )
 
-    def staged(self, size_bytes: int) -> Staged:
-        """What this rank does at a size, by the plan's algorithm for it.
+    def staged(self, size_bytes: int, algorithm: Algorithm | None = None) -> Staged:
+        """What this rank does at a size; None: by the plan's algorithm for it.
 
         Raises:
             InputError: the size does not divide into the algorithm's chunks.
         """
-        algorithm = self.plan.algorithm_for(size_bytes)
+        algorithm = algorithm or self.plan.algorithm_for(size_bytes)
         key = (algorithm.size_bytes, algorithm.chunk_count, algorithm.form, size_bytes)
         if key not in self._staged:
             scaled = replace(algorithm, size_bytes=size_bytes)
             self._staged[key] = stage(lower(self.problem, scaled), self.rank, self.order)
         return self._staged[key]
 
-    def run(self, output: torch.Tensor | None, input: torch.Tensor | None, op: object = dist.ReduceOp.SUM) -> None:
+    def run(
+        self,
+        output: torch.Tensor | None,
+        input: torch.Tensor | None,
+        op: object = dist.ReduceOp.SUM,
+        *,
+        algorithm: Algorithm | None = None,
+        size_bytes: int | None = None,
+    ) -> None:
         """The plan's collective, whatever it is: buffers as :mod:`loadmaster.models.collective.buffers` lays them out.
 
         Args:
             output, input: contiguous, of one type and device; may be the same memory where ``torch.distributed``
                 allows it. None: this rank has nothing to receive, or nothing to send.
             op: of sums.
+            algorithm: of the plan; None: the one for the size.
+            size_bytes: of the largest buffer of a rank; None: as the tensors say.
 
         Raises:
             InputError: sizes or types that do not fit the plan; the same on every rank if they all call alike.
@@ -171,7 +181,9 @@ class Runner:
         given = [tensor for tensor in (output, input) if tensor is not None]
         if not given:
             raise InputError("input", None, "is missing, as is the output", "Give at least one of them.")
-        staged = self.staged(size_bytes_of(self.problem, output, input))
+        if size_bytes is None:
+            size_bytes = size_bytes_of(self.problem, output, input)
+        staged = self.staged(size_bytes, algorithm)
         self._expect_buffers(staged, output, input, op)
         dtype, device = given[0].dtype, given[0].device
         memory = {
@@ -192,8 +204,8 @@ class Runner:
             copy(view(memory, home), view(memory, origin))
         for offset, pieces in staged.sums:
             sums.total(Piece("output", offset, pieces[0].size_bytes), pieces)
-        if op == dist.ReduceOp.AVG and output is not None and self.problem.collective in COMBINING:
-            output.div_(self.group.size())
+        if averages(op) and output is not None and self.problem.collective in COMBINING:
+            output.detach().div_(self.group.size())
         self.calls += 1
 
     def _expect_buffers(

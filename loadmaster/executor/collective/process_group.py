@@ -1,0 +1,366 @@
+"""A process group whose collectives are planned ones where a plan has them, and the inner group's own elsewhere.
+
+It is a real ``torch.distributed`` process group on the inner group's backends, so that ``torch.distributed`` calls, DDP
+(whose reducer calls it from C++), FSDP2 and functional collectives all come through it, and all that it does not take
+over goes to the inner backends: barriers, sends and receives, coalesced calls of several tensors.
+
+Whether a call is planned must come out the same on every rank without asking: it goes by sizes, types and operators
+that all ranks have in common. An all-to-all with split sizes is therefore left to the inner group, whatever they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from loadmaster.errors import InputError
+from loadmaster.executor.collective.agreement import Place
+from loadmaster.executor.collective.engine import Engine, MakeEngine, grain_bytes
+from loadmaster.executor.collective.sums import can_combine
+from loadmaster.executor.collective.works import Works
+from loadmaster.models.collective.collectives import COMBINING
+from loadmaster.models.collective.plan import Algorithm, CollectivePlan
+from loadmaster.models.collective.problem import Collective, CollectiveProblem
+
+Tensors = Sequence[torch.Tensor]
+# Sums and copies of single elements: these may be run on a few more elements than were asked for.
+PADDED: tuple[Collective, ...] = ("allreduce", "broadcast", "reduce")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A plan, and the engines that can run it, in the order in which they are asked."""
+
+    problem: CollectiveProblem
+    plan: CollectivePlan
+    engines: tuple[Engine, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective that somebody asked for.
+
+    Attributes:
+        output, input: contiguous; None: not on this rank.
+        size_bytes: of the largest buffer of a rank.
+        filled: what the call's future holds.
+        after: once the output is there.
+    """
+
+    collective: Collective
+    output: torch.Tensor | None
+    input: torch.Tensor | None
+    size_bytes: int
+    filled: Tensors
+    later: bool
+    op: object = dist.ReduceOp.SUM
+    root: int | None = None
+    after: Callable[[], None] | None = None
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        found = self.output if self.output is not None else self.input
+        assert found is not None
+        return found
+
+
+class PlannedGroup(dist.ProcessGroup):
+    """See the module.
+
+    Attributes:
+        inner: the group that is wrapped.
+        planned: calls that ran by plan, by collective and engine.
+        padded: of these, how many ran on a few elements more, by collective.
+        fell_back: calls that went to the inner group, by collective and reason.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inner: dist.ProcessGroup,
+        plans: Iterable[tuple[CollectiveProblem, CollectivePlan]],
+        engines: Sequence[MakeEngine],
+        *,
+        place: Place | None = None,
+        largest_bytes: int | None = None,
+    ) -> None:
+        """Every rank of the inner group makes one, with the same arguments.
+
+        Raises:
+            InputError: a plan that the group cannot run; two plans for one collective.
+        """
+        # Only this constructor makes a group whose methods C++ finds overridden; its stub does not list it.
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+        self.inner, self._name = inner, name
+        for device in inner._device_types:
+            backend = inner._get_backend(device)
+            kind = dist.Backend.backend_type_map.get(backend.name(), dist.ProcessGroup.BackendType.CUSTOM)
+            self._register_backend(device, kind, backend)
+            self._set_default_backend(kind)
+        if inner.bound_device_id is not None:
+            self.bound_device_id = inner.bound_device_id
+        self.largest_bytes = largest_bytes
+        self.entries: dict[tuple[Collective, int | None], Entry] = {}
+        for problem, plan in plans:
+            key = (problem.collective, problem.root)
+            if key in self.entries:
+                raise InputError("plans", list(key), "has two plans", "Give one plan per collective and root.")
+            made = tuple(make(problem, plan, inner, place) for make in engines)
+            self.entries[key] = Entry(problem, plan, made)
+        self.works = Works(name)
+        self.planned: Counter[tuple[str, str]] = Counter()
+        self.padded: Counter[str] = Counter()
+        self.fell_back: Counter[tuple[str, str]] = Counter()
+        self.on = True
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        """Its own: the backends keep the inner group's."""
+        return self._name
+
+    def shutdown(self) -> None:
+        """The backends are the inner group's, which shuts them down."""
+        self.on = False
+        self.works.close()
+
+    def abort(self) -> None:
+        """The inner group's."""
+        self.inner.abort()
+
+    # The collectives of a process group. Each works out what is asked for, in the terms of a plan.
+
+    def allreduce(self, tensors: Tensors, opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
+        """``torch.distributed.all_reduce``."""
+        return self._all_reduce("allreduce", tensors, opts, rest)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
+        """Several all_reduce calls in one; planned where it is one."""
+        return self._all_reduce("allreduce_coalesced", tensors, opts, ())
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+        """``torch.distributed.all_gather_into_tensor``."""
+        call = Call("allgather", output, input, _bytes(output), [output], _later(opts))
+        return self._run(call, ALL_GATHER, output, input, opts)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+        """Several all_gather_into_tensor calls in one; planned where it is one."""
+        if len(outputs) != 1:
+            return self._fall_back("allgather", "coalesced", ALL_GATHERS, outputs, inputs, opts)
+        call = Call("allgather", outputs[0], inputs[0], _bytes(outputs[0]), outputs, _later(opts))
+        return self._run(call, ALL_GATHERS, outputs, inputs, opts)
+
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
+        """``torch.distributed.all_gather`` into a list."""
+        if opts is None or rest or not _alike(outputs[0], inputs[0]):
+            return self._fall_back("allgather", "uneven", "allgather", outputs, inputs, opts, *rest)
+        together = inputs[0].new_empty(len(outputs[0]), *inputs[0].shape)
+
+        def spread() -> None:
+            for output, piece in zip(outputs[0], together.unbind(), strict=True):
+                output.copy_(piece)
+
+        call = Call("allgather", together, inputs[0], _bytes(together), outputs[0], _later(opts), after=spread)
+        return self._run(call, "allgather", outputs, inputs, opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
+        """``torch.distributed.reduce_scatter_tensor``."""
+        call = Call("reduce_scatter", output, input, _bytes(input), [output], _later(opts), _op(opts))
+        return self._run(call, REDUCE_SCATTER, output, input, opts or dist.ReduceScatterOptions())
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+        """Several reduce_scatter_tensor calls in one; planned where it is one."""
+        opts = opts or dist.ReduceScatterOptions()
+        if len(outputs) != 1:
+            return self._fall_back("reduce_scatter", "coalesced", REDUCE_SCATTERS, outputs, inputs, opts)
+        call = Call("reduce_scatter", outputs[0], inputs[0], _bytes(inputs[0]), outputs, _later(opts), _op(opts))
+        return self._run(call, REDUCE_SCATTERS, outputs, inputs, opts)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
+        """``torch.distributed.reduce_scatter`` from a list."""
+        if opts is None or rest or not _alike(inputs[0], outputs[0]):
+            return self._fall_back("reduce_scatter", "uneven", "reduce_scatter", outputs, inputs, opts, *rest)
+        together = torch.stack(tuple(inputs[0]))
+        call = Call("reduce_scatter", outputs[0], together, _bytes(together), outputs, _later(opts), _op(opts))
+        return self._run(call, "reduce_scatter", outputs, inputs, opts)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> Any:
+        """``torch.distributed.all_to_all_single``."""
+        given = (output, input, output_splits, input_splits, opts)
+        if len(output_splits) or len(input_splits):
+            return self._fall_back("alltoall", "split sizes", ALL_TO_ALL, *given)
+        call = Call("alltoall", output, input, _bytes(input), [output], _later(opts))
+        return self._run(call, ALL_TO_ALL, *given)
+
+    def broadcast(self, tensors: Tensors, opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
+        """``torch.distributed.broadcast``."""
+        if opts is None or rest or isinstance(opts, int):
+            return self._fall_back("broadcast", "form of call", "broadcast", tensors, opts, *rest)
+        (tensor,) = tensors
+        given = tensor if opts.rootRank == self.rank() else None
+        call = Call("broadcast", tensor, given, _bytes(tensor), tensors, _later(opts), root=opts.rootRank)
+        return self._run(call, "broadcast", tensors, opts)
+
+    def reduce(self, tensors: Tensors, opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
+        """``torch.distributed.reduce``."""
+        if opts is None or rest or isinstance(opts, int):
+            return self._fall_back("reduce", "form of call", "reduce", tensors, opts, *rest)
+        (tensor,) = tensors
+        taken = tensor if opts.rootRank == self.rank() else None
+        call = Call("reduce", taken, tensor, _bytes(tensor), tensors, _later(opts), _op(opts), opts.rootRank)
+        return self._run(call, "reduce", tensors, opts)
+
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
+        """``torch.distributed.scatter``."""
+        if opts is None or rest or isinstance(opts, int):
+            return self._fall_back("scatter", "form of call", "scatter", outputs, inputs, opts, *rest)
+        given = torch.stack(tuple(inputs[0])) if opts.rootRank == self.rank() else None
+        size_bytes = self.size() * _bytes(outputs[0])
+        call = Call("scatter", outputs[0], given, size_bytes, outputs, _later(opts), root=opts.rootRank)
+        return self._run(call, "scatter", outputs, inputs, opts)
+
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
+        """``torch.distributed.gather``."""
+        if opts is None or rest or isinstance(opts, int):
+            return self._fall_back("gather", "form of call", "gather", outputs, inputs, opts, *rest)
+        at_root = opts.rootRank == self.rank()
+        together = inputs[0].new_empty(self.size(), *inputs[0].shape) if at_root else None
+        filled = outputs[0] if at_root else inputs
+
+        def spread() -> None:
+            if together is not None:
+                for output, piece in zip(outputs[0], together.unbind(), strict=True):
+                    output.copy_(piece)
+
+        size_bytes = self.size() * _bytes(inputs[0])
+        call = Call("gather", together, inputs[0], size_bytes, filled, _later(opts), root=opts.rootRank, after=spread)
+        return self._run(call, "gather", outputs, inputs, opts)
+
+    # What earlier releases of PyTorch call the same.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
+
+    def _all_reduce(self, name: str, tensors: Tensors, opts: Any, rest: tuple[Any, ...]) -> Any:
+        if rest or isinstance(tensors, torch.Tensor) or not hasattr(opts, "reduceOp"):
+            given = (tensors, *rest) if opts is None else (tensors, opts, *rest)
+            return self._fall_back("allreduce", "form of call", name, *given)
+        if len(tensors) != 1:
+            return self._fall_back("allreduce", "coalesced", name, tensors, opts)
+        (tensor,) = tensors
+        call = Call("allreduce", tensor, tensor, _bytes(tensor), tensors, _later(opts), _op(opts))
+        return self._run(call, name, tensors, opts)
+
+    def _fall_back(self, collective: Collective, why: str, name: str, *given: Any) -> Any:
+        self.fell_back[collective, why] += 1
+        return getattr(self.inner, name)(*given)
+
+    def _run(self, call: Call, name: str, *given: Any) -> Any:
+        """Run a call by plan, or by the inner group's method of that name."""
+        found = self._choose(call)
+        if isinstance(found, str):
+            return self._fall_back(call.collective, found, name, *given)
+        entry, algorithm, engine = found
+        self.planned[call.collective, engine.name] += 1
+        grain = grain_bytes(entry.problem, algorithm, call.tensor.element_size())
+        short_bytes = -call.size_bytes % grain
+        if short_bytes:
+            self.padded[call.collective] += 1
+
+        def job() -> None:
+            with torch.no_grad():
+                output, spill = _laid_out(call.output, short_bytes)
+                given_input = output if call.input is call.output else _laid_out(call.input, short_bytes)[0]
+                engine.run(algorithm, output, given_input, call.op, call.size_bytes + short_bytes)
+                if spill is not None:
+                    spill()
+                if call.after is not None:
+                    call.after()
+
+        touched = [tensor for tensor in (call.output, call.input, *call.filled) if tensor is not None]
+        return self.works.start(job, touched, call.filled, call.later)
+
+    def _choose(self, call: Call) -> tuple[Entry, Algorithm, Engine] | str:
+        """What runs a call, or why no plan does."""
+        if not self.on:
+            return "switched off"
+        entry = self.entries.get((call.collective, call.root))
+        if entry is None and call.root == 0:
+            entry = self.entries.get((call.collective, None))
+        if entry is None:
+            return "no plan"
+        tensor = call.tensor
+        if tensor.layout != torch.strided:
+            return "not dense"
+        if call.collective in COMBINING and not can_combine(call.op, tensor.dtype):
+            return "operator or type"
+        if not call.size_bytes:
+            return "empty"
+        if call.size_bytes < entry.plan.algorithms[0].from_bytes:
+            return "size"
+        if self.largest_bytes is not None and call.size_bytes > self.largest_bytes:
+            return "size"
+        algorithm = entry.plan.algorithm_for(call.size_bytes)
+        if (
+            call.size_bytes % grain_bytes(entry.problem, algorithm, tensor.element_size())
+            and call.collective not in PADDED
+        ):
+            return "does not divide"
+        engine = next((e for e in entry.engines if e.supports(call.collective, tensor, algorithm)), None)
+        return (entry, algorithm, engine) if engine is not None else "no engine"
+
+
+def _first_of(*names: str) -> str:
+    """What this release of PyTorch calls a method."""
+    return next(name for name in names if hasattr(dist.ProcessGroup, name))
+
+
+ALL_GATHER = _first_of("all_gather_single", "_allgather_base")
+ALL_GATHERS = _first_of("all_gather_single_coalesced", "allgather_into_tensor_coalesced")
+REDUCE_SCATTER = _first_of("reduce_scatter_single", "_reduce_scatter_base")
+REDUCE_SCATTERS = _first_of("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
+ALL_TO_ALL = _first_of("all_to_all_single", "alltoall_base")
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _later(opts: Any) -> bool:
+    return bool(getattr(opts, "asyncOp", True))
+
+
+def _op(opts: Any) -> object:
+    return getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+
+
+def _alike(tensors: Tensors, one: torch.Tensor) -> bool:
+    return all(t.shape == one.shape and t.dtype == one.dtype for t in tensors)
+
+
+def _laid_out(tensor: torch.Tensor | None, more_bytes: int) -> tuple[torch.Tensor | None, Callable[[], None] | None]:
+    """A tensor flat and contiguous, with so many bytes of zeros behind it; and how to bring what comes there back."""
+    if tensor is None:
+        return None, None
+    if not more_bytes and tensor.is_contiguous():
+        return tensor.view(-1), None
+    flat = tensor.new_zeros(tensor.numel() + more_bytes // tensor.element_size())
+    flat[: tensor.numel()].copy_(tensor.reshape(-1))
+    return flat, lambda: None if tensor is None else _bring_back(tensor, flat)
+
+
+def _bring_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
+    tensor.copy_(flat[: tensor.numel()].view(tensor.shape))

@@ -1,0 +1,40 @@
+"""Planned collectives over gloo, on 4 and on 8 processes: the runner's scenarios and the process group's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.executor.collective import group_scenarios, runner_scenarios
+from tests.executor.collective.worlds import reports
+
+SCENARIOS = {one.__name__: one for one in (*runner_scenarios.SCENARIOS, *group_scenarios.SCENARIOS)}
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    return reports(SCENARIOS, tmp_path_factory.mktemp("four"), 4, last=runner_scenarios.one_dies)
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory):
+    return reports(SCENARIOS, tmp_path_factory.mktemp("eight"), 8, last=group_scenarios.one_dies)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_on_four_processes(four, name):
+    assert four[name] == [""] * 4
+
+
+def test_a_dead_peer_is_named_by_all_who_survive(four):
+    assert four["last"] == ["", "", "", "nothing"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_on_eight_processes(eight, name):
+    assert eight[name] == [""] * 8
+
+
+@pytest.mark.slow
+def test_a_dead_peer_is_named_through_the_process_group(eight):
+    assert eight["last"] == [""] * 7 + ["nothing"]
