@@ -105,6 +105,16 @@ def kind_of(document: Document) -> Kind[Any, Any]:
     raise InputError("kind", name, "is no kind of problem", f"Known kinds: {', '.join(KINDS)}.")
 
 
+def expect_budgets(kind: object) -> None:
+    """Refuse a sweep of budgets for a kind without any; what is no kind is left to whoever reads the document.
+
+    Raises:
+        InputError: naming the problem's kind.
+    """
+    if isinstance(kind, str) and kind in KINDS and KINDS[kind].budget_bytes is None:
+        raise InputError("problem.kind", kind, "has no budget to sweep", "Plan it: one plan is all there is.")
+
+
 def read_problem(source: Document | str | Path | Problem) -> Problem:
     """A typed problem from a document, a path, or a problem (returned as it is).
 

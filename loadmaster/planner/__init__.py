@@ -15,7 +15,7 @@ import loadmaster
 from loadmaster.errors import InputError
 from loadmaster.models.canonical import sha256
 from loadmaster.models.documents import Document
-from loadmaster.models.kinds import KINDS, Plan, Problem, read_problem
+from loadmaster.models.kinds import KINDS, Plan, Problem, expect_budgets, read_problem
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner.options import METHODS_OF, PlanOptions, PlanProgress
 from loadmaster.planner.sweep import Frontier, FrontierPoint, sweep
@@ -76,8 +76,8 @@ def frontier(
         InputError: the problem is of a kind that has no budget; and as there.
     """
     typed = read_problem(problem)
-    if not isinstance(typed, MemoryProblem):
-        raise InputError("problem.kind", typed.kind, "has no budget to sweep", "Plan it: one plan is all there is.")
+    expect_budgets(typed.kind)
+    assert isinstance(typed, MemoryProblem), "the one kind with a budget"
     return sweep(
         typed,
         options or PlanOptions(),

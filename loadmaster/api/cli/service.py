@@ -17,7 +17,7 @@ from loadmaster.api.documents import PlanResource
 from loadmaster.api.protocol import DEFAULT_URL
 from loadmaster.api.units import show_bytes, show_cost, show_share
 from loadmaster.errors import InputError
-from loadmaster.models.kinds import Problem, read_problem
+from loadmaster.models.kinds import KINDS, Problem, read_problem
 from loadmaster.planner.options import PlanOptions, PlanProgress
 
 SERVER_VARIABLE = "LOADMASTER_SERVER"
@@ -59,6 +59,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
     every = commands.add_parser("list", help="the plans of a service, newest first")
     every.add_argument("--state", help="queued, running, succeeded, infeasible, failed or cancelled")
+    every.add_argument("--kind", choices=KINDS, help="of problem")
     every.add_argument("--label", metavar="NAME=VALUE")
     every.add_argument("--limit", type=int, default=20, metavar="N", help="at most this many (20)")
     _add_server(every)
@@ -165,13 +166,15 @@ def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """The plans of a service, newest first."""
     label = None if arguments.label is None else _label(arguments.label)
     with Client(arguments.server) as client:
-        found = client.list(state=arguments.state, label=label)
+        found = client.list(state=arguments.state, kind=arguments.kind, label=label)
         resources = [plan for plan, _ in zip(found, range(arguments.limit), strict=False)]
     if arguments.json:
         terminal.json([plan.model_dump() for plan in resources])
     else:
         terminal.data(
-            table([_row(p) for p in resources], ["id", "state", "name", "budget", "objective", "gap", "created"])
+            table(
+                [_row(p) for p in resources], ["id", "state", "kind", "name", "budget", "objective", "gap", "created"]
+            )
         )
     return 0
 
@@ -181,7 +184,7 @@ def _row(plan: PlanResource) -> list[str]:
     objective = "" if plan.objective is None else show_cost(plan.objective, plan.unit or "us")
     gap = "" if plan.gap is None else show_share(plan.gap)
     created = datetime.fromtimestamp(plan.created_at).strftime("%Y-%m-%d %H:%M:%S")
-    return [plan.id, plan.state, plan.name, budget, objective, gap, created]
+    return [plan.id, plan.state, plan.kind, plan.name, budget, objective, gap, created]
 
 
 def _label(text: str) -> tuple[str, str]:

@@ -23,6 +23,7 @@ from loadmaster.api.server.problems import not_found
 from loadmaster.api.server.resources import frontier_resource
 from loadmaster.api.store.jobs import Frontier
 from loadmaster.errors import InputError
+from loadmaster.models.kinds import expect_budgets
 
 router = APIRouter(tags=["frontiers"])
 FrontierId = Annotated[str, Path(max_length=64, description="id of a frontier")]
@@ -38,6 +39,7 @@ FrontierId = Annotated[str, Path(max_length=64, description="id of a frontier")]
 def submit_frontier(service: ServiceDep, body: BodyDep, idempotency_key: IdempotencyKey = None) -> Response:
     """Queue a problem under several budgets."""
     request = parse_body(FrontierRequest, body)
+    expect_budgets(request.problem.get("kind"))
     if "budget_bytes" in request.options:
         raise InputError(
             "options.budget_bytes",

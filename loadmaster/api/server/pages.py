@@ -40,7 +40,7 @@ code {{ font-size: .9em; }}
 <h1>Loadmaster</h1>
 <p><a href="/openapi.json">Interface</a> · <a href="/metrics">metrics</a> · <a href="/readyz">health</a></p>
 <table>
-<thead><tr><th>Plan</th><th>Problem</th><th>State</th><th class="n">Budget</th><th class="n">Objective</th>
+<thead><tr><th>Plan</th><th>Kind</th><th>Problem</th><th>State</th><th class="n">Budget</th><th class="n">Objective</th>
 <th class="n">Gap</th><th class="n">Seconds</th><th></th></tr></thead>
 <tbody>
 {rows}
@@ -67,6 +67,7 @@ def _row(job: Job) -> str:
     state = f"{job.state}{' (cached)' if job.cached else ''}"
     cells = [
         f'<td><a href="{address}"><code>{html.escape(job.id)}</code></a></td>',
+        f"<td>{html.escape(job.kind)}</td>",
         f"<td>{html.escape(job.name)}</td>",
         f"<td>{state}</td>",
         f'<td class="n">{_gibibytes(job.budget_bytes)}</td>',

@@ -1,0 +1,64 @@
+"""One door for every kind: who plans what, and which options mean something to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from loadmaster import planner
+from loadmaster.errors import InputError
+from loadmaster.models.kinds import KINDS, read_problem
+from loadmaster.models.memory.presets import chain
+from loadmaster.planner import PlanOptions, cache_key, settled
+from loadmaster.planner.options import METHODS_OF
+from tests.models.collective.tiny import problem, ring
+
+RING = problem(ring(3), "allgather", 300)
+CHAIN = read_problem(chain(3, 1024))
+
+
+def answer(asked: Any, options: PlanOptions, **more: Any) -> Any:
+    return asked, options, more
+
+
+def test_every_kind_has_a_planner_and_methods() -> None:
+    assert set(planner.PLANNERS) == set(METHODS_OF) == set(KINDS)
+    assert all(methods[0] == "auto" for methods in METHODS_OF.values())
+
+
+def test_a_problem_goes_to_the_planner_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(planner.PLANNERS, "collective", (__name__, "answer"))
+    found: Any = planner.plan(RING, gap=0.5, method="pipeline")
+    assert found[0] is RING
+    assert (found[1].gap, found[1].method, found[1].budget_bytes) == (0.5, "pipeline", None)
+    assert set(found[2]) == {"on_progress", "cancelled"}
+
+
+def test_methods_are_of_their_kind() -> None:
+    for kind, asked in (("memory", CHAIN), ("collective", RING)):
+        for method in METHODS_OF[kind]:
+            assert settled(asked, PlanOptions(method=method)).method == method
+    for asked, method in ((CHAIN, "cpsat"), (RING, "checkmate")):
+        with pytest.raises(InputError, match=r"options\.method") as caught:
+            planner.plan(asked, method=method)
+        assert asked.kind in caught.value.problem
+
+
+def test_budgets_are_of_kinds_that_have_one() -> None:
+    assert settled(CHAIN, PlanOptions(budget_bytes=5)).budget_bytes == 5
+    assert settled(CHAIN.with_budget(7), PlanOptions()).budget_bytes == 7  # type: ignore[union-attr]
+    with pytest.raises(InputError, match=r"options\.budget_bytes.*means nothing to collective"):
+        planner.plan(RING, budget_bytes=5)
+    with pytest.raises(InputError, match="has no budget to sweep"):
+        planner.frontier(RING, budgets_bytes=[1, 2])
+
+
+def test_keys_of_collectives() -> None:
+    assert cache_key(RING, PlanOptions()) == cache_key(problem(ring(3), "allgather", 300, title="x"), PlanOptions())
+    others = [
+        cache_key(problem(ring(3), "allgather", 600), PlanOptions()),
+        cache_key(problem(ring(4), "allgather", 300), PlanOptions()),
+        cache_key(RING, PlanOptions(gap=0.5)),
+    ]
+    assert len({cache_key(RING, PlanOptions()), *others}) == 4
