@@ -96,10 +96,12 @@ def test_the_command_works_without_extras(clean: Path, tmp_path: Path) -> None:
     assert "pip install 'loadmaster[solver]'" in planned.stderr
 
 
-def test_the_wheel_carries_the_shipped_graphs_and_the_types(clean: Path, tmp_path: Path) -> None:
+def test_the_wheel_carries_the_shipped_data_and_the_types(clean: Path, tmp_path: Path) -> None:
     program = (
         "from importlib.resources import files; from loadmaster.models.memory import presets;"
-        "assert len(presets.example_names()) == 6; assert (files('loadmaster') / 'py.typed').is_file()"
+        "assert len(presets.example_names()) == 6; assert (files('loadmaster') / 'py.typed').is_file();"
+        "from loadmaster.models.collective import profiles, sketch_files;"
+        "assert len(profiles.profile_names()) == 5; assert len(sketch_files.sketch_names()) == 11"
     )
     done = run(clean, "-c", program, folder=tmp_path)
     assert done.returncode == 0, done.stderr

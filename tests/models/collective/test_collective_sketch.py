@@ -284,6 +284,13 @@ def test_an_instance_without_a_sketch_is_the_problem_itself() -> None:
     assert (instance.generators, instance.connections) == ((), (0, 0))
 
 
+def test_a_chunk_count_that_does_not_divide_is_refused() -> None:
+    posed = problem(switched(2, 2), "allgather", 8, sketch=Sketch(symmetry=((1, 2),)))
+    with pytest.raises(InputError, match="does not divide 8 bytes") as refused:
+        instance_of(posed, 8, 3)
+    assert refused.value.field == "chunk_counts"
+
+
 def test_the_given_sketch_replaces_the_problems() -> None:
     posed = problem(switched(2, 2), "allgather", 4, sketch=Sketch(internode={0: (0,)}))
     assert crossing(instance_of(posed, 4, 1).topology) == {(0, 2), (2, 0)}
