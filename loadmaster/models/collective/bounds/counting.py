@@ -21,27 +21,38 @@ _HAIR_NS = 1e-3
 
 def counting_bounds(network: Network) -> Iterator[tuple[int, str]]:
     """The bound for ranks, and for nodes."""
+    message_ns = min((network.topology.links[k].message_ns for k in network.used_links), default=0)
+    for between, ns in least_traffic(network):
+        yield message_ns + math.ceil(ns - _HAIR_NS), f"parts to and fro between {between}"
+
+
+def least_traffic(network: Network) -> Iterator[tuple[str, float]]:
+    """The bytes alone, in nanoseconds, where there are any."""
     ranks = [{r} for r in range(network.rank_count)]
     nodes = [set(ranks) for ranks in network.topology.ranks_of_node.values()]
-    yield _bound_ns(network, ranks, network.entries), "parts to and fro between ranks"
-    yield _bound_ns(network, nodes, network.node_entries.values()), "parts to and fro between nodes"
+    for between, parts, entries in (
+        ("ranks", ranks, network.entries),
+        ("nodes", nodes, list(network.node_entries.values())),
+    ):
+        size_bytes = _size_of_sums(network, parts)
+        if size_bytes and len(parts) > 1:
+            yield between, 2 * (len(parts) - 1) * size_bytes / _speed(entries)
 
 
-def _bound_ns(network: Network, parts: Sequence[set[int]], entries: Iterable[tuple[Machine, ...]]) -> int:
-    machines = [machine for of_part in entries for machine in of_part]
-    if len(parts) < 2 or not machines:
-        return 0
-    size_bytes = 0
-    for chunk in network.instance.chunks:
-        if chunk.reduces and all(
-            part.intersection(chunk.sources) and part.intersection(chunk.targets) for part in parts
-        ):
-            size_bytes += chunk.size_bytes
-    if not size_bytes:
-        return 0
-    # A resource may serve links into several parts; it works for all of them at its one speed.
+def _size_of_sums(network: Network, parts: Sequence[set[int]]) -> int:
+    """Bytes of the sums that every part has sources and targets of."""
+    return sum(
+        chunk.size_bytes
+        for chunk in network.instance.chunks
+        if chunk.reduces
+        and all(part.intersection(chunk.sources) and part.intersection(chunk.targets) for part in parts)
+    )
+
+
+def _speed(entries: Iterable[Sequence[Machine]]) -> float:
+    """GB/s of all machines. A resource may serve several parts; it works for all of them at its one speed."""
     speed: dict[int, float] = {}
-    for machine in machines:
-        speed[machine.resource] = max(machine.gbps, speed.get(machine.resource, 0.0))
-    total = 2 * (len(parts) - 1) * size_bytes / math.fsum(speed.values())
-    return min(machine.message_ns for machine in machines) + math.ceil(total - _HAIR_NS)
+    for of_part in entries:
+        for machine in of_part:
+            speed[machine.resource] = max(machine.gbps, speed.get(machine.resource, 0.0))
+    return math.fsum(speed.values())

@@ -1,0 +1,171 @@
+"""The bound for chunks however small: bandwidth alone, by maximum flow.
+
+**Receiving.** In time T a target v must get every byte that it lacks: a flow from the sources of its chunks, where each
+resource carries at most T times the gbps of its fastest link. So by the theorem of maximum flow and minimum cut,
+T >= (bytes needed behind the cut) / (gbps into it) for every cut, and the worst cut is found: a flow at T that falls
+short has a minimum cut; T is raised to what that cut needs, until nothing falls short (Newton's method, exact, in few
+steps since cuts never repeat). For AllGather and Broadcast these cuts are all there is: trees can be packed that reach
+the largest of these bounds over all targets (ForestColl's optimum; Edmonds' branchings).
+
+**Sending**, the same from the end: what a rank alone has, or its parts of sums, must leave it for their targets.
+
+**Lengths.** Give every resource a length w >= 0, and a link the sum of its resources' over its gbps. A chunk of b bytes
+that gets to a target at distance d takes w-weighted time b d on resources, of which there is T sum w at most; so
+T >= sum of b d / sum of w. Lengths of 1 for all resources, and for those of links between nodes alone, bound AllToAll
+on rings, tori and clusters.
+
+**Counting** of the parts of an AllReduce: :mod:`loadmaster.models.collective.bounds.counting`, without its message.
+
+Links that none of the chunks may use are left out; beyond that, sketches' relays are not considered. All capacities are
+rounded up to whole bytes per millisecond, in integers: the result is a bound, no matter the arithmetic of floats.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+
+import networkx as nx
+import numpy as np
+
+from loadmaster.models.collective.bounds.counting import least_traffic
+from loadmaster.models.collective.bounds.network import NEVER, Network
+from loadmaster.models.collective.instance import Instance
+
+# gbps as an integer: bytes per millisecond.
+_SPEED_UNIT = 10**6
+_HAIR_NS = 1e-3
+
+
+def throughput_bound_ns(instance: Instance) -> int:
+    """No schedule is faster with the chunks cut into however many parts. ``NEVER``: there is none at all."""
+    network = Network(instance)
+    graphs = {backwards: _graph(network, backwards) for backwards in (False, True)}
+    best = Fraction(0)
+    for rank in network.typical_ranks:
+        best = max(best, _least_time(graphs[False], rank, _receives(network, rank), best))
+        best = max(best, _least_time(graphs[True], rank, _sends(network, rank), best))
+        if best >= NEVER:
+            return NEVER
+    lengths = max(_lengths_ns(network, crossing=crossing) for crossing in (False, True))
+    return max(math.ceil(best), lengths, *(math.ceil(ns - _HAIR_NS) for _, ns in least_traffic(network)))
+
+
+def _receives(network: Network, rank: int) -> Mapping[tuple[int, ...], int]:
+    """Bytes that a rank must be sent, by the ranks that start with them."""
+    found: dict[tuple[int, ...], int] = {}
+    for chunk in network.instance.chunks:
+        if rank in chunk.targets and rank not in chunk.sources and not chunk.reduces:
+            found[chunk.sources] = found.get(chunk.sources, 0) + chunk.size_bytes
+    return found
+
+
+def _sends(network: Network, rank: int) -> Mapping[tuple[int, ...], int]:
+    """Bytes that only a rank can send, by the ranks of which one at least must get them."""
+    found: dict[tuple[int, ...], int] = {}
+    for chunk in network.instance.chunks:
+        others = tuple(r for r in chunk.targets if r != rank)
+        if others and rank in chunk.sources and (chunk.reduces or len(chunk.sources) == 1):
+            found[others] = found.get(others, 0) + chunk.size_bytes
+    return found
+
+
+def _graph(network: Network, backwards: bool) -> nx.DiGraph:
+    """Ranks and resources as nodes, ``speed`` on edges that have a capacity; all edges turned where ``backwards``.
+
+    A link is a way through its resources, one after another. Where all resources of some links lead to all others, as
+    through a switch, they meet in one node in between. Both only let more through.
+    """
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(network.rank_count))
+    speed: dict[int, int] = {}
+    hops: dict[tuple[str, str], int] = {}
+    links = [network.topology.links[k] for k in network.used_links]
+    ends: dict[int, tuple[set[int], set[int]]] = {r: (set(), set()) for link in links for r in link.resources}
+    for link in links:
+        for resource in link.resources:
+            ends[resource][0].add(link.source)
+            ends[resource][1].add(link.target)
+    # What few ranks send through is passed first: in another order a flow could leave by another's port.
+    order = {resource: len(sources) - len(targets) for resource, (sources, targets) in ends.items()}
+    for link in links:
+        of_link = math.ceil(link.gbps * _SPEED_UNIT)
+        for resource in link.resources:
+            speed[resource] = max(of_link, speed.get(resource, 0))
+        passed = sorted(link.resources, key=lambda r: (order[r], r))
+        graph.add_edge(link.source, f"into {passed[0]}")
+        graph.add_edge(f"out of {passed[-1]}", link.target)
+        for first, second in itertools.pairwise(passed):
+            hop = f"out of {first}", f"into {second}"
+            hops[hop] = hops.get(hop, 0) + of_link
+    for resource, of_resource in speed.items():
+        graph.add_edge(f"into {resource}", f"out of {resource}", speed=of_resource)
+    between = nx.Graph(hops.keys())
+    for number, group in enumerate(nx.connected_components(between)):
+        starts = {start for start, _ in hops if start in group}
+        inside = [hop for hop in hops if hop[0] in starts]
+        stops = {stop for _, stop in inside}
+        if len(inside) >= len(starts) * len(stops) - max(len(starts), len(stops)) and len(inside) > len(group):
+            graph.add_edges_from((start, f"switch {number}") for start in starts)
+            graph.add_edges_from((f"switch {number}", stop) for stop in stops)
+        else:
+            graph.add_edges_from((*hop, {"speed": hops[hop]}) for hop in inside)
+    return graph.reverse() if backwards else graph
+
+
+def _least_time(graph: nx.DiGraph, rank: int, needs: Mapping[tuple[int, ...], int], start: Fraction) -> Fraction:
+    """The least T, not below ``start``, in which a rank can have what it needs.
+
+    Args:
+        needs: bytes, by the ranks of which any has them.
+    """
+    needed = sum(needs.values())
+    time = start
+    flow = graph.copy()
+    for number, (ranks, size_bytes) in enumerate(needs.items()):
+        flow.add_edge("all", f"bytes {number}", size=size_bytes)
+        flow.add_edges_from((f"bytes {number}", r) for r in ranks)
+    while needed:
+        # Bytes times the speed unit times the denominator of T are whole numbers.
+        scale = _SPEED_UNIT * time.denominator
+        for _, _, edge in flow.edges(data=True):
+            if "speed" in edge:
+                edge["capacity"] = edge["speed"] * time.numerator
+            elif "size" in edge:
+                edge["capacity"] = edge["size"] * scale
+        value, (near, far) = nx.minimum_cut(flow, "all", rank, flow_func=nx.algorithms.flow.preflow_push)
+        if value >= needed * scale:
+            break
+        cut = [flow.edges[edge] for edge in nx.edge_boundary(flow, near, far)]
+        speed = sum(edge.get("speed", 0) for edge in cut)
+        if not speed:
+            return Fraction(NEVER)
+        behind = needed - sum(edge.get("size", 0) for edge in cut)
+        time = Fraction(behind * _SPEED_UNIT, speed)
+    return time
+
+
+def _lengths_ns(network: Network, *, crossing: bool) -> int:
+    """The bound by lengths: of all resources, or of those of links between nodes."""
+    topology = network.topology
+    links = [topology.links[k] for k in network.used_links]
+    weighted = {r for k in links if not crossing or topology.crosses(k) for r in k.resources}
+    if not weighted:
+        return 0
+    distance = np.full((network.rank_count, network.rank_count), np.inf)
+    np.fill_diagonal(distance, 0.0)
+    for k in links:
+        distance[k.source, k.target] = len(weighted.intersection(k.resources)) / k.gbps
+    for via in range(network.rank_count):
+        np.minimum(distance, distance[:, via, None] + distance[None, via, :], out=distance)
+    return max(0, math.ceil(math.fsum(_work(network, distance)) / len(weighted) - _HAIR_NS))
+
+
+def _work(network: Network, distance: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Iterator[float]:
+    """Weighted time that each chunk takes on resources at least."""
+    for chunk in network.instance.chunks:
+        ways = distance[list(chunk.sources)][:, list(chunk.targets)]
+        if ways.size:
+            yield chunk.size_bytes * float(ways.max() if chunk.reduces else ways.min(axis=0).max())
