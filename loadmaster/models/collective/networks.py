@@ -57,6 +57,16 @@ class _Explicit(StrictModel):
     switches: list[list[int]] = Field(default_factory=list)
 
 
+class _Graph(StrictModel):
+    name: str | None = None
+    directed: bool = False
+    multigraph: bool = False
+    graph: dict[str, Any] = Field(default_factory=dict)
+    nodes: list[Any]
+    edges: list[Any] | None = None
+    links: list[Any] | None = None
+
+
 class _Vertex(StrictModel):
     id: str | int
     node: int = 0
@@ -110,11 +120,13 @@ def _expect_place(field: str, place: int, count: int) -> int:
 
 def _of_graph(document: Document) -> Topology:
     networkx = _networkx()
-    edges = "edges" if "edges" in document else "links"
-    for field in ("nodes", edges):
-        if not isinstance(document.get(field), list):
-            raise InputError(field, document.get(field), "is no list", "Give the output of networkx.node_link_data.")
-    if document.get("multigraph"):
+    form = parse(_Graph, document)
+    edges = "edges" if form.edges is not None else "links"
+    if form.edges is None and form.links is None:
+        raise InputError("edges", None, "is missing", "Give the output of networkx.node_link_data.")
+    if form.edges is not None and form.links is not None:
+        raise InputError("links", len(form.links), "is there beside edges", "Give one list of edges.")
+    if form.multigraph:
         raise InputError("multigraph", True, "is not read", "Join parallel edges into one with their bandwidth.")
     vertices = [_part(_Vertex, f"nodes[{index}]", vertex) for index, vertex in enumerate(document["nodes"])]
     known = {vertex.id for vertex in vertices}
@@ -124,7 +136,7 @@ def _of_graph(document: Document) -> Topology:
         if not isinstance(edge, Mapping):
             raise InputError(f"{edges}[{index}]", edge, "is no object", "Give an object with source and target.")
         for end in ("source", "target"):
-            if edge.get(end) not in known:
+            if not isinstance(edge.get(end), str | int) or edge[end] not in known:
                 remedy = "Give the id of a vertex in nodes."
                 raise InputError(f"{edges}[{index}].{end}", edge.get(end), "is no vertex", remedy)
         cost = {key: value for key, value in edge.items() if key not in ("source", "target")}
@@ -133,7 +145,7 @@ def _of_graph(document: Document) -> Topology:
     gpus = [vertex for vertex in vertices if not vertex.switch]
     if not gpus:
         raise InputError("nodes", len(vertices), "has switches only", "Give at least one GPU.")
-    name = str(document.get("name") or graph.graph.get("name") or "network")
+    name = form.name or str(form.graph.get("name") or "network")
     links, names, switches = _ways(networkx, graph.to_directed(), gpus)
     return Topology(name, tuple(gpu.node for gpu in gpus), links, names, switches)
 

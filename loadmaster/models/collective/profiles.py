@@ -40,7 +40,7 @@ class _Profile(StrictModel):
     """The fields of a profile file. ``chunk_bytes`` and ``unit_ns`` are ours, for profiles of other names."""
 
     name: str
-    gpus_per_node: Annotated[int, Field(ge=1, le=1024)]
+    gpus_per_node: Annotated[int, Field(ge=1, le=128)]
     alpha: _Cost
     nics_per_node: Annotated[int, Field(ge=1)] = 1
     remote_alpha: _Cost | None = None
