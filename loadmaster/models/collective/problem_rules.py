@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from loadmaster.errors import InputError
 from loadmaster.models.collective.collectives import ROOTED, chunk_bytes, chunks_of, pieces
 from loadmaster.models.collective.instance import Instance
+from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import CollectiveProblem
 from loadmaster.models.collective.reach import unreachable
 from loadmaster.models.collective.topology import LARGEST_NS
@@ -81,19 +82,15 @@ def _check_sizes(problem: CollectiveProblem) -> None:
         raise InputError(
             "chunk_counts", list(counts), "cut no custom chunks", "Leave it out; cut the chunks themselves."
         )
-    ranks = problem.topology.rank_count
-    largest = max(counts, default=1) * (
-        ranks**2 if problem.collective in ("alltoall", "alltoallv") else pieces(problem)
-    )
+    most, ranks = max(_counts(problem)), problem.topology.rank_count
+    largest = most * (ranks**2 if problem.collective in ("alltoall", "alltoallv") else pieces(problem))
     if largest > LARGEST_CHUNK_COUNT:
-        raise InputError(
-            "chunk_counts", max(counts, default=1), f"makes {largest} chunks", f"Ask for {LARGEST_CHUNK_COUNT} at most."
-        )
+        raise InputError("chunk_counts", most, f"makes {largest} chunks", f"Ask for {LARGEST_CHUNK_COUNT} at most.")
     if problem.collective in ("alltoallv", "custom"):
         _check_total(problem)
         return
     for size_bytes in sizes:
-        for chunk_count in counts or (1,):
+        for chunk_count in _counts(problem):
             chunk_bytes(problem, size_bytes, chunk_count)
 
 
@@ -145,9 +142,12 @@ def _check_custom(problem: CollectiveProblem) -> None:
 
 
 def _check_reach(problem: CollectiveProblem) -> None:
-    """The links must do before a sketch takes some away: what a sketch cuts off is for the planner to say."""
-    chunks = chunks_of(problem, problem.sizes_bytes[0], next(iter(problem.chunk_counts), 1))
-    found = unreachable(Instance(problem.topology, chunks))
+    """The links must do before a sketch takes some away, and the sketch must be one of this topology.
+
+    What a sketch cuts off is for the planner to say: its plan is infeasible, with the cut.
+    """
+    size_bytes, chunk_count = problem.sizes_bytes[0], _counts(problem)[0]
+    found = unreachable(Instance(problem.topology, chunks_of(problem, size_bytes, chunk_count)))
     if found is not None:
         raise InputError(
             "topology.links",
@@ -155,3 +155,11 @@ def _check_reach(problem: CollectiveProblem) -> None:
             f"leave chunk {found.chunk} no way to rank {found.rank}: none goes out of ranks {list(found.reached)}",
             "Add a link that does.",
         )
+    if problem.sketch is not None:
+        instance_of(problem, size_bytes, chunk_count)
+
+
+def _counts(problem: CollectiveProblem) -> tuple[int, ...]:
+    """The chunk counts that a problem asks for; 1 where it leaves them to the planner."""
+    drawn = None if problem.sketch is None else problem.sketch.chunk_count
+    return problem.chunk_counts or (drawn or 1,)

@@ -14,15 +14,17 @@ from hypothesis import strategies as st
 from loadmaster.errors import InputError
 from loadmaster.models.collective.documents import read_plan, read_problem, write_plan, write_problem
 from loadmaster.models.collective.instance import Chunk
+from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Send, Unreachable
 from loadmaster.models.collective.problem import CollectiveProblem, Sketch, SwitchPolicy
+from loadmaster.models.collective.reach import unreachable
 from loadmaster.models.collective.topology import Link, Topology
 from tests.models.collective.tiny import problem, ring, switched
 
 SKETCH = Sketch(
     name="relayed",
     switches=(SwitchPolicy((0, 1), "uc-min"),),
-    internode={0: (1,), 1: ()},
+    internode={0: (0,), 1: ()},
     relays={0: 0, 1: 0},
     beta_split={0: 2.0},
     symmetry=((2, 4),),
@@ -109,6 +111,7 @@ def edited(path: str, value: Any, base: CollectiveProblem = PROBLEMS[0]) -> dict
 
 
 RING, RELAYED, BROADCAST, VECTOR, CUSTOM, SIZES = PROBLEMS
+SKETCHED = replace(RELAYED, chunk_counts=())
 
 
 @pytest.mark.parametrize(
@@ -169,6 +172,9 @@ RING, RELAYED, BROADCAST, VECTOR, CUSTOM, SIZES = PROBLEMS
         (RELAYED, "sketch/symmetry", [[2, 4, 6]], "sketch.symmetry[0]"),
         (RELAYED, "sketch/symmetry", [[0, 4]], "sketch.symmetry[0][0]"),
         (RELAYED, "sketch/chunk_count", 0, "sketch.chunk_count"),
+        (RELAYED, "sketch/internode", {"0": [1]}, "sketch.internode.0"),
+        (RELAYED, "sketch/symmetry", [[1, 4]], "sketch.symmetry[0]"),
+        (SKETCHED, "sketch/chunk_count", 3, "chunk_counts"),
     ],
 )
 def test_bad_problems_are_refused_by_field(base: CollectiveProblem, path: str, value: Any, field: str) -> None:
@@ -199,6 +205,15 @@ def test_links_that_do_not_connect_are_refused_with_chunk_and_cut() -> None:
     read_problem(write_problem(problem(line, "reduce", 4, root=2)))
     with pytest.raises(InputError, match="leave chunk 0 no way to rank 0"):
         read_problem(write_problem(problem(line, "allreduce", 6)))
+
+
+def test_what_a_sketch_cuts_off_is_left_to_the_planner() -> None:
+    """Nobody sends to the other node: the problem stands, and its plan will say why there is none."""
+    alone = problem(switched(2, 2), "allgather", 64, sketch=Sketch(internode={}))
+    assert read_problem(write_problem(alone)) == alone
+    found = unreachable(instance_of(alone, 64, 1))
+    assert found is not None
+    assert (found.chunk, found.rank, found.reached) == (0, 2, (0, 1))
 
 
 PLAN = CollectivePlan(
