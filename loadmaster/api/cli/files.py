@@ -73,5 +73,18 @@ def expect_writable(path: str | None, field: str) -> None:
         raise InputError(field, path, "is a folder", "Give the path of a file.")
 
 
+def expect_folder(path: str | None, field: str) -> None:
+    """Refuse a folder that neither exists nor can be made where it should be.
+
+    Raises:
+        InputError: naming ``field``.
+    """
+    if path is None or Path(path).is_dir():
+        return
+    if Path(path).exists():
+        raise InputError(field, path, "is a file", "Give a folder.")
+    expect_writable(path, field)
+
+
 def _refusal(field: str, path: str, error: OSError) -> InputError:
     return InputError(field, path, f"cannot be written: {error.strerror}", "Give a path that can be written.")

@@ -1,12 +1,13 @@
-"""``show``: a plan in words, as an offline report, as a picture, as a trace, or as a memory snapshot."""
+"""``show``: a plan in words, as a report, a picture, a trace, a memory snapshot, or for other runtimes."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
-from loadmaster.api.cli.files import expect_writable, write_bytes, write_text
+from loadmaster.api.cli.files import expect_folder, expect_writable, write_bytes, write_text
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.report.views import VIEWS
 from loadmaster.errors import InputError
@@ -17,6 +18,8 @@ from loadmaster.models.kinds import Plan, Problem, read_plan, read_problem, writ
 _LARGEST_NEIGHBOUR_BYTES = 64 << 20
 # Flag -> the view that it writes.
 _FILES = {"html": "page", "png": "picture", "trace": "trace", "snapshot": "snapshot"}
+_FOLDERS = ("msccl", "mscclpp")
+_VIEWS = _FILES | {flag: flag for flag in _FOLDERS}
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,20 +33,27 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     show.add_argument(
         "--snapshot", metavar="PLANNED.pickle", help="memory: write it for https://pytorch.org/memory_viz"
     )
+    show.add_argument("--msccl", metavar="FOLDER", help="collective: write MSCCL XML, a file for each algorithm")
+    show.add_argument("--mscclpp", metavar="FOLDER", help="collective: write MSCCL++ execution plans, one for each")
+    show.add_argument(
+        "--instances", type=int, default=1, metavar="N", help="of --msccl and --mscclpp: parallel copies (%(default)d)"
+    )
     show.add_argument("--json", action="store_true", help="print the plan document")
     show.set_defaults(run=_show)
 
 
 def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Show what a plan does: in words, as an offline report, as a picture, as a trace, or as a memory snapshot."""
+    """Show what a plan does: in words, as a report, a picture, a trace, a memory snapshot, or for other runtimes."""
     for flag in _FILES:
         expect_writable(getattr(arguments, flag), f"--{flag}")
+    for flag in _FOLDERS:
+        expect_folder(getattr(arguments, flag), f"--{flag}")
     plan = read_plan(arguments.plan)
     views = VIEWS[plan.kind]
-    for flag, name in _FILES.items():
+    for flag, name in _VIEWS.items():
         if getattr(arguments, flag) and getattr(views, name) is None:
             raise InputError(f"--{flag}", getattr(arguments, flag), f"is of no {plan.kind} plan", "Leave it out.")
-    problem = _problem(plan, arguments, [f"--{flag}" for flag in _FILES if getattr(arguments, flag)])
+    problem = _problem(plan, arguments, [f"--{flag}" for flag in _VIEWS if getattr(arguments, flag)])
     seen = None if problem is None else views.view(problem, plan)
     if arguments.json:
         terminal.json(write_plan(plan))
@@ -65,7 +75,18 @@ def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if arguments.snapshot and views.snapshot is not None:
         write_bytes(arguments.snapshot, views.snapshot(seen), "--snapshot")
         terminal.say(f"snapshot: {arguments.snapshot} (open it at https://pytorch.org/memory_viz)")
+    for flag in _FOLDERS:
+        folder, exported = getattr(arguments, flag), getattr(views, flag)
+        if folder and exported is not None:
+            _export(Path(folder), exported(seen, arguments.instances), f"--{flag}", terminal)
     return 0
+
+
+def _export(folder: Path, files: Mapping[str, str], field: str, terminal: Terminal) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        write_text(str(folder / name), text, field)
+        terminal.say(f"{field.removeprefix('--')}: {folder / name}")
 
 
 def _problem(plan: Plan, arguments: argparse.Namespace, wanted: list[str]) -> Problem | None:

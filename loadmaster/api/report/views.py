@@ -5,13 +5,17 @@ A new kind is one more entry here; whatever draws it lies in a package of its na
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from loadmaster.api.report import pictures, plan_page, snapshot, trace, view, words
+from loadmaster.api.report.collective import pictures as collective_pictures
+from loadmaster.api.report.collective import plan_page as collective_plan_page
+from loadmaster.api.report.collective import trace as collective_trace
 from loadmaster.api.report.collective import view as collective_view
 from loadmaster.api.report.collective import words as collective_words
+from loadmaster.models.collective.exports import msccl, mscclpp
 from loadmaster.models.kinds import PlanT, ProblemT
 
 VerdictT = TypeVar("VerdictT")
@@ -33,8 +37,10 @@ class Views(Generic[ProblemT, PlanT, VerdictT, ViewT]):
         picture: ``show --png``: writes the file of that path.
         trace: ``show --trace``: a Chrome trace.
         snapshot: ``show --snapshot``: a file for PyTorch's memory viewer.
+        msccl: ``show --msccl``: file name -> text, for MSCCL's loaders, with so many instances.
+        mscclpp: ``show --mscclpp``: as ``msccl``, for the executor of MSCCL++.
 
-    Of the last four, None: plans of the kind have none.
+    Of those from ``page`` on, None: plans of the kind have none.
     """
 
     summary: Callable[[PlanT], str]
@@ -46,6 +52,8 @@ class Views(Generic[ProblemT, PlanT, VerdictT, ViewT]):
     picture: Callable[[str, ViewT], None] | None = None
     trace: Callable[[ViewT], dict[str, Any]] | None = None
     snapshot: Callable[[ViewT], bytes] | None = None
+    msccl: Callable[[ViewT, int], Mapping[str, str]] | None = None
+    mscclpp: Callable[[ViewT, int], Mapping[str, str]] | None = None
 
 
 VIEWS: dict[str, Views[Any, Any, Any, Any]] = {
@@ -66,5 +74,10 @@ VIEWS: dict[str, Views[Any, Any, Any, Any]] = {
         verdict=collective_words.verdict,
         view=collective_view.view,
         details=collective_words.details,
+        page=collective_plan_page.plan_page,
+        picture=collective_pictures.plan_png,
+        trace=collective_trace.chrome_trace,
+        msccl=lambda seen, instances: msccl.msccl_files(seen.problem, seen.plan, instances),
+        mscclpp=lambda seen, instances: mscclpp.mscclpp_files(seen.problem, seen.plan, instances),
     ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from dataclasses import replace
 
 from loadmaster.models.collective.collectives import chunks_of
 from loadmaster.models.collective.instance import Chunk
@@ -33,6 +34,18 @@ def along_trees(
     )
     time_ns = max((s.start_ns for s in ordered), default=0) + STEP_NS
     return Algorithm(size_bytes, chunk_count, form, tuple(ordered), time_ns, time_ns // 2, "by hand", time_ns // 4)
+
+
+def one_after_another(problem: CollectiveProblem, algorithm: Algorithm) -> Algorithm:
+    """The same, with every send after the arrival of the one before: no two can collide."""
+    chunks = chunks_of(problem, algorithm.size_bytes, algorithm.chunk_count, algorithm.form)
+    sends, now_ns = [], 0
+    for send in algorithm.sends:
+        link = problem.topology.links[problem.topology.link_between[send.source, send.target]]
+        sends.append(replace(send, start_ns=now_ns))
+        now_ns += link.transfer_ns(sum(chunks[c].size_bytes for c in send.chunks))
+    bounds = {"bound_ns": now_ns // 2, "throughput_bound_ns": now_ns // 4}
+    return replace(algorithm, sends=tuple(sends), time_ns=now_ns, **bounds)
 
 
 def table(problem: CollectiveProblem, *algorithms: Algorithm) -> CollectivePlan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from loadmaster.api.columns import table
+from loadmaster.api.report.collective.bandwidth import algorithm_gbps, bus_gbps
 from loadmaster.api.report.collective.view import View
 from loadmaster.api.units import show_bytes, show_cost, show_share
 from loadmaster.models.collective.checker import PlanCheck
@@ -52,7 +53,7 @@ def verdict(plan: CollectivePlan, check: PlanCheck) -> str:
 
 
 def details(view: View) -> str:
-    """How busy each algorithm keeps its links."""
+    """How busy each algorithm keeps its links, and its bandwidth."""
     rows = []
     for algorithm, check in zip(view.plan.algorithms, view.check.algorithms, strict=True):
         held_ns = {
@@ -66,9 +67,18 @@ def details(view: View) -> str:
                 f"{len(check.by_link)} of {len(check.topology.links)}",
                 "" if busiest is None else check.topology.resources[busiest],
                 "" if busiest is None or not check.time_ns else show_share(held_ns[busiest] / check.time_ns),
+                show_gbps(algorithm_gbps(algorithm)),
+                show_gbps(bus_gbps(view.problem, algorithm)),
+                show_ns(algorithm.throughput_bound_ns),
             ]
         )
-    return "\n" + table(rows, ["size", "links used", "busiest resource", "held"])
+    header = ["size", "links used", "busiest resource", "held", "GB/s", "bus GB/s", "bound, any chunks"]
+    return "\n" + table(rows, header)
+
+
+def show_gbps(gbps: float | None) -> str:
+    """A bandwidth in GB/s, or nothing where there is none."""
+    return "" if gbps is None else f"{gbps:.3g}" if gbps < 10 else f"{gbps:.1f}"
 
 
 def show_ns(time_ns: int) -> str:

@@ -1,0 +1,82 @@
+"""A collective plan as a PNG picture: time against size where the table has several, and who sends when."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from loadmaster.api.report.collective.plan_page import colour, size_ticks, telling
+from loadmaster.api.report.collective.timeline import Row, timeline
+from loadmaster.api.report.collective.view import View
+from loadmaster.api.report.pictures import STYLE, save
+from loadmaster.api.units import show_bytes
+from loadmaster.models.collective.plan import Algorithm
+
+# The smallest and the largest algorithm say what the others would.
+LARGEST_CHARTS = 2
+_ROW_INCHES, _CURVE_INCHES, _MARGIN_INCHES = 0.17, 3.6, 1.1
+_PLAN, _BOUND, _INK = "#2b6cb0", "#8a63c9", "#1d2430"
+
+
+def plan_png(path: str | Path, view: View) -> None:
+    """Draw a feasible plan.
+
+    Raises:
+        InputError: the path cannot be written.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    plan = view.plan
+    shown = telling(list(zip(plan.algorithms, view.check.algorithms, strict=True)), LARGEST_CHARTS)
+    charts = [(algorithm, timeline(view.problem, algorithm, check), check.time_ns) for algorithm, check in shown]
+    heights = [_CURVE_INCHES] if len(plan.algorithms) > 1 else []
+    heights += [_MARGIN_INCHES + _ROW_INCHES * len(rows) for _, rows, _ in charts]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.6, sum(heights)), dpi=150, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = list(figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
+        title = textwrap.fill(view.problem.title or view.problem.name, 92)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
+        if len(plan.algorithms) > 1:
+            _curve(axes.pop(0), plan.algorithms)
+        for chart, (algorithm, rows, time_ns) in zip(axes, charts, strict=True):
+            _gantt(chart, rows, time_ns, view.problem.topology.rank_count)
+            chart.set_title(show_bytes(algorithm.size_bytes), loc="left", fontsize=10, color=_INK)
+    save(figure, path)
+
+
+def _curve(axes: Any, algorithms: Sequence[Algorithm]) -> None:
+    sizes = [a.size_bytes for a in algorithms]
+    for label, colour_of, values in (
+        ("planned time", _PLAN, [a.time_ns for a in algorithms]),
+        ("proved bound", _BOUND, [a.bound_ns for a in algorithms]),
+    ):
+        axes.plot(sizes, [max(1, v) / 1e3 for v in values], color=colour_of, marker="o", markersize=4, label=label)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    marks = size_ticks(sizes)
+    axes.set_xticks(marks, [show_bytes(mark) for mark in marks])
+    axes.minorticks_off()
+    axes.set_xlabel("size")
+    axes.set_ylabel("microseconds")
+    axes.legend(loc="upper left", edgecolor="none", fontsize=9)
+
+
+def _gantt(axes: Any, rows: Sequence[Row], time_ns: int, rank_count: int) -> None:
+    """One row of the axes for each row, the first on top."""
+    for n, row in enumerate(rows):
+        axes.broken_barh(
+            [(bar.start_ns / 1e3, (bar.end_ns - bar.start_ns) / 1e3) for bar in row.bars],
+            (n - 0.42, 0.84),
+            facecolors=[(colour(bar.owner, rank_count), bar.opacity) for bar in row.bars],
+            linewidth=0,
+        )
+    axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=7)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(0, max(1, time_ns) / 1e3)
+    axes.grid(False, axis="y")
+    axes.set_xlabel("microseconds")
