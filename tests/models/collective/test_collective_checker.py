@@ -17,6 +17,7 @@ from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Send
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
 from loadmaster.models.collective.replay import replay
 from loadmaster.models.collective.topology import Link, Topology
+from tests.models.collective.clockwork import holds
 from tests.models.collective.schedules import random_schedule, ring_allgather
 from tests.models.collective.tiny import problem, ring, switched
 
@@ -197,6 +198,48 @@ def test_random_schedules_pass_and_each_of_their_sends_is_needed(collective: Col
     assert not check(found, [*sends, chosen]).ok
     if chosen.start_ns:
         assert not check(found, [*others, replace(chosen, start_ns=chosen.start_ns - 1)]).ok
+
+
+@st.composite
+def bent(draw: st.DrawFn) -> tuple[Instance, list[Send]]:
+    """A random right schedule on a small topology, and what a few careless changes make of it."""
+    collective = draw(st.sampled_from(COLLECTIVES))
+    quick = {"message_ns": 2, "latency_ns": draw(st.integers(0, 2))}
+    topology = draw(st.sampled_from([ring(3, **quick), switched(1, 3, **quick, gbps=1.0)]))
+    found = instance_of(problem(topology, collective, 3, root=1), 3, 1)
+    sends = list(random_schedule(found, draw(st.integers(0, 10**6))))
+    for _ in range(draw(st.integers(0, 2))):
+        index = draw(st.integers(0, len(sends) - 1))
+        send, rank = sends[index], st.integers(0, 2)
+        change = draw(st.sampled_from(["later", "all later", "earlier", "drop", "twice", "target", "source", "flip"]))
+        shift = draw(st.integers(1, 12))
+        if change == "drop":
+            del sends[index]
+        elif change == "all later":
+            sends = [s if s.start_ns < send.start_ns else replace(s, start_ns=s.start_ns + shift) for s in sends]
+        elif change == "twice":
+            sends.append(replace(send, start_ns=send.start_ns + shift))
+        else:
+            sends[index] = {
+                "later": replace(send, start_ns=send.start_ns + shift),
+                "earlier": replace(send, start_ns=max(0, send.start_ns - shift)),
+                "target": replace(send, target=draw(rank)),
+                "source": replace(send, source=draw(rank)),
+                "flip": replace(send, combines=not send.combines),
+            }[change]
+        if not sends:
+            break
+    return found, sends
+
+
+@settings(max_examples=400, deadline=None)
+@given(bent())
+def test_a_clockwork_agrees(given: tuple[Instance, list[Send]]) -> None:
+    found, sends = given
+    verdict = check(found, sends)
+    assert verdict.ok == holds(found, sends), verdict.violations
+    if verdict.ok:
+        assert replay(found, sends, seeds=[1]) == ()
 
 
 def test_replay_sees_what_the_checker_sees() -> None:
