@@ -115,14 +115,22 @@ class Contiguity:
             messages.setdefault(head_of[h], []).append(h)
         return sends(self.ordered, [tuple(hops) for hops in messages.values()])
 
-    def start(self) -> tuple[IntArray, FloatArray]:
-        """Columns and values of the schedule that has every hop alone; feasible where it ends by the horizon."""
-        messages = alone(self.ordered)
-        begins = {h: start_ns for (h,), start_ns in zip(messages, starts(self.ordered, messages), strict=True)}
+    def start(self, messages: Sequence[Message] | None = None) -> tuple[IntArray, FloatArray]:
+        """Columns and values of the schedule with these messages; None: with every hop alone.
+
+        A feasible point where the messages are runs of their stretches and all ends by the horizon.
+        """
+        messages = alone(self.ordered) if messages is None else messages
+        begins: dict[int, int] = {}
+        lasts: dict[int, int] = {}
+        for message, start_ns in zip(messages, starts(self.ordered, messages), strict=True):
+            begins |= dict.fromkeys(message, start_ns)
+            lasts |= dict.fromkeys(message, self._occupancy_ns(message))
+        chosen = set(messages)
         values = [
             *(begins[h] for h in self._own),
-            *(self._occupancy_ns([h]) for h in self._own),
-            *(len(run) == 1 for run in self._runs),
+            *(lasts[h] for h in self._own),
+            *(run in chosen for run in self._runs),
             time_ns(self.ordered, messages),
         ]
         return np.arange(self.program.column_count), np.array(values, dtype=np.float64)

@@ -22,6 +22,7 @@ from typing import Literal
 
 from loadmaster.models.collective.hops import Hop, Routes, colliding, hops_of, orbits
 from loadmaster.models.collective.instance import Instance
+from loadmaster.models.collective.plan import Send
 
 Heuristic = Literal["longest path from now first", "shortest path until now first"]
 HEURISTICS: tuple[Heuristic, ...] = ("longest path from now first", "shortest path until now first")
@@ -80,10 +81,7 @@ def order(
         InputError: a route is no tree, see :func:`loadmaster.models.collective.hops.hops_of`.
     """
     hops = hops_of(instance, routes)
-    pairs = [(hop.chunk, hop.link) for hop in hops]
-    orbit_of = orbits(instance, pairs)
-    if orbit_of is None or colliding(instance, pairs, orbit_of):
-        orbit_of = tuple(range(len(hops)))
+    orbit_of = _kept_orbits(instance, hops)
     links, chunks = instance.topology.links, instance.chunks
     lasts = [links[hop.link].transfer_ns(chunks[hop.chunk].size_bytes) for hop in hops]
     after: list[tuple[int, ...]] = [hop.after for hop in hops]
@@ -96,6 +94,47 @@ def order(
         by_length = [(until[h], -from_now[h]) for h in range(len(hops))]
     sequence = _rounds(instance, hops, orbit_of, after, opens, by_length)
     return Ordered(instance, hops, tuple(reversed(sequence)) if backward else tuple(sequence), orbit_of)
+
+
+def order_of(instance: Instance, sends: Sequence[Send]) -> tuple[Ordered, tuple[tuple[int, ...], ...]]:
+    """The order that a schedule follows, and its messages as hops of it.
+
+    Raises:
+        InputError: the schedule's routes are no trees: a chunk is sent somewhere twice, say.
+    """
+    between = instance.topology.link_between
+    routes: list[list[int]] = [[] for _ in instance.chunks]
+    start_of: dict[tuple[int, int], int] = {}
+    for send in sends:
+        k = between[send.source, send.target]
+        for chunk in send.chunks:
+            routes[chunk].append(k)
+            start_of[chunk, k] = send.start_ns
+    hops = hops_of(instance, routes)
+    begins = [start_of[hop.chunk, hop.link] for hop in hops]
+    orbit_of = _kept_orbits(instance, hops)
+    if any(begins[h] != begins[orbit] for h, orbit in enumerate(orbit_of)):
+        orbit_of = tuple(range(len(hops)))
+    # Hops that start together on one resource are those of one message: any order of them will do, if images agree.
+    sequence = sorted(range(len(hops)), key=lambda h: (begins[h], orbit_of[h], h))
+    place = {(hop.chunk, hop.link): h for h, hop in enumerate(hops)}
+    rank = {h: i for i, h in enumerate(sequence)}
+    messages = []
+    for send in sends:
+        k = between[send.source, send.target]
+        carried = [place[chunk, k] for chunk in send.chunks if instance.chunks[chunk].size_bytes]
+        if carried:
+            messages.append(tuple(sorted(carried, key=rank.__getitem__)))
+    return Ordered(instance, hops, tuple(sequence), orbit_of), tuple(messages)
+
+
+def _kept_orbits(instance: Instance, hops: Sequence[Hop]) -> tuple[int, ...]:
+    """The orbits of hops where all their images are hops and can start together; otherwise each hop alone."""
+    pairs = [(hop.chunk, hop.link) for hop in hops]
+    orbit_of = orbits(instance, pairs)
+    if orbit_of is None or colliding(instance, pairs, orbit_of):
+        return tuple(range(len(hops)))
+    return orbit_of
 
 
 def _rounds(

@@ -13,7 +13,8 @@ from loadmaster.models.collective.checker import check
 from loadmaster.models.collective.earliest import alone, sends, time_ns
 from loadmaster.models.collective.hops import colliding, hops_of, orbits
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
-from loadmaster.models.collective.ordering import HEURISTICS, order
+from loadmaster.models.collective.ordering import HEURISTICS, order, order_of
+from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.topology import Link, Topology
 from tests.models.collective.routes import random_routes, small_instances
 from tests.models.collective.tiny import ring, switched
@@ -139,3 +140,33 @@ def test_chunks_of_no_bytes_need_no_hops() -> None:
     instance = line(Chunk(0, (0,), (3,)), Chunk(100, (0,), (1,)))
     ordered = order(instance, [[], [0]])
     assert check(instance, sends(ordered, alone(ordered))).ok
+
+
+@given(small_instances(), st.integers(0, 99))
+def test_the_order_of_a_schedule_gives_it_back(instance: Instance, seed: int) -> None:
+    ordered = order(instance, random_routes(instance, seed))
+    found = sends(ordered, alone(ordered))
+    again, messages = order_of(instance, found)
+    assert sends(again, messages) == found
+    assert again.chunk_order == ordered.chunk_order
+
+
+def test_the_order_of_a_schedule_keeps_its_messages_together() -> None:
+    instance = line(*(Chunk(100, (0,), (3,)) for _ in range(3)))
+    found = (
+        Send(0, 0, 1, (0, 2)),
+        Send(300, 0, 1, (1,)),
+        Send(300, 1, 2, (0, 2)),
+        Send(600, 1, 2, (1,)),
+        Send(600, 2, 3, (0,)),
+        Send(800, 2, 3, (1, 2)),
+    )
+    ordered, messages = order_of(instance, found)
+    assert sends(ordered, messages) == found
+    assert ordered.chunk_order == {0: (0, 2, 1), 1: (0, 2, 1), 2: (0, 1, 2)}
+
+
+def test_a_chunk_sent_somewhere_twice_has_no_order() -> None:
+    instance = line(Chunk(100, (0,), (1,)))
+    with pytest.raises(InputError, match="twice"):
+        order_of(instance, (Send(0, 0, 1, (0,)), Send(200, 0, 1, (0,))))

@@ -1,0 +1,63 @@
+"""The last percent of small instances: routing and scheduling at once by CP-SAT, from a schedule in hand.
+
+Source: TACCL's variables as intervals, see :mod:`loadmaster.models.collective.intervals`. It pays where list scheduling
+is at its worst: few hops, dear messages, no symmetry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadmaster.models.collective.instance import Instance
+from loadmaster.models.collective.intervals import IntervalSchedule
+from loadmaster.models.collective.plan import Send
+from loadmaster.planner.collective.effort import Effort
+from loadmaster.planner.collective.prune import finish_ns
+from loadmaster.planner.collective.solves import LEAST_SECONDS, solved
+
+# With more intervals CP-SAT has not found what list scheduling had missed.
+MOST_INTERVALS = 1_000
+# Of the time, for schedules that keep the symmetries, which are fewer; the rest is for all others.
+SYMMETRIC_SHARE = 0.5
+
+
+def improve(
+    instance: Instance, sends: Sequence[Send], bound_ns: int, seconds: float, effort: Effort
+) -> tuple[Send, ...]:
+    """A schedule at least as fast as the one in hand.
+
+    Looked for among those of one chunk a message, with the instance's symmetries first and then without. Where a sum
+    has several targets, or there are over ``MOST_INTERVALS`` hops to choose from, the schedule comes back as it is.
+
+    Args:
+        bound_ns: no schedule is faster; the search ends at the asked gap to it.
+        seconds: at most.
+    """
+    best = tuple(sends)
+    if any(chunk.reduces and len(chunk.targets) > 1 for chunk in instance.chunks):
+        return best
+    until_s = effort.elapsed_s + seconds
+    tries = [(instance, 1.0)]
+    if instance.generators:
+        tries = [(instance, SYMMETRIC_SHARE), (instance.without_symmetry(), 1.0)]
+    for tried, share in tries:
+        time_ns = finish_ns(instance, best)
+        limit_s = min(until_s - effort.elapsed_s, effort.left_s) * share
+        if time_ns <= bound_ns * (1.0 + effort.options.gap) or limit_s < LEAST_SECONDS or effort.over():
+            break
+        with effort.on_clock("build"):
+            formulation = IntervalSchedule(tried, horizon_ns=time_ns, bound_ns=bound_ns)
+        if not 0 < formulation.interval_count <= MOST_INTERVALS:
+            continue
+        solution = solved(
+            formulation.program,
+            effort,
+            limit_s,
+            phase=f"exact scheduling, {formulation.interval_count} intervals",
+            best_ns=time_ns,
+            bound_ns=bound_ns,
+            start=formulation.start_from(best),
+        )
+        if solution.values is not None and (found := formulation.schedule(solution)):
+            best = min(best, found, key=lambda candidate: finish_ns(instance, candidate))
+    return best

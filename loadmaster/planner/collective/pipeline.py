@@ -1,0 +1,137 @@
+"""TACCL's pipeline: routes by a program, an order by heuristics, then contiguity and exact times by a program.
+
+Its steps serve other searches as well: :func:`schedule` takes routes from anywhere, :func:`polish` a whole schedule.
+Between steps 2 and 3 there is one of ours: the same routes in the best order that interval scheduling finds.
+
+Source: TACCL, 003_283bdbbccdcfdb68.txt, sections 5.4.2 and 5.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from loadmaster.models.collective.contiguity import LIMIT, Contiguity
+from loadmaster.models.collective.earliest import Message, alone, sends, time_ns
+from loadmaster.models.collective.hops import Routes
+from loadmaster.models.collective.instance import Instance
+from loadmaster.models.collective.intervals import IntervalSchedule
+from loadmaster.models.collective.ordering import HEURISTICS, Ordered, order, order_of
+from loadmaster.models.collective.plan import Send
+from loadmaster.planner.collective.effort import Effort
+from loadmaster.planner.collective.prune import finish_ns
+from loadmaster.planner.collective.solves import LEAST_SECONDS, solved
+
+# Of the time left, for the order by interval scheduling: it is optimal within a second or not worth more.
+INTERVALS_SHARE = 0.25
+
+
+def schedule(instance: Instance, routes: Routes, bound_ns: int, seconds: float, effort: Effort) -> tuple[Send, ...]:
+    """Steps 2 and 3: order the hops of routes by every heuristic, and merge them in the best orders.
+
+    Args:
+        bound_ns: no schedule is faster; the search ends at the asked gap to it.
+        seconds: at most.
+
+    Raises:
+        InputError: a route is no tree, see :func:`loadmaster.models.collective.hops.hops_of`.
+    """
+    with effort.on_clock("build"):
+        orders = [order(instance, routes, rule, backward=b) for rule, b in product(HEURISTICS, (False, True))]
+        orders.sort(key=lambda ordered: time_ns(ordered, alone(ordered)))
+    search = _Search(instance, bound_ns, effort.elapsed_s + seconds, effort, sends(orders[0], alone(orders[0])))
+    for ordered in search.with_intervals(routes, orders):
+        search.merge(ordered)
+        if search.done():
+            break
+    return search.best
+
+
+def polish(
+    instance: Instance, schedule_in_hand: Sequence[Send], bound_ns: int, seconds: float, effort: Effort
+) -> tuple[Send, ...]:
+    """Step 3 on the order of a schedule in hand: merge its messages anew. Never slower than it.
+
+    A schedule with sums for several targets comes back as it is. Arguments as for :func:`schedule`.
+    """
+    found = tuple(schedule_in_hand)
+    if any(chunk.reduces and len(chunk.targets) > 1 for chunk in instance.chunks):
+        return found
+    search = _Search(instance, bound_ns, effort.elapsed_s + seconds, effort, found)
+    if not search.done():
+        ordered, messages = order_of(instance, found)
+        search.merge(ordered, messages)
+    return search.best
+
+
+@dataclass
+class _Search:
+    """Steps 2 and 3 on one instance, until ``until_s`` on the clock of the effort."""
+
+    instance: Instance
+    bound_ns: int
+    until_s: float
+    effort: Effort
+    best: tuple[Send, ...]
+
+    @property
+    def best_ns(self) -> int:
+        return finish_ns(self.instance, self.best)
+
+    @property
+    def left_s(self) -> float:
+        return min(self.until_s - self.effort.elapsed_s, self.effort.left_s)
+
+    def done(self) -> bool:
+        good = self.best_ns <= self.bound_ns * (1.0 + self.effort.options.gap)
+        return good or self.left_s < LEAST_SECONDS or self.effort.over()
+
+    def with_intervals(self, routes: Routes, orders: Sequence[Ordered]) -> Iterator[Ordered]:
+        """The best heuristic order, the order that interval scheduling finds, then the other heuristics' orders."""
+        yield orders[0]
+        with self.effort.on_clock("build"):
+            horizon_ns = time_ns(orders[0], alone(orders[0]))
+            formulation = IntervalSchedule(self.instance, routes=routes, horizon_ns=horizon_ns, bound_ns=self.bound_ns)
+        solution = solved(
+            formulation.program,
+            self.effort,
+            INTERVALS_SHARE * self.left_s,
+            phase="order by intervals",
+            best_ns=self.best_ns,
+            bound_ns=self.bound_ns,
+            start=formulation.start_from(sends(orders[0], alone(orders[0]))),
+        )
+        if solution.values is not None:
+            yield order_of(self.instance, formulation.schedule(solution))[0]
+        seen = [orders[0].resource_order]
+        for ordered in orders[1:]:
+            if ordered.resource_order not in seen:
+                seen.append(ordered.resource_order)
+                yield ordered
+
+    def merge(self, ordered: Ordered, messages: Sequence[Message] | None = None) -> None:
+        """Step 3 on one order, from these messages; takes the schedule if it is faster."""
+        with self.effort.on_clock("build"):
+            messages = alone(ordered) if messages is None else messages
+            start_ns = time_ns(ordered, messages)
+            self._offer(sends(ordered, messages))
+            limit = max([LIMIT, *(len(message) for message in messages)])
+            formulation = Contiguity(ordered, limit=limit, horizon_ns=min(start_ns, self.best_ns))
+        if not formulation.together.size or self.done():
+            return
+        solution = solved(
+            formulation.program,
+            self.effort,
+            self.left_s,
+            phase="contiguity",
+            best_ns=self.best_ns,
+            bound_ns=self.bound_ns,
+            start=formulation.start(messages) if start_ns <= self.best_ns else None,
+        )
+        if solution.values is not None:
+            self._offer(formulation.schedule(solution))
+
+    def _offer(self, found: tuple[Send, ...]) -> None:
+        if finish_ns(self.instance, found) < self.best_ns:
+            self.best = found

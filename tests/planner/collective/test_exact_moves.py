@@ -1,0 +1,149 @@
+"""The exact moves of the collective planner: never slower, checked, reported, cancelled, within their time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from loadmaster.errors import InputError
+from loadmaster.models.collective.checker import check
+from loadmaster.models.collective.earliest import alone, sends
+from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
+from loadmaster.models.collective.ordering import order
+from loadmaster.models.collective.plan import Send
+from loadmaster.planner.collective.effort import Effort
+from loadmaster.planner.collective.exact import improve
+from loadmaster.planner.collective.pipeline import polish, schedule
+from loadmaster.planner.options import PlanOptions, PlanProgress
+from tests.models.collective.routes import random_routes, small_instances
+from tests.models.collective.schedules import random_schedule, ring_allgather
+from tests.models.collective.tiny import ring, switched
+
+few = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def effort(**options: object) -> Effort:
+    return Effort(PlanOptions(gap=0.0, **options))  # type: ignore[arg-type]
+
+
+def allgather(count: int, *, message_ns: int = 100, parts: int = 1) -> Instance:
+    chunks = tuple(Chunk(100, (r,), tuple(range(count))) for r in range(count) for _ in range(parts))
+    return Instance(ring(count, message_ns=message_ns), chunks)
+
+
+def time_of(instance: Instance, found: tuple[Send, ...]) -> int:
+    verdict = check(instance, found)
+    assert verdict.ok, verdict.violations
+    return verdict.time_ns
+
+
+@few
+@given(small_instances(), st.integers(0, 99))
+def test_no_move_makes_a_schedule_slower_or_wrong(instance: Instance, seed: int) -> None:
+    ordered = order(instance, random_routes(instance, seed))
+    before = sends(ordered, alone(ordered))
+    before_ns = time_of(instance, before)
+    assert time_of(instance, polish(instance, before, 0, 5.0, effort())) <= before_ns
+    routes = random_routes(instance, seed)
+    scheduled = time_of(instance, schedule(instance, routes, 0, 5.0, effort()))
+    assert scheduled <= before_ns
+    assert time_of(instance, improve(instance, before, 0, 5.0, effort())) <= before_ns
+
+
+def test_improve_finds_the_way_round_both_sides_of_a_ring() -> None:
+    instance = allgather(5)
+    before = ring_allgather(instance)
+    assert time_of(instance, before) == 800
+    # Two hops of 200 ns each way reach everyone.
+    assert time_of(instance, improve(instance, before, 0, 10.0, effort())) == 400
+
+
+def test_improve_keeps_symmetries_and_does_without_where_that_is_better() -> None:
+    # Symmetric, both chunks wait for nothing but enter rank 2 at once: no such schedule. Without, they take turns.
+    chunks = (Chunk(100, (0,), (2,)), Chunk(100, (1,), (2,)))
+    instance = Instance(switched(1, 3), chunks, (Symmetry((1, 0, 2), (1, 0)),))
+    between = instance.topology.link_between
+    ordered = order(instance, [[between[0, 1], between[1, 2]], [between[1, 2]]])
+    before = tuple(replace(send, start_ns=send.start_ns + 500) for send in sends(ordered, alone(ordered)))
+    assert time_of(instance, improve(instance, before, 0, 10.0, effort())) == 2 * 113
+
+
+def test_a_schedule_at_the_bound_is_left_alone() -> None:
+    instance, spent = allgather(5), effort()
+    before = ring_allgather(instance)
+    assert improve(instance, before, 800, 10.0, spent) == before
+    assert polish(instance, before, 800, 10.0, spent) == before
+    assert spent.solves == 0
+
+
+def test_polish_merges_the_messages_of_a_schedule() -> None:
+    # Three chunks over one dear wire: 3 * 1010 apart, 1030 together.
+    instance = Instance(ring(3, message_ns=1000), (Chunk(10, (0,), (1,)),) * 3)
+    between = instance.topology.link_between
+    apart = tuple(Send(1010 * c, 0, 1, (c,)) for c in range(3))
+    merged = polish(instance, apart, 0, 10.0, effort())
+    assert merged == (Send(0, 0, 1, (0, 1, 2)),)
+    assert polish(instance, merged, 0, 10.0, effort()) == merged
+    assert schedule(instance, [[between[0, 1]]] * 3, 0, 10.0, effort()) == merged
+
+
+def test_sums_for_several_targets_come_back_as_they_are() -> None:
+    everyone = (0, 1, 2)
+    instance = Instance(ring(3), (Chunk(100, everyone, everyone, reduces=True),))
+    before = random_schedule(instance, 1)
+    assert check(instance, before).ok
+    assert improve(instance, before, 0, 5.0, effort()) == polish(instance, before, 0, 5.0, effort()) == before
+    with pytest.raises(InputError, match="more than one target"):
+        schedule(instance, [[0]], 0, 5.0, effort())
+
+
+def test_moves_report_what_they_do() -> None:
+    said: list[PlanProgress] = []
+    spent = Effort(PlanOptions(gap=0.0), on_progress=said.append)
+    instance = crowded()
+    improve(instance, random_schedule(instance, 0), 0, 2.0, spent)
+    assert {report.phase.partition(",")[0] for report in said} == {"exact scheduling"}
+    assert all(report.objective is not None for report in said)
+    assert spent.solves == 1
+    assert spent.solver[0] == "cpsat"
+    assert spent.seconds["solve"] > 0.0
+
+
+def crowded() -> Instance:
+    """An AllToAll around a ring that no solver proves in a few seconds without a bound."""
+    chunks = tuple(Chunk(100 + 7 * a + b, (a,), (b,)) for a in range(8) for b in range(8) if a != b)
+    return Instance(ring(8), chunks)
+
+
+def test_a_cancelled_move_ends_at_once_with_what_it_has() -> None:
+    instance = crowded()
+    before = random_schedule(instance, 0)
+    began = time.monotonic()
+    asked = Effort(PlanOptions(gap=0.0), asked_to_stop=lambda: time.monotonic() > began + 1.0)
+    found = improve(instance, before, 0, 60.0, asked)
+    assert time.monotonic() - began < 5.0
+    assert asked.was_cancelled
+    assert time_of(instance, found) <= time_of(instance, before)
+
+
+def test_the_time_limit_holds() -> None:
+    instance = crowded()
+    began = time.monotonic()
+    improve(instance, random_schedule(instance, 0), 0, 1.5, effort())
+    assert time.monotonic() - began < 4.0
+    none = effort()
+    improve(instance, random_schedule(instance, 0), 0, 0.1, none)
+    assert none.solves == 0
+
+
+def test_the_solver_asked_for_is_used_where_it_can_be() -> None:
+    instance = Instance(ring(3, message_ns=1000), (Chunk(10, (0,), (1,)),) * 3)
+    apart = tuple(Send(1010 * c, 0, 1, (c,)) for c in range(3))
+    for asked, used in (("cpsat", "highs"), ("pulp:PULP_CBC_CMD", "pulp:PULP_CBC_CMD")):
+        spent = effort(solver=asked)
+        assert time_of(instance, polish(instance, apart, 0, 10.0, spent)) == 1030
+        assert spent.solver[0] == used
