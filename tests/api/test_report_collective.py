@@ -60,7 +60,7 @@ def test_rows_go_by_node_and_by_number() -> None:
 def test_many_resources_are_rows_of_a_node_and_a_sort() -> None:
     seen = shown(switched(4, 8), "allgather", 32 * 16)
     rows = rows_of(seen)
-    assert len(seen.check.algorithms[0].by_resource(seen.problem.topology)) > LARGEST_ROWS
+    assert len(seen.check.algorithms[0].by_resource) > LARGEST_ROWS
     sorts = ["egress", "ingress", "nic in", "nic out"]
     assert [row.label for row in rows] == [f"node {n} {sort} (8)" for n in range(4) for sort in sorts]
     total = seen.check.algorithms[0].time_ns

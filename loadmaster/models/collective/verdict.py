@@ -55,11 +55,12 @@ class Check:
             found.setdefault(journey.link, []).append(journey)
         return {link: tuple(found[link]) for link in sorted(found)}
 
-    def by_resource(self, topology: Topology) -> Mapping[int, tuple[Journey, ...]]:
+    @cached_property
+    def by_resource(self) -> Mapping[int, tuple[Journey, ...]]:
         """The journeys that hold each resource in use, by start."""
         found: dict[int, list[Journey]] = {}
         for journey in self.journeys:
-            for resource in topology.links[journey.link].resources:
+            for resource in self.topology.links[journey.link].resources:
                 found.setdefault(resource, []).append(journey)
         return {resource: tuple(found[resource]) for resource in sorted(found)}
 

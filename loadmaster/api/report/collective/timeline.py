@@ -64,7 +64,7 @@ def timeline(problem: CollectiveProblem, algorithm: Algorithm, check: Check) -> 
     topology = check.topology
     chunks = chunks_of(problem, algorithm.size_bytes, algorithm.chunk_count, algorithm.form)
     owners = owners_of(chunks, topology.rank_count)
-    held = check.by_resource(topology)
+    held = check.by_resource
     places = _places(topology)
     order = sorted(held, key=lambda resource: places[resource])
     if len(held) <= LARGEST_ROWS:

@@ -58,7 +58,7 @@ def details(view: View) -> str:
     for algorithm, check in zip(view.plan.algorithms, view.check.algorithms, strict=True):
         held_ns = {
             resource: sum(j.busy_until_ns - j.send.start_ns for j in journeys)
-            for resource, journeys in check.by_resource(check.topology).items()
+            for resource, journeys in check.by_resource.items()
         }
         busiest = max(held_ns, key=held_ns.__getitem__, default=None)
         rows.append(
