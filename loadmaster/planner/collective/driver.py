@@ -1,0 +1,131 @@
+"""How a collective problem is solved: one table of algorithms, each with the bound that proves it.
+
+Each size gets its share of the time (:mod:`one_size`: list scheduling with restarts over forms, chunk counts and
+sketches, CP-SAT for what is small). Algorithms that are faster at another size than what was found there are taken
+over, and the sizes at which one overtakes the other are looked up (:mod:`table`).
+
+Methods: ``auto``; ``greedy``: list scheduling alone; ``pipeline``: TACCL's three steps (routing, ordering, contiguity);
+``cpsat``: CP-SAT from a first schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from loadmaster.errors import CancelledError, CheckFailedError, LimitReachedError
+from loadmaster.models.collective.bounds import lower_bound
+from loadmaster.models.collective.checker import check_plan
+from loadmaster.models.collective.logical import instance_of
+from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Unreachable
+from loadmaster.models.collective.problem import CollectiveProblem
+from loadmaster.models.collective.throughput import throughput_bound_ns
+from loadmaster.planner.collective.effort import Effort
+from loadmaster.planner.collective.one_size import OneSize
+from loadmaster.planner.collective.table import shared, with_crossovers
+from loadmaster.planner.options import PlanOptions, PlanProgress
+from loadmaster.solvers.solution import relative_gap
+
+
+def plan_collective(
+    problem: CollectiveProblem,
+    options: PlanOptions,
+    *,
+    on_progress: Callable[[PlanProgress], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> CollectivePlan:
+    """Plan one collective at all sizes of its problem.
+
+    Raises:
+        InputError: a size does not divide into the chunks asked for, or the sketch does not fit.
+        LimitReachedError: the limit came before every size had an algorithm.
+        CancelledError: cancelled before that.
+        CheckFailedError: a schedule failed its check, or a bound is above one: a bug.
+    """
+    effort = Effort(options, on_progress, cancelled)
+    found: list[Algorithm] = []
+    for place, size_bytes in enumerate(problem.sizes_bytes):
+        share_s = effort.left_s / (len(problem.sizes_bytes) - place)
+        search = OneSize(problem, size_bytes, effort, effort.elapsed_s + share_s)
+        algorithm = search.run()
+        if search.infeasible is not None:
+            return _infeasible(problem, effort, search.infeasible)
+        if algorithm is None:
+            if effort.was_cancelled:
+                raise CancelledError("cancelled before a plan was found")
+            raise LimitReachedError(
+                f"no schedule of {size_bytes} bytes within {share_s:.3g} s. Give more time (--time-limit), fewer "
+                "sizes, or a sketch with more links or fewer symmetries."
+            )
+        found.append(algorithm)
+    table = with_crossovers(problem, shared(problem, found, lambda algorithm: _bounded(problem, algorithm)))
+    return _answer(problem, effort, table)
+
+
+def _bounded(problem: CollectiveProblem, algorithm: Algorithm) -> Algorithm:
+    """An algorithm with the bounds of its own size and chunks."""
+    instance = instance_of(problem, algorithm.size_bytes, algorithm.chunk_count, algorithm.form)
+    bound = lower_bound(instance)
+    throughput_ns = throughput_bound_ns(instance)
+    return replace(algorithm, bound_ns=bound.ns, bound_by=bound.by, throughput_bound_ns=throughput_ns)
+
+
+def _answer(problem: CollectiveProblem, effort: Effort, table: tuple[Algorithm, ...]) -> CollectivePlan:
+    """The table as a checked plan."""
+    objective, bound = (sum(ns) / 1e3 for ns in zip(*((a.time_ns, a.bound_ns) for a in table), strict=True))
+    proved = all(algorithm.gap <= effort.options.gap for algorithm in table)
+    plan = replace(
+        _empty(problem, effort),
+        status="optimal" if proved else "feasible",
+        objective=objective,
+        bound=bound,
+        gap=relative_gap(objective, bound),
+        method="+".join(sorted({algorithm.method for algorithm in table})),
+        stopped_by="gap"
+        if proved
+        else "cancel"
+        if effort.was_cancelled
+        else "time"
+        if effort.left_s <= 0
+        else "method",
+        algorithms=table,
+    )
+    with effort.on_clock("check"):
+        verdict = check_plan(problem, plan)
+    if not verdict.ok:
+        raise CheckFailedError(
+            f"the plan of {problem.name} fails its check: {verdict.violations[0]}. Please report it."
+        )
+    return replace(plan, check=verdict.summary(), seconds=dict(effort.seconds))
+
+
+def _infeasible(problem: CollectiveProblem, effort: Effort, cut: Unreachable) -> CollectivePlan:
+    """No schedule exists: which chunk cannot reach which rank, and why."""
+    return replace(_empty(problem, effort), status="infeasible", stopped_by="proof", infeasibility=cut)
+
+
+def _empty(problem: CollectiveProblem, effort: Effort) -> CollectivePlan:
+    """What every answer says of the run."""
+    name, version = effort.solver
+    return CollectivePlan(
+        name=problem.name,
+        problem_sha256=problem.sha256,
+        status="feasible",
+        objective=None,
+        bound=None,
+        gap=None,
+        unit="us",
+        method="none",
+        stopped_by="method",
+        seconds=dict(effort.seconds),
+        solver={
+            "name": name,
+            "version": version,
+            "cpu_seconds": round(effort.total_cpu_seconds, 3),
+            "nodes": effort.nodes,
+            "solves": effort.solves,
+        },
+        check={},
+        algorithms=(),
+        options=effort.options.to_document(),
+    )

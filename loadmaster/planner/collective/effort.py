@@ -1,0 +1,94 @@
+"""The clock, the caller and the options of one collective planning run: what every move asks before it goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from loadmaster.planner.options import PlanOptions, PlanProgress
+from loadmaster.solvers.solution import Solution, relative_gap
+
+
+@dataclass
+class Effort:
+    """One planning run.
+
+    Attributes:
+        seconds: wall seconds spent on ``build`` (instances and bounds), ``solve`` and ``check``.
+        solver, cpu_seconds, nodes, solves: of the solves so far.
+    """
+
+    options: PlanOptions
+    on_progress: Callable[[PlanProgress], None] | None = None
+    asked_to_stop: Callable[[], bool] | None = None
+    was_cancelled: bool = False
+    seconds: dict[str, float] = field(default_factory=lambda: {"build": 0.0, "solve": 0.0, "check": 0.0})
+    solver: tuple[str, str] = ("none", "")
+    cpu_seconds: float = 0.0
+    nodes: int = 0
+    solves: int = 0
+
+    def __post_init__(self) -> None:
+        self._began = time.monotonic()
+        self._processor_began = time.process_time()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall seconds since the run began."""
+        return time.monotonic() - self._began
+
+    @property
+    def left_s(self) -> float:
+        """Wall seconds until the time limit."""
+        return self.options.time_limit_s - self.elapsed_s
+
+    @property
+    def total_cpu_seconds(self) -> float:
+        """Processor seconds of this process and all its solves."""
+        return self.cpu_seconds + time.process_time() - self._processor_began
+
+    def cancelled(self) -> bool:
+        """Whether the caller wants no more."""
+        if self.asked_to_stop is not None and self.asked_to_stop():
+            self.was_cancelled = True
+        return self.was_cancelled
+
+    def over(self) -> bool:
+        """Whether to stop: out of time, or cancelled."""
+        return self.cancelled() or self.left_s <= 0
+
+    def say(self, phase: str, message: str, time_ns: int | None = None, bound_ns: int | None = None) -> None:
+        """Report to the caller."""
+        if self.on_progress is None:
+            return
+        objective = None if time_ns is None else time_ns / 1e3
+        bound = None if bound_ns is None else bound_ns / 1e3
+        self.on_progress(
+            PlanProgress(self.elapsed_s, phase, message, objective, bound, relative_gap(objective, bound))
+        )
+
+    def count(self, solution: Solution) -> None:
+        """Take the cost of a solve into the account."""
+        self.cpu_seconds += solution.cpu_seconds
+        self.nodes += solution.nodes
+        self.solves += 1
+        self.solver = (solution.solver, solution.solver_version)
+
+    def on_clock(self, what: str) -> Stopwatch:
+        """Adds the wall seconds of a ``with`` block to ``seconds[what]``."""
+        return Stopwatch(self.seconds, what)
+
+
+@dataclass
+class Stopwatch:
+    """See :meth:`Effort.on_clock`."""
+
+    seconds: dict[str, float]
+    what: str
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.what] += time.monotonic() - self._began

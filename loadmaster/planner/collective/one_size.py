@@ -1,0 +1,229 @@
+"""The best algorithm of one size: candidates are forms, chunk counts and sketches; each move makes the best of them.
+
+Every candidate is scheduled once, in turn; those whose bound is no better than a schedule in hand are left out. The
+most promising then get restarts of list scheduling, small ones CP-SAT after that, until a gap is proved or the time of
+this size is up. Every schedule is checked on the problem's own topology before it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from loadmaster.errors import CheckFailedError, InputError
+from loadmaster.models.collective.bounds import Bound, lower_bound
+from loadmaster.models.collective.checker import check
+from loadmaster.models.collective.collectives import COMBINING
+from loadmaster.models.collective.instance import Instance
+from loadmaster.models.collective.logical import instance_of
+from loadmaster.models.collective.plan import Algorithm, Form, Send, Unreachable
+from loadmaster.models.collective.problem import CollectiveProblem, Sketch
+from loadmaster.models.collective.reach import unreachable
+from loadmaster.models.collective.throughput import throughput_bound_ns
+from loadmaster.planner.collective.effort import Effort
+from loadmaster.planner.collective.exact import improve
+from loadmaster.planner.collective.greedy import search
+from loadmaster.planner.collective.sketches import candidates, chunk_counts
+
+# Of the time of a size: for scheduling every candidate once, and for restarts before CP-SAT has its turn.
+FIRST_SHARE, RESTART_SHARE = 0.3, 0.4
+# Restarts that every candidate gets at first, and candidates that get more.
+FIRST_RUNS, FINALISTS = 3, 3
+
+
+@dataclass
+class Candidate:
+    """One form, chunk count and sketch; what they make of the problem, and the best schedule of it so far.
+
+    Attributes:
+        instance: what schedules are looked for in.
+        whole: the same chunks on everything the problem allows: schedules are checked and bounds proved there.
+        bound: of ``whole``.
+    """
+
+    form: Form
+    chunk_count: int
+    sketch: Sketch | None
+    instance: Instance
+    whole: Instance
+    bound: Bound
+    sends: tuple[Send, ...] | None = None
+    time_ns: int = 0
+    method: str = ""
+
+
+class OneSize:
+    """The search for one size.
+
+    Args:
+        until_s: on the effort's clock: when the time of this size is up.
+    """
+
+    def __init__(self, problem: CollectiveProblem, size_bytes: int, effort: Effort, until_s: float) -> None:
+        self.problem = problem
+        self.size_bytes = size_bytes
+        self.effort = effort
+        self.until_s = until_s
+        self.began_s = effort.elapsed_s
+        self.candidates: list[Candidate] = []
+        self.best: Candidate | None = None
+        self.infeasible: Unreachable | None = None
+        self._bounds: dict[tuple[Form, int], tuple[Instance, Bound]] = {}
+
+    def run(self) -> Algorithm | None:
+        """The best algorithm; None where none was found, or there is none (``infeasible`` says why)."""
+        method = self.effort.options.method
+        for candidate in self._candidates():
+            if self.effort.cancelled() or (self.best is not None and self.over(FIRST_SHARE)):
+                break
+            self._first(candidate)
+            if self.infeasible is not None:
+                return None
+        if method in ("auto", "greedy"):
+            self._restart()
+        if method in ("auto", "cpsat"):
+            self._exact()
+        if method == "auto":
+            self._restart(seed=1)
+        return None if self.best is None else self._algorithm(self.best)
+
+    # -- moves -------------------------------------------------------------------------------------------------------
+
+    def _first(self, candidate: Candidate) -> None:
+        """Whether there is a schedule at all, and a first one."""
+        self.infeasible = unreachable(candidate.whole)
+        if self.infeasible is not None or unreachable(candidate.instance) is not None:
+            return
+        if self.best is not None and candidate.bound.ns >= self.best.time_ns:
+            return
+        self.candidates.append(candidate)
+        self._greedy(candidate, self.left_s, FIRST_RUNS, 0)
+
+    def _restart(self, seed: int = 0) -> None:
+        """More list scheduling for the most promising."""
+        for candidate in self._finalists():
+            if self.over(1.0):
+                return
+            share = RESTART_SHARE if seed == 0 and self.effort.options.method == "auto" else 1.0
+            self._greedy(candidate, share * self.left_s / len(self._finalists()), None, seed)
+
+    def _exact(self) -> None:
+        """CP-SAT from the schedule in hand."""
+        for candidate in self._finalists():
+            if self.over(1.0) or candidate.sends is None:
+                return
+            seconds = self.left_s / 2
+            self.effort.say("cpsat", self._named(candidate), candidate.time_ns, candidate.bound.ns)
+            sends = improve(candidate.instance, candidate.sends, candidate.bound.ns, seconds, self.effort)
+            self._offer(candidate, sends, "cpsat")
+
+    def _greedy(self, candidate: Candidate, seconds: float, runs: int | None, seed: int) -> None:
+        def better(_: tuple[Send, ...], time_ns: int) -> None:
+            self.effort.say("list scheduling", self._named(candidate), time_ns, candidate.bound.ns)
+
+        with self.effort.on_clock("solve"):
+            sends = search(
+                candidate.instance,
+                bound_ns=candidate.bound.ns,
+                seconds=max(0.0, seconds),
+                seed=self.effort.options.seed + seed,
+                gap=self.effort.options.gap,
+                runs=runs,
+                cancelled=self.effort.cancelled,
+                on_better=better,
+            )
+        self._offer(candidate, sends, "greedy")
+
+    # -- where we stand ----------------------------------------------------------------------------------------------
+
+    @property
+    def left_s(self) -> float:
+        """Wall seconds left for this size."""
+        return min(self.until_s - self.effort.elapsed_s, self.effort.left_s)
+
+    def over(self, share: float) -> bool:
+        """Whether a share of the time is up, the gap proved, or the caller out of patience."""
+        best = self.best
+        proved = best is not None and best.time_ns - best.bound.ns <= self.effort.options.gap * best.time_ns
+        spent = self.effort.elapsed_s - self.began_s >= share * (self.until_s - self.began_s)
+        return proved or spent or self.effort.over()
+
+    def _finalists(self) -> list[Candidate]:
+        """The most promising, those whose bound leaves something to gain."""
+        best_ns = None if self.best is None else self.best.time_ns
+        open_ = [c for c in self.candidates if c.sends is not None and (best_ns is None or c.bound.ns < best_ns)]
+        return sorted(open_, key=lambda c: c.time_ns)[:FINALISTS]
+
+    def _offer(self, candidate: Candidate, sends: Sequence[Send] | None, method: str) -> None:
+        """Take a schedule if it is better; every one is checked."""
+        if sends is None:
+            return
+        with self.effort.on_clock("check"):
+            verdict = check(candidate.whole, sends)
+        if not verdict.ok:
+            raise CheckFailedError(
+                f"a {method} schedule of {self.problem.name} fails its check: {verdict.violations[0]}: please report it"
+            )
+        if candidate.sends is not None and verdict.time_ns >= candidate.time_ns:
+            return
+        candidate.sends, candidate.time_ns, candidate.method = tuple(sends), verdict.time_ns, method
+        if self.best is None or verdict.time_ns < self.best.time_ns:
+            self.best = candidate
+            self.effort.say(method, self._named(candidate), verdict.time_ns, candidate.bound.ns)
+
+    # -- candidates --------------------------------------------------------------------------------------------------
+
+    def _candidates(self) -> Iterator[Candidate]:
+        """Built when their turn comes, the plainest first; what does not divide is left out unless it was asked for."""
+        problem = self.problem
+        forms: tuple[Form, ...] = ("direct", "gather") if problem.collective in COMBINING else ("direct",)
+        tried = []
+        for place, sketch in enumerate(candidates(problem)):
+            for turn, chunk_count in enumerate(chunk_counts(problem, self.size_bytes, sketch)):
+                tried += [(place + turn, form, chunk_count, sketch) for form in forms]
+        tried.sort(key=lambda choice: choice[0])
+        for _, form, chunk_count, sketch in tried:
+            with self.effort.on_clock("build"):
+                candidate = self._candidate(form, chunk_count, sketch)
+            if candidate is not None:
+                yield candidate
+
+    def _candidate(self, form: Form, chunk_count: int, sketch: Sketch) -> Candidate | None:
+        """None where an automatic sketch has symmetries that this form has not."""
+        problem = self.problem
+        whole, bound = self._whole(form, chunk_count)
+        try:
+            instance = (
+                whole if sketch is problem.sketch else instance_of(problem, self.size_bytes, chunk_count, form, sketch)
+            )
+        except InputError:
+            return None
+        return Candidate(form, chunk_count, sketch, instance, whole, bound)
+
+    def _whole(self, form: Form, chunk_count: int) -> tuple[Instance, Bound]:
+        """The chunks on everything that the problem allows, and what is proved of them; once for all sketches."""
+        if (form, chunk_count) not in self._bounds:
+            whole = instance_of(self.problem, self.size_bytes, chunk_count, form)
+            reached = unreachable(whole) is None
+            self._bounds[form, chunk_count] = whole, lower_bound(whole) if reached else Bound(0, "no schedule")
+        return self._bounds[form, chunk_count]
+
+    def _named(self, candidate: Candidate) -> str:
+        sketch = candidate.sketch.name if candidate.sketch is not None else "no sketch"
+        form = "" if candidate.form == "direct" else f", {candidate.form}"
+        return f"{self.size_bytes} bytes, {sketch}, {candidate.chunk_count} chunks{form}"
+
+    def _algorithm(self, candidate: Candidate) -> Algorithm:
+        assert candidate.sends is not None
+        return Algorithm(
+            size_bytes=self.size_bytes,
+            chunk_count=candidate.chunk_count,
+            form=candidate.form,
+            sends=candidate.sends,
+            time_ns=candidate.time_ns,
+            bound_ns=candidate.bound.ns,
+            bound_by=candidate.bound.by,
+            throughput_bound_ns=throughput_bound_ns(candidate.whole),
+            method=candidate.method,
+            seconds=round(self.effort.elapsed_s - self.began_s, 3),
+        )

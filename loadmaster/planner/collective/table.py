@@ -1,0 +1,90 @@
+"""From algorithms of several sizes to one table: which of them is the fastest where.
+
+An algorithm is its order of sends: at another size it keeps that order and is timed again. So one planned for a size
+may win at the next one too, and between two sizes there is one where the second overtakes the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from loadmaster.errors import InputError
+from loadmaster.models.collective.collectives import pieces
+from loadmaster.models.collective.instance import Instance
+from loadmaster.models.collective.logical import instance_of
+from loadmaster.models.collective.plan import Algorithm
+from loadmaster.models.collective.problem import CollectiveProblem
+from loadmaster.planner.collective.prune import retime, time_at
+
+# Timing an algorithm of more messages than this at every size takes longer than it is worth.
+MOST_MESSAGES = 20_000
+
+
+def shared(
+    problem: CollectiveProblem, algorithms: Sequence[Algorithm], bounded: Callable[[Algorithm], Algorithm]
+) -> tuple[Algorithm, ...]:
+    """Every size with the fastest algorithm that was found for any.
+
+    Args:
+        bounded: gives an algorithm the bounds of its size and chunks.
+    """
+    found = []
+    for algorithm in algorithms:
+        best = algorithm
+        for other in algorithms:
+            if other is algorithm or len(other.sends) > MOST_MESSAGES:
+                continue
+            instance = _instance(problem, other, algorithm.size_bytes)
+            if instance is None or (time_ns := time_at(instance, other.sends)) >= best.time_ns:
+                continue
+            sends = retime(instance, other.sends)
+            best = replace(other, size_bytes=algorithm.size_bytes, sends=sends, time_ns=time_ns)
+        found.append(best if best is algorithm else bounded(best))
+    return tuple(found)
+
+
+def with_crossovers(problem: CollectiveProblem, algorithms: Sequence[Algorithm]) -> tuple[Algorithm, ...]:
+    """Each algorithm with the smallest size from which it is no slower than the one before it."""
+    found = [replace(algorithm, from_bytes=0) for algorithm in algorithms[:1]]
+    for before, after in pairwise(algorithms):
+        found.append(replace(after, from_bytes=_crossover(problem, before, after)))
+    return tuple(found)
+
+
+def _crossover(problem: CollectiveProblem, before: Algorithm, after: Algorithm) -> int:
+    """Between the sizes of two algorithms: bisection over the sizes that divide into the chunks of both."""
+    step = math.lcm(_unit(problem, before), _unit(problem, after))
+    low, high = before.size_bytes, after.size_bytes
+    if max(len(before.sends), len(after.sends)) > MOST_MESSAGES:
+        return high
+    while high - low > step:
+        middle = low + (high - low) // (2 * step) * step
+        middle += -middle % step
+        if not low < middle < high:
+            break
+        if _time_at(problem, after, middle) <= _time_at(problem, before, middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _time_at(problem: CollectiveProblem, algorithm: Algorithm, size_bytes: int) -> int:
+    return time_at(instance_of(problem, size_bytes, algorithm.chunk_count, algorithm.form), algorithm.sends)
+
+
+def _unit(problem: CollectiveProblem, algorithm: Algorithm) -> int:
+    """Sizes that are multiples of it divide into the algorithm's chunks."""
+    gathers = algorithm.form == "gather" and problem.collective in ("allreduce", "reduce")
+    return algorithm.chunk_count * (1 if gathers else pieces(problem))
+
+
+def _instance(problem: CollectiveProblem, algorithm: Algorithm, size_bytes: int) -> Instance | None:
+    """The instance of an algorithm at another size; None where that does not divide into its chunks."""
+    try:
+        return instance_of(problem, size_bytes, algorithm.chunk_count, algorithm.form)
+    except InputError:
+        return None
