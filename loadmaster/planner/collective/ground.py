@@ -18,6 +18,7 @@ import numpy as np
 
 from loadmaster.models.collective.instance import Instance, Symmetry
 from loadmaster.models.collective.symmetry import closure
+from loadmaster.planner.collective.routes import balanced_routes
 
 # Distances are sums of whole nanoseconds kept in floats: none that is reached comes near this.
 UNREACHED = 1e30
@@ -77,6 +78,8 @@ class Ground:
         usable: per chunk the links it may use; None: as the instance says.
         symmetric: keep the instance's symmetries.
         slack: by which part of its remaining distance a chunk that moves may stray from its shortest paths.
+        share: above 0, each chunk that moves keeps to one route (see
+            :func:`loadmaster.planner.collective.routes.balanced_routes`).
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Ground:
         usable: Sequence[Sequence[int]] | None = None,
         symmetric: bool = True,
         slack: float = 0.0,
+        share: float = 0.0,
     ) -> None:
         topology = instance.topology
         self.instance = instance
@@ -106,7 +110,7 @@ class Ground:
         self.free_action = all(element.ranks[r] != r for element in self.group[1:] for r in range(self.rank_count))
         self._islands(kept)
         self._distances()
-        self._masks(slack)
+        self._masks(slack, share)
 
     def message_ns(self, link: int, chunks: Sequence[int]) -> tuple[int, int]:
         """(occupancy, time to arrival) of a message of these chunks."""
@@ -161,7 +165,7 @@ class Ground:
             near = matrix[:, sorted(gateways)].min(axis=1) if gateways else np.full(self.rank_count, UNREACHED)
             self.to_gateway.append(near.tolist())
 
-    def _masks(self, slack: float) -> None:
+    def _masks(self, slack: float, share: float) -> None:
         """Which chunks move, which spread, and what each link may do for them."""
         chunks = self.instance.chunks
         self.spreading = 0
@@ -201,14 +205,40 @@ class Ground:
             for index, allowed in enumerate(self.class_links):
                 if k in allowed:
                     self.spreads[k] |= by_class[index]
-            for (index, goal), mask in by_goal.items():
-                if k in self.class_links[index]:
-                    left = self.distance[index][link.target][goal]
-                    now = self.distance[index][link.source][goal]
-                    if left < now < UNREACHED and self.transfer_ns[k] + 1.0 + left <= now * (1.0 + slack):
+            if share == 0.0:
+                for (index, goal), mask in by_goal.items():
+                    if k in self.class_links[index] and self._advances(k, index, goal, slack):
+                        left = self.distance[index][link.target][goal]
                         tails[left] = tails.get(left, 0) | mask
             self.forwards[k] = sorted(tails.items(), reverse=True)
+        if share > 0.0:
+            self._follow_routes(share)
         self.faster = self._faster_into()
+
+    def _advances(self, link: int, index: int, goal: int, slack: float) -> bool:
+        """Whether a link is on a way to a goal that is short enough, for chunks of a class."""
+        over = self.topology.links[link]
+        left, now = self.distance[index][over.target][goal], self.distance[index][over.source][goal]
+        return left < now < UNREACHED and self.transfer_ns[link] + 1.0 + left <= now * (1.0 + slack)
+
+    def _follow_routes(self, share: float) -> None:
+        """Let each chunk that moves be forwarded only along its route."""
+        moving = {
+            c: (chunk.size_bytes, chunk.sources[0], next(iter(self.goals[c])), self.class_links[self.class_of[c]])
+            for c, chunk in enumerate(self.instance.chunks)
+            if self.goals[c] and not self.spreading >> c & 1
+        }
+        far_ns = {c: self.distance[self.class_of[c]][source][goal] for c, (_, source, goal, _) in moving.items()}
+        tails: dict[int, dict[float, int]] = {}
+        for c, route in balanced_routes(self.topology, moving, far_ns, self.group, share).items():
+            left = 0.0
+            for k in reversed(route):
+                if k in self.forwards:
+                    of = tails.setdefault(k, {})
+                    of[left] = of.get(left, 0) | 1 << c
+                left += self.transfer_ns[k] + 1.0
+        for k, of in tails.items():
+            self.forwards[k] = sorted(of.items(), reverse=True)
 
     def _faster_into(self) -> dict[int, tuple[int, ...]]:
         """Per representative link within an island, links into the same rank that are faster."""

@@ -26,6 +26,8 @@ from loadmaster.planner.collective.skeletons import Lanes, Skeleton, skeleton_li
 MERGING_MATTERS = 0.01
 # Steps are saved at the price of detours where it costs at least this part.
 SKELETONS_MATTER = 0.2
+# Of the waits on a route, the part that counts (see routes.py); anything of this order balances about as well.
+ROUTED_SHARE = 0.3
 # Longer lists than this leave chance too little.
 FIXED_SETTINGS = 120
 # Pruning and retiming make what dispatch found shorter by no more than about that part.
@@ -46,6 +48,7 @@ class Setting:
     skeleton: Skeleton
     powers: tuple[int, ...]
     slack: float = 0.0
+    share: float = 0.0
 
 
 @dataclass
@@ -67,7 +70,7 @@ class Restarts:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.grounds: dict[tuple[Skeleton, tuple[int, ...], float], Ground | None] = {}
+        self.grounds: dict[tuple[Skeleton, tuple[int, ...], float, float], Ground | None] = {}
         self.tried: dict[Setting, int] = {}
         self.count = 0
         self.settings = self._settings()
@@ -141,19 +144,25 @@ class Restarts:
 
     def _ground(self, setting: Setting) -> Ground | None:
         """The ground of a setting; None where its links do not reach every target."""
-        key = (setting.skeleton, setting.powers, setting.slack)
+        key = (setting.skeleton, setting.powers, setting.slack, setting.share)
         if key not in self.grounds:
             generators = zip(self.instance.generators, setting.powers, strict=True)
             chosen = tuple(_power(generator, n) for generator, n in generators if n)
             instance = replace(self.instance, generators=chosen)
             group = closure(chosen, instance.topology.rank_count, len(instance.chunks))
             links = skeleton_links(instance, setting.skeleton, group)
-            ground = Ground(instance, links=links, usable=self.usable, slack=setting.slack)
+            ground = Ground(instance, links=links, usable=self.usable, slack=setting.slack, share=setting.share)
             self.grounds[key] = ground if reachable(ground) else None
         return self.grounds[key]
 
     def _settings(self) -> Iterator[Setting]:
         fixed = list(self._fixed())
+        if self._moves():
+            routed = [replace(setting, share=ROUTED_SHARE) for setting in fixed]
+            # Where merging matters more than balance, only the plainest settings are tried with routes as well.
+            paired = len(fixed) if max(self.weight.values()) < SKELETONS_MATTER else 2
+            pairs = zip(fixed[:paired], routed[:paired], strict=True)
+            fixed = [setting for pair in pairs for setting in pair] + fixed[paired:]
         yield from fixed
         if self.best is None and self.all_powers:
             # Two images of a message were in each other's way wherever it was tried: schedules without symmetries.
@@ -187,6 +196,10 @@ class Restarts:
         nodes = (0,) if count < 3 else (0, 2, 1)
         lanes: tuple[Lanes, ...] = ("all",) if count == 1 else ("all", "rails", "one")
         return [Skeleton(near, far, lane) for lane in lanes for far in nodes for near in (0, 2, 4, 3, 1)]
+
+    def _moves(self) -> bool:
+        """Whether any chunk has one source and one target."""
+        return any(len(chunk.sources) == len(chunk.targets) == 1 for chunk in self.instance.chunks)
 
     def _no_powers(self) -> tuple[int, ...]:
         return (0,) * len(self.all_powers)
@@ -222,7 +235,9 @@ class Restarts:
         elif roll < 0.75:
             setting = replace(setting, skeleton=chance.choice(self._skeletons()))
         elif roll < 0.8:
-            setting = replace(setting, slack=chance.choice((0.0, 0.5, 1.0)))
+            setting = replace(setting, slack=chance.choice((0.0, 0.5, 1.0)), share=0.0)
+        elif roll < 0.83:
+            setting = replace(setting, share=chance.choice((0.0, 0.05, ROUTED_SHARE, 1.0)))
         elif roll < 0.9:
             setting = replace(setting, powers=tuple(chance.choice((0, 1, 2, 4)) for _ in self.all_powers))
         knobs = replace(knobs, noise=chance.choice((0.0, 0.01, 0.05, 0.2, 0.5, 1.0)))

@@ -1,0 +1,97 @@
+"""One way for each chunk that moves, so that no resource gets far more than its share.
+
+Shortest ways alone crowd: a NIC next to the target looks as near as seven others. Here chunks are routed one after the
+other, those that have far to go first (they also go first once they are scheduled), each along the way that raises the
+work of the busiest resource of all least; of those, along the one that is shortest when every link costs its transfer
+and a share of the work that its busiest resource has by then. A chunk and its images under the symmetries are routed as
+one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+from loadmaster.models.collective.instance import Symmetry
+from loadmaster.models.collective.topology import Link, Topology
+
+
+def balanced_routes(
+    topology: Topology,
+    chunks: Mapping[int, tuple[int, int, int, frozenset[int]]],
+    far_ns: Mapping[int, float],
+    group: Sequence[Symmetry],
+    share: float,
+) -> dict[int, tuple[int, ...]]:
+    """Per chunk the links it takes, in order.
+
+    Args:
+        chunks: chunk to (bytes, source, target, links it may use); all images of a chunk are among them.
+        far_ns: per chunk how far it has to go.
+        share: which part of a resource's work counts as waiting.
+    """
+    orbits: list[int] = []
+    seen: set[int] = set()
+    for chunk in chunks:
+        if chunk not in seen:
+            orbits.append(chunk)
+            seen.update(g.chunks[chunk] for g in group)
+    load = [0.0] * len(topology.resources)
+    routes: dict[int, tuple[int, ...]] = {}
+    for chunk in sorted(orbits, key=lambda chunk: -far_ns[chunk]):
+        size_bytes, source, target, links = chunks[chunk]
+        routes[chunk] = _shortest(topology, source, target, links, size_bytes, load, share)
+        for k in routes[chunk]:
+            _add(topology, topology.links[k], group, load, size_bytes)
+    found: dict[int, tuple[int, ...]] = {}
+    for chunk in orbits:
+        ends = [(topology.links[k].source, topology.links[k].target) for k in routes[chunk]]
+        for g in group:
+            found.setdefault(g.chunks[chunk], tuple(topology.link_between[g.ranks[a], g.ranks[b]] for a, b in ends))
+    return found
+
+
+def _add(topology: Topology, link: Link, group: Sequence[Symmetry], load: list[float], size_bytes: int) -> None:
+    """Add the work of a chunk and its images."""
+    for g in group:
+        image = topology.links[topology.link_between[g.ranks[link.source], g.ranks[link.target]]]
+        for resource in image.resources:
+            load[resource] += size_bytes / link.gbps
+
+
+def _shortest(
+    topology: Topology,
+    source: int,
+    target: int,
+    links: frozenset[int],
+    size_bytes: int,
+    load: Sequence[float],
+    share: float,
+) -> tuple[int, ...]:
+    """The way that raises the most work least, then the shortest; empty where there is none."""
+    highest = max(load)
+    best = {source: (0.0, 0.0)}
+    came: dict[int, int] = {}
+    queue = [(0.0, 0.0, source)]
+    while queue:
+        raised, so_far, rank = heapq.heappop(queue)
+        if rank == target:
+            break
+        if (raised, so_far) > best[rank]:
+            continue
+        for k in topology.out_links[rank]:
+            if k not in links:
+                continue
+            link = topology.links[k]
+            waiting = max(load[resource] for resource in link.resources)
+            raises = max(raised, waiting + size_bytes / link.gbps - highest)
+            length = so_far + link.transfer_ns(size_bytes) + share * waiting + 1.0
+            if (raises, length) < best.get(link.target, (float("inf"), 0.0)):
+                best[link.target] = raises, length
+                came[link.target] = k
+                heapq.heappush(queue, (raises, length, link.target))
+    way: list[int] = []
+    while target in came and target != source:
+        way.append(came[target])
+        target = topology.links[came[target]].source
+    return tuple(reversed(way))
