@@ -13,6 +13,9 @@ from loadmaster.api.report.views import VIEWS
 from loadmaster.errors import InputError
 from loadmaster.models.kinds import KINDS, Plan, check_plan, read_plan, read_problem
 
+# A plan can be wrong in tens of thousands of places.
+_SHOWN = 20
+
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add this module's commands."""
@@ -59,14 +62,15 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
     problem, plan = read_problem(arguments.problem), read_plan(arguments.plan)
     verdict = check_plan(problem, plan)
     claims = _false_claims(plan, verdict.objective)
-    ok = verdict.ok and not claims
+    ok, violations = verdict.ok and not claims, [*claims, *verdict.violations]
     if arguments.json:
-        violations = [*verdict.violations, *claims]
         terminal.json({"problem_sha256": problem.sha256, **verdict.summary(), "ok": ok, "violations": violations})
         return 0 if ok else 1
     terminal.data(f"{'passed' if ok else 'FAILED'}: {VIEWS[plan.kind].verdict(plan, verdict)}")
-    for violation in (*verdict.violations, *claims):
+    for violation in violations[:_SHOWN]:
         terminal.data(f"  {violation}")
+    if len(violations) > _SHOWN:
+        terminal.data(f"  and {len(violations) - _SHOWN} more (--json lists them all)")
     return 0 if ok else 1
 
 

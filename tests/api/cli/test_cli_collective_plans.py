@@ -112,6 +112,23 @@ def test_check_passes_right_plans_and_fails_wrong_ones(
     assert verdict["violations"]
 
 
+def test_check_does_not_list_thousands_of_violations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem, plan = tmp_path / "many.json", tmp_path / "wrong.json"
+    problem.write_text(json.dumps(ring_document(ranks=8, size_bytes=8000)))
+    assert run("plan", problem, "-o", plan) == 0
+    document = json.loads(plan.read_text())
+    for send in document["algorithms"][0]["sends"]:
+        send["start_ns"] = 0
+    plan.write_text(json.dumps(document))
+    capsys.readouterr()
+    assert run("check", problem, plan) == 1
+    out, _ = capsys.readouterr()
+    assert len(out.splitlines()) == 22
+    assert "more (--json lists them all)" in out.splitlines()[-1]
+    assert run("check", problem, plan, "--json") == 1
+    assert len(json.loads(capsys.readouterr().out)["violations"]) > 50
+
+
 def test_plans_of_other_problems_are_refused(problem: Path, plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = problem.parent / "other.json"
     other.write_text(json.dumps(ring_document(size_bytes=8000)))
