@@ -1,0 +1,359 @@
+r"""Step 1 of TACCL's pipeline: which links each chunk takes, as a mixed-integer program.
+
+Source: 003_283bdbbccdcfdb68.txt, section 5.5.1, equations 5.1 to 5.15; chunks that no two ranks add up.
+
+Sets: chunks c of the instance, ranks r, links (src, r) in L_c that c may use and, as published, that lie on a way of
+fewest hops from its sources to one of its targets (after the relay map: links that the sketch closes to c are no ways;
+the hops from the sources grow along them, so routes have no cycles); resources p, with the links that hold them; nodes.
+occ and lat are the occupancy and the transfer time of a link for a chunk; where messages have no latency they are equal
+to the seed's lat = alpha + beta.
+
+Variables:
+    time               continuous
+    start[c,r]         continuous, 0 where c starts (5.3)
+    is_sent[c,src,r]   binary
+    is_util[src,r]     binary, of links through switches whose connections are wanted few or many
+The seed's send[c,src,r] >= start[c,src] (5.4), which only occurs in start[c,r] = send + lat (5.5), is projected out.
+Under symmetries there is one variable for each orbit instead of equations 5.12 to 5.14, and equal rows are there once:
+see :mod:`loadmaster.models.collective.aliasing`.
+
+Minimize time + gamma_s sum of is_util over links of switch s (5.1, 5.11; on the columns)
+subject to
+(5.2)   time >= start[c,r] for targets r of c - `end_last`
+(5.5)   start[c,r] >= start[c,src] + lat - M (1 - is_sent[c,src,r]) - `arrive_after_leaving`
+(5.6)   time >= sum of occ is_sent over all chunks and the links that hold p; with p a wire (5.6), a port of a switch
+        (5.7, 5.8), a NIC - `carry_on_resources`
+(5.9)   is_util[src,r] >= is_sent[c,src,r] - `use_what_is_sent_over`
+(5.10)  is_util[src,r] <= sum of is_sent[c,src,r] over c - `use_only_then`
+(5.15)  sum of is_sent[c,.] over links into a node that has targets of c, but no source, >= 1 - `enter_nodes`
+and, "less important" in the seed and left out there:
+(a)     a target that is no source gets c once: sum of is_sent[c,.,r] = 1; another rank at most once - `arrive_once`
+(b)     is_sent[c,r,dst] <= sum of is_sent[c,.,r] where r is no source - `send_what_arrived`
+(c)     sum of is_sent[c,.,r] <= sum of is_sent[c,r,.] where r is no target - `pass_on_what_arrived`
+
+M is the longest that start[c,src] + lat can be: hops of c's longest way times its longest lat. gamma_s is +g where few
+connections are wanted (uc-min), -g where many (uc-max), with g such that all links together weigh as much as one part
+in a hundred of the longest way: it decides between routes of about equal times.
+
+The program is a restriction (shortest ways, symmetric routes, one copy to each rank) of a relaxation (chunks may be on a
+link at the same time): its optimum is no bound. :mod:`loadmaster.models.collective.routing_bound` has the relaxation alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from loadmaster.errors import InputError
+from loadmaster.models.collective.aliasing import Aliases, IntArray
+from loadmaster.models.collective.instance import Instance
+from loadmaster.models.collective.symmetry import holders_of
+from loadmaster.solvers.program import INFINITY, FloatArray, Program, ProgramBuilder
+
+# All links of switches together weigh this share of the longest way.
+_CONNECTIONS_SHARE = 0.01
+_USED = 0.5
+
+
+def formulate(instance: Instance) -> Routing:
+    """The program of an instance.
+
+    Raises:
+        InputError: it combines, or a chunk cannot reach a target.
+    """
+    return Routing(instance)
+
+
+def way_links(instance: Instance) -> tuple[tuple[int, ...], ...]:
+    """Per chunk, the links on ways of fewest hops from its sources to its targets. A chunk of no bytes needs none.
+
+    Raises:
+        InputError: there is no way to a target.
+    """
+    found: dict[tuple[object, ...], tuple[int, ...]] = {}
+    hops: dict[tuple[frozenset[int] | None, tuple[int, ...], bool], list[int]] = {}
+    ways = []
+    for index, chunk in enumerate(instance.chunks):
+        key = (chunk.senders, chunk.sources, chunk.targets, bool(chunk.size_bytes))
+        if key not in found:
+            found[key] = _way_links(instance, index, hops)
+        ways.append(found[key])
+    return tuple(ways)
+
+
+def _way_links(
+    instance: Instance, index: int, hops: dict[tuple[frozenset[int] | None, tuple[int, ...], bool], list[int]]
+) -> tuple[int, ...]:
+    chunk, topology = instance.chunks[index], instance.topology
+    usable = instance.usable_links[index] if chunk.size_bytes else ()
+
+    def count(ranks: tuple[int, ...], backwards: bool) -> list[int]:
+        key = (chunk.senders, ranks, backwards)
+        if key not in hops:
+            hops[key] = _hops(instance, usable, ranks, backwards)
+        return hops[key]
+
+    out = count(chunk.sources, False)
+    taken: set[int] = set()
+    for target in chunk.targets if chunk.size_bytes else ():
+        if out[target] < 0:
+            raise InputError(
+                f"chunks[{index}].targets", target, "cannot be reached", "Give links, or senders, that lead there."
+            )
+        back = count((target,), True)
+        for k in usable:
+            link = topology.links[k]
+            there, on = out[link.source], back[link.target]
+            if min(there, on) >= 0 and there + 1 + on == out[target]:
+                taken.add(k)
+    return tuple(sorted(taken))
+
+
+def _hops(instance: Instance, usable: Sequence[int], ranks: tuple[int, ...], backwards: bool) -> list[int]:
+    """Per rank, the fewest hops from some ranks, or to them; -1 where there is no way."""
+    topology = instance.topology
+    open_links = set(usable)
+    found = [-1] * topology.rank_count
+    for r in ranks:
+        found[r] = 0
+    edge = list(ranks)
+    while edge:
+        reached = []
+        for r in edge:
+            for k in (topology.in_links if backwards else topology.out_links)[r]:
+                other = topology.links[k].source if backwards else topology.links[k].target
+                if k in open_links and found[other] < 0:
+                    found[other] = found[r] + 1
+                    reached.append(other)
+        edge = reached
+    return found
+
+
+class Routing:
+    """The program and the way back from its points to routes.
+
+    Attributes:
+        program: times in nanoseconds.
+        connection_weight_ns: g, what one link of a switch weighs; 0 where no policy asks.
+    """
+
+    def __init__(self, instance: Instance) -> None:
+        if instance.combines:
+            raise InputError("chunks", "sums", "are not routed", "Route the reversed instance, or form 'gather'.")
+        self.instance = instance
+        self._aliases = Aliases(instance)
+        ways = way_links(instance)
+        self._chunk = np.array([c for c, links in enumerate(ways) for _ in links], dtype=np.int64)
+        self._link = np.array([k for links in ways for k in links], dtype=np.int64)
+        self._orbit = self._aliases.of_links(self._chunk, self._link) if len(self._link) else self._link
+        self._builder = ProgramBuilder()
+        self._time = int(self._builder.columns("time", (), cost=1.0, lower=0.0, upper=INFINITY))
+        count = int(self._orbit.max()) + 1 if len(self._orbit) else 0
+        self._sent = self._builder.columns("is_sent", count, lower=0.0, upper=1.0, integer=True)[self._orbit]
+        self._start = self._starts()
+        self._pairs = [p for p in range(len(self._link)) if self._aliases.chunks[self._chunk[p]] == self._chunk[p]]
+        self.end_last()
+        self.arrive_after_leaving()
+        self.carry_on_resources()
+        self._add_connections()
+        self.enter_nodes()
+        self.arrive_once()
+        self.send_what_arrived()
+        self.pass_on_what_arrived()
+        self.program: Program = self._builder.build()
+        del self._builder
+
+    def routes(self, values: FloatArray) -> tuple[tuple[int, ...], ...]:
+        """Per chunk, the links it takes at a point [columns], ascending: a tree from its sources."""
+        used = values[self._sent] > _USED
+        found: list[list[int]] = [[] for _ in self.instance.chunks]
+        for c, k in zip(self._chunk[used], self._link[used], strict=True):
+            found[int(c)].append(int(k))
+        return tuple(tuple(links) for links in found)
+
+    def end_last(self) -> None:
+        """(5.2)"""
+        rows = self._rows("end_last")
+        for (c, r), column in self._start.items():
+            if r in self.instance.chunks[c].targets:
+                rows.add({self._time: 1.0, column: -1.0}, lower=0.0)
+        rows.done()
+
+    def arrive_after_leaving(self) -> None:
+        """(5.5)"""
+        rows = self._rows("arrive_after_leaving")
+        for p in self._pairs:
+            c, link = int(self._chunk[p]), self.instance.topology.links[self._link[p]]
+            lat = link.transfer_ns(self.instance.chunks[c].size_bytes)
+            longest = self._longest_ns[c]
+            terms = {self._start[c, link.target]: 1.0, int(self._sent[p]): -float(longest)}
+            if (c, link.source) in self._start:
+                terms[self._start[c, link.source]] = -1.0
+            rows.add(terms, lower=float(lat - longest))
+        rows.done()
+
+    def carry_on_resources(self) -> None:
+        """(5.6) to (5.8)"""
+        rows = self._rows("carry_on_resources")
+        on_link: dict[int, list[int]] = defaultdict(list)
+        for p, k in enumerate(self._link):
+            on_link[int(k)].append(p)
+        for links in holders_of(self.instance.topology):
+            terms: dict[int, float] = {}
+            for k in links:
+                for p in on_link[k]:
+                    size_bytes = self.instance.chunks[self._chunk[p]].size_bytes
+                    occupancy_ns = self.instance.topology.links[k].occupancy_ns(size_bytes)
+                    column = int(self._sent[p])
+                    terms[column] = terms.get(column, 0.0) - occupancy_ns
+            if terms:
+                rows.add({self._time: 1.0, **terms}, lower=0.0)
+        rows.done()
+
+    def use_what_is_sent_over(self) -> None:
+        """(5.9)"""
+        rows = self._rows("use_what_is_sent_over")
+        for p, k in enumerate(self._link):
+            if int(k) in self._util:
+                rows.add({self._util[int(k)]: 1.0, int(self._sent[p]): -1.0}, lower=0.0)
+        rows.done()
+
+    def use_only_then(self) -> None:
+        """(5.10)"""
+        rows = self._rows("use_only_then")
+        sent: dict[int, dict[int, float]] = defaultdict(dict)
+        for p, k in enumerate(self._link):
+            column = int(self._sent[p])
+            sent[int(k)][column] = sent[int(k)].get(column, 0.0) - 1.0
+        for k, column in self._util.items():
+            rows.add({column: 1.0, **sent[k]}, upper=0.0)
+        rows.done()
+
+    def enter_nodes(self) -> None:
+        """(5.15)"""
+        topology = self.instance.topology
+        rows = self._rows("enter_nodes")
+        entering: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+        for p in self._pairs:
+            link = topology.links[self._link[p]]
+            if topology.crosses(link):
+                terms = entering[int(self._chunk[p]), topology.node_of[link.target]]
+                terms[int(self._sent[p])] = terms.get(int(self._sent[p]), 0.0) + 1.0
+        for (c, node), terms in entering.items():
+            chunk = self.instance.chunks[c]
+            starts, ends = ({topology.node_of[r] for r in ranks} for ranks in (chunk.sources, chunk.targets))
+            if node in ends - starts:
+                rows.add(terms, lower=1.0)
+        rows.done()
+
+    def arrive_once(self) -> None:
+        """(a)"""
+        rows = self._rows("arrive_once")
+        for (c, r), arriving in self._arriving.items():
+            rows.add(arriving, lower=float(r in self.instance.chunks[c].targets), upper=1.0)
+        rows.done()
+
+    def send_what_arrived(self) -> None:
+        """(b)"""
+        rows = self._rows("send_what_arrived")
+        for p in self._pairs:
+            c, source = int(self._chunk[p]), self.instance.topology.links[self._link[p]].source
+            if source not in self.instance.chunks[c].sources:
+                terms = dict(self._arriving.get((c, source), {}))
+                terms[int(self._sent[p])] = terms.get(int(self._sent[p]), 0.0) - 1.0
+                rows.add(terms, lower=0.0)
+        rows.done()
+
+    def pass_on_what_arrived(self) -> None:
+        """(c)"""
+        rows = self._rows("pass_on_what_arrived")
+        leaving: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+        for p in self._pairs:
+            terms = leaving[int(self._chunk[p]), self.instance.topology.links[self._link[p]].source]
+            terms[int(self._sent[p])] = 1.0
+        for (c, r), arriving in self._arriving.items():
+            chunk = self.instance.chunks[c]
+            if r not in chunk.targets and r not in chunk.sources:
+                terms = dict(leaving.get((c, r), {}))
+                for column, value in arriving.items():
+                    terms[column] = terms.get(column, 0.0) - value
+                rows.add(terms, lower=0.0)
+        rows.done()
+
+    def _starts(self) -> dict[tuple[int, int], int]:
+        """Columns of start[c, r], where c may be sent to r and does not start there."""
+        links = self.instance.topology.links
+        pairs = sorted({(int(c), links[k].target) for c, k in zip(self._chunk, self._link, strict=True)})
+        pairs = [(c, r) for c, r in pairs if r not in self.instance.chunks[c].sources]
+        if not pairs:
+            return {}
+        chunk, rank = (np.array(of, dtype=np.int64) for of in zip(*pairs, strict=True))
+        orbit: IntArray = self._aliases.of_ranks(chunk, rank)
+        upper = np.zeros(int(orbit.max()) + 1)
+        upper[orbit] = [self._longest_ns[c] for c, _ in pairs]
+        columns = self._builder.columns("start", len(upper), lower=0.0, upper=upper)[orbit]
+        return {pair: int(column) for pair, column in zip(pairs, columns, strict=True)}
+
+    @cached_property
+    def _longest_ns(self) -> list[int]:
+        """Per chunk, more than its longest way takes: the most hops times the longest transfer."""
+        topology = self.instance.topology
+        found = [0] * len(self.instance.chunks)
+        ranks: list[set[int]] = [set() for _ in found]
+        for c, k in zip(self._chunk, self._link, strict=True):
+            link = topology.links[k]
+            ranks[c].update((link.source, link.target))
+            found[c] = max(found[c], link.transfer_ns(self.instance.chunks[c].size_bytes))
+        return [longest * max(0, len(around) - 1) for longest, around in zip(found, ranks, strict=True)]
+
+    @cached_property
+    def _arriving(self) -> dict[tuple[int, int], dict[int, float]]:
+        """Per chunk of its orbit's first, and rank, the columns that bring it."""
+        found: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+        for p in self._pairs:
+            terms = found[int(self._chunk[p]), self.instance.topology.links[self._link[p]].target]
+            terms[int(self._sent[p])] = terms.get(int(self._sent[p]), 0.0) + 1.0
+        return dict(found)
+
+    def _add_connections(self) -> None:
+        """is_util with its costs (5.11), (5.9) and (5.10), where a policy asks for them."""
+        self.connection_weight_ns = 0.0
+        links, wishes = self.instance.topology.links, self.instance.connections
+        counted = []
+        for k in sorted(set(self._link.tolist())):
+            switch = links[k].switch
+            if switch is not None and switch < len(wishes) and wishes[switch]:
+                counted.append((k, wishes[switch]))
+        if not counted:
+            return
+        self.connection_weight_ns = weight = _CONNECTIONS_SHARE * max(self._longest_ns) / len(counted)
+        first, orbit = np.unique(self._aliases.links[[k for k, _ in counted]], return_inverse=True)
+        cost = np.zeros(len(first))
+        np.add.at(cost, orbit, [weight * wish for _, wish in counted])
+        columns = self._builder.columns("is_util", len(first), cost=cost, lower=0.0, upper=1.0, integer=True)[orbit]
+        self._util = {k: int(column) for (k, _), column in zip(counted, columns, strict=True)}
+        self.use_what_is_sent_over()
+        self.use_only_then()
+
+    def _rows(self, name: str) -> _OnceRows:
+        return _OnceRows(self._builder, name)
+
+
+class _OnceRows:
+    """A block of rows in which each is there once: symmetries make many equal."""
+
+    def __init__(self, builder: ProgramBuilder, name: str) -> None:
+        self._rows = builder.row_list(name)
+        self._seen: set[tuple[object, ...]] = set()
+
+    def add(self, terms: dict[int, float], *, lower: float = -INFINITY, upper: float = INFINITY) -> None:
+        key = (*sorted(terms.items()), lower, upper)
+        if key not in self._seen:
+            self._seen.add(key)
+            self._rows.add(list(terms), list(terms.values()), lower=lower, upper=upper)
+
+    def done(self) -> None:
+        self._rows.done()

@@ -1,0 +1,113 @@
+"""The routing program: the twin's optimum, routes that are trees, and bounds that stay below schedules."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadmaster.errors import InputError
+from loadmaster.models.collective import routing
+from loadmaster.models.collective.hops import hops_of
+from loadmaster.models.collective.instance import Chunk, Instance
+from loadmaster.models.collective.logical import instance_of
+from loadmaster.models.collective.problem import Collective, Sketch, SwitchPolicy
+from loadmaster.models.collective.topology import Topology
+from loadmaster.solvers.process import solve
+from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus
+from tests.models.collective.routing_twin import routing_twin
+from tests.models.collective.tiny import problem, ring, switched
+from tests.models.memory.twins import optimum
+
+# PuLP announces another way to make variables; the one used here works in all of 3.x.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def instance(topology: Topology, collective: Collective, size_bytes: int, chunks: int = 1, **more: object) -> Instance:
+    return instance_of(problem(topology, collective, size_bytes, **more), size_bytes, chunks)
+
+
+def solved(formulation: routing.Routing) -> Solution:
+    solution = solve(formulation.program, SolveOptions(gap=0.0), solver="highs")
+    assert solution.status is SolverStatus.OPTIMAL
+    return solution
+
+
+CASES: list[tuple[str, Instance]] = [
+    ("ring", instance(ring(4), "allgather", 400)),
+    ("ring, turned", instance(ring(4), "alltoall", 400, sketch=Sketch(symmetry=((1, 4),)))),
+    ("nodes", instance(switched(2, 2), "allgather", 400)),
+    ("nodes, turned", instance(switched(2, 2), "allgather", 400, sketch=Sketch(symmetry=((2, 4),)))),
+    ("nodes, to one", instance(switched(2, 2), "gather", 400, root=1)),
+    ("relays", instance(switched(2, 2), "allgather", 400, sketch=Sketch(internode={0: (0,)}))),
+    (
+        "few",
+        instance(
+            switched(1, 4), "broadcast", 80, 2, root=0, sketch=Sketch(switches=(SwitchPolicy((0, 1, 2, 3), "uc-min"),))
+        ),
+    ),
+    ("many", instance(switched(2, 2), "alltoall", 400, sketch=Sketch(switches=(SwitchPolicy((0, 1), "uc-max"),)))),
+]
+
+
+@pytest.mark.parametrize("found", [case for _, case in CASES], ids=[name for name, _ in CASES])
+def test_optimum_is_the_twins(found: Instance) -> None:
+    formulation = routing.formulate(found)
+    solution = solved(formulation)
+    assert solution.objective == pytest.approx(optimum(routing_twin(found, formulation.connection_weight_ns)))
+    assert solution.values is not None
+    assert hops_of(found, formulation.routes(solution.values))
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(3, 5), st.data())
+def test_random_chunks_on_a_ring(ranks: int, data: st.DataObject) -> None:
+    one = st.integers(0, ranks - 1)
+    some = st.lists(one, min_size=1, unique=True).map(lambda found: tuple(sorted(found)))
+    chunks = data.draw(st.lists(st.builds(Chunk, st.sampled_from([0, 10, 70]), some, some), min_size=1, max_size=3))
+    found = Instance(ring(ranks, latency_ns=20, message_ns=5), tuple(chunks))
+    formulation = routing.formulate(found)
+    solution = solved(formulation)
+    assert solution.values is not None
+    hops_of(found, formulation.routes(solution.values))
+    if all(chunk.size_bytes for chunk in chunks):
+        assert solution.objective == pytest.approx(optimum(routing_twin(found, 0.0)))
+
+
+def test_symmetric_routes_are_their_own_image() -> None:
+    found = instance(switched(2, 2), "allgather", 400, sketch=Sketch(symmetry=((2, 4),)))
+    formulation = routing.formulate(found)
+    plain = routing.formulate(found.without_symmetry())
+    assert formulation.program.column_count < plain.program.column_count
+    values = solved(formulation).values
+    assert values is not None
+    routes = formulation.routes(values)
+    (turn,) = found.generators
+    for c, links in enumerate(routes):
+        ends = {(found.topology.links[k].source, found.topology.links[k].target) for k in links}
+        image = {(found.topology.links[k].source, found.topology.links[k].target) for k in routes[turn.chunks[c]]}
+        assert {(turn.ranks[a], turn.ranks[b]) for a, b in ends} == image
+
+
+def test_ways_are_found_after_the_relay_map() -> None:
+    """Rank 1's chunks leave by rank 0: the way by its own NIC is none, though it is shorter."""
+    sketch = Sketch(internode={0: (0,), 1: (1,)}, relays={0: 0, 1: 0})
+    found = instance(switched(2, 2), "alltoall", 400, sketch=sketch)
+    ways = routing.way_links(found)
+    chunk = next(c for c, of in enumerate(found.chunks) if of.sources == (1,) and of.targets == (3,))
+    ends = [(found.topology.links[k].source, found.topology.links[k].target) for k in ways[chunk]]
+    assert ends == [(0, 2), (1, 0), (2, 3)] or sorted(ends) == [(0, 2), (1, 0), (2, 3)]
+
+
+def test_what_cannot_be_routed() -> None:
+    with pytest.raises(InputError, match="cannot be reached"):
+        routing.formulate(instance(switched(2, 1, nic=False), "allgather", 20))
+    with pytest.raises(InputError, match="not routed"):
+        routing.formulate(instance(ring(3), "allreduce", 30))
+
+
+def test_one_chunk_takes_its_distance() -> None:
+    found = Instance(ring(5, message_ns=3), (Chunk(10, (0,), (2,)),))
+    assert math.isclose(solved(routing.formulate(found)).objective or 0.0, 26.0)
