@@ -50,6 +50,13 @@ def test_a_row_for_every_resource_in_use() -> None:
         assert all(a.end_ns <= b.start_ns for a, b in pairwise(row.bars))
 
 
+def test_what_is_on_its_way_holds_nothing() -> None:
+    seen = shown(ring(4, latency_ns=5000), "allgather", 64)
+    assert all(bar.arrives_ns == bar.end_ns + 5000 for row in rows_of(seen) for bar in row.bars)
+    assert 'stroke-opacity="0.5"' in plan_page(seen)
+    assert 'stroke-opacity="0.5"' not in plan_page(shown(ring(4), "allgather", 64))
+
+
 def test_rows_go_by_node_and_by_number() -> None:
     labels = [row.label for row in rows_of(shown(switched(2, 12), "allgather", 24 * 16))]
     first = [label for label in labels if label.startswith("egress")]

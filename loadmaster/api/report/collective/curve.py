@@ -55,6 +55,12 @@ class RowChart(Chart):
         height = f'height="{self._row_height - 2}"'
         self.add(f"<rect {box} {height} {paint}><title>{escape(words)}</title></rect>")
 
+    def flight(self, row: int, start: float, end: float, paint: str) -> None:
+        """A thin line in the middle of a row; ``paint`` is a colour."""
+        self.add(
+            f'<path d="M{self.px(start)} {self.py(row + 0.5)}H{self.px(end)}" stroke="{paint}" stroke-opacity="0.5"/>'
+        )
+
 
 def decades(low: float, high: float) -> list[float]:
     """Powers of ten from one below or at ``low`` to one above or at ``high``."""

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from loadmaster.api.report.collective.curve import decades
 from loadmaster.api.report.collective.plan_page import colour, size_ticks, telling
 from loadmaster.api.report.collective.timeline import Row, timeline
 from loadmaster.api.report.collective.view import View
+from loadmaster.api.report.collective.words import show_ns
 from loadmaster.api.report.pictures import STYLE, save
 from loadmaster.api.units import show_bytes
 from loadmaster.models.collective.plan import Algorithm
@@ -62,13 +64,23 @@ def _curve(axes: Any, algorithms: Sequence[Algorithm]) -> None:
     axes.set_xticks(marks, [show_bytes(mark) for mark in marks])
     axes.minorticks_off()
     axes.set_xlabel("size")
-    axes.set_ylabel("microseconds")
+    times = decades(min(max(1, a.bound_ns) for a in algorithms), max(max(1, a.time_ns) for a in algorithms))
+    axes.set_yticks([t / 1e3 for t in times], [show_ns(round(t)) for t in times])
+    axes.set_ylim(times[0] / 1e3, times[-1] / 1e3)
     axes.legend(loc="upper left", edgecolor="none", fontsize=9)
 
 
 def _gantt(axes: Any, rows: Sequence[Row], time_ns: int, rank_count: int) -> None:
     """One row of the axes for each row, the first on top."""
     for n, row in enumerate(rows):
+        flights = [bar for bar in row.bars if bar.arrives_ns is not None and bar.arrives_ns > bar.end_ns]
+        axes.hlines(
+            [n] * len(flights),
+            [bar.end_ns / 1e3 for bar in flights],
+            [(bar.arrives_ns or 0.0) / 1e3 for bar in flights],
+            colors=[(colour(bar.owner, rank_count), 0.5) for bar in flights],
+            linewidth=0.8,
+        )
         axes.broken_barh(
             [(bar.start_ns / 1e3, (bar.end_ns - bar.start_ns) / 1e3) for bar in row.bars],
             (n - 0.42, 0.84),

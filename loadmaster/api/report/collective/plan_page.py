@@ -141,6 +141,10 @@ def _gantt(view: View, algorithm: Algorithm, check: Check) -> str:
     chart.row_axes("microseconds")
     for n, row in enumerate(rows):
         for bar in row.bars:
+            hue = colour(bar.owner, view.problem.topology.rank_count)
+            if bar.arrives_ns is not None and bar.arrives_ns > bar.end_ns:
+                chart.flight(n, bar.end_ns / 1e3, bar.arrives_ns / 1e3, hue)
+        for bar in row.bars:
             paint = f'fill="{colour(bar.owner, view.problem.topology.rank_count)}"'
             if bar.share < 1:
                 paint += f' fill-opacity="{bar.opacity:.2f}"'
@@ -155,7 +159,7 @@ def _caption(rows: Sequence[Row], check: Check) -> str:
     grouped = any(bar.share < 1 for row in rows for bar in row.bars)
     if grouped:
         one = "One row per node and sort of resource (how many there are in brackets); stronger where more are busy."
-    return f"{one} {len(check.journeys)} sends. Colour: whose data it is."
+    return f"{one} {len(check.journeys)} sends. Colour: whose data it is; thin lines: on its way."
 
 
 def _legend(rank_count: int) -> str:

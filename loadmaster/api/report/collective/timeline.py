@@ -2,7 +2,7 @@
 
 A row is a resource; its bars cannot overlap, since it carries one message at a time. Where there are more resources
 than anyone reads, a row is all of one sort in a node, cut into slices of time: the more of them busy, the stronger the
-bar. Colours say whose data it is.
+bar. Colours say whose data it is. Between the end of a bar and its arrival the message is on its way and holds nothing.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Bar:
         share: of the row's resources that are busy, 0 to 1.
         owner: the rank whose data it mostly is.
         words: what it is.
+        arrives_ns: when what was sent is there; None where the bar is no single send.
     """
 
     start_ns: float
@@ -43,6 +44,7 @@ class Bar:
     share: float
     owner: int
     words: str
+    arrives_ns: float | None = None
 
     @property
     def opacity(self) -> float:
@@ -101,7 +103,9 @@ def describe(journey: Journey, chunks: Sequence[Chunk]) -> str:
 
 def _bar(journey: Journey, chunks: Sequence[Chunk], owners: Sequence[int]) -> Bar:
     send = journey.send
-    return Bar(send.start_ns, journey.busy_until_ns, 1.0, owners[send.chunks[0]], describe(journey, chunks))
+    return Bar(
+        send.start_ns, journey.busy_until_ns, 1.0, owners[send.chunks[0]], describe(journey, chunks), journey.arrives_ns
+    )
 
 
 def _places(topology: Topology) -> list[tuple[int, str, tuple[int, ...]]]:
