@@ -42,7 +42,7 @@ class Emulator:
         for arena in self.arenas:
             arena[2 * FLAGS + 2 * SLOTS :] = 0xFF  # simple slots; packed ones and flags begin as zeros
         self.state = np.zeros((count, 4), dtype=np.uint64)
-        self.failure = np.zeros((count, 8), dtype=np.int64)
+        self.failure = np.zeros((count, kernel.FAILURE_WORDS), dtype=np.int64)
 
     def run(self, calls: list[Call], variants: list[str], threads: int = 4, absent: tuple[int, ...] = ()) -> None:
         launches = (Launch * (self.count * len(calls)))()
@@ -65,6 +65,7 @@ class Emulator:
             t,
             rank,
             t.words[rank].ctypes.data,
+            table=7,
             input=call.inputs[rank].ctypes.data,
             output=call.outputs[rank].ctypes.data,
             state=self.state[rank].ctypes.data,
@@ -174,9 +175,10 @@ def test_a_rank_that_never_begins_is_named(library: ctypes.CDLL, collective: str
     emulator = Emulator(library, 3, timeout_s=0.2)
     emulator.run([call_of(t, inputs, expected)], [plain(t)], absent=(0,))
     for rank in (1, 2):
-        said, stream, _lane, _turn, word, operand, wanted, seen = emulator.failure[rank].tolist()
-        assert said == 1 and seen < (wanted & 0xFFFFFFFF)
+        said, of, stream, _lane, _turn, word, operand, wanted, seen = emulator.failure[rank].tolist()
+        assert said == 1 and of == 7 and seen < (wanted & 0xFFFFFFFF)
         assert t.describe(rank, stream, word) != "the end of its stream"
-        assert "rank" in t.awaited(rank, stream, word, operand)
+        awaited = t.awaited(rank, stream, word, operand)
+        assert awaited.peer == 0 if collective == "broadcast" else awaited.peer != rank
     # Its kernel ended all the same, and counted.
     assert emulator.state[1, 1:3].tolist() == [1, 0]

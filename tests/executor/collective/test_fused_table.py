@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
 from loadmaster.executor.collective.fused.operations import cut_of, operations_of
-from loadmaster.executor.collective.fused.table import Protocol, Table, notices_of, table_of
+from loadmaster.executor.collective.fused.table import Awaited, Protocol, Table, notices_of, table_of
 from loadmaster.models.collective.collectives import chunks_of
 from loadmaster.models.collective.lowering import lower
 from loadmaster.models.collective.plan import Algorithm, Form, Send
@@ -231,7 +231,7 @@ def test_a_failure_names_the_message_and_its_sender() -> None:
         t = table(p, algorithm(p, 1, "gather"), 64, protocol)  # type: ignore[arg-type]
         second = 2 + 1 + 1 + (1 if protocol == "simple" else 0)
         assert "sum of chunk 0, 64 bytes, to the output" in t.describe(0, 0, second)
-        assert t.awaited(0, 0, second, operand) == "message 1 (chunk 1) of rank 1"
+        assert t.awaited(0, 0, second, operand) == Awaited(1, 1, 1)
 
 
 def test_what_the_kernel_cannot_hold_is_refused() -> None:

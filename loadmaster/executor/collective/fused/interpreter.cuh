@@ -17,11 +17,12 @@ struct Launch {
     char *output;
     const i64 *words;        // of all streams; in `held` where they fit
     u64 *state;              // number of the last call, calls made, blocks done, failures
-    volatile i64 *failure;   // 8 words: set, stream, lane, round, word, operand, expected, seen
+    volatile i64 *failure;   // set, table, stream, lane, round, word, operand, expected, seen
     u64 timeout_ns;
     u64 flags_offset, flags_bytes;  // in every arena; of one parity
     u64 slots_offset, slots_bytes;
     int rank, lanes, rounds, held_count;
+    i64 table;
     u64 arenas[kMostRanks];
     u32 begins[kMostStreams + 2];
     i64 held[kInlineWords];
@@ -58,8 +59,8 @@ __device__ __forceinline__ char *resolve(const Block &block, i64 place) {
 __device__ void report(const Block &block, u32 word, int operand, u64 expected, u64 seen) {
     const Launch &launch = block.launch;
     if (fetch_add(&launch.state[3], 1) != 0) return;
-    const i64 said[7] = {block.stream, block.lane, block.turn, (i64)word, operand, (i64)expected, (i64)seen};
-    for (int k = 0; k < 7; ++k) launch.failure[k + 1] = said[k];
+    const i64 said[8] = {launch.table, block.stream, block.lane, block.turn, word, operand, (i64)expected, (i64)seen};
+    for (int k = 0; k < 8; ++k) launch.failure[k + 1] = said[k];
     __threadfence_system();
     launch.failure[0] = 1;
 }

@@ -19,6 +19,8 @@ from loadmaster.executor.collective.fused.table import MOST_RANKS, MOST_STREAMS,
 
 THREADS = 512
 INLINE_WORDS = 384
+# Of the failure that a kernel writes down.
+FAILURE_WORDS = 9
 _SOURCES = ("primitives.cuh", "interpreter.cuh")
 _ELEMENTS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 SUMMABLE = tuple(_ELEMENTS)
@@ -42,13 +44,14 @@ class Launch(ctypes.Structure):
         ("lanes", ctypes.c_int32),
         ("rounds", ctypes.c_int32),
         ("held_count", ctypes.c_int32),
+        ("table", ctypes.c_int64),
         ("arenas", ctypes.c_uint64 * MOST_RANKS),
         ("begins", ctypes.c_uint32 * (MOST_STREAMS + 2)),
         ("held", ctypes.c_int64 * INLINE_WORDS),
     )
 
 
-def launch_of(table: Table, rank: int, words: int, **fields: int) -> Launch:
+def launch_of(table: Table, rank: int, words: int, /, **fields: int) -> Launch:
     """What stays the same from call to call; ``words``: address of the rank's words on the device, if it has too many.
 
     ``fields``: those of :class:`Launch` that depend on memory, but ``arenas``.

@@ -111,7 +111,7 @@ class Cut:
 
 def block_count(problem: CollectiveProblem) -> int:
     """Blocks of the largest buffer: what a size has to divide into."""
-    return 1 if problem.collective == "allreduce" else pieces(problem)
+    return 1 if problem.collective in ("allreduce", *_FIXED) else pieces(problem)
 
 
 def cut_of(
@@ -148,6 +148,14 @@ class Buffers:
 
     def sum(self, rank: int, offset_bytes: int) -> Place:
         return Place("output", rank, self._offset(offset_bytes))
+
+    def total_bytes(self, rank: int) -> tuple[int, int]:
+        """Of a rank's input and output, with what lies between the blocks of this call."""
+        planned = (self.layout.input_bytes[rank], self.layout.output_bytes[rank])
+        if self.cut is None:
+            return planned
+        block_bytes = self.cut.parts * self._planned_bytes
+        return planned[0] // block_bytes * self.cut.stride_bytes, planned[1] // block_bytes * self.cut.stride_bytes
 
     def _offset(self, planned: int) -> int:
         return planned if self.cut is None else self.cut.offset_bytes(planned // self._planned_bytes)

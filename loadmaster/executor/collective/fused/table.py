@@ -54,6 +54,15 @@ _ALWAYS, _AT_START, _AT_END = 0, 1, 2
 
 
 @dataclass(frozen=True)
+class Awaited:
+    """What a block waits for: a chunk of a message of a peer, or (None) a peer's word that it began the call."""
+
+    peer: int
+    message: int | None
+    chunk: int | None
+
+
+@dataclass(frozen=True)
 class Table:
     """A collective of one size, ready for the kernel of every rank.
 
@@ -86,21 +95,19 @@ class Table:
             at += _length(operation, self.protocol)
         return "the end of its stream"
 
-    def awaited(self, rank: int, stream: int, word: int, operand: int) -> str:
-        """From whom an operation gets its operand: a wait by number (simple), a source by number (packed)."""
+    def awaited(self, rank: int, stream: int, word: int, operand: int) -> Awaited:
+        """From whom an operation gets an operand: a wait by number (simple), a source by number (packed)."""
         at = self.begins[rank][stream]
         for operation in self.streams[rank][stream]:
             if at >= word:
                 if operation.hears:
-                    return f"rank {operation.hears[operand]} to begin the call"
-                transfers = operation.waits
-                if self.protocol == "packed":
-                    transfers = tuple(t for t in transfers if t.slot == operation.sources[operand])
-                    operand = 0
-                transfer = transfers[operand]
-                return f"message {transfer.message} (chunk {transfer.chunk}) of rank {transfer.source}"
+                    return Awaited(operation.hears[operand], None, None)
+                arriving = {t.slot: t for t in operation.waits}
+                of_slot = self.protocol == "packed"
+                found = arriving[operation.sources[operand]] if of_slot else operation.waits[operand]
+                return Awaited(found.source, found.message, found.chunk)
             at += _length(operation, self.protocol)
-        return "nothing"
+        raise ValueError(f"Rank {rank} has no operation at word {word} of stream {stream}.")
 
 
 def table_of(

@@ -1,0 +1,76 @@
+"""How a collective of one size is spread over a GPU: protocol, lanes, rounds, and streams of each stage.
+
+Figures behind the limits: a fence and a flag cost a level of messages about two microseconds, in which a port carries
+about 700 kB; packed words save them and cost every byte twice. A block of 512 threads has 8 kB in flight with one
+vector a thread. Blocks are not more than leave room on the GPU for kernels of others that wait for one another.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loadmaster.executor.collective.fused.kernel import THREADS
+from loadmaster.executor.collective.fused.operations import VECTOR_BYTES, Operation
+from loadmaster.executor.collective.fused.table import MOST_STREAMS, Protocol
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a user may tune; the same on every rank.
+
+    Attributes:
+        blocks: of one call, at most; all of them are resident at once.
+        packed_bytes: calls in which no rank sends more are packed.
+        piece_bytes: of a chunk, lane and round, at least, where a call is cut into rounds.
+        rounds: at most.
+    """
+
+    blocks: int = 64
+    packed_bytes: int = 1 << 20
+    piece_bytes: int = 64 << 10
+    rounds: int = 16
+
+
+@dataclass(frozen=True)
+class Choice:
+    """See :func:`loadmaster.executor.collective.fused.table.table_of`."""
+
+    protocol: Protocol
+    lanes: int
+    rounds: int
+    widths: tuple[int, int, int]
+
+
+def choose(operations: Sequence[Operation], limits: Limits) -> Choice:
+    """For the operations of all ranks."""
+    sent: Counter[int] = Counter()
+    counts: Counter[tuple[int, int]] = Counter()
+    for operation in operations:
+        sent[operation.rank] += operation.size_bytes * len(operation.sends)
+        counts[operation.rank, operation.stage] += 1
+    ranks = {rank for rank, _ in counts}
+    most = [max((counts[rank, stage] for rank in ranks), default=0) for stage in range(3)]
+    largest = max((o.size_bytes for o in operations), default=0)
+    if max(sent.values(), default=0) <= limits.packed_bytes:
+        widths = _at_most(most, min(limits.blocks, MOST_STREAMS))
+        lanes = _between(1, -(-largest // (THREADS * VECTOR_BYTES // 2)), limits.blocks // sum(widths))
+        return Choice("packed", lanes, 1, widths)
+    stages = sum(count > 0 for count in most)
+    lanes = _between(1, -(-largest // (THREADS * VECTOR_BYTES)), limits.blocks // stages)
+    rounds = _between(1, largest // (lanes * limits.piece_bytes), limits.rounds)
+    return Choice("simple", lanes, rounds, _at_most(most, min(limits.blocks // lanes, MOST_STREAMS)))
+
+
+def _at_most(counts: Sequence[int], total: int) -> tuple[int, int, int]:
+    """A stream for every operation of a stage, or as many as there may be; at least one each."""
+    widths = [max(1, count) for count in counts]
+    while sum(widths) > max(total, len(widths)):
+        widest = widths.index(max(widths))
+        widths[widest] = -(-widths[widest] // 2)
+    return widths[0], widths[1], widths[2]
+
+
+def _between(low: int, value: int, high: int) -> int:
+    return max(low, min(value, high))

@@ -1,0 +1,224 @@
+"""Planned collectives as one kernel each, over symmetric memory: an engine of the process group, or by itself.
+
+    engine = FusedEngine(problem, plan, group)          # on every rank, once
+    engine.run(plan.algorithm_for(size), tensor, tensor, ReduceOp.SUM, size)
+
+A call of a size seen before is one launch. A size seen first is cut and encoded, which takes the CPU milliseconds;
+under capture of a CUDA graph it must be known already if its program does not fit a launch. Where slots of a call are
+more than the arena holds, it is done in several launches, each for a part of every block.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from loadmaster.errors import InputError
+from loadmaster.executor.collective.agreement import Place, agree, place_here
+from loadmaster.executor.collective.fused.arena import Arena, Capacity, arena_of
+from loadmaster.executor.collective.fused.choice import Choice, Limits, choose
+from loadmaster.executor.collective.fused.kernel import SUMMABLE, Launch, fits_inline, kernel_name, launch_of
+from loadmaster.executor.collective.fused.operations import Buffers, Operation, block_count, cut_of, operations_of
+from loadmaster.executor.collective.fused.table import MOST_RANKS, Table, table_of
+from loadmaster.executor.collective.sums import averages
+from loadmaster.models.collective.collectives import COMBINING
+from loadmaster.models.collective.lowering import Lowered, lower
+from loadmaster.models.collective.plan import Algorithm, CollectivePlan
+from loadmaster.models.collective.problem import Collective, CollectiveProblem
+
+# Pieces of blocks that go in launches of their own begin at multiples of this.
+SEGMENT_BYTES = 1 << 10
+
+
+def tables_of(
+    problem: CollectiveProblem,
+    algorithm: Algorithm,
+    lowered: Lowered,
+    size_bytes: int,
+    limits: Limits,
+    capacity: Capacity,
+) -> tuple[tuple[int, Table], ...]:
+    """The launches of a call: offset into every block, and table.
+
+    Raises:
+        InputError: a size that the collective does not divide into blocks, or that the algorithm is not for.
+    """
+    blocks = block_count(problem)
+    fixed = cut_of(problem, algorithm, 1) is None
+    if fixed and size_bytes != algorithm.size_bytes:
+        raise InputError("size_bytes", size_bytes, "is not what was planned", f"It runs {algorithm.size_bytes}.")
+    if size_bytes % blocks:
+        raise InputError("size_bytes", size_bytes, f"does not divide into {blocks} blocks", "Pad the tensor.")
+    stride = size_bytes // blocks
+
+    def table(block_bytes: int) -> Table:
+        operations = operations_of(lowered, cut_of(problem, algorithm, block_bytes, stride))
+        chosen = choose(operations, limits)
+        return _fitted(operations, lowered.rank_count, chosen, capacity)
+
+    whole = table(stride)
+    segments = -(-whole.arena_bytes // capacity.slots(whole.protocol)[1])
+    if segments <= 1:
+        return ((0, whole),)
+    while not fixed and segments <= -(-stride // SEGMENT_BYTES):
+        each = -(-stride // (segments * SEGMENT_BYTES)) * SEGMENT_BYTES
+        made = {size: table(size) for size in {each, stride - (stride - 1) // each * each}}
+        if all(t.arena_bytes <= capacity.slots(t.protocol)[1] for t in made.values()):
+            return tuple((at, made[min(each, stride - at)]) for at in range(0, stride, each))
+        segments += 1
+    raise InputError("size_bytes", size_bytes, "is more than the arena holds", "Give a larger capacity.")
+
+
+def _fitted(operations: Sequence[Operation], rank_count: int, chosen: Choice, capacity: Capacity) -> Table:
+    """The table as chosen, with fewer lanes where flags are short."""
+    lanes = chosen.lanes
+    while True:
+        made = table_of(operations, rank_count, chosen.protocol, lanes, chosen.rounds, chosen.widths)
+        if made.flag_count * 8 <= capacity.flags_bytes or lanes == 1:
+            return made
+        lanes //= 2
+
+
+class _Prepared:
+    """A launch of this rank, complete but for where input and output are."""
+
+    def __init__(self, arena: Arena, begin: int, table: Table, dtype: torch.dtype | None, timeout_s: float) -> None:
+        offset, size = arena.capacity.slots(table.protocol)
+        self.begin, self.blocks = begin, len(table.streams[arena.rank]) * table.lanes
+        self.words: torch.Tensor | None = None
+        if not fits_inline(table, arena.rank):
+            if torch.cuda.is_current_stream_capturing():
+                raise InputError("tensor", "its size", "is new under capture", "Run it once before the capture.")
+            self.words = torch.from_numpy(table.words[arena.rank]).to(arena.device)
+        self.launch: Launch = launch_of(
+            table,
+            arena.rank,
+            0 if self.words is None else self.words.data_ptr(),
+            state=arena.state.data_ptr(),
+            failure=arena.failure.data_ptr(),
+            timeout_ns=int(timeout_s * 1e9),
+            flags_offset=0,
+            flags_bytes=arena.capacity.flags_bytes,
+            slots_offset=offset,
+            slots_bytes=size,
+            table=arena.register(table),
+        )
+        self.launch.arenas[: arena.size] = arena.addresses
+        self.arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self.launch))
+        self.function = arena.kernels.function(kernel_name(table.protocol, dtype))
+
+
+class _Call(NamedTuple):
+    """What a size takes on this rank: bytes of its buffers, and launches."""
+
+    input_bytes: int
+    output_bytes: int
+    launches: tuple[_Prepared, ...]
+
+
+class FusedEngine:
+    """Runs one plan's algorithms on one group; see :class:`loadmaster.executor.collective.engine.Engine`."""
+
+    name = "fused"
+
+    def __init__(
+        self,
+        problem: CollectiveProblem,
+        plan: CollectivePlan,
+        group: dist.ProcessGroup,
+        place: Place | None = None,
+        *,
+        capacity: Capacity | None = None,
+        limits: Limits | None = None,
+        timeout_s: float = 600.0,
+    ) -> None:
+        """Every rank of the group makes one, with the same arguments; its GPU is the current device.
+
+        Args:
+            capacity: of the group's arena; None: what it has, or the standard.
+            timeout_s: how long a kernel waits for a peer; after that, calls raise
+                :class:`loadmaster.executor.collective.faults.PeerError`.
+
+        Raises:
+            InputError: see :func:`loadmaster.executor.collective.agreement.agree`.
+        """
+        self.problem, self.plan, self.group = problem, plan, group
+        self.limits, self.timeout_s = limits or Limits(), timeout_s
+        agree(problem, plan, group, place or place_here(group), "fused")
+        self._arena: Arena | None = None
+        if problem.topology.node_count == 1 and 1 < problem.topology.rank_count <= MOST_RANKS:
+            self._arena = arena_of(group, torch.device("cuda", torch.cuda.current_device()), capacity)
+        self._lowered: dict[int, Lowered] = {}
+        self._calls: dict[tuple[int, int, torch.dtype | None], _Call] = {}
+
+    def supports(self, collective: Collective, tensor: torch.Tensor, algorithm: Algorithm) -> bool:
+        """On this GPU, of one NVLink domain; sums of fp32, bf16 and fp16, copies of anything."""
+        return (
+            self._arena is not None
+            and tensor.device == self._arena.device
+            and (collective not in COMBINING or tensor.dtype in SUMMABLE)
+        )
+
+    def run(
+        self, algorithm: Algorithm, output: torch.Tensor | None, input: torch.Tensor | None, op: object, size_bytes: int
+    ) -> None:
+        """See :class:`loadmaster.executor.collective.engine.Engine`; sums and averages only.
+
+        Raises:
+            InputError: another operator; a size that does not divide; tensors of other sizes.
+            PeerError: an earlier call waited for a peer in vain.
+        """
+        arena = self._arena
+        assert arena is not None
+        arena.check(self.group, self.timeout_s)
+        tensor = output if output is not None else input
+        dtype = tensor.dtype if tensor is not None and self.problem.collective in COMBINING else None
+        if dtype is not None and getattr(op, "op", op) not in _OPERATORS:
+            raise InputError("op", op, "is no sum", "Fused collectives add up: use SUM or AVG.")
+        key = (id(algorithm), size_bytes, dtype)
+        call = self._calls.get(key)
+        if call is None:
+            call = self._calls[key] = self._prepare(algorithm, size_bytes, dtype)
+        found = (0 if input is None else input.nbytes, 0 if output is None else output.nbytes)
+        if found != call[:2]:
+            raise InputError(
+                "tensors", list(found), f"bytes of input and output are not {list(call[:2])}", "Give these."
+            )
+        stream = torch._C._cuda_getCurrentRawStream(arena.device.index)
+        if stream != arena.stream:
+            arena.order(stream)
+        given = 0 if input is None else input.data_ptr()
+        taken = 0 if output is None else output.data_ptr()
+        for one in call.launches:
+            one.launch.input, one.launch.output = given + one.begin, taken + one.begin
+            arena.kernels.launch(one.function, one.blocks, one.arguments, stream)
+        if dtype is not None and output is not None and averages(op):
+            output.div_(arena.size)
+
+    def check(self) -> None:
+        """Wait until the device is done, and see whether a peer was waited for in vain.
+
+        Raises:
+            PeerError: naming the message and the peer.
+        """
+        if self._arena is not None:
+            torch.cuda.synchronize(self._arena.device)
+            self._arena.check(self.group, self.timeout_s)
+
+    def _prepare(self, algorithm: Algorithm, size_bytes: int, dtype: torch.dtype | None) -> _Call:
+        arena = self._arena
+        assert arena is not None
+        lowered = self._lowered.get(id(algorithm))
+        if lowered is None:
+            lowered = self._lowered[id(algorithm)] = lower(self.problem, algorithm)
+        launches = tables_of(self.problem, algorithm, lowered, size_bytes, self.limits, arena.capacity)
+        whole = cut_of(self.problem, algorithm, size_bytes // block_count(self.problem))
+        prepared = tuple(_Prepared(arena, begin, table, dtype, self.timeout_s) for begin, table in launches)
+        return _Call(*Buffers(lowered, whole).total_bytes(arena.rank), prepared)
+
+
+_OPERATORS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
