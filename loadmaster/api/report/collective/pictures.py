@@ -80,6 +80,7 @@ def _gantt(axes: Any, rows: Sequence[Row], time_ns: int, rank_count: int) -> Non
             [(bar.arrives_ns or 0.0) / 1e3 for bar in flights],
             colors=[(colour(bar.owner, rank_count), 0.5) for bar in flights],
             linewidth=0.8,
+            zorder=0.9,
         )
         axes.broken_barh(
             [(bar.start_ns / 1e3, (bar.end_ns - bar.start_ns) / 1e3) for bar in row.bars],
