@@ -19,6 +19,7 @@ from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Algorithm, Form, Send, Unreachable
 from loadmaster.models.collective.problem import CollectiveProblem, Sketch
 from loadmaster.models.collective.reach import unreachable
+from loadmaster.models.collective.symmetry import closure
 from loadmaster.models.collective.throughput import throughput_bound_ns
 from loadmaster.planner.collective.effort import Effort
 from loadmaster.planner.collective.exact import improve
@@ -27,8 +28,13 @@ from loadmaster.planner.collective.sketches import candidates, chunk_counts
 
 # Of the time of a size: for scheduling every candidate once, and for restarts before CP-SAT has its turn.
 FIRST_SHARE, RESTART_SHARE = 0.3, 0.4
+# CP-SAT is asked where there are at most so many ways of a chunk over a link, images under symmetries counted once:
+# beyond it finds nothing that list scheduling had missed, and takes long to say so.
+SMALL_WAYS = 4_000
 # Restarts that every candidate gets at first, and candidates that get more.
 FIRST_RUNS, FINALISTS = 3, 3
+# What is further than this from the best after that does not catch up.
+NEAR = 1.2
 
 
 @dataclass
@@ -112,6 +118,8 @@ class OneSize:
         for candidate in self._finalists():
             if self.over(1.0) or candidate.sends is None:
                 return
+            if _ways(candidate.instance) > SMALL_WAYS:
+                continue
             seconds = self.left_s / 2
             self.effort.say("cpsat", self._named(candidate), candidate.time_ns, candidate.bound.ns)
             sends = improve(candidate.instance, candidate.sends, candidate.bound.ns, seconds, self.effort)
@@ -150,9 +158,11 @@ class OneSize:
 
     def _finalists(self) -> list[Candidate]:
         """The most promising, those whose bound leaves something to gain."""
-        best_ns = None if self.best is None else self.best.time_ns
-        open_ = [c for c in self.candidates if c.sends is not None and (best_ns is None or c.bound.ns < best_ns)]
-        return sorted(open_, key=lambda c: c.time_ns)[:FINALISTS]
+        if self.best is None:
+            return self.candidates[:FINALISTS]
+        best_ns = self.best.time_ns
+        near = [c for c in self.candidates if c.sends and c.bound.ns < best_ns and c.time_ns <= NEAR * best_ns]
+        return sorted(near, key=lambda c: c.time_ns)[:FINALISTS]
 
     def _offer(self, candidate: Candidate, sends: Sequence[Send] | None, method: str) -> None:
         """Take a schedule if it is better; every one is checked."""
@@ -227,3 +237,9 @@ class OneSize:
             method=candidate.method,
             seconds=round(self.effort.elapsed_s - self.began_s, 3),
         )
+
+
+def _ways(instance: Instance) -> float:
+    """Ways of a chunk over a link, images under symmetries counted once."""
+    group = closure(instance.generators, instance.topology.rank_count, len(instance.chunks))
+    return sum(map(len, instance.usable_links)) / len(group)
