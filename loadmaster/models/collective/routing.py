@@ -2,9 +2,10 @@ r"""Step 1 of TACCL's pipeline: which links each chunk takes, as a mixed-integer
 
 Source: 003_283bdbbccdcfdb68.txt, section 5.5.1, equations 5.1 to 5.15; chunks that no two ranks add up.
 
-Sets: chunks c of the instance, ranks r, links (src, r) in L_c that c may use and, as published, that lie on a way of
-fewest hops from its sources to one of its targets (after the relay map: links that the sketch closes to c are no ways;
-the hops from the sources grow along them, so routes have no cycles); resources p, with the links that hold them; nodes.
+Sets: chunks c of the instance, ranks r, links (src, r) in L_c; resources p, with the links that hold them; nodes. L_c
+are the links that c may use between ranks that, as published, lie on a way of fewest hops from its sources to one of
+its targets (found after the relay map: links that the sketch closes to c are no ways). Of a chunk with one target they
+are the links of such ways themselves. None leads back to a source.
 occ and lat are the occupancy and the transfer time of a link for a chunk; where messages have no latency they are equal
 to the seed's lat = alpha + beta.
 
@@ -35,8 +36,8 @@ M is the longest that start[c,src] + lat can be: hops of c's longest way times i
 connections are wanted (uc-min), -g where many (uc-max), with g such that all links together weigh as much as one part
 in a hundred of the longest way: it decides between routes of about equal times.
 
-The program is a restriction (shortest ways, symmetric routes, one copy to each rank) of a relaxation (chunks may be on a
-link at the same time): its optimum is no bound. :mod:`loadmaster.models.collective.routing_bound` has the relaxation alone.
+The program is a restriction (few hops, symmetric routes, one copy to each rank) of a relaxation (chunks share links at
+no cost but the sum): its optimum is no bound. For one see :mod:`loadmaster.models.collective.routing_bound`.
 """
 
 from __future__ import annotations
@@ -45,10 +46,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 
+import networkx as nx
 import numpy as np
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.aliasing import Aliases, IntArray
+from loadmaster.models.collective.hops import Routes, hops_of
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.symmetry import holders_of
 from loadmaster.solvers.program import INFINITY, FloatArray, Program, ProgramBuilder
@@ -68,7 +71,7 @@ def formulate(instance: Instance) -> Routing:
 
 
 def way_links(instance: Instance) -> tuple[tuple[int, ...], ...]:
-    """Per chunk, the links on ways of fewest hops from its sources to its targets. A chunk of no bytes needs none.
+    """L_c of each chunk. A chunk of no bytes needs none.
 
     Raises:
         InputError: there is no way to a target.
@@ -88,7 +91,9 @@ def _way_links(
     instance: Instance, index: int, hops: dict[tuple[frozenset[int] | None, tuple[int, ...], bool], list[int]]
 ) -> tuple[int, ...]:
     chunk, topology = instance.chunks[index], instance.topology
-    usable = instance.usable_links[index] if chunk.size_bytes else ()
+    if not chunk.size_bytes:
+        return ()
+    usable = instance.usable_links[index]
 
     def count(ranks: tuple[int, ...], backwards: bool) -> list[int]:
         key = (chunk.senders, ranks, backwards)
@@ -98,7 +103,7 @@ def _way_links(
 
     out = count(chunk.sources, False)
     taken: set[int] = set()
-    for target in chunk.targets if chunk.size_bytes else ():
+    for target in chunk.targets:
         if out[target] < 0:
             raise InputError(
                 f"chunks[{index}].targets", target, "cannot be reached", "Give links, or senders, that lead there."
@@ -109,6 +114,10 @@ def _way_links(
             there, on = out[link.source], back[link.target]
             if min(there, on) >= 0 and there + 1 + on == out[target]:
                 taken.add(k)
+    if len(chunk.targets) > 1:
+        ranks = {rank for k in taken for rank in (topology.links[k].source, topology.links[k].target)}
+        inner = ranks.difference(chunk.sources)
+        taken = {k for k in usable if topology.links[k].source in ranks and topology.links[k].target in inner}
     return tuple(sorted(taken))
 
 
@@ -173,6 +182,35 @@ class Routing:
         for c, k in zip(self._chunk[used], self._link[used], strict=True):
             found[int(c)].append(int(k))
         return tuple(tuple(links) for links in found)
+
+    def point(self, routes: Routes) -> FloatArray:
+        """The point [columns] of known routes, for a solver to start from; no solution where they are none of its.
+
+        Raises:
+            InputError: they are no trees from the sources to the targets.
+        """
+        topology, values = self.instance.topology, np.zeros(self.program.column_count)
+        used = {(c, k) for c, links in enumerate(routes) for k in links}
+        arrival: dict[tuple[int, int], int] = {}
+        hops = hops_of(self.instance, routes)
+        order = nx.DiGraph((before, index) for index, hop in enumerate(hops) for before in hop.after)
+        order.add_nodes_from(range(len(hops)))
+        busy = np.zeros(len(topology.resources))
+        for hop in (hops[index] for index in nx.topological_sort(order)):
+            link, size_bytes = topology.links[hop.link], self.instance.chunks[hop.chunk].size_bytes
+            left = arrival.get((hop.chunk, link.source), 0)
+            arrival[hop.chunk, link.target] = left + link.transfer_ns(size_bytes)
+            busy[list(link.resources)] += link.occupancy_ns(size_bytes)
+        for p, pair in enumerate(zip(self._chunk.tolist(), self._link.tolist(), strict=True)):
+            values[self._sent[p]] = pair in used
+            if pair in used and pair[1] in self._util:
+                values[self._util[pair[1]]] = 1.0
+        for at, arrival_ns in arrival.items():
+            if at in self._start:
+                values[self._start[at]] = arrival_ns
+        ends = [arrival.get((c, t), 0) for c, chunk in enumerate(self.instance.chunks) for t in chunk.targets]
+        values[self._time] = max(float(busy.max(initial=0.0)), *map(float, ends), 0.0)
+        return values
 
     def end_last(self) -> None:
         """(5.2)"""
@@ -320,7 +358,7 @@ class Routing:
 
     def _add_connections(self) -> None:
         """is_util with its costs (5.11), (5.9) and (5.10), where a policy asks for them."""
-        self.connection_weight_ns = 0.0
+        self.connection_weight_ns, self._util = 0.0, dict[int, int]()
         links, wishes = self.instance.topology.links, self.instance.connections
         counted = []
         for k in sorted(set(self._link.tolist())):

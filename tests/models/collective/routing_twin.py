@@ -10,8 +10,8 @@ import pulp
 from loadmaster.models.collective.instance import Instance
 
 
-def shortest(instance: Instance, c: int) -> set[tuple[int, int]]:
-    """Links on paths of fewest hops from the chunk's nearest sources to its targets."""
+def ways_of(instance: Instance, c: int) -> set[tuple[int, int]]:
+    """Paths of fewest hops from the nearest sources to the target; of several, all links between their ranks."""
     chunk, topology = instance.chunks[c], instance.topology
     graph = nx.DiGraph((k.source, k.target) for k in topology.links if instance.may_send(c, k))
     graph.add_edges_from(("start", s) for s in chunk.sources)
@@ -19,11 +19,14 @@ def shortest(instance: Instance, c: int) -> set[tuple[int, int]]:
     for target in chunk.targets:
         for path in nx.all_shortest_paths(graph, "start", target):
             found |= set(itertools.pairwise(path[1:]))
-    return found
+    if len(chunk.targets) == 1:
+        return found
+    ranks = {r for link in found for r in link}
+    return {(a, b) for a, b in graph.edges if {a, b} <= ranks and b not in chunk.sources}
 
 
 def routing_twin(instance: Instance, connection_weight_ns: float) -> pulp.LpProblem:
-    """003_283bdbbccdcfdb68.txt, equations 5.1 to 5.15, on shortest paths."""
+    """003_283bdbbccdcfdb68.txt, equations 5.1 to 5.15, on the published path sets."""
     topology, chunks = instance.topology, instance.chunks
     links = {(k.source, k.target): k for k in topology.links}
     C, R = range(len(chunks)), range(topology.rank_count)
@@ -40,7 +43,7 @@ def routing_twin(instance: Instance, connection_weight_ns: float) -> pulp.LpProb
 
     model += time + connection_weight_ns * pulp.lpSum(wish[k] * util[k] for k in util)  # (5.1), (5.11)
     for c in C:
-        ways = shortest(instance, c)
+        ways = ways_of(instance, c)
         for r in R:
             arriving = pulp.lpSum(sent[c, s, r] for s, d in links if d == r)
             if r in chunks[c].targets:

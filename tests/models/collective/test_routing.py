@@ -58,7 +58,11 @@ def test_optimum_is_the_twins(found: Instance) -> None:
     solution = solved(formulation)
     assert solution.objective == pytest.approx(optimum(routing_twin(found, formulation.connection_weight_ns)))
     assert solution.values is not None
-    assert hops_of(found, formulation.routes(solution.values))
+    routes = formulation.routes(solution.values)
+    assert hops_of(found, routes)
+    point = formulation.point(routes)
+    assert formulation.program.violation(point) < 1e-6
+    assert formulation.program.objective(point) == pytest.approx(solution.objective)
 
 
 @settings(max_examples=10, deadline=None)
