@@ -6,7 +6,7 @@ Sets: hops h = (c, src, r) with what they wait for; the order of every resource,
 link that are neighbours in the orders of all its resources; runs: up to ``limit`` neighbours of a stretch. D_R is the
 occupancy of the link by a message of run R, latency that of the link.
 
-Variables:
+Variables, times in thousandths of the horizon:
     send[h]      start of the message that carries h, in [its earliest, its latest start under ``horizon_ns``]
     lat[h]       occupancy of that message
     together[R]  binary: the hops of run R are a message
@@ -50,6 +50,8 @@ from loadmaster.solvers.program import FloatArray, IntArray, ProgramBuilder
 from loadmaster.solvers.solution import Solution
 
 Term = tuple[ArrayLike, ArrayLike, ArrayLike]
+# Columns count time in this part of the horizon: beside binaries, the simplex method stalls on nanoseconds.
+_UNITS = 1_000
 # As many chunks in one message as TACCL's released code merges.
 LIMIT = 6
 
@@ -79,6 +81,7 @@ class Contiguity:
         self._merging = frozenset(k for k, link in enumerate(links) if link.message_ns) if merging is None else merging
         self._own = sorted(set(ordered.orbit_of))  # hops that have columns
         self._horizon_ns = time_ns(ordered, alone(ordered)) if horizon_ns is None else horizon_ns
+        self._unit_ns = max(1.0, self._horizon_ns / _UNITS)
         self._column = {h: i for i, h in enumerate(self._own)}
         self._stretches = self._find_stretches()
         self._runs = [run for stretch in self._stretches for run in runs_within(stretch, limit)]
@@ -128,10 +131,10 @@ class Contiguity:
             lasts |= dict.fromkeys(message, self._occupancy_ns(message))
         chosen = set(messages)
         values = [
-            *(begins[h] for h in self._own),
-            *(lasts[h] for h in self._own),
+            *(begins[h] / self._unit_ns for h in self._own),
+            *(lasts[h] / self._unit_ns for h in self._own),
             *(run in chosen for run in self._runs),
-            time_ns(self.ordered, messages),
+            time_ns(self.ordered, messages) / self._unit_ns,
         ]
         return np.arange(self.program.column_count), np.array(values, dtype=np.float64)
 
@@ -163,11 +166,15 @@ class Contiguity:
         link = instance.topology.links[hops[run[0]].link]
         return link.occupancy_ns(sum(instance.chunks[hops[h].chunk].size_bytes for h in run))
 
+    def _latency(self, h: int) -> float:
+        """Of the hop's link, in units."""
+        return self._latency_ns(h) / self._unit_ns
+
     def _latency_ns(self, h: int) -> int:
         return self.ordered.instance.topology.links[self.ordered.hops[h].link].latency_ns
 
-    def _windows(self) -> tuple[list[int], list[int]]:
-        """Per hop, the earliest and the latest start of its message in any schedule that ends by the horizon."""
+    def _windows(self) -> tuple[list[float], list[float]]:
+        """Per hop, the earliest and latest start of its message in any schedule that ends by the horizon, in units."""
         ordered, count = self.ordered, len(self.ordered.hops)
         occupancy = [self._occupancy_ns([h]) for h in range(count)]
         transfer = [occupancy[h] + self._latency_ns(h) for h in range(count)]
@@ -182,7 +189,8 @@ class Contiguity:
                 tail[g] = max(tail[g], transfer[g] + tail[h])
             for g in ordered.before[h]:
                 tail[g] = max(tail[g], tail[h] + (0 if self._continued(h) == g else occupancy[g]))
-        return earliest, [self._horizon_ns - ns for ns in tail]
+        latest = [self._horizon_ns - ns for ns in tail]
+        return [ns / self._unit_ns for ns in earliest], [ns / self._unit_ns for ns in latest]
 
     # -- columns -----------------------------------------------------------------------------------------------------
 
@@ -193,18 +201,16 @@ class Contiguity:
         for i, run in enumerate(self._runs):
             for h in run:
                 self._runs_with[self.ordered.orbit_of[h]].append(i)
-        self._lasts = [self._occupancy_ns(run) for run in self._runs]
-        alone_ns = [self._occupancy_ns([h]) for h in own]
-        most_ns = [
-            max([ns, *(self._lasts[i] for i in self._runs_with[h])]) for h, ns in zip(own, alone_ns, strict=True)
-        ]
+        self._lasts = [self._occupancy_ns(run) / self._unit_ns for run in self._runs]
+        single = [self._occupancy_ns([h]) / self._unit_ns for h in own]
+        most = [max([one, *(self._lasts[i] for i in self._runs_with[h])]) for h, one in zip(own, single, strict=True)]
         self._builder = ProgramBuilder()
         self.send = self._builder.columns(
             "send", len(own), lower=[self._earliest[h] for h in own], upper=[self._latest[h] for h in own]
         )
-        self.lat = self._builder.columns("lat", len(own), lower=alone_ns, upper=most_ns)
+        self.lat = self._builder.columns("lat", len(own), lower=single, upper=most)
         self.together = self._builder.columns("together", len(self._runs), upper=1, integer=True)
-        self.time = int(self._builder.columns("time", (), upper=self._horizon_ns, cost=1))
+        self.time = int(self._builder.columns("time", (), upper=self._horizon_ns / self._unit_ns, cost=self._unit_ns))
 
     def _of(self, h: int) -> int:
         """The place of a hop among those that have columns."""
@@ -218,20 +224,20 @@ class Contiguity:
 
     def end_after_every_hop(self) -> None:
         """(5.2)"""
-        row, latency = np.arange(len(self._own)), [self._latency_ns(h) for h in self._own]
+        row, latency = np.arange(len(self._own)), [self._latency(h) for h in self._own]
         terms: list[Term] = [(row, self.time, 1), (row, self.send, -1), (row, self.lat, -1)]
         self._builder.rows("end_after_every_hop", len(row), terms, lower=latency)
 
     def send_what_has_arrived(self) -> None:
         """(5.4)"""
-        pairs = {(self._of(h), self._of(g)): self._latency_ns(g) for h in self._own for g in self.ordered.hops[h].after}
+        pairs = {(self._of(h), self._of(g)): self._latency(g) for h in self._own for g in self.ordered.hops[h].after}
         self._follow("send_what_has_arrived", pairs)
 
     def start_together(self) -> None:
         """(5.16)"""
         rows = self._builder.row_list("start_together")
         for earlier, later in self._pairs():
-            big = float(self._latest[later] - self._earliest[earlier])
+            big = self._latest[later] - self._earliest[earlier]
             both = [int(self.together[i]) for i, run in enumerate(self._runs) if earlier in run and later in run]
             columns = [int(self.send[self._of(later)]), int(self.send[self._of(earlier)]), *both]
             rows.add(columns, [1.0, -1.0, *[big] * len(both)], upper=big)
@@ -244,7 +250,7 @@ class Contiguity:
             runs = self._runs_with[h]
             if runs:
                 columns = [lat, *(int(self.together[i]) for i in runs)]
-                rows.add(columns, [-1.0, *(float(self._lasts[i]) for i in runs)], lower=0.0, upper=0.0)
+                rows.add(columns, [-1.0, *(self._lasts[i] for i in runs)], lower=0.0, upper=0.0)
         rows.done()
 
     def follow_on_the_link(self) -> None:
@@ -254,13 +260,13 @@ class Contiguity:
             ending = [i for i, run in enumerate(self._runs) if run[-1] == earlier]
             columns = [int(self.send[self._of(later)]), int(self.send[self._of(earlier)])]
             columns += [int(self.together[i]) for i in ending]
-            rows.add(columns, [1.0, -1.0, *(-float(self._lasts[i]) for i in ending)], lower=0.0)
+            rows.add(columns, [1.0, -1.0, *(-self._lasts[i] for i in ending)], lower=0.0)
         rows.done()
 
     def follow_on_the_resource(self) -> None:
         """(5.20), (5.21)"""
         before = self.ordered.before
-        pairs = {(self._of(h), self._of(g)): 0 for h in self._own for g in before[h] if self._continued(h) != g}
+        pairs = {(self._of(h), self._of(g)): 0.0 for h in self._own for g in before[h] if self._continued(h) != g}
         self._follow("follow_on_the_resource", pairs)
 
     def travel_in_one_run(self) -> None:
@@ -272,7 +278,7 @@ class Contiguity:
             rows.add(columns, [1.0] * len(columns), lower=1.0, upper=1.0)
         rows.done()
 
-    def _follow(self, name: str, pairs: Mapping[tuple[int, int], int]) -> None:
+    def _follow(self, name: str, pairs: Mapping[tuple[int, int], float]) -> None:
         """For (later, earlier) -> latency: the later one starts after the earlier one's occupancy and that latency."""
         later, earlier = (np.array([pair[end] for pair in pairs], dtype=np.int64) for end in (0, 1))
         row = np.arange(len(pairs))
