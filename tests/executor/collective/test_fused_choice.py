@@ -43,6 +43,7 @@ def test_small_calls_are_packed_and_large_ones_fill_the_blocks() -> None:
         ("gather", 64 * KIB, "packed", 16),
         ("direct", 256 * KIB, "packed", 4),
         ("direct", 1 * MIB, "simple", 16),
+        ("gather", 1 * MIB, "simple", 64),
         ("direct", 256 * MIB, "simple", 21),
     ):
         a = algorithm(p, 1, shape)

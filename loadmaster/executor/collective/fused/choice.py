@@ -47,15 +47,18 @@ def choose(operations: Sequence[Operation], limits: Limits) -> Choice:
     """For the operations of all ranks."""
     sent: Counter[int] = Counter()
     counts: Counter[tuple[int, int]] = Counter()
+    hosts = {(o.rank, o.chunk) for o in operations if o.stage == 0}
     for operation in operations:
         sent[operation.rank] += operation.size_bytes * len(operation.sends)
-        counts[operation.rank, operation.stage] += 1
+        # Sums that ride behind the operation that sends their chunk take no stream.
+        if not (operation.overwrites and (operation.rank, operation.chunk) in hosts):
+            counts[operation.rank, operation.stage] += 1
     ranks = {rank for rank, _ in counts}
     most = [max((counts[rank, stage] for rank in ranks), default=0) for stage in range(3)]
     largest = max((o.size_bytes for o in operations), default=0)
     if max(sent.values(), default=0) <= limits.packed_bytes:
         widths = _at_most(most, min(limits.blocks, MOST_STREAMS))
-        lanes = _between(1, -(-largest // (THREADS * VECTOR_BYTES // 2)), limits.blocks // sum(widths))
+        lanes = _between(1, -(-largest // (THREADS * VECTOR_BYTES // 2)), limits.blocks // max(1, sum(widths)))
         return Choice("packed", lanes, 1, widths)
     stages = sum(count > 0 for count in most)
     lanes = _between(1, -(-largest // (THREADS * VECTOR_BYTES)), limits.blocks // stages)
@@ -64,9 +67,9 @@ def choose(operations: Sequence[Operation], limits: Limits) -> Choice:
 
 
 def _at_most(counts: Sequence[int], total: int) -> tuple[int, int, int]:
-    """A stream for every operation of a stage, or as many as there may be; at least one each."""
-    widths = [max(1, count) for count in counts]
-    while sum(widths) > max(total, len(widths)):
+    """A stream for every operation of a stage, or as many as there may be; at least one for a stage that has any."""
+    widths = list(counts)
+    while sum(widths) > total and max(widths) > 1:
         widest = widths.index(max(widths))
         widths[widest] = -(-widths[widest] // 2)
     return widths[0], widths[1], widths[2]

@@ -82,6 +82,11 @@ class Operation:
         """0: begins at once and sends; 1: waits and sends; 2: only writes the rank's own output."""
         return 2 if not self.sends else min(len(self.waits), 1)
 
+    @property
+    def overwrites(self) -> bool:
+        """It writes to the output what it read of the input: in place, where others of its rank may still read."""
+        return self.stage == 2 and any(place.buffer == "input" for place in self.sources)
+
 
 @dataclass(frozen=True)
 class Cut:

@@ -160,8 +160,7 @@ def _streams(operations: Sequence[Operation], rank_count: int, widths: Sequence[
     where: dict[tuple[int, int | None], list[Operation]] = {}
     for operation in operations:
         rank, stage = operation.rank, operation.stage
-        rider = stage == 2 and any(place.buffer == "input" for place in operation.sources)
-        stream = where.get((rank, operation.chunk)) if rider else None
+        stream = where.get((rank, operation.chunk)) if operation.overwrites else None
         if stream is None:
             count = counts.get((rank, stage), 0)
             counts[rank, stage] = count + 1

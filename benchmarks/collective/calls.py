@@ -1,0 +1,105 @@
+"""Collectives to measure: the same data for every method, what must come out, and how each method is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from loadmaster.executor.collective.fused.engine import FusedEngine
+from loadmaster.models.collective.problem import Collective
+
+KIB, MIB = 1 << 10, 1 << 20
+# torch's own one-shot moves every input to every rank: no method for large ones.
+ONE_SHOT_BYTES = 16 * MIB
+TWO_SHOT_BYTES = 256 * MIB
+
+
+@dataclass(frozen=True)
+class Case:
+    """One collective of one size and type; ``size_bytes`` of the largest buffer of a rank."""
+
+    collective: Collective
+    size_bytes: int
+    dtype: torch.dtype
+    rank: int
+    ranks: int
+    device: torch.device
+
+    @property
+    def size(self) -> int:
+        return self.size_bytes // self.dtype.itemsize
+
+    @property
+    def piece(self) -> int:
+        return self.size // self.ranks
+
+    def input_of(self, rank: int) -> torch.Tensor:
+        """A rank's input: every rank can make every other's."""
+        count = self.piece if self.collective == "allgather" else self.size
+        generator = torch.Generator(self.device).manual_seed(1000 + rank)
+        return torch.randn(count, dtype=self.dtype, device=self.device, generator=generator)
+
+    def empty(self) -> torch.Tensor:
+        """An output that holds nothing but nonsense."""
+        count = self.piece if self.collective == "reduce_scatter" else self.size
+        return torch.full((count,), float("nan"), dtype=self.dtype, device=self.device)
+
+    def expected(self) -> torch.Tensor:
+        """What must come out: copies as they are, sums in fp32 in the order of ranks, rounded once."""
+        mine = slice(self.rank * self.piece, (self.rank + 1) * self.piece)
+        if self.collective == "allgather":
+            return torch.cat([self.input_of(rank) for rank in range(self.ranks)])
+        if self.collective == "alltoall":
+            return torch.cat([self.input_of(rank)[mine] for rank in range(self.ranks)])
+        part = mine if self.collective == "reduce_scatter" else slice(None)
+        total = self.input_of(0)[part].float()
+        for rank in range(1, self.ranks):
+            total += self.input_of(rank)[part].float()
+        return total.to(self.dtype)
+
+
+def fused(case: Case, engine: FusedEngine) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """``call(output, input)`` by plan."""
+    algorithm = engine.plan.algorithm_for(case.size_bytes)
+    size = case.size_bytes
+    return lambda output, input: engine.run(algorithm, output, input, dist.ReduceOp.SUM, size)
+
+
+def methods(case: Case, engine: FusedEngine, group: dist.ProcessGroup) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Each method by name, as a call on buffers of its own."""
+    given, ours = case.input_of(case.rank), case.empty()
+    call = fused(case, engine)
+    yield "loadmaster", lambda: call(ours, given)
+    theirs = case.empty()
+    match case.collective:
+        case "allgather":
+            yield "nccl", lambda: dist.all_gather_into_tensor(theirs, given)
+        case "reduce_scatter":
+            yield "nccl", lambda: dist.reduce_scatter_tensor(theirs, given)
+        case "alltoall":
+            yield "nccl", lambda: dist.all_to_all_single(theirs, given)
+        case "allreduce":
+            # In place: after many calls it adds up infinities, as fast as anything else.
+            theirs.copy_(given)
+            yield "nccl", lambda: dist.all_reduce(theirs)
+            yield from _symmetric(case, given, group)
+
+
+def _symmetric(
+    case: Case, given: torch.Tensor, group: dist.ProcessGroup
+) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+    """torch's own kernels, on buffers in symmetric memory, as they want them."""
+    import torch.distributed._symmetric_memory as symmetric
+
+    if case.size_bytes > TWO_SHOT_BYTES:
+        return
+    shared = symmetric.empty(case.size, dtype=case.dtype, device=case.device)
+    symmetric.rendezvous(shared, group)
+    shared.copy_(given)
+    if case.size_bytes <= ONE_SHOT_BYTES:
+        yield "one_shot", lambda: torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", group.group_name)
+    yield "two_shot", lambda: torch.ops.symm_mem.two_shot_all_reduce_(shared, "sum", group.group_name)
