@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import xml.etree.ElementTree as ET
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
@@ -105,6 +106,8 @@ def test_the_page_has_a_labelled_row_for_each(topology: Topology, rows: int) -> 
     assert len(labels) <= rows
     assert "http" not in page.replace("http://www.w3.org/2000/svg", ""), "the page fetches nothing"
     assert "<script" not in page
+    for picture in re.findall(r"<svg.*?</svg>", page, re.S):
+        assert len(ET.fromstring(picture)) > 0
 
 
 def test_a_table_of_sizes_has_a_curve_and_a_chart_each() -> None:

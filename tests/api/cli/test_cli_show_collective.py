@@ -57,7 +57,7 @@ def test_everything_at_once(plan: Path, tmp_path: Path, capsys: pytest.CaptureFi
         ("allreduce", "0", "1023"),
         ("allreduce", "1024", "0"),
     }
-    assert {json.loads(path.read_text())["min_message_size"] for path in plans.iterdir()} == {0, 1024}
+    assert {json.loads(path.read_text())["min_message_size"] for path in plans.iterdir()} == {64, 1024}
     assert "plan.png" in capsys.readouterr().err
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict, deque
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -188,7 +189,7 @@ def one(collective: Collective, topology: Any, size_bytes: int, chunk_count: int
     return problem(topology, collective, size_bytes, chunk_counts=(chunk_count,), **more)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     collective=st.sampled_from(KNOWN),
     topology=st.sampled_from([ring(2), ring(5), switched(1, 4), switched(2, 2), switched(2, 3)]),
@@ -236,12 +237,20 @@ def test_ports_join_nodes_and_memory_joins_gpus_of_one() -> None:
 
 
 def test_a_table_gives_a_file_for_each_range() -> None:
-    given = problem(ring(4), "allgather", 64, chunk_counts=(1,))
-    small, large = along_trees(given, 64, 1), along_trees(given, 1 << 24, 1)
-    plan = table(given, small, type(large)(**{**vars(large), "from_bytes": 4096}))
+    given = problem(ring(4), "allgather", 1024, chunk_counts=(1,))
+    small, large = along_trees(given, 1024, 1), along_trees(given, 1 << 24, 1)
+    plan = table(given, small, replace(large, from_bytes=4096))
     files = [json.loads(text) for text in mscclpp_files(given, plan).values()]
-    assert [(f["min_message_size"], f["max_message_size"]) for f in files] == [(0, 4095), (4096, 2**32 - 1)]
+    # From four units of 16 bytes on.
+    assert [(f["min_message_size"], f["max_message_size"]) for f in files] == [(64, 4095), (4096, 2**32 - 1)]
     assert len({f["name"] for f in files}) == 2
+
+
+def test_what_is_smaller_than_the_alignment_is_left_out() -> None:
+    given = problem(ring(4), "allgather", 32, chunk_counts=(1,))
+    small, large = along_trees(given, 32, 1), along_trees(given, 4096, 1)
+    files = mscclpp_files(given, table(given, small, replace(large, from_bytes=48)))
+    assert list(files) == ["allgather-4-4096.json"]
 
 
 def test_what_does_not_fit_is_refused_in_words() -> None:

@@ -58,6 +58,8 @@ Document = dict[str, Any]
 def mscclpp_files(problem: CollectiveProblem, plan: CollectivePlan, instances: int = 1) -> dict[str, str]:
     """File name -> JSON, one for every algorithm of the table, for the sizes that it is the fastest of.
 
+    An algorithm whose sizes all have chunks below the executor's alignment is left out: it could not run.
+
     Raises:
         InputError: as :func:`mscclpp_plan`.
     """
@@ -68,7 +70,8 @@ def mscclpp_files(problem: CollectiveProblem, plan: CollectivePlan, instances: i
         document = mscclpp_plan(
             problem, algorithm, instances=instances, min_bytes=algorithm.from_bytes, max_bytes=ends, name=name
         )
-        files[f"{name}.json"] = json.dumps(document) + "\n"
+        if document["min_message_size"] <= ends:
+            files[f"{name}.json"] = json.dumps(document) + "\n"
     return files
 
 
@@ -81,7 +84,8 @@ def mscclpp_plan(
     min_bytes: int = 0,
     max_bytes: int = LARGEST_BYTES,
 ) -> Document:
-    """One algorithm. The executor runs it at every size from ``min_bytes`` to ``max_bytes`` that its chunks divide.
+    """One algorithm. The executor runs it at every size from ``min_bytes`` to ``max_bytes`` that its chunks divide;
+    the plan narrows that down to what the executor can hold.
 
     Raises:
         InputError: the executor has no such collective, or one of its limits is passed.
@@ -105,10 +109,12 @@ def mscclpp_plan(
     # Ranks need the same number of units, even where only a root has input or output.
     units = [max(n) // unit_bytes for n in (lowered.buffers.input_bytes, lowered.buffers.output_bytes)]
     counted = max(units) if problem.collective == "allgather" else units[0]
+    # What a call counts as its size is so many units, and none may be smaller than the alignment.
+    min_bytes = max(min_bytes, ALIGNMENT_BYTES * counted)
     max_bytes = min(max_bytes, LARGEST_BYTES * counted // max(*units, *programs.scratch))
-    if max_bytes < max(min_bytes, algorithm.size_bytes):
-        problem_text = f"needs buffers over {LARGEST_BYTES} bytes, which MSCCL++'s offsets cannot reach"
-        raise InputError("plan", algorithm.size_bytes, problem_text, "Export the algorithms of smaller sizes.")
+    if max_bytes < algorithm.size_bytes:
+        why = f"needs buffers over {LARGEST_BYTES} bytes, which MSCCL++'s offsets cannot reach"
+        raise InputError("plan", algorithm.size_bytes, why, "Export the algorithms of smaller sizes.")
     return {
         "name": name,
         "collective": _COLLECTIVES[problem.collective],
