@@ -29,7 +29,7 @@ class Limits:
 
     blocks: int = 64
     packed_bytes: int = 1 << 20
-    piece_bytes: int = 64 << 10
+    piece_bytes: int = 32 << 10
     rounds: int = 16
 
 

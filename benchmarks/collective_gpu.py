@@ -1,0 +1,324 @@
+"""Fused planned collectives against NCCL and torch's own symmetric-memory kernels, in one run, interleaved.
+
+    torchrun --nproc-per-node 8 benchmarks/collective_gpu.py --wall 420
+    torchrun --nproc-per-node 2 benchmarks/collective_gpu.py --smoke        # a minute: is everything right?
+
+Before a size is timed, results are held against fp32 sums made apart, bit by bit, and against themselves in three runs.
+A sample is the mean of some calls one after another between two events (or of the same calls in a CUDA graph), on the
+slowest rank; methods take turns, and a row is the median and quartiles of samples. Sizes are in order of importance:
+small ones of all collectives first. ``--wall`` ends a run in time to write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+SMALL = [KIB << k for k in range(11)]
+LARGE = [MIB << k for k in (6, 8, 10, 2, 4, 1, 3, 5, 7, 9)]
+DTYPES = ("bfloat16", "float16", "float32")
+MODES = ("eager", "graph")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all rows share."""
+
+    ranks: int
+    samples: int
+    blocks: int
+    packed_bytes: int
+    piece_bytes: int
+    crossover_bytes: int | None
+    arena_bytes: int
+    timeout_s: float
+
+
+def calls_per_sample(size_bytes: int) -> int:
+    """Enough for a few hundred microseconds, at least two."""
+    return 20 if size_bytes <= MIB else 8 if size_bytes <= 16 * MIB else 2
+
+
+def engines(run: Run, plans: Path | None, collectives: list[str]) -> dict[str, Any]:
+    """An engine for every collective: planned by documents, else direct."""
+    from dataclasses import replace
+
+    import torch.distributed as dist
+
+    from benchmarks.collective import plans as made
+    from loadmaster.executor.collective.fused.arena import Capacity
+    from loadmaster.executor.collective.fused.choice import Limits
+    from loadmaster.executor.collective.fused.engine import FusedEngine
+
+    planned = made.read(plans, run.ranks) if plans else {}
+    limits = Limits(blocks=run.blocks, packed_bytes=run.packed_bytes, piece_bytes=run.piece_bytes)
+    capacity = Capacity(simple_bytes=run.arena_bytes)
+    group = dist.distributed_c10d._get_default_group()
+    found = {}
+    for name in collectives:
+        problem, plan = planned.get(name) or made.direct(name, run.ranks)  # type: ignore[call-overload,arg-type]
+        if run.crossover_bytes is not None and plan.name == "direct" and name == "allreduce":
+            first, second = plan.algorithms
+            plan = replace(plan, algorithms=(first, replace(second, from_bytes=run.crossover_bytes)))
+        found[name] = FusedEngine(problem, plan, group, capacity=capacity, limits=limits, timeout_s=run.timeout_s)
+    return found
+
+
+def verify(case: Any, engine: Any) -> str | None:
+    """What is wrong with three runs of a case, if anything."""
+    import torch
+
+    from benchmarks.collective.calls import fused
+    from loadmaster.models.collective.lowering import messages_of
+
+    given, expected, call = case.input_of(case.rank), case.expected(), fused(case, engine)
+    outputs = []
+    for _ in range(3 if case.size_bytes <= 64 * MIB else 2):
+        output = case.empty()
+        call(output, given)
+        engine.check()
+        outputs.append(output)
+    if case.collective == "allreduce":
+        output = given.clone()
+        call(output, output)
+        engine.check()
+        outputs.append(output)
+    if not all(torch.equal(outputs[0], other) for other in outputs[1:]):
+        return "differs from run to run"
+    algorithm = engine.plan.algorithm_for(case.size_bytes)
+    # Sums that are passed on are rounded on the way.
+    rounded = any(m.combines and m.level for m in messages_of(algorithm.sends))
+    if torch.equal(outputs[0], expected):
+        return None
+    if rounded and torch.allclose(outputs[0].float(), expected.float(), rtol=0.05, atol=0.05):
+        return None
+    wrong = (outputs[0] != expected).nonzero().flatten()
+    first = int(wrong[0])
+    return (
+        f"{len(wrong)} of {len(expected)} elements are wrong, the first at {first}: {float(outputs[0][first])} for "
+        f"{float(expected[first])}, the last at {int(wrong[-1])}"
+    )
+
+
+def everywhere(problem: str | None) -> list[str]:
+    """What any rank found wrong."""
+    import torch.distributed as dist
+
+    said: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(said, problem)
+    return [f"rank {rank}: {one}" for rank, one in enumerate(said) if one]
+
+
+def graph_of(call: Callable[[], Any], count: int) -> Any:
+    """Calls as one CUDA graph."""
+    import torch
+    import torch.distributed as dist
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(count):
+            call()
+    torch.cuda.synchronize()
+    dist.barrier()
+    return graph
+
+
+def sample(play: Callable[[], Any], repeats: int) -> float:
+    """Microseconds of this rank, for all repeats."""
+    import torch
+
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.distributed.barrier()
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(repeats):
+        play()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) * 1e3
+
+
+def measure(run: Run, case: Any, engine: Any) -> dict[str, dict[str, dict[str, float]]]:
+    """Per mode and method: median and quartiles in us."""
+    import torch
+    import torch.distributed as dist
+
+    from benchmarks.collective.calls import methods
+
+    count = calls_per_sample(case.size_bytes)
+    group = dist.distributed_c10d._get_default_group()
+    plays: dict[tuple[str, str], tuple[Callable[[], Any], int]] = {}
+    for name, call in methods(case, engine, group):
+        call()
+        torch.cuda.synchronize()
+        plays["eager", name] = (call, count)
+        plays["graph", name] = (graph_of(call, count).replay, 1)
+    times: dict[tuple[str, str], list[float]] = {key: [] for key in plays}
+    for turn in range(run.samples + 2):
+        for key, (play, repeats) in plays.items():
+            spent = sample(play, repeats) / count
+            if turn >= 2:
+                times[key].append(spent)
+    engine.check()
+    slowest = torch.tensor([times[key] for key in plays], dtype=torch.float64, device=case.device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    found: dict[str, dict[str, dict[str, float]]] = {mode: {} for mode in MODES}
+    for (mode, name), of_key in zip(plays, slowest.tolist(), strict=True):
+        low, middle, high = statistics.quantiles(of_key, n=4)
+        found[mode][name] = {"median_us": middle, "q1_us": low, "q3_us": high}
+    return found
+
+
+def row_of(case: Any, engine: Any, found: dict[str, dict[str, dict[str, float]]]) -> dict[str, Any]:
+    """A row with its ratios, and how the call was spread."""
+    algorithm = engine.plan.algorithm_for(case.size_bytes)
+    row: dict[str, Any] = {
+        "collective": case.collective,
+        "size_bytes": case.size_bytes,
+        "dtype": str(case.dtype).removeprefix("torch."),
+        "plan": engine.plan.name,
+        "form": algorithm.form,
+        **found,
+    }
+    for mode in MODES:
+        ours = found[mode]["loadmaster"]["median_us"]
+        row[f"{mode}_nccl_over_loadmaster"] = found[mode]["nccl"]["median_us"] / ours
+        torchs = [of["median_us"] for name, of in found[mode].items() if name in ("one_shot", "two_shot")]
+        if torchs:
+            row[f"{mode}_torch_over_loadmaster"] = min(torchs) / ours
+    return row
+
+
+def describe(row: dict[str, Any]) -> str:
+    line = f"{row['collective']:15}{row['size_bytes']:>11} "
+    for mode in MODES:
+        times = "  ".join(f"{name} {of['median_us']:.1f}" for name, of in row[mode].items())
+        line += f"| {mode} {times} (x{row[f'{mode}_nccl_over_loadmaster']:.2f}) "
+    return line
+
+
+def order(collectives: list[str], largest: int, smallest: int) -> list[tuple[str, int]]:
+    """Cases by importance."""
+    found = [(c, s) for s in (64 * KIB, 8 * KIB, KIB, MIB, 256 * KIB, *SMALL) for c in collectives]
+    found += [(c, s) for s in (256 * MIB, 16 * MIB, GIB, *LARGE) for c in collectives]
+    return [(c, s) for c, s in dict.fromkeys(found) if smallest <= s <= largest]
+
+
+def smoke(run: Run, made: dict[str, Any], rank: int, device: Any, say: Callable[[str], None]) -> int:
+    """Every collective at odd and even sizes in all types, then under a graph; the number of wrong ones."""
+    import torch
+
+    from benchmarks.collective.calls import Case, fused
+
+    wrong = 0
+    for collective, engine in made.items():
+        for size in (KIB, 16 * KIB, 256 * KIB, MIB + 4 * KIB, 24 * MIB):
+            for dtype in DTYPES if size <= 16 * KIB else DTYPES[:1]:
+                # A few elements more, so that blocks are neither aligned nor whole vectors.
+                for more in (0, 3 * run.ranks * 4):
+                    case = Case(collective, size + more, getattr(torch, dtype), rank, run.ranks, device)  # type: ignore[arg-type]
+                    found = everywhere(verify(case, engine))
+                    wrong += bool(found)
+                    if found:
+                        say(f"WRONG {collective} {size + more} bytes {dtype}: " + "; ".join(found))
+        case = Case(collective, 64 * KIB, torch.bfloat16, rank, run.ranks, device)  # type: ignore[arg-type]
+        given, output, call = case.input_of(rank), case.empty(), fused(case, engine)
+        graph = graph_of(lambda call=call, o=output, i=given: call(o, i), 5)
+        output.fill_(0)
+        for _ in range(20):
+            graph.replay()
+        engine.check()
+        found = everywhere(None if torch.equal(output, case.expected()) else "a replayed graph gives something else")
+        wrong += bool(found)
+        say(f"{collective}: {'; '.join(found) or 'graph replays are right'}; {wrong} wrong so far")
+    return wrong
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--collectives", nargs="+", default=["allreduce", "allgather", "reduce_scatter", "alltoall"])
+    p.add_argument("--plans", type=Path, help="folder of planned problems; without, direct plans")
+    p.add_argument("--dtype", default="bfloat16", choices=DTYPES)
+    p.add_argument("--samples", type=int, default=9)
+    p.add_argument("--smallest", type=int, default=KIB)
+    p.add_argument("--largest", type=int, default=GIB)
+    p.add_argument("--wall", type=float, default=float("inf"), help="seconds after which nothing new is begun")
+    p.add_argument("--blocks", type=int, default=64, help="of one call, at most")
+    p.add_argument("--packed-bytes", type=int, default=MIB, help="calls in which no rank sends more are packed")
+    p.add_argument("--piece-bytes", type=int, default=32 * KIB, help="of a chunk, lane and round, at least")
+    p.add_argument("--crossover-bytes", type=int, help="where an AllReduce goes in two hops; None: by estimate")
+    p.add_argument("--arena-bytes", type=int, default=256 * MIB)
+    p.add_argument("--timeout", type=float, default=5.0, help="seconds a kernel waits for a peer")
+    p.add_argument("--name", default="collective_gpu", help="of the file in benchmarks/results")
+    p.add_argument("--smoke", action="store_true", help="only see whether everything is right")
+    a = p.parse_args()
+    began = time.perf_counter()
+
+    import torch
+    import torch.distributed as dist
+
+    from benchmarks.collective.calls import Case
+    from benchmarks.record import write
+
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+
+    def say(text: str) -> None:
+        if rank == 0:
+            print(f"{time.perf_counter() - began:6.1f} s  {text}", flush=True)
+
+    run = Run(ranks, a.samples, a.blocks, a.packed_bytes, a.piece_bytes, a.crossover_bytes, a.arena_bytes, a.timeout)
+    say(f"{ranks} ranks, torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}")
+    made = engines(run, a.plans, a.collectives)
+    say("kernels built, arenas shared")
+    if a.smoke:
+        wrong = smoke(run, made, rank, device, say)
+        say("ALL RIGHT" if not wrong else f"{wrong} WRONG")
+        dist.destroy_process_group()
+        sys.exit(1 if wrong else 0)
+    rows: list[dict[str, Any]] = []
+    left = order(a.collectives, a.largest, a.smallest)
+    while left:
+        late: list[Any] = [time.perf_counter() - began > a.wall]
+        dist.broadcast_object_list(late, src=0)
+        if late[0]:
+            break
+        collective, size = left.pop(0)
+        case = Case(collective, size, getattr(torch, a.dtype), rank, ranks, device)  # type: ignore[arg-type]
+        wrong_here = everywhere(verify(case, made[collective]))
+        if wrong_here:
+            say(f"WRONG {collective} {size}: " + "; ".join(wrong_here))
+            rows.append({"collective": collective, "size_bytes": size, "wrong": wrong_here})
+            continue
+        found = measure(run, case, made[collective])
+        rows.append({**row_of(case, made[collective], found), "right": True})
+        say(describe(rows[-1]))
+        torch.cuda.empty_cache()
+    if rank == 0:
+        command = ["torchrun", f"--nproc-per-node {ranks}", "benchmarks/collective_gpu.py", *sys.argv[1:]]
+        document = {"command": " ".join(command), **asdict(run), "dtype": a.dtype, "rows": rows, "left_out": left}
+        print(write(f"{a.name}_{ranks}", document))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
