@@ -1,18 +1,19 @@
-"""Planned collectives over gloo, on 4 and on 8 processes: the runner's scenarios and the process group's."""
+"""Planned collectives over gloo, on 4 and on 8 processes: runner, process group, profiler."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.executor.collective import group_scenarios, runner_scenarios
+from tests.executor.collective import group_scenarios, probe_scenarios, runner_scenarios
 from tests.executor.collective.worlds import reports
 
 SCENARIOS = {one.__name__: one for one in (*runner_scenarios.SCENARIOS, *group_scenarios.SCENARIOS)}
+PROBES = {one.__name__: one for one in probe_scenarios.SCENARIOS}
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    return reports(SCENARIOS, tmp_path_factory.mktemp("four"), 4, last=runner_scenarios.one_dies)
+    return reports(SCENARIOS | PROBES, tmp_path_factory.mktemp("four"), 4, last=runner_scenarios.one_dies)
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def eight(tmp_path_factory):
     return reports(SCENARIOS, tmp_path_factory.mktemp("eight"), 8, last=group_scenarios.one_dies)
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", SCENARIOS | PROBES)
 def test_on_four_processes(four, name):
     assert four[name] == [""] * 4
 

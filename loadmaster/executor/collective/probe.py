@@ -1,0 +1,285 @@
+"""The profiler: measures the links of the running machine and writes them down as a topology to plan for.
+
+    python -m torch.distributed.run --nproc-per-node 8 -m loadmaster.executor.collective.probe -o topology.json
+
+Every pair is timed briefly and pairs are put into classes by bandwidth, within nodes and between them; some pairs of
+each class are timed well and fitted; pairs are then run at once to find what they share. What was measured, and what
+could not be seen, is told in words on standard error.
+
+Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from loadmaster.errors import InputError, LoadmasterError
+from loadmaster.executor.collective.bursts import Bench, Burst, Pair
+from loadmaster.executor.collective.link_fit import LinkCost, Sample, fit
+from loadmaster.executor.collective.sharing import Shared, find_shared
+from loadmaster.executor.collective.sight import Sight, look
+
+# Every class of link shows on a few nodes; pairs grow with the square of the ranks.
+LARGEST_WORLD = 64
+# Times of one class lie within this ratio of their neighbours.
+CLASS_RATIO = 1.4
+PAIRS_PER_CLASS = 3
+COUNTS = (2, 8)
+SMALLEST_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What came of a probe.
+
+    Attributes:
+        topology: the document that ``loadmaster.models.collective.networks`` reads.
+        costs: of each class of links.
+        report: in words.
+    """
+
+    topology: dict[str, Any]
+    costs: Mapping[str, LinkCost]
+    report: str
+
+
+def probe(
+    group: dist.ProcessGroup,
+    device: torch.device,
+    *,
+    largest_bytes: int = 1 << 24,
+    repeats: int = 5,
+    name: str = "probed",
+) -> Probed:
+    """Measure the links between all ranks of a group; every rank calls it and gets the same.
+
+    Args:
+        largest_bytes: of a transfer, at least 64 KiB; large enough that bandwidth shows.
+        repeats: times that every transfer is timed; the least counts.
+
+    Raises:
+        InputError: fewer than two ranks, or more than 64; a size that is too small.
+    """
+    ranks = group.size()
+    if not 2 <= ranks <= LARGEST_WORLD:
+        remedy = f"Run 2 to {LARGEST_WORLD}: every class of link shows on a few nodes."
+        raise InputError("world size", ranks, "ranks cannot be probed", remedy)
+    if largest_bytes < 1 << 16:
+        raise InputError("largest_bytes", largest_bytes, "is too small to tell a bandwidth", "Give at least 65536.")
+    sights: list[Sight] = [look(device)] * ranks
+    dist.all_gather_object(sights, sights[0], group=group)
+    hosts = list(dict.fromkeys(sight.host for sight in sights))
+    node_of = [hosts.index(sight.host) for sight in sights]
+    bench = Bench(group, device, repeats)
+
+    pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
+    # Twice, some time apart: what slows one pair down for a moment makes no class of it.
+    rounds = [bench.seconds([Burst((pair,), largest_bytes) for pair in pairs]) for _ in range(2)]
+    alone = {pair: min(times[k][pair] for times in rounds) for k, pair in enumerate(pairs)}
+    classes = classes_of(alone, node_of)
+    costs = {label: fit(_samples(bench, members, largest_bytes)) for label, members in classes.items()}
+
+    def slowdown(together: Sequence[Pair]) -> float:
+        (times,) = bench.seconds([Burst(tuple(together), largest_bytes)])
+        return max(times.values()) / max(alone[pair] for pair in together)
+
+    shared = find_shared(classes, node_of, slowdown)
+    topology = document_of(name, node_of, classes, costs, shared)
+    return Probed(topology, costs, _report(sights, classes, alone, costs, shared, largest_bytes))
+
+
+def classes_of(alone: Mapping[Pair, float], node_of: Sequence[int]) -> dict[str, list[Pair]]:
+    """Pairs by how long a large transfer takes, within nodes and between them; the fastest first."""
+    classes: dict[str, list[Pair]] = {}
+    for where, inside in (("within nodes", True), ("between nodes", False)):
+        runs: list[list[Pair]] = []
+        for pair in sorted(alone, key=lambda pair: (alone[pair], pair)):
+            if (node_of[pair[0]] == node_of[pair[1]]) != inside:
+                continue
+            if not runs or alone[pair] > CLASS_RATIO * alone[runs[-1][-1]]:
+                runs.append([])
+            runs[-1].append(pair)
+        for index, run in enumerate(runs):
+            classes[where if len(runs) == 1 else f"{where} {index + 1}"] = sorted(run)
+    return classes
+
+
+def _samples(bench: Bench, pairs: Sequence[Pair], largest_bytes: int) -> list[Sample]:
+    """Times of some pairs of a class, for several sizes and counts."""
+    # Spread over the class, so that one odd rank is not all that is heard of it.
+    chosen = pairs[:: max(1, len(pairs) // PAIRS_PER_CLASS)][:PAIRS_PER_CLASS]
+    steps = [SMALLEST_BYTES]
+    while steps[-1] * 16 < largest_bytes:
+        steps.append(steps[-1] * 16)
+    bursts = []
+    for pair in chosen:
+        for size in (*steps, largest_bytes):
+            bursts.append(Burst((pair,), size, echo=True))
+            for count in COUNTS:
+                if size * count <= 2 * largest_bytes:
+                    bursts += [Burst((pair,), size, count, merged, echo=True) for merged in (False, True)]
+    return [
+        Sample(burst.size_bytes, burst.count, burst.merged, times[burst.pairs[0]])
+        for burst, times in zip(bursts, bench.seconds(bursts), strict=True)
+    ]
+
+
+def document_of(
+    name: str,
+    node_of: Sequence[int],
+    classes: Mapping[str, Sequence[Pair]],
+    costs: Mapping[str, LinkCost],
+    shared: Shared,
+) -> dict[str, Any]:
+    """The topology: every pair a link of its class's costs, with what it was seen to share.
+
+    Where all ranks of a node reach one another by links that hold a port at either end, the node has a switch.
+    """
+    held: dict[Pair, list[str]] = {}
+    for resource, holders in shared.resources.items():
+        for pair in holders:
+            held.setdefault(pair, []).append(resource)
+    switches: list[list[int]] = []
+    switch_of: dict[Pair, int] = {}
+    for node in sorted(set(node_of)):
+        ranks = [rank for rank, at in enumerate(node_of) if at == node]
+        inside = [(a, b) for a in ranks for b in ranks if a != b]
+        ported = all(_has_port(held.get(pair, []), pair, end) for pair in inside for end in (0, 1))
+        if len(ranks) > 2 and ported:
+            switch_of.update(dict.fromkeys(inside, len(switches)))
+            switches.append(ranks)
+    links = []
+    for label, pairs in classes.items():
+        cost = costs[label]
+        for pair in pairs:
+            link: dict[str, Any] = {
+                "source": pair[0],
+                "target": pair[1],
+                "latency_ns": cost.latency_ns,
+                "message_ns": cost.message_ns,
+                "gbps": cost.gbps,
+            }
+            if pair in held:
+                link["resources"] = sorted(held[pair])
+            if pair in switch_of:
+                link["switch"] = switch_of[pair]
+            links.append(link)
+    links.sort(key=lambda link: (link["source"], link["target"]))
+    return {"name": name, "node_of": list(node_of), "links": links, "switches": switches}
+
+
+def _has_port(resources: Sequence[str], pair: Pair, end: int) -> bool:
+    return any(resource.endswith(f"{('egress', 'ingress')[end]} {pair[end]}") for resource in resources)
+
+
+def _report(
+    sights: Sequence[Sight],
+    classes: Mapping[str, Sequence[Pair]],
+    alone: Mapping[Pair, float],
+    costs: Mapping[str, LinkCost],
+    shared: Shared,
+    largest_bytes: int,
+) -> str:
+    lines = ["Ranks"]
+    for rank, sight in enumerate(sights):
+        what = f"GPU {sight.gpu} at {sight.pci or 'an address not told'}" if sight.gpu else f"CPU, {sight.cores} cores"
+        lines.append(f"  {rank}: host {sight.host}, {what}, NUMA node {'?' if sight.numa is None else sight.numa}")
+    for host in dict.fromkeys(sight.host for sight in sights):
+        matrix = next((s.matrix for s in sights if s.host == host and s.matrix), None)
+        if matrix:
+            lines += [f"What nvidia-smi says of host {host}", *(f"  {line}" for line in matrix.splitlines())]
+    lines.append("Classes of links")
+    for label, pairs in classes.items():
+        cost = costs[label]
+        times = [alone[pair] for pair in pairs]
+        lines.append(
+            f"  {label}: {len(pairs)} links, latency {cost.latency_ns} ns, {cost.message_ns} ns a message, "
+            f"{cost.gbps:.4g} GB/s (median error {cost.error:.1%}); {largest_bytes} bytes take "
+            f"{1e6 * min(times):.0f} to {1e6 * max(times):.0f} us"
+        )
+    lines += ["What links share", *(f"  {line}" for line in shared.seen)]
+    lines += ["Not seen", *(f"  {line}" for line in [*shared.unseen, *_hidden(sights)])]
+    return "\n".join(lines) + "\n"
+
+
+def _hidden(sights: Sequence[Sight]) -> list[str]:
+    found = [
+        "what of latency and occupancy is the software's: plans run on the same software, so it belongs to the cost",
+        "NICs by name: ranks that share one show as sharing a way out or in between nodes",
+        "sharing among more than two transfers at once, and between classes",
+    ]
+    if all(sight.gpu is None for sight in sights):
+        found.append("NVLink and PCIe: no rank has a GPU")
+    elif any(sight.pci is None for sight in sights):
+        found.append("PCIe addresses: this release of PyTorch does not tell them")
+    if any(sight.numa is None for sight in sights):
+        found.append("NUMA nodes of some ranks: hidden (a virtual machine?), or the process may run on several")
+    if any(sight.gpu and sight.matrix is None for sight in sights):
+        found.append("the driver's own view of NVLink and PCIe: nvidia-smi is not there or does not tell")
+    if len({sight.host for sight in sights}) == 1:
+        found.append("links between nodes: all ranks are on one host")
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    p = argparse.ArgumentParser(
+        prog="python -m torch.distributed.run ... -m loadmaster.executor.collective.probe",
+        description="Measure the links between the ranks of this job and write them as a topology.",
+    )
+    p.add_argument("-o", "--output", type=Path, help="where to write the topology (default: standard output)")
+    p.add_argument(
+        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="what sends (default: GPUs if any)"
+    )
+    p.add_argument("--largest-bytes", type=int, help="of a transfer (default: 16 MiB; 128 MiB on GPUs)")
+    p.add_argument("--repeats", type=int, default=5, help="times that each transfer is timed (5)")
+    p.add_argument("--name", default="probed", help="name of the topology")
+    return p
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Probe; rank 0 writes. Returns the exit status."""
+    options = parser().parse_args(arguments)
+    if "RANK" not in os.environ:
+        sys.stderr.write("This is one process: start the ranks with python -m torch.distributed.run.\n")
+        return InputError.exit_status
+    cuda = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo")
+    try:
+        probed = probe(
+            dist.distributed_c10d._get_default_group(),
+            device,
+            largest_bytes=options.largest_bytes or (1 << 27 if cuda else 1 << 24),
+            repeats=options.repeats,
+            name=options.name,
+        )
+        if dist.get_rank() == 0:
+            text = json.dumps(probed.topology, indent=1) + "\n"
+            if options.output:
+                options.output.write_text(text)
+            else:
+                sys.stdout.write(text)
+            sys.stderr.write(probed.report)
+    except LoadmasterError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_status
+    finally:
+        dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
