@@ -21,6 +21,7 @@ from loadmaster.api.report.collective.timeline import LARGEST_ROWS, Row, owners_
 from loadmaster.api.report.collective.trace import chrome_trace
 from loadmaster.api.report.collective.view import View, view
 from loadmaster.models.collective.instance import Chunk
+from loadmaster.models.collective.plan import Algorithm
 from loadmaster.models.collective.problem import Collective
 from loadmaster.models.collective.topology import Topology
 from tests.models.collective.handmade import along_trees, one_after_another, table
@@ -91,6 +92,23 @@ def test_whose_data_it_is() -> None:
     broadcast = [Chunk(1, (0,), (0, 1, 2)) for _ in range(6)]
     assert owners_of(gather, 3) == owners_of(scatter, 3) == owners_of(sums, 3) == [0, 1, 2]
     assert owners_of(broadcast, 3) == [0, 0, 1, 1, 2, 2]
+
+
+def test_long_names_leave_room_for_the_chart() -> None:
+    small = ring(2)
+    named = replace(small, resources=tuple(f"{name} " + "of the machine room " * 9 for name in small.resources))
+    labels = [row.label for row in rows_of(shown(named, "allgather", 64))]
+    assert all(len(label) <= 32 and label.endswith("...") for label in labels)
+
+
+def test_a_collective_without_work_is_an_empty_chart(tmp_path: Path) -> None:
+    nothing = problem(ring(2), "custom", 8, custom=(Chunk(8, (0,), (0,)),))
+    empty = Algorithm(8, 1, "direct", (), 0, 0, "nothing to do", 0)
+    seen = view(nothing, table(nothing, empty))
+    assert rows_of(seen) == ()
+    assert "Who sends when" in plan_page(seen)
+    plan_png(tmp_path / "plan.png", seen)
+    assert imread(tmp_path / "plan.png").size
 
 
 def test_colours_tell_ranks_apart() -> None:

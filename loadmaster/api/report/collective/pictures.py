@@ -89,7 +89,7 @@ def _gantt(axes: Any, rows: Sequence[Row], time_ns: int, rank_count: int) -> Non
             linewidth=0,
         )
     axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=7)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
     axes.set_xlim(0, max(1, time_ns) / 1e3)
     axes.grid(False, axis="y")
     axes.set_xlabel("microseconds")

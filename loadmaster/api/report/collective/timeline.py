@@ -23,6 +23,7 @@ from loadmaster.models.collective.topology import Topology
 from loadmaster.models.collective.verdict import Check, Journey
 
 LARGEST_ROWS = 100
+LONGEST_LABEL = 32
 SLICES = 240
 # The node of what several nodes share: after all others.
 NETWORK = sys.maxsize
@@ -71,7 +72,7 @@ def timeline(problem: CollectiveProblem, algorithm: Algorithm, check: Check) -> 
     order = sorted(held, key=lambda resource: places[resource])
     if len(held) <= LARGEST_ROWS:
         return tuple(
-            Row(topology.resources[resource], tuple(_bar(j, chunks, owners) for j in held[resource]))
+            Row(_short(topology.resources[resource]), tuple(_bar(j, chunks, owners) for j in held[resource]))
             for resource in order
         )
     groups: dict[str, list[Sequence[Journey]]] = defaultdict(list)
@@ -79,7 +80,8 @@ def timeline(problem: CollectiveProblem, algorithm: Algorithm, check: Check) -> 
     for resource in order:
         groups[labels[resource]].append(held[resource])
     return tuple(
-        Row(f"{label} ({len(members)})", _slices(members, owners, check.time_ns)) for label, members in groups.items()
+        Row(f"{_short(label)} ({len(members)})", _slices(members, owners, check.time_ns))
+        for label, members in groups.items()
     )
 
 
@@ -90,6 +92,11 @@ def owners_of(chunks: Sequence[Chunk], rank_count: int) -> list[int]:
         if all(len(ranks) == 1 for ranks in ends) and len(set(ends)) > 1:
             return [ranks[0] for ranks in ends]
     return [n * rank_count // len(chunks) for n in range(len(chunks))]
+
+
+def _short(name: str) -> str:
+    """Names are their author's; a label has to leave room for the chart."""
+    return name if len(name) <= LONGEST_LABEL else f"{name[: LONGEST_LABEL - 3]}..."
 
 
 def describe(journey: Journey, chunks: Sequence[Chunk]) -> str:

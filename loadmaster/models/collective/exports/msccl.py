@@ -73,7 +73,7 @@ def msccl_xml(
     max_bytes: int = 0,
     protocol: Protocol | None = None,
 ) -> str:
-    """One algorithm.
+    """One algorithm. Loaders do not compare roots: a rooted one is for programs that use its root only.
 
     Args:
         instances: parallel copies of every threadblock, each with its part of every chunk.
