@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from loadmaster.errors import InputError
 from loadmaster.executor.collective.agreement import Place, agree, place_here
-from loadmaster.executor.collective.exchange import Exchange, view
+from loadmaster.executor.collective.exchange import Exchange, Memory, view
 from loadmaster.executor.collective.faults import PeerError
 from loadmaster.executor.collective.staging import Order, Piece, Staged, stage
 from loadmaster.executor.collective.sums import Sums, averages, bytes_of, can_combine, copy, flat, in_the_way
@@ -43,6 +43,14 @@ def size_bytes_of(problem: CollectiveProblem, output: torch.Tensor | None, input
             return ranks * bytes_of(input)
         case _:
             return bytes_of(input)
+
+
+def finish(staged: Staged, memory: Memory, sums: Sums) -> None:
+    """After the last step: what a rank had all along goes where it belongs, and what it gathered is added up."""
+    for origin, home in staged.copies:
+        copy(view(memory, home), view(memory, origin))
+    for offset, pieces in staged.sums:
+        sums.total(Piece("output", offset, pieces[0].size_bytes), pieces)
 
 
 class Runner:
@@ -200,10 +208,7 @@ class Runner:
         except PeerError:
             self._lost = True
             raise
-        for origin, home in staged.copies:
-            copy(view(memory, home), view(memory, origin))
-        for offset, pieces in staged.sums:
-            sums.total(Piece("output", offset, pieces[0].size_bytes), pieces)
+        finish(staged, memory, sums)
         if averages(op) and output is not None and self.problem.collective in COMBINING:
             output.detach().div_(self.group.size())
         self.calls += 1
