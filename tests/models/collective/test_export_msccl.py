@@ -286,6 +286,9 @@ def test_what_does_not_fit_is_refused_in_words() -> None:
     with pytest.raises(InputError, match=r"threadblocks|channels"):
         wide = one("allgather", switched(1, 8), 8 * 64)
         msccl_xml(wide, along_trees(wide, 8 * 64, 1), instances=16)
+    with pytest.raises(InputError, match="peers on a channel"):
+        star = one("broadcast", switched(1, 40), 16)
+        msccl_xml(star, along_trees(star, 16, 1))
     with pytest.raises(InputError, match="threadblock holds 64"):
         crowd = one("allreduce", ring(70), 16)
         msccl_xml(crowd, along_trees(crowd, 16, 1, "gather"))

@@ -7,6 +7,7 @@ the strictest of the loaders', are below; what does not fit is refused here, whe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
 from xml.sax.saxutils import quoteattr
@@ -30,6 +31,7 @@ Protocol = Literal["LL", "LL128", "Simple"]
 STEPS_PER_BLOCK = 64
 UNITS_PER_STEP = 71
 CHANNELS = 32
+PEERS_PER_CHANNEL = 32
 # All blocks must be resident at once: the multiprocessors of the smallest GPU that the loaders run on (V100).
 BLOCKS = 80
 XML_NODES = 4096
@@ -139,6 +141,8 @@ def msccl_xml(
 def _gpu(programs: Programs, rank: int, lanes: int) -> list[str]:
     streams = programs.of_rank(rank)
     _expect("threadblocks of a GPU", len(streams), BLOCKS)
+    peers = Counter((stream.role, stream.instance, stream.lane) for stream in streams)
+    _expect("peers on a channel", max(peers.values(), default=0), PEERS_PER_CHANNEL)
     block = {stream: n for n, stream in enumerate(streams)}
     last = {stream: _last_steps(programs.streams[stream]) for stream in streams}
     lines = []
