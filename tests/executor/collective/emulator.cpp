@@ -45,7 +45,7 @@ static bool __syncthreads_or(bool value) {
 }
 static void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
-const u32 kSharedWords = 40;  // few, so that long programs are read from where they are, too
+const u32 kSharedWords = 384;  // few, so that long programs are read from where they are, too
 static i64 *shared_words() { return team->words; }
 
 struct alignas(16) Vector { u32 x, y, z, w; };

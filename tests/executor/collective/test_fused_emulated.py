@@ -156,11 +156,13 @@ def test_in_place(library: ctypes.CDLL, shape: str, protocol: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_long_programs(library: ctypes.CDLL, protocol: str) -> None:
+@pytest.mark.parametrize("chunks", [40, 120])
+def test_long_programs(library: ctypes.CDLL, chunks: int, protocol: str) -> None:
+    """Too long for a launch, then for a block's memory, too."""
     p = case("alltoall", 4)
-    t = table(p, algorithm(p, 24, "direct"), 960, protocol, 1)  # type: ignore[arg-type]
+    t = table(p, algorithm(p, chunks, "direct"), 16 * chunks, protocol, 1)  # type: ignore[arg-type]
     assert not kernel.fits_inline(t, 0)
-    inputs, expected = buffers(p, 960, 0)
+    inputs, expected = buffers(p, 16 * chunks, 0)
     call = call_of(t, inputs, expected)
     Emulator(library, 4).run([call], [plain(t)])
     check(call, expected)

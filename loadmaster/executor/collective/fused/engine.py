@@ -24,7 +24,7 @@ from loadmaster.executor.collective.fused.choice import Choice, Limits, choose
 from loadmaster.executor.collective.fused.kernel import SUMMABLE, Launch, fits_inline, kernel_name, launch_of
 from loadmaster.executor.collective.fused.operations import Buffers, Operation, block_count, cut_of, operations_of
 from loadmaster.executor.collective.fused.table import MOST_RANKS, Table, table_of
-from loadmaster.executor.collective.sums import averages
+from loadmaster.executor.collective.sums import averages, kind_of
 from loadmaster.models.collective.collectives import COMBINING
 from loadmaster.models.collective.lowering import Lowered, lower
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan
@@ -124,6 +124,7 @@ class FusedEngine:
     """Runs one plan's algorithms on one group; see :class:`loadmaster.executor.collective.engine.Engine`."""
 
     name = "fused"
+    operators = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 
     def __init__(
         self,
@@ -177,7 +178,7 @@ class FusedEngine:
         arena.check(self.group, self.timeout_s)
         tensor = output if output is not None else input
         dtype = tensor.dtype if tensor is not None and self.problem.collective in COMBINING else None
-        if dtype is not None and getattr(op, "op", op) not in _OPERATORS:
+        if dtype is not None and kind_of(op) not in self.operators:
             raise InputError("op", op, "is no sum", "Fused collectives add up: use SUM or AVG.")
         key = (id(algorithm), size_bytes, dtype)
         call = self._calls.get(key)
@@ -219,6 +220,3 @@ class FusedEngine:
         whole = cut_of(self.problem, algorithm, size_bytes // block_count(self.problem))
         prepared = tuple(_Prepared(arena, begin, table, dtype, self.timeout_s) for begin, table in launches)
         return _Call(*Buffers(lowered, whole).total_bytes(arena.rank), prepared)
-
-
-_OPERATORS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)

@@ -5,7 +5,7 @@
 
 const int kMostRanks = 32;
 const int kMostStreams = 64;
-const int kInlineWords = 384;
+const int kInlineWords = 384;  // less than fit a block's shared memory
 const int kBatch = 8;
 const u64 kOffsetMask = (1ull << 48) - 1;
 const int kInput = 0, kArena = 2;  // 1: the output
@@ -264,10 +264,11 @@ __device__ __forceinline__ void interpret(const Launch &launch) {
     const u32 count = launch.begins[stream + 1] - begin;
     const u64 number = load_plain(&launch.state[0]);
     const u64 calls = load_plain(&launch.state[1]);
-    const i64 *program = (launch.held_count ? launch.held : launch.words) + begin;
-    if (!launch.held_count && count <= kSharedWords) {
+    const i64 *program = launch.words + begin;
+    if (count <= kSharedWords) {
         i64 *shared = shared_words();
-        for (u32 k = threadIdx.x; k < count; k += blockDim.x) shared[k] = program[k];
+        for (u32 k = threadIdx.x; k < count; k += blockDim.x)
+            shared[k] = launch.held_count ? launch.held[begin + k] : program[k];
         program = shared;
         __syncthreads();
     }
