@@ -4,8 +4,10 @@
   rank. Other chunks are forgotten, which only helps. time >= tau[v, |D|].
 - **Delivery** (backwards). A rank u starts with the only copy of, or has a part of, chunks D that must end on one other
   rank each. time >= tau[u, |D|], units being chunks that get to their targets.
-- **Spread** (backwards, flat). One chunk must get from a source to all its targets: units are targets.
-- **Sum** (forwards, flat). Every target of a sum must hear of all its parts: units are sources.
+- **Spread** (backwards, flat). One chunk must get from a source to all its targets, and to those outside its node:
+  units are targets.
+- **Sum** (forwards, flat). A target of a sum must hear of all its parts, and of those outside its node: units are
+  sources.
 - **Meeting.** Parts are sent on once and never grow afterwards, so each goes one way, and all ways end on the one rank
   where the sum is first whole. A sum with several targets takes the way there (sum) and on (spread), at the best rank.
 - **Pipelined broadcast.** k chunks of b bytes start on one rank whose links all hold one resource. The one that is sent
@@ -30,6 +32,8 @@ from loadmaster.models.collective.bounds.network import BoolArray, IntArray, Net
 
 # The engine's time grows with the square of the units; more chunks than this at one rank are bounded by cuts alone.
 LARGEST_COUNT = 1024
+# Of sums that meet anywhere every node is looked at; of more nodes than this, none is singled out.
+_MEETING_NODES = 32
 
 
 def gathering_bounds(network: Network) -> Iterator[tuple[int, str]]:
@@ -76,24 +80,46 @@ def delivery_ns(network: Network, chunks: BoolArray) -> int:
 
 
 def spread_ns(network: Network, chunk: int) -> int:
-    """From the source of a chunk to all its targets."""
-    growth = Growth(network, _flat(network, chunk, network.targets[chunk], backwards=True))
-    return growth.time_ns(int(np.argmax(network.sources[chunk])), int(network.targets[chunk].sum()))
+    """From the source of a chunk to all its targets, and to those outside the source's node."""
+    root, targets = int(np.argmax(network.sources[chunk])), network.targets[chunk]
+    away = targets & ~_beside(network, root)
+    return max(int(_spread(network, chunk, members)[root]) for members in (targets, away))
 
 
 def sum_ns(network: Network, chunk: int) -> int:
-    """From all sources of a sum to its target."""
-    growth = Growth(network, _flat(network, chunk, network.sources[chunk], backwards=False))
-    return growth.time_ns(int(np.argmax(network.targets[chunk])), int(network.sources[chunk].sum()))
+    """From all sources of a sum to its target, and from those outside the target's node."""
+    root, sources = int(np.argmax(network.targets[chunk])), network.sources[chunk]
+    away = sources & ~_beside(network, root)
+    return max(int(_sum(network, chunk, members)[root]) for members in (sources, away))
 
 
 def meeting_ns(network: Network, chunk: int) -> int:
     """From all sources of a sum to the best rank for it to become whole on, and from there to all targets."""
     sources, targets = network.sources[chunk], network.targets[chunk]
-    gathered = Growth(network, _flat(network, chunk, sources, backwards=False))
-    spread = Growth(network, _flat(network, chunk, targets, backwards=True))
-    counts = int(sources.sum()), int(targets.sum())
-    return min(gathered.time_ns(r, counts[0]) + spread.time_ns(r, counts[1]) for r in range(network.rank_count))
+    there, on = _sum(network, chunk, sources), _spread(network, chunk, targets)
+    nodes = network.topology.ranks_of_node
+    for ranks in map(list, nodes.values()) if 1 < len(nodes) <= _MEETING_NODES else ():
+        away = ~_beside(network, ranks[0])
+        there[ranks] = np.maximum(there[ranks], _sum(network, chunk, sources & away)[ranks])
+        on[ranks] = np.maximum(on[ranks], _spread(network, chunk, targets & away)[ranks])
+    return int((there + on).min())
+
+
+def _beside(network: Network, rank: int) -> BoolArray:
+    """[ranks] those of the node of a rank."""
+    return np.asarray(network.node_of == network.node_of[rank])
+
+
+def _spread(network: Network, chunk: int, members: BoolArray) -> IntArray:
+    """[ranks] from each to some of the targets of a chunk."""
+    growth = Growth(network, _flat(network, chunk, members, backwards=True))
+    return np.array([growth.time_ns(r, int(members.sum())) for r in range(network.rank_count)], dtype=np.int64)
+
+
+def _sum(network: Network, chunk: int, members: BoolArray) -> IntArray:
+    """[ranks] to each from some of the sources of a sum."""
+    growth = Growth(network, _flat(network, chunk, members, backwards=False))
+    return np.array([growth.time_ns(r, int(members.sum())) for r in range(network.rank_count)], dtype=np.int64)
 
 
 def _one_chunk(network: Network, chunk: int) -> Iterator[tuple[int, str]]:
