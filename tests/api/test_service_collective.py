@@ -14,6 +14,7 @@ from loadmaster import planner
 from loadmaster.api.client import Client
 from loadmaster.api.planning import FloorPlanner
 from loadmaster.errors import InputError
+from loadmaster.models.collective.plan import CollectivePlan
 from loadmaster.models.kinds import check_plan, read_problem
 from tests.api.collective_by_hand import plan_by_hand, ring_document
 
@@ -54,6 +55,20 @@ def test_a_collective_goes_all_the_way(service: str) -> None:
         assert (none.status, none.objective) == ("infeasible", None)
     front = httpx.get(service).text
     assert "<td>collective</td>" in front
+
+
+def test_the_real_planner_through_the_service(start_service: Callable[..., RunningService]) -> None:
+    """Two sizes of an AllGather on a ring; judged by the checker in this process."""
+    url = start_service(planner="loadmaster.api.planning:FloorPlanner", workers=1).url
+    problem = read_problem({**ring_document(), "sizes_bytes": [400, 400_000]})
+    with Client(url) as client:
+        handle = client.submit(problem, {"time_limit_s": 20.0, "gap": 0.3})
+        plan = handle.result(timeout_s=120)
+    assert check_plan(problem, plan).violations == ()
+    assert plan.objective is not None and plan.bound is not None
+    assert plan.bound <= plan.objective
+    assert isinstance(plan, CollectivePlan)
+    assert [algorithm.size_bytes for algorithm in plan.algorithms] == [400, 400_000]
 
 
 @pytest.mark.parametrize(
