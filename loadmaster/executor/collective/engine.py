@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from loadmaster.executor.collective.agreement import Place
 from loadmaster.executor.collective.reference import Runner
+from loadmaster.executor.collective.sums import OPERATORS
 from loadmaster.models.collective.collectives import pieces
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
@@ -24,9 +25,11 @@ class Engine(Protocol):
 
     Attributes:
         name: for :func:`loadmaster.executor.collective.stats`.
+        operators: the sums that it does, of ``torch.distributed.ReduceOp``; other calls go to the next engine.
     """
 
     name: str
+    operators: tuple[object, ...]
 
     def supports(self, collective: Collective, tensor: torch.Tensor, algorithm: Algorithm) -> bool:
         """Whether it runs that algorithm on tensors of that type and device."""
@@ -39,7 +42,7 @@ class Engine(Protocol):
 
         Args:
             output, input: flat and contiguous, of this rank; the same memory where the call is in place.
-            op: of sums: SUM, AVG, PRODUCT, MIN or MAX of ``torch.distributed.ReduceOp``.
+            op: of sums: one of ``operators``.
             size_bytes: of the largest buffer of a rank; a multiple of :func:`grain_bytes`.
         """
         ...
@@ -53,6 +56,7 @@ class ReferenceEngine:
     """Any algorithm, on any device, by point-to-point messages."""
 
     name = "reference"
+    operators = tuple(OPERATORS)
 
     def __init__(
         self, problem: CollectiveProblem, plan: CollectivePlan, group: dist.ProcessGroup, place: Place | None = None

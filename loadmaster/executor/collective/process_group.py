@@ -21,7 +21,7 @@ import torch.distributed as dist
 from loadmaster.errors import InputError
 from loadmaster.executor.collective.agreement import Place
 from loadmaster.executor.collective.engine import Engine, MakeEngine, grain_bytes
-from loadmaster.executor.collective.sums import can_combine
+from loadmaster.executor.collective.sums import can_combine, kind_of
 from loadmaster.executor.collective.works import Works
 from loadmaster.models.collective.collectives import COMBINING
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan
@@ -319,8 +319,11 @@ class PlannedGroup(dist.ProcessGroup):
             and call.collective not in PADDED
         ):
             return "does not divide"
-        engine = next((e for e in entry.engines if e.supports(call.collective, tensor, algorithm)), None)
-        return (entry, algorithm, engine) if engine is not None else "no engine"
+        for engine in entry.engines:
+            adds = call.collective not in COMBINING or kind_of(call.op) in engine.operators
+            if adds and engine.supports(call.collective, tensor, algorithm):
+                return entry, algorithm, engine
+        return "no engine"
 
 
 def _first_of(*names: str) -> str:

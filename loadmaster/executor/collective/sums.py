@@ -10,7 +10,7 @@ import torch.distributed as dist
 from loadmaster.executor.collective.exchange import Memory, view
 from loadmaster.executor.collective.staging import Arrival, Piece, Staged, Step
 
-_OPERATORS: dict[object, Callable[..., torch.Tensor]] = {
+OPERATORS: dict[object, Callable[..., torch.Tensor]] = {
     dist.ReduceOp.SUM: torch.add,
     dist.ReduceOp.AVG: torch.add,
     dist.ReduceOp.PRODUCT: torch.mul,
@@ -20,20 +20,20 @@ _OPERATORS: dict[object, Callable[..., torch.Tensor]] = {
 _NARROW = (torch.bfloat16, torch.float16)
 
 
-def _kind(op: object) -> object:
+def kind_of(op: object) -> object:
     """The operator itself, of a ReduceOp or of one of its names."""
     return getattr(op, "op", op)
 
 
 def averages(op: object) -> bool:
     """Whether sums are divided by the number of ranks at the end."""
-    return _kind(op) == dist.ReduceOp.AVG
+    return kind_of(op) == dist.ReduceOp.AVG
 
 
 def can_combine(op: object, dtype: torch.dtype) -> bool:
     """Whether a plan adds up values of that type by that operator."""
-    kind = _kind(op)
-    if kind not in _OPERATORS or dtype == torch.bool or (dtype.is_floating_point and dtype.itemsize == 1):
+    kind = kind_of(op)
+    if kind not in OPERATORS or dtype == torch.bool or (dtype.is_floating_point and dtype.itemsize == 1):
         return False
     if dtype.is_complex:
         return kind not in (dist.ReduceOp.MIN, dist.ReduceOp.MAX)
@@ -46,7 +46,7 @@ class Sums:
     def __init__(self, memory: Memory, dtype: torch.dtype, op: object) -> None:
         self.memory, self.dtype = memory, dtype
         self.wide = torch.float32 if dtype in _NARROW else dtype
-        self.operator = _OPERATORS.get(_kind(op), torch.add)
+        self.operator = OPERATORS.get(kind_of(op), torch.add)
         self.open: dict[int, torch.Tensor] = {}
 
     def add(self, step: Step, landed: Sequence[torch.Tensor]) -> None:

@@ -123,14 +123,16 @@ def engines_in_turn(rank):
 
     class Halves(ReferenceEngine):
         name = "halves"
+        operators = (dist.ReduceOp.SUM,)
 
         def supports(self, collective, tensor, algorithm):
             return tensor.dtype == torch.float16
 
     with use(rank, "allreduce", engines=(Halves, ReferenceEngine)):
         dist.all_reduce(torch.ones(64, dtype=torch.float16))
+        dist.all_reduce(torch.ones(64, dtype=torch.float16), dist.ReduceOp.MAX)
         dist.all_reduce(torch.ones(64))
-        assert collective.stats()["planned"] == {"allreduce": {"halves": 1, "reference": 1}}
+        assert collective.stats()["planned"] == {"allreduce": {"halves": 1, "reference": 2}}
     with use(rank, "allreduce", engines=(Halves,)):
         ones = torch.ones(64)
         dist.all_reduce(ones)
