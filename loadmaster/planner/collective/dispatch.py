@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from loadmaster.models.collective.plan import Send
@@ -44,6 +45,8 @@ class Dispatch:
         self.used: set[int] = set()
         self.arrivals: list[tuple[int, int, int, int]] = []
         self.events: list[int] = [0]
+        # Per rank, (time, chunks) of what was sent to it, in order of dispatch.
+        self.coming: list[deque[tuple[int, int]]] = [deque() for _ in range(ground.rank_count)]
         self.arrives: dict[tuple[int, int], int] = {}
         for rank, mask in enumerate(ground.start):
             self.entered[ground.island_of[rank]] |= mask
@@ -83,6 +86,8 @@ class Dispatch:
     def _arrive_at(self, time_ns: int, rank: int, mask: int) -> None:
         heapq.heappush(self.arrivals, (time_ns, len(self.arrives), rank, mask))
         heapq.heappush(self.events, time_ns)
+        if self.knobs.linger:
+            self.coming[rank].append((time_ns, mask))
         for chunk in bits(mask):
             self.arrives[chunk, rank] = time_ns
 
@@ -122,25 +127,30 @@ class Dispatch:
 
     def _may_carry(self, orbit: Orbit) -> int:
         """The chunks that may go over an orbit's representative now."""
-        ground, here, to = self.ground, self.have[orbit.source], orbit.target
+        return self._of_use(orbit, self.have[orbit.source])
+
+    def _of_use(self, orbit: Orbit, here: int) -> int:
+        """Those of some chunks at an orbit's source that may go over it."""
+        ground, to = self.ground, orbit.target
         fresh = here & ground.spreads[orbit.link] & ~self.planned[to]
         if orbit.crosses and self.knobs.enter_once:
             fresh &= ~self.entered[ground.island_of[to]]
         found = fresh & ground.wanted[to]
         for chunk in bits(fresh & ground.partial & ~ground.wanted[to]):
-            if self._brings_nearer(chunk, to):
+            if self._brings_nearer(chunk, orbit):
                 found |= 1 << chunk
         for _, mask in ground.forwards[orbit.link]:
             found |= here & mask
         return found
 
-    def _brings_nearer(self, chunk: int, rank: int) -> bool:
-        """Whether a rank that does not want a chunk is nearer to an unserved target than every rank that has it."""
+    def _brings_nearer(self, chunk: int, orbit: Orbit) -> bool:
+        """Whether a link to a rank that does not want a chunk is on the shortest way to an unserved target."""
         ground = self.ground
         distance = ground.distance[ground.class_of[chunk]]
         holders = [r for r in range(ground.rank_count) if self.planned[r] >> chunk & 1]
+        over = ground.transfer_ns[orbit.link] + 1.0
         return any(
-            distance[rank][goal] < min(distance[r][goal] for r in holders)
+            over + distance[orbit.target][goal] <= min(distance[r][goal] for r in holders)
             for goal in ground.goals[chunk]
             if not self.planned[goal] >> chunk & 1
         )
@@ -152,12 +162,14 @@ class Dispatch:
             return
         knobs = self.knobs
         batch, hold = (knobs.batch, knobs.hold) if orbit.crosses else (knobs.local_batch, knobs.local_hold)
+        if knobs.linger and not self.forced and batch > 1 and self._more_comes(orbit, mask):
+            return
         if hold > 1 and not self.forced and mask.bit_count() < min(hold, self._may_come(orbit)):
             return
         if knobs.taper < 1.0 and orbit.crosses and batch > 1:
             batch = min(batch, max(1, math.floor(self._may_come(orbit) * knobs.taper)))
         ranked = self.scores.best(orbit, mask, batch)
-        if not self.forced and knobs.patient and self.ground.faster[orbit.link]:
+        if not self.forced and knobs.patient:
             ranked = [(score, c) for score, c in ranked if not self._sooner_elsewhere(orbit, c)]
         if not ranked:
             return
@@ -183,9 +195,24 @@ class Dispatch:
             fresh |= mask & around
         return fresh.bit_count()
 
+    def _more_comes(self, orbit: Orbit, mask: int) -> bool:
+        """Whether waiting a little would let more chunks travel along."""
+        message_ns = self.ground.topology.links[orbit.link].message_ns
+        until = self.now + self.knobs.linger * message_ns
+        coming = self.coming[orbit.source]
+        while coming and coming[0][0] <= self.now:
+            coming.popleft()
+        more = 0
+        for time_ns, chunks in coming:
+            if self.now < time_ns <= until:
+                more |= chunks
+        return bool(more & ~mask and self._of_use(orbit, more) & ~mask)
+
     def _sooner_elsewhere(self, orbit: Orbit, chunk: int) -> bool:
-        """Whether a faster link into the same rank would have a chunk there sooner than this one."""
-        if not self.ground.spreading >> chunk & 1:
+        """Whether a chunk would be there sooner over a faster link, or goes to few ranks and has a shorter way."""
+        if self.ground.partial >> chunk & 1:
+            return not self._brings_nearer(chunk, orbit)
+        if not self.ground.faster[orbit.link] or not self.ground.spreading >> chunk & 1:
             return False
         topology = self.ground.topology
         done = self.now + self.ground.transfer_ns[orbit.link]

@@ -103,10 +103,11 @@ class Ground:
         )
         usable = instance.usable_links if usable is None else usable
         kept = frozenset(range(len(topology.links))) if links is None else links
-        self._classes(usable, kept)
-        self.typical_bytes = sum(self.sizes) // max(1, len(self.sizes))
-        self.transfer_ns = [link.transfer_ns(self.typical_bytes) for link in topology.links]
         self.orbits = orbits_of(instance, kept, self.group)
+        kept = frozenset(k for orbit in self.orbits for k in orbit.images)
+        self._classes(usable, kept)
+        self.typical_bytes = typical_bytes(instance)
+        self.transfer_ns = [link.transfer_ns(self.typical_bytes) for link in topology.links]
         self.free_action = all(element.ranks[r] != r for element in self.group[1:] for r in range(self.rank_count))
         self._islands(kept)
         self._distances()
@@ -252,6 +253,12 @@ class Ground:
                 if k in kept and not orbit.crosses and self.transfer_ns[k] < own
             )
         return found
+
+
+def typical_bytes(instance: Instance) -> int:
+    """The mean size of the chunks that have any bytes, rounded up; 1 where none has."""
+    sizes = [chunk.size_bytes for chunk in instance.chunks if chunk.size_bytes]
+    return -(-sum(sizes) // len(sizes)) if sizes else 1
 
 
 def orbits_of(instance: Instance, kept: frozenset[int], group: Sequence[Symmetry]) -> list[Orbit]:

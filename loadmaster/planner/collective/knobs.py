@@ -22,6 +22,8 @@ class Knobs:
         local_batch, local_hold: the same within a node.
         taper: a message between nodes carries at most that part of the chunks that may still come; 1: no limit. The
             last messages are then short, and what they bring is spread soon.
+        linger: a message waits for chunks that are on their way to its rank and come within that part of what a message
+            costs whatever its size.
         noise: share of chance in the order of offers, 0 to 1.
         enter_once: a chunk enters each island once; otherwise as often as its links are free.
         patient: leave a slow link idle where a faster one into the same rank would have the chunk there sooner.
@@ -32,6 +34,7 @@ class Knobs:
     local_batch: int = 1
     local_hold: int = 1
     taper: float = 1.0
+    linger: float = 0.0
     noise: float = 0.0
     mode: Mode = "tail"
     enter_once: bool = True

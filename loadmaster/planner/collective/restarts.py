@@ -17,7 +17,7 @@ from loadmaster.models.collective.instance import Instance, Symmetry
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.symmetry import closure
 from loadmaster.planner.collective.dispatch import dispatch, reachable
-from loadmaster.planner.collective.ground import NOTHING_BEFORE, Ground, Release
+from loadmaster.planner.collective.ground import NOTHING_BEFORE, Ground, Release, typical_bytes
 from loadmaster.planner.collective.knobs import UNLIMITED, Knobs, Mode
 from loadmaster.planner.collective.prune import finish_ns, prune, retime
 from loadmaster.planner.collective.skeletons import Lanes, Skeleton, skeleton_links
@@ -28,6 +28,8 @@ MERGING_MATTERS = 0.01
 SKELETONS_MATTER = 0.2
 # Of the waits on a route, the part that counts (see routes.py); anything of this order balances about as well.
 ROUTED_SHARE = 0.3
+# Where messages cost more than chunks, waiting that part of a message for more pays as a rule.
+LINGER = 0.2
 # Longer lists than this leave chance too little.
 FIXED_SETTINGS = 120
 # Pruning and retiming make what dispatch found shorter by no more than about that part.
@@ -75,16 +77,14 @@ class Restarts:
         self.count = 0
         self.settings = self._settings()
         links = self.instance.topology.links
-        sizes = [chunk.size_bytes for chunk in self.instance.chunks]
-        typical_bytes = max(1, sum(sizes) // max(1, len(sizes)))
+        size_bytes = typical_bytes(self.instance)
         self.weight = {
             crosses: max(
-                (k.message_ns * k.gbps / typical_bytes for k in links if self.instance.topology.crosses(k) == crosses),
+                (k.message_ns * k.gbps / size_bytes for k in links if self.instance.topology.crosses(k) == crosses),
                 default=0.0,
             )
             for crosses in (False, True)
         }
-        self.latency_weight = max((k.latency_ns * k.gbps / typical_bytes for k in links), default=0.0)
         self.all_powers = (1,) * len(self.instance.generators)
 
     def search(
@@ -181,9 +181,10 @@ class Restarts:
             skeletons = self._skeletons()
             if self.weight[False] > 1.0:
                 skeletons.sort(key=lambda skeleton: skeleton.local != 2)
+        linger = LINGER if max(self.weight.values()) > 1.0 else 0.0
         modes: list[Mode] = ["tail", "bulk"] if costs >= MERGING_MATTERS else ["tail", "rare"]
         choices = [
-            (a + b + c + d, Setting(Knobs(*far[:2], *near[:2], far[2], mode=mode), skeleton, self.all_powers))
+            (a + b + c + d, Setting(Knobs(*far[:2], *near[:2], far[2], linger, mode=mode), skeleton, self.all_powers))
             for (a, skeleton), (b, far), (c, near), (d, mode) in product(
                 enumerate(skeletons), enumerate(merged_far), enumerate(merged_near), enumerate(modes)
             )
@@ -210,7 +211,9 @@ class Restarts:
     def _changed(self, fixed: Sequence[Setting]) -> Setting:
         """One of the best settings with something changed."""
         chance = self.random
-        elite = sorted(self.tried, key=lambda setting: self.tried[setting])[:ELITE]
+        # Of settings that gave the same time the last one: they often differ in nothing that mattered.
+        by_time = {time_ns: setting for setting, time_ns in self.tried.items()}
+        elite = [by_time[time_ns] for time_ns in sorted(by_time)[:ELITE]]
         if not elite:
             return replace(chance.choice(fixed), powers=self._no_powers())
         setting = chance.choice(elite)
@@ -230,8 +233,10 @@ class Restarts:
             knobs = replace(knobs, mode=chance.choice(("tail", "bulk", "rare")))
         elif roll < 0.6:
             knobs = replace(knobs, enter_once=not knobs.enter_once)
-        elif roll < 0.65:
+        elif roll < 0.63:
             knobs = replace(knobs, patient=not knobs.patient)
+        elif roll < 0.68:
+            knobs = replace(knobs, linger=chance.choice((0.0, 0.05, LINGER, 0.5, 1.0)))
         elif roll < 0.75:
             setting = replace(setting, skeleton=chance.choice(self._skeletons()))
         elif roll < 0.8:

@@ -1,0 +1,256 @@
+"""List scheduling: schedules are right, reach known optima, keep symmetries, and are the same for the same seed."""
+
+from __future__ import annotations
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadmaster.models.collective.checker import check
+from loadmaster.models.collective.instance import Chunk, Instance
+from loadmaster.models.collective.logical import instance_of
+from loadmaster.models.collective.plan import Send
+from loadmaster.models.collective.presets import preset
+from loadmaster.models.collective.problem import Collective, Sketch, SwitchPolicy
+from loadmaster.models.collective.topology import Link, Topology
+from loadmaster.planner.collective.greedy import list_schedule, search
+from loadmaster.planner.collective.knobs import UNLIMITED, Knobs
+from tests.models.collective.tiny import problem, ring, switched
+
+COPYING: list[Collective] = ["allgather", "alltoall", "broadcast", "scatter", "gather"]
+ROOTED = ("broadcast", "scatter", "gather", "reduce")
+
+
+def posed(topology: Topology, collective: Collective, size_bytes: int, chunks: int = 1, **more: object) -> Instance:
+    root = 0 if collective in ROOTED else None
+    return instance_of(problem(topology, collective, size_bytes, root=root, **more), size_bytes, chunks)
+
+
+def time_of(instance: Instance, sends: tuple[Send, ...] | None) -> int:
+    """The checked time of a schedule."""
+    assert sends is not None
+    verdict = check(instance, sends)
+    assert verdict.ok, verdict.violations
+    return verdict.time_ns
+
+
+def found(instance: Instance, runs: int = 12, seed: int = 0) -> int:
+    return time_of(instance, search(instance, bound_ns=0, seconds=60, seed=seed, runs=runs))
+
+
+def one_after_the_other(instance: Instance) -> int:
+    """Every chunk on its own to every target on its own, nothing at the same time."""
+    total = 0
+    for c, chunk in enumerate(instance.chunks):
+        graph = nx.DiGraph()
+        graph.add_nodes_from(range(instance.topology.rank_count))
+        for k in instance.usable_links[c]:
+            link = instance.topology.links[k]
+            graph.add_edge(link.source, link.target, ns=link.transfer_ns(chunk.size_bytes))
+        ways = nx.multi_source_dijkstra_path_length(graph, set(chunk.sources), weight="ns")
+        total += sum(ways[target] for target in chunk.targets)
+    return total
+
+
+@st.composite
+def random_instances(draw: st.DrawFn) -> Instance:
+    """A ring of up to 6 ranks with chords, some of which share resources, and chunks from anywhere to anywhere."""
+    count = draw(st.integers(2, 6))
+    ends = {(r, (r + 1) % count) for r in range(count)}
+    pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
+    ends |= set(draw(st.lists(st.sampled_from(pairs), max_size=8)))
+    shared = draw(st.integers(1, 4))
+    nodes = sorted(draw(st.lists(st.integers(0, 2), min_size=count, max_size=count)))
+    links = []
+    for index, (a, b) in enumerate(sorted(ends)):
+        held = {index, len(ends) + draw(st.integers(0, shared))}
+        costs = draw(st.tuples(st.integers(0, 50), st.integers(0, 50), st.sampled_from([0.5, 1.0, 3.0])))
+        links.append(Link(a, b, *costs, tuple(sorted(held))))
+    names = tuple(str(k) for k in range(len(ends) + shared + 1))
+    topology = Topology("random", tuple(nodes), tuple(links), names)
+    ranks = st.integers(0, count - 1)
+    chunks = draw(
+        st.lists(
+            st.builds(
+                lambda size, sources, targets: Chunk(size, tuple(sorted(sources)), tuple(sorted(targets))),
+                st.sampled_from([0, 1, 40, 100]),
+                st.sets(ranks, min_size=1, max_size=2),
+                st.sets(ranks, min_size=1),
+            ),
+            min_size=1,
+            max_size=5,
+        )
+    )
+    return Instance(topology, tuple(chunks))
+
+
+@settings(max_examples=120, deadline=None)
+@given(random_instances(), st.integers(0, 3))
+def test_random_instances_get_right_schedules_no_slower_than_one_after_the_other(instance: Instance, seed: int) -> None:
+    assert found(instance, runs=8, seed=seed) <= one_after_the_other(instance)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    random_instances(),
+    st.builds(
+        Knobs,
+        batch=st.sampled_from([1, 2, UNLIMITED]),
+        hold=st.integers(1, 3),
+        local_batch=st.sampled_from([1, 2, UNLIMITED]),
+        local_hold=st.integers(1, 3),
+        taper=st.sampled_from([0.5, 1.0]),
+        linger=st.sampled_from([0.0, 1.0]),
+        noise=st.sampled_from([0.0, 1.0]),
+        mode=st.sampled_from(["tail", "bulk", "rare"]),
+        enter_once=st.booleans(),
+        patient=st.booleans(),
+    ),
+)
+def test_every_setting_gives_right_schedules(instance: Instance, knobs: Knobs) -> None:
+    time_of(instance, list_schedule(instance, knobs, seed=1))
+
+
+@pytest.mark.parametrize("collective", COPYING)
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_every_collective_on_nodes_with_rails(collective: Collective, chunks: int) -> None:
+    instance = posed(switched(3, 4, latency_ns=20), collective, 12 * 3 * 100, chunks)
+    assert found(instance) <= one_after_the_other(instance)
+
+
+@pytest.mark.parametrize("count", [4, 5, 8])
+def test_allgather_on_a_ring_takes_half_way_round(count: int) -> None:
+    instance = posed(ring(count, message_ns=0), "allgather", count * 100)
+    assert found(instance) == (count // 2) * 100
+
+
+@pytest.mark.parametrize("count", [3, 4, 6])
+@pytest.mark.parametrize("collective", ["allgather", "alltoall"])
+def test_a_switch_is_busy_all_the_time(collective: Collective, count: int) -> None:
+    sketch = Sketch(symmetry=((1, count),))
+    instance = posed(switched(1, count, message_ns=0), collective, count * 800, sketch=sketch)
+    assert found(instance) == (count - 1) * 100
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_one_chunk_is_broadcast_by_doubling(count: int) -> None:
+    instance = posed(switched(1, count), "broadcast", 800)
+    assert found(instance) == (count.bit_length() - 1) * 200
+
+
+def test_broadcast_in_many_chunks_is_near_the_postal_bound() -> None:
+    instance = posed(switched(1, 8, message_ns=0), "broadcast", 32 * 800, 32)
+    # Bar-Noy and Kipnis: the root cannot be faster than k - 1 rounds before the last chunk's log2(8) + 1.
+    assert found(instance, runs=60) <= 1.08 * (31 + 3) * 100
+
+
+@pytest.mark.parametrize("collective", ["allgather", "alltoall"])
+def test_dear_messages_are_few(collective: Collective) -> None:
+    # 8 ranks in 3 steps; bytes cost next to nothing.
+    sketch = Sketch(symmetry=((1, 8),))
+    instance = posed(switched(1, 8, message_ns=10_000), collective, 64, sketch=sketch)
+    assert found(instance, runs=40) <= 3 * 10_000 + 20
+
+
+def test_a_shared_nic_is_busy_all_the_time() -> None:
+    instance = posed(preset("ndv2", 2), "allgather", 16 << 20, sketch=Sketch(internode={0: (1,)}, symmetry=((8, 16),)))
+    nic = next(k for k in instance.topology.links if instance.topology.crosses(k))
+    assert found(instance, runs=60) <= 1.2 * nic.occupancy_ns(8 << 20)
+
+
+def test_gather_over_rails_uses_all_nics() -> None:
+    instance = posed(preset("hgx-h200", 2), "gather", 16 << 24, 2)
+    topology = instance.topology
+    nic = topology.links[topology.link_between[8, 0]]
+    assert found(instance) < 8 * nic.occupancy_ns(16 << 20) / 4
+
+
+def test_symmetries_are_kept() -> None:
+    sketch = Sketch(internode={i: (i,) for i in range(4)}, symmetry=((1, 4), (4, 12)))
+    for collective in ("allgather", "alltoall"):
+        instance = posed(switched(3, 4), collective, 12 * 12 * 100, sketch=sketch)
+        sends = list_schedule(instance, Knobs(batch=2))
+        time_of(instance, sends)
+        assert sends is not None
+        for symmetry in instance.generators:
+            images = {
+                (
+                    s.start_ns,
+                    symmetry.ranks[s.source],
+                    symmetry.ranks[s.target],
+                    frozenset(symmetry.chunks[c] for c in s.chunks),
+                )
+                for s in sends
+            }
+            assert images == {(s.start_ns, s.source, s.target, frozenset(s.chunks)) for s in sends}
+
+
+def test_symmetries_in_each_others_way_are_given_up() -> None:
+    # All NICs of a node are one: rotating within nodes makes every message between nodes meet its images.
+    base = switched(2, 2)
+    shared = tuple(
+        Link(k.source, k.target, k.latency_ns, k.message_ns, k.gbps, (8 + k.source // 2, 10 + k.target // 2))
+        if base.crosses(k)
+        else k
+        for k in base.links
+    )
+    topology = Topology("shared", base.node_of, shared, base.resources, base.switches)
+    instance = posed(topology, "allgather", 400, sketch=Sketch(symmetry=((1, 2),)))
+    assert len(instance.generators) == 1
+    assert list_schedule(instance) is None
+    found(instance)
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    instance = posed(switched(2, 4), "alltoall", 64 * 100)
+    once = search(instance, bound_ns=0, seconds=60, seed=5, runs=30)
+    assert once == search(instance, bound_ns=0, seconds=60, seed=5, runs=30)
+
+
+def test_it_stops_at_the_bound_and_says_what_is_better() -> None:
+    instance = posed(ring(4, message_ns=0), "allgather", 400)
+    times: list[int] = []
+    sends = search(instance, bound_ns=200, seconds=60, on_better=lambda _, ns: times.append(ns))
+    assert time_of(instance, sends) == times[-1] == 200
+    assert times == sorted(set(times), reverse=True)
+
+
+def test_it_can_be_cancelled() -> None:
+    instance = posed(switched(2, 4), "alltoall", 64 * 100)
+    sends = search(instance, bound_ns=0, seconds=60, cancelled=lambda: True)
+    time_of(instance, sends)
+
+
+def test_no_way_no_schedule() -> None:
+    instance = posed(switched(2, 2, nic=False), "allgather", 400)
+    assert search(instance, bound_ns=0, seconds=0.2) is None
+
+
+def test_chunks_of_no_bytes_are_not_sent() -> None:
+    instance = Instance(ring(3), (Chunk(0, (0,), (1, 2)), Chunk(10, (0,), (1,))))
+    sends = search(instance, bound_ns=0, seconds=60, runs=3)
+    assert sends is not None
+    assert [send.chunks for send in sends] == [(1,)]
+
+
+def test_only_senders_leave_their_node() -> None:
+    sketch = Sketch(relays={i: 3 for i in range(4)})
+    for collective in ("allgather", "alltoall"):
+        instance = posed(switched(2, 4), collective, 64 * 100, sketch=sketch)
+        sends = search(instance, bound_ns=0, seconds=60, runs=5)
+        time_of(instance, sends)
+        assert sends is not None
+        assert {s.source % 4 for s in sends if s.source // 4 != s.target // 4} == {3}
+
+
+def test_few_links_where_few_are_wanted() -> None:
+    def used(strategy: str) -> int:
+        policy = SwitchPolicy(tuple(range(6)), strategy)  # type: ignore[arg-type]
+        instance = posed(switched(1, 6), "allgather", 6 * 800, sketch=Sketch(switches=(policy,)))
+        sends = list_schedule(instance)
+        time_of(instance, sends)
+        assert sends is not None
+        return len({(s.source, s.target) for s in sends})
+
+    assert used("uc-min") < used("uc-max")
