@@ -13,8 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from loadmaster.errors import InputError
-from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
+from loadmaster.models.collective.aliasing import Aliases, IntArray
+from loadmaster.models.collective.instance import Chunk, Instance
 
 # Per chunk, the indices of the links it uses.
 Routes = Sequence[Sequence[int]]
@@ -95,18 +98,19 @@ def orbits(instance: Instance, pairs: Sequence[tuple[int, int]]) -> tuple[int, .
 
     Two pairs of an orbit start together in every symmetric schedule. None where an image is missing.
     """
-    topology = instance.topology
+    topology, present = instance.topology, set(pairs)
+    for symmetry in instance.generators:
+        for chunk, k in pairs:
+            link = topology.links[k]
+            image = topology.link_between[symmetry.ranks[link.source], symmetry.ranks[link.target]]
+            if (symmetry.chunks[chunk], image) not in present:
+                return None
+    return _first_places(Aliases(instance).of_links, pairs)
 
-    def image(symmetry: Symmetry, pair: tuple[int, int]) -> tuple[int, int]:
-        link = topology.links[pair[1]]
-        return symmetry.chunks[pair[0]], topology.link_between[symmetry.ranks[link.source], symmetry.ranks[link.target]]
 
-    return _orbits(instance.generators, pairs, image)
-
-
-def rank_orbits(instance: Instance, pairs: Sequence[tuple[int, int]]) -> tuple[int, ...] | None:
-    """The same for pairs (chunk, rank)."""
-    return _orbits(instance.generators, pairs, lambda symmetry, p: (symmetry.chunks[p[0]], symmetry.ranks[p[1]]))
+def rank_orbits(instance: Instance, pairs: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """The same for (chunk, rank), of which no image may be missing."""
+    return _first_places(Aliases(instance).of_ranks, pairs)
 
 
 def colliding(instance: Instance, pairs: Sequence[tuple[int, int]], orbit_of: Sequence[int]) -> frozenset[int]:
@@ -120,25 +124,11 @@ def colliding(instance: Instance, pairs: Sequence[tuple[int, int]], orbit_of: Se
     return frozenset(found)
 
 
-def _orbits(
-    generators: Sequence[Symmetry],
-    pairs: Sequence[tuple[int, int]],
-    image: Callable[[Symmetry, tuple[int, int]], tuple[int, int]],
-) -> tuple[int, ...] | None:
-    place = {pair: i for i, pair in enumerate(pairs)}
-    first = list(range(len(pairs)))
-
-    def find(i: int) -> int:
-        while first[i] != i:
-            first[i] = first[first[i]]
-            i = first[i]
-        return i
-
-    for generator in generators:
-        for i, pair in enumerate(pairs):
-            other = place.get(image(generator, pair))
-            if other is None:
-                return None
-            a, b = sorted((find(i), find(other)))
-            first[b] = a
-    return tuple(find(i) for i in range(len(pairs)))
+def _first_places(
+    orbit_of: Callable[[IntArray, IntArray], IntArray], pairs: Sequence[tuple[int, int]]
+) -> tuple[int, ...]:
+    if not pairs:
+        return ()
+    chunk, other = np.array(pairs, dtype=np.int64).T
+    _, first, number = np.unique(orbit_of(chunk, other), return_index=True, return_inverse=True)
+    return tuple(first[number].tolist())

@@ -155,6 +155,7 @@ class IntervalSchedule:
         """Orbits, where the links considered are closed under the symmetries; every hop alone where they are not."""
         pairs = sorted(self._windows)
         orbit_of = orbits(self.instance, pairs)
+        alone = orbit_of is None
         if orbit_of is not None:
             lost = colliding(self.instance, pairs, orbit_of)
             kept = [i for i, orbit in enumerate(orbit_of) if orbit not in lost]
@@ -175,8 +176,8 @@ class IntervalSchedule:
         sized = [(c, chunk) for c, chunk in enumerate(self.instance.chunks) if chunk.size_bytes]
         ends |= {(c, rank) for c, chunk in sized for rank in (*chunk.sources, *chunk.targets)}
         places = sorted(ends)
-        shared = rank_orbits(self.instance, places) if len(own) < len(pairs) else None
-        self._rank_orbit = dict(zip(places, range(len(places)) if shared is None else shared, strict=True))
+        shared = range(len(places)) if alone else rank_orbits(self.instance, places)
+        self._rank_orbit = dict(zip(places, shared, strict=True))
         self._own_ranks = [pair for i, pair in enumerate(places) if self._rank_orbit[pair] == i]
 
     @cached_property

@@ -9,9 +9,10 @@ Source: TACCL, 003_283bdbbccdcfdb68.txt, sections 5.4.2 and 5.5.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
+from loadmaster.models.collective.bounds import lower_bound
 from loadmaster.models.collective.contiguity import LIMIT, Contiguity
 from loadmaster.models.collective.earliest import Message, alone, sends, time_ns
 from loadmaster.models.collective.hops import Routes
@@ -19,12 +20,62 @@ from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.intervals import IntervalSchedule
 from loadmaster.models.collective.ordering import HEURISTICS, Ordered, order, order_of
 from loadmaster.models.collective.plan import Send
+from loadmaster.models.collective.routing import formulate
 from loadmaster.planner.collective.effort import Effort
-from loadmaster.planner.collective.prune import finish_ns
+from loadmaster.planner.collective.prune import finish_ns, in_order, retime
+from loadmaster.planner.collective.reversal import choose_roots, gathering, reversed_summing
 from loadmaster.planner.collective.solves import LEAST_SECONDS, solved
 
+# Of the time, for routes: they are there within seconds, and the proof of their optimum is no proof of a schedule's.
+ROUTING_SHARE = 0.4
 # Of the time left, for the order by interval scheduling: it is optimal within a second or not worth more.
 INTERVALS_SHARE = 0.25
+
+
+def pipeline(instance: Instance, effort: Effort, seconds: float) -> tuple[Send, ...] | None:
+    """All three steps; None where no routes were found in time.
+
+    Sums are routed backwards, from their roots, and what follows them is planned as a collective of its own that starts
+    after them, as early as the orders of the resources allow (section 5.7).
+
+    Args:
+        seconds: at most.
+    """
+    if not instance.combines:
+        return _phase(instance, instance, effort, seconds)
+    instance, roots = choose_roots(instance)
+    after = gathering(instance, roots)
+    follows = any(set(chunk.targets) - set(chunk.sources) for chunk in after.chunks)
+    until_s = effort.elapsed_s + seconds
+    summing = replace(
+        instance,
+        chunks=tuple(
+            replace(chunk, targets=(root,)) if chunk.reduces else replace(chunk, targets=chunk.sources)
+            for chunk, root in zip(instance.chunks, roots, strict=True)
+        ),
+    )
+    sums = _phase(summing, reversed_summing(instance, roots), effort, seconds / 2 if follows else seconds)
+    if sums is None or not follows:
+        return sums
+    copies = _phase(after, after, effort, until_s - effort.elapsed_s)
+    if copies is None:
+        return None
+    end_ns = finish_ns(instance, sums)
+    later = tuple(replace(send, start_ns=send.start_ns + end_ns) for send in copies)
+    return retime(instance, in_order((*sums, *later)))
+
+
+def _phase(instance: Instance, routed: Instance, effort: Effort, seconds: float) -> tuple[Send, ...] | None:
+    """The three steps on an instance whose routes are those of another with the same links (of the reversed one)."""
+    until_s = effort.elapsed_s + seconds
+    with effort.on_clock("build"):
+        bound_ns = lower_bound(instance).ns
+        routing = formulate(routed)
+    solution = solved(routing.program, effort, ROUTING_SHARE * seconds, phase="routing", best_ns=None, bound_ns=0)
+    if solution.values is None:
+        return None
+    routes = routing.routes(solution.values)
+    return schedule(instance, routes, bound_ns, until_s - effort.elapsed_s, effort)
 
 
 def schedule(instance: Instance, routes: Routes, bound_ns: int, seconds: float, effort: Effort) -> tuple[Send, ...]:
