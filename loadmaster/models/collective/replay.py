@@ -21,7 +21,13 @@ _LARGEST = 1 << 48
 
 def replay(instance: Instance, sends: Sequence[Send], seeds: Iterable[int] = range(5)) -> tuple[str, ...]:
     """Run a schedule's messages once per seed; what went wrong, in words, of the first seed where anything did."""
-    messages = messages_of(tuple(sends))
+    return replay_messages(instance, messages_of(tuple(sends)), seeds)
+
+
+def replay_messages(
+    instance: Instance, messages: Sequence[Message], seeds: Iterable[int] = range(5)
+) -> tuple[str, ...]:
+    """The same for messages that are lowered already; message i has index i."""
     for seed in seeds:
         violations = _Run(instance, messages, seed).run()
         if violations:

@@ -13,9 +13,10 @@ from loadmaster.errors import InputError
 from loadmaster.models.collective.checker import check, check_plan
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.logical import instance_of
+from loadmaster.models.collective.lowering import Message, messages_of
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Send
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
-from loadmaster.models.collective.replay import replay
+from loadmaster.models.collective.replay import replay, replay_messages
 from loadmaster.models.collective.topology import Link, Topology
 from tests.models.collective.clockwork import holds
 from tests.models.collective.schedules import random_schedule, ring_allgather
@@ -243,11 +244,27 @@ def test_a_clockwork_agrees(given: tuple[Instance, list[Send]]) -> None:
 
 
 def test_replay_sees_what_the_checker_sees() -> None:
-    """Wrong sums are wrong in numbers too, and an order that depends on itself never ends."""
+    """Wrong sums are wrong in numbers too."""
     assert replay(ONE_SUM, REDUCE + SUM_BACK) == ()
     twice = replay(ONE_SUM, [*REDUCE, Send(0, 1, 2, (0,), True), *SUM_BACK], seeds=[0])
     assert any("wrong chunk" in text for text in twice)
     assert any("does not hold" in text for text in replay(instance("allgather"), [Send(0, 2, 1, (0,))], seeds=[0]))
+
+
+def test_replay_finds_what_never_ends() -> None:
+    """Two messages between the same ranks, the first of which waits for the second's consequence."""
+    found = instance("broadcast", ranks=2, size_bytes=200)
+    circle = (Message(0, 0, 1, (0,), False, (1,), 0), Message(1, 0, 1, (0,), False, (), 0))
+    assert any("2 messages never arrive" in text for text in replay_messages(found, circle, seeds=[0]))
+
+
+@pytest.mark.parametrize("collective", ["allgather", "allreduce", "reduce"])
+def test_replay_needs_the_waits(collective: Collective) -> None:
+    """Messages that wait for nothing carry what is not there yet, or not all of it."""
+    found = instance_of(problem(switched(2, 2), collective, 240, root=1), 240, 2)
+    messages = messages_of(random_schedule(found, 3))
+    assert replay_messages(found, messages, seeds=range(20)) == ()
+    assert replay_messages(found, [replace(m, waits_for=()) for m in messages], seeds=range(20))
 
 
 def test_replay_finds_races() -> None:
