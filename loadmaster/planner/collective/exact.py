@@ -17,6 +17,8 @@ from loadmaster.planner.collective.solves import LEAST_SECONDS, solved
 
 # With more intervals CP-SAT has not found what list scheduling had missed.
 MOST_INTERVALS = 1_000
+# With more (chunk, link) than this, leaving out those that come too late takes seconds by itself, and leaves too many.
+MOST_PAIRS = 20_000
 # Of the time, for schedules that keep the symmetries, which are fewer; the rest is for all others.
 SYMMETRIC_SHARE = 0.5
 
@@ -27,7 +29,8 @@ def improve(
     """A schedule at least as fast as the one in hand.
 
     Looked for among those of one chunk a message, with the instance's symmetries first and then without. Where a sum
-    has several targets, or there are over ``MOST_INTERVALS`` hops to choose from, the schedule comes back as it is.
+    has several targets, or there are too many hops to choose from (``MOST_PAIRS``, ``MOST_INTERVALS``), the schedule comes
+    back as it is.
 
     Args:
         bound_ns: no schedule is faster; the search ends at the asked gap to it.
@@ -35,6 +38,8 @@ def improve(
     """
     best = tuple(sends)
     if any(chunk.reduces and len(chunk.targets) > 1 for chunk in instance.chunks):
+        return best
+    if sum(map(len, instance.usable_links)) > MOST_PAIRS:
         return best
     until_s = effort.elapsed_s + seconds
     tries = [(instance, 1.0)]

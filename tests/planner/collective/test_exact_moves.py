@@ -147,3 +147,14 @@ def test_the_solver_asked_for_is_used_where_it_can_be() -> None:
         spent = effort(solver=asked)
         assert time_of(instance, polish(instance, apart, 0, 10.0, spent)) == 1030
         assert spent.solver[0] == used
+
+
+def test_what_is_too_large_comes_back_at_once() -> None:
+    chunks = tuple(Chunk(100, (a,), (b,)) for a in range(16) for b in range(16) if a != b)
+    instance = Instance(switched(1, 16), chunks)
+    before = tuple(Send(113 * i, c.sources[0], c.targets[0], (i,)) for i, c in enumerate(chunks))
+    assert check(instance, before).ok
+    spent = effort()
+    assert improve(instance, before, 0, 60.0, spent) == before
+    assert spent.solves == 0
+    assert spent.elapsed_s < 5.0
