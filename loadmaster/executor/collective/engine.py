@@ -25,11 +25,14 @@ class Engine(Protocol):
 
     Attributes:
         name: for :func:`loadmaster.executor.collective.stats`.
-        operators: the sums that it does, of ``torch.distributed.ReduceOp``; other calls go to the next engine.
     """
 
     name: str
-    operators: tuple[object, ...]
+
+    @property
+    def operators(self) -> tuple[object, ...]:
+        """The sums that it does, of ``torch.distributed.ReduceOp``; other calls go to the next engine."""
+        ...
 
     def supports(self, collective: Collective, tensor: torch.Tensor, algorithm: Algorithm) -> bool:
         """Whether it runs that algorithm on tensors of that type and device."""

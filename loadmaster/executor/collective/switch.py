@@ -20,7 +20,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from loadmaster.errors import InputError
 from loadmaster.executor.collective.agreement import Place
-from loadmaster.executor.collective.engine import MakeEngine, ReferenceEngine
+from loadmaster.executor.collective.engine import Engine, MakeEngine, ReferenceEngine
+from loadmaster.executor.collective.fused.engine import FusedEngine
 from loadmaster.executor.collective.process_group import PlannedGroup
 from loadmaster.models.collective.plan import CollectivePlan
 from loadmaster.models.collective.problem import CollectiveProblem
@@ -74,11 +75,25 @@ class Switched:
         self.disable()
 
 
+def fitting_engine(
+    problem: CollectiveProblem, plan: CollectivePlan, group: dist.ProcessGroup, place: Place | None = None
+) -> Engine:
+    """One kernel per collective where the GPUs of one node meet; messages between nodes, and on CPUs.
+
+    What the kernel does not do (a maximum, sums of integers) is left to the inner group, which is faster at it than
+    messages are.
+    """
+    gpus = torch.cuda.is_available() and any(device.type == "cuda" for device in group._device_types)
+    if gpus and problem.topology.node_count == 1:
+        return FusedEngine(problem, plan, group, place)
+    return ReferenceEngine(problem, plan, group, place)
+
+
 def use(
     plans: Iterable[tuple[CollectiveProblem, CollectivePlan]],
     group: dist.ProcessGroup | None = None,
     *,
-    engines: Sequence[MakeEngine] = (ReferenceEngine,),
+    engines: Sequence[MakeEngine] | None = None,
     place: Place | None = None,
     largest_bytes: int | None = None,
 ) -> Switched:
@@ -88,7 +103,7 @@ def use(
         plans: one per collective (and root): a problem and its plan.
         group: None: the default group, which is exchanged, so that all that asks for it gets the planned one. Another
             group stays as it is; pass ``.group`` of what is returned in its place.
-        engines: what runs them, in the order in which they are asked.
+        engines: what runs them, in the order in which they are asked; None: :func:`fitting_engine`.
         place: where this rank runs; None: found out.
         largest_bytes: leave larger calls to the inner group.
 
@@ -100,7 +115,7 @@ def use(
     if isinstance(inner, PlannedGroup):
         raise InputError("group", inner.group_name, "is planned already", "Switch it off first: collective.disable().")
     name: Any = f"loadmaster:{next(_numbers)}:{inner.group_name}"
-    planned = PlannedGroup(name, inner, plans, engines, place=place, largest_bytes=largest_bytes)
+    planned = PlannedGroup(name, inner, plans, engines or (fitting_engine,), place=place, largest_bytes=largest_bytes)
     # The same record as the inner group's, under a name of its own: how torch.distributed knows a group.
     for known in _registers():
         if inner in known:
