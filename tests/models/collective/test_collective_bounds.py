@@ -177,6 +177,13 @@ def test_relays_hold_chunks_back() -> None:
     assert lower_bound(Instance(topology, chunks)).ns == 80 + 80 + 10
 
 
+def test_one_of_the_ranks_that_share_a_nic_comes_last() -> None:
+    """Ranks 1 and 2 hear of rank 0 through one NIC, a message of 100 each; they have no other links."""
+    links = tuple(Link(0, r, 0, 90, 1.0, (r, 3)) for r in (1, 2))
+    topology = Topology("shared", (0, 1, 1), links, ("wire", "wire 1", "wire 2", "nic"))
+    assert lower_bound(Instance(topology, (Chunk(10, (0,), (1, 2)),))).ns == 200
+
+
 def test_what_cannot_be_reached_is_never() -> None:
     topology = switched(2, 2, nic=False)
     assert lower_bound(instance(topology, "allgather", 40)).ns >= NEVER

@@ -1,7 +1,8 @@
 """What the growth engine proves of an instance: how soon ranks can know, hand on, add up.
 
-- **Knowledge.** A target v needs a set D of chunks: all that it lacks, or those that start outside its node, or on one
-  rank. Other chunks are forgotten, which only helps. time >= tau[v, |D|].
+- **Knowledge.** A target v needs a set D of chunks: all that it wants, or those that start outside its node. Other
+  chunks are forgotten, which only helps. time >= tau[v, |D|]; of targets that share an entry one has the worst of it
+  (sharing.py).
 - **Delivery** (backwards). A rank u starts with the only copy of, or has a part of, chunks D that must end on one other
   rank each. time >= tau[u, |D|], units being chunks that get to their targets.
 - **Spread** (backwards, flat). One chunk must get from a source to all its targets, and to those outside its node:
@@ -29,6 +30,7 @@ import numpy as np
 
 from loadmaster.models.collective.bounds.growth import Growth, Units, open_links
 from loadmaster.models.collective.bounds.network import BoolArray, IntArray, Network
+from loadmaster.models.collective.bounds.sharing import sharing_ns
 
 # The engine's time grows with the square of the units; more chunks than this at one rank are bounded by cuts alone.
 LARGEST_COUNT = 1024
@@ -64,9 +66,11 @@ def knowledge_ns(network: Network, chunks: BoolArray) -> int:
     if not 0 < np.count_nonzero(chunks) <= LARGEST_COUNT:
         return 0
     first = network.sources[chunks].sum(axis=0)
-    growth = Growth(network, _units(network, chunks, first, backwards=False))
-    wanting = np.flatnonzero(network.targets[chunks].all(axis=0))
-    return max((growth.time_ns(int(v), int(chunks.sum())) for v in wanting), default=0)
+    units = _units(network, chunks, first, backwards=False)
+    growth = Growth(network, units)
+    wanting = np.asarray(network.targets[chunks].all(axis=0))
+    alone = max((growth.time_ns(int(v), units.count) for v in np.flatnonzero(wanting)), default=0)
+    return max(alone, sharing_ns(network, growth, units, wanting))
 
 
 def delivery_ns(network: Network, chunks: BoolArray) -> int:

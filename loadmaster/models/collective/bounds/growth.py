@@ -31,7 +31,8 @@ targets of one chunk, backwards).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -73,6 +74,41 @@ class _Row:
     latency_ns: int
 
 
+@dataclass
+class _Table:
+    """Rows of (2), by machine, and per machine the latency after it and how many units may use it."""
+
+    rows: list[_Row] = field(default_factory=list)
+    after_ns: list[int] = field(default_factory=list)
+    cap: list[int] = field(default_factory=list)
+
+    @cached_property
+    def _arrays(self) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
+        rows = self.rows
+        machine, sender, node = (np.array(x) for x in zip(*((r.machine, r.sender, r.node) for r in rows), strict=True))
+        occupancy, before = np.array([r.occupancy_ns for r in rows]), np.array([[r.before_ns] for r in rows])
+        return machine, sender, node, occupancy, before
+
+    def arrivals(self, tau: IntArray, of_node: IntArray, first_ns: int = 0) -> IntArray:
+        """[machines, units] when each may have brought 1, 2 .. units; no message starts before ``first_ns``."""
+        machine, sender, node, occupancy, before = self._arrays
+        width = tau.shape[1]
+        sent = np.minimum(tau[sender, 1:] + before, NEVER)
+        there = np.where(node[:, None] >= 0, of_node[node] + before, 0)
+        starts = np.flatnonzero(np.r_[True, machine[1:] != machine[:-1]])
+        phi = np.full((len(starts), width), NEVER, dtype=np.int64)
+        phi[:, 0] = first_ns
+        rows = phi[machine]
+        for i in range(1, width):
+            # Messages of n = 1 .. i units, when the machine had delivered i - n.
+            begin = np.maximum(rows[:, i - 1 :: -1], sent[:, :i])
+            end = np.maximum(begin, there[:, i : i + 1]) + occupancy[:, :i]
+            phi[:, i] = np.minimum(np.minimum.reduceat(end.min(axis=1), starts), NEVER)
+            rows[:, i] = phi[machine, i]
+        arrived = np.minimum(phi[:, 1:] + np.array(self.after_ns)[:, None], NEVER)
+        return np.where(np.arange(1, width) <= np.array(self.cap)[:, None], arrived, NEVER)
+
+
 # Links of a machine that are alike: (latency, message cost, GB/s, crosses, limit, colours of sender and of its node).
 _Kind = tuple[int, int, float, bool, int, int, int]
 # A machine: whether all its senders are in one node, and its kinds of links.
@@ -106,15 +142,13 @@ class Growth:
             if count == seen:
                 break
             seen = count
-        self._rows: list[_Row] = []
-        self._after: list[int] = []
-        self._cap: list[int] = []
+        self._table = _Table()
         first = {colour: rank for rank, colour in reversed(list(enumerate(self.colour_of)))}
         first_node = {colour: node for node, colour in reversed(self._node_colour.items())}
         self._ranks = [first[colour] for colour in range(len(first))]
         self._nodes = [first_node[colour] for colour in range(len(first_node))]
-        self._machines_of_colour = [self._add(into[r], inside_node=True) for r in self._ranks]
-        self._machines_of_node = [self._add(into_node[node], inside_node=False) for node in self._nodes]
+        self._machines_of_colour = [self._add(self._table, into[r], inside_node=True) for r in self._ranks]
+        self._machines_of_node = [self._add(self._table, into_node[node], inside_node=False) for node in self._nodes]
         self._solve()
 
     def time_ns(self, rank: int, count: int) -> int:
@@ -140,23 +174,35 @@ class Growth:
         link = self._network.topology.links[k]
         return link.target if self._units.backwards else link.source
 
-    def _add(self, machines: Sequence[Machine], *, inside_node: bool) -> list[int]:
+    def arrivals_ns(self, machine: Machine, first_ns: int = 0) -> IntArray:
+        """[units] when a machine of a rank may have brought 1, 2 .. units that the rank did not start with.
+
+        Args:
+            first_ns: none of its messages starts before.
+        """
+        table = _Table()
+        self._add(table, (machine,), inside_node=True)
+        if not table.rows:
+            return np.full(self._units.count, NEVER, dtype=np.int64)
+        found: IntArray = table.arrivals(self.tau, self._of_node, first_ns)[0]
+        return found
+
+    def _add(self, table: _Table, machines: Sequence[Machine], *, inside_node: bool) -> list[int]:
         """Rows for the machines of a rank (``inside_node``: where senders are in one node, it counts) or of a node."""
         units, found = self._units, []
         for machine in machines:
             alone, kinds = self._look(machine)
             if not kinds:
                 continue
-            found.append(len(self._after))
-            limits = [int(units.limit[k]) for k in machine.links]
-            self._cap.append(min(units.count, sum(limits)))
-            self._after.append(0 if units.backwards else min(latency_ns for latency_ns, *_ in kinds))
+            found.append(len(table.after_ns))
+            table.cap.append(min(units.count, sum(int(units.limit[k]) for k in machine.links)))
+            table.after_ns.append(0 if units.backwards else min(latency_ns for latency_ns, *_ in kinds))
             examples = {(k.latency_ns, k.message_ns, k.gbps): k for k in map(self._link, machine.links)}
             for latency_ns, message_ns, gbps, crosses, limit, sender, node in kinds:
                 occupancy = self._occupancy(examples[latency_ns, message_ns, gbps], limit)
                 before = latency_ns if units.backwards else 0
                 node = node if inside_node and alone else -1
-                self._rows.append(_Row(found[-1], sender, occupancy, before, node, crosses, latency_ns))
+                table.rows.append(_Row(found[-1], sender, occupancy, before, node, crosses, latency_ns))
         return found
 
     def _link(self, k: int) -> Link:
@@ -172,36 +218,29 @@ class Growth:
 
     def _solve(self) -> None:
         """Iterate (1) to (3) from above until they rest."""
-        units, rows, width = self._units, self._rows, self._units.count + 1
+        units, table, width = self._units, self._table, self._units.count + 1
         self.tau = self._start([int(units.first[r]) for r in self._ranks], width)
         topology = self._network.topology
         members = topology.ranks_of_node
         held = [min(units.count, sum(int(units.first[r]) for r in members[node])) for node in self._nodes]
-        of_node = self._start(held, width)
-        if not rows:
+        self._of_node = self._start(held, width)
+        if not table.rows:
             return
-        machine, sender, node = (np.array(x) for x in zip(*((r.machine, r.sender, r.node) for r in rows), strict=True))
-        occupancy, before = np.array([r.occupancy_ns for r in rows]), np.array([[r.before_ns] for r in rows])
-        starts = np.flatnonzero(np.r_[True, machine[1:] != machine[:-1]])
-        after, cap = np.array(self._after)[:, None], np.array(self._cap)[:, None]
         entry, home = self._from_entries(), np.array([self._node_colour[topology.node_of[r]] for r in self._ranks])
         beyond = np.arange(width) > np.array(held)[home][:, None]
         while True:
-            sent = np.minimum(self.tau[sender, 1:] + before, NEVER)
-            there = np.where(node[:, None] >= 0, of_node[node] + before, 0)
-            phi = _deliver(machine, starts, sent, there, occupancy, width)
-            arrived = np.where(np.arange(1, width) <= cap, np.minimum(phi[:, 1:] + after, NEVER), NEVER)
+            arrived = table.arrivals(self.tau, self._of_node)
             tau = self._merge(self.tau, self._machines_of_colour, arrived)
-            tau = np.where(beyond, np.minimum(np.maximum(tau, of_node[home] + entry), NEVER), tau)
-            of_node_next = self._merge(of_node, self._machines_of_node, arrived)
-            if np.array_equal(tau, self.tau) and np.array_equal(of_node_next, of_node):
+            tau = np.where(beyond, np.minimum(np.maximum(tau, self._of_node[home] + entry), NEVER), tau)
+            of_node = self._merge(self._of_node, self._machines_of_node, arrived)
+            if np.array_equal(tau, self.tau) and np.array_equal(of_node, self._of_node):
                 return
-            self.tau, of_node = tau, of_node_next
+            self.tau, self._of_node = tau, of_node
 
     def _from_entries(self) -> IntArray:
         """[colours, 1] how long a unit takes at least to a rank from where it entered the rank's node."""
         found = [NEVER] * len(self._ranks)
-        into = [[row for row in self._rows if row.machine in machines] for machines in self._machines_of_colour]
+        into = [[row for row in self._table.rows if row.machine in machines] for machines in self._machines_of_colour]
         for _ in found:
             for colour, rows in enumerate(into):
                 for row in rows:
@@ -225,22 +264,6 @@ class Growth:
             if members and held < tau.shape[1]:
                 found[row, held:] = np.sort(arrived[list(members)].ravel())[: tau.shape[1] - held]
         return found
-
-
-def _deliver(
-    machine: IntArray, starts: IntArray, sent: IntArray, there: IntArray, occupancy: IntArray, width: int
-) -> IntArray:
-    """(2): phi [machines, units + 1]."""
-    phi = np.full((len(starts), width), NEVER, dtype=np.int64)
-    phi[:, 0] = 0
-    rows = phi[machine]
-    for i in range(1, width):
-        # Messages of n = 1 .. i units, when the machine had delivered i - n.
-        begin = np.maximum(rows[:, i - 1 :: -1], sent[:, :i])
-        end = np.maximum(begin, there[:, i : i + 1]) + occupancy[:, :i]
-        phi[:, i] = np.minimum(np.minimum.reduceat(end.min(axis=1), starts), NEVER)
-        rows[:, i] = phi[machine, i]
-    return phi
 
 
 def open_links(network: Network, chunks: BoolArray) -> IntArray:
