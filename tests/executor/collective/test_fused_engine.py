@@ -75,7 +75,7 @@ class Node:
         made.state = torch.zeros(4, dtype=torch.int64)
         made.failure = torch.zeros(FAILURE_WORDS, dtype=torch.int64)
         made._failed = made.failure.numpy()
-        made._tables, made._stream = [], 0
+        made._tables, made._stream, made._last = [], 0, None
         return made
 
     def play(self, library: ctypes.CDLL, absent: tuple[int, ...] = ()) -> None:
@@ -116,6 +116,25 @@ def test_calls_of_all_sizes(
             assert torch.equal(output, case.expected())
     for one in node.engines:
         one.check()
+
+
+def test_a_call_on_another_stream_waits_for_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Node(monkeypatch, "allreduce", 2).engines[0]
+    waited: list[tuple[int, int]] = []
+
+    class Stream:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def wait_stream(self, other: Stream) -> None:
+            waited.append((self.number, other.number))
+
+    tensor = torch.ones(8)
+    for number in (5, 5, 6, 0, 0):
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index, n=number: n, raising=False)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device, n=number: Stream(n))
+        made.run(made.plan.algorithms[0], tensor, tensor, dist.ReduceOp.SUM, 32)
+    assert waited == [(6, 5), (0, 6)]
 
 
 def test_averages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,7 @@ class Arena:
         self._failed = self.failure.numpy()
         self._tables: list[Table] = []
         self._stream: int | None = None
+        self._last: torch.cuda.Stream | None = None
         torch.cuda.synchronize(device)
         dist.barrier(group)
 
@@ -104,11 +105,15 @@ class Arena:
         raise peer_error(lost, self.rank, group, "fused")
 
     def order(self, stream: int) -> None:
-        """Calls share the arena: one on another stream waits for those before. A graph under capture cannot."""
-        if self._stream is not None and not torch.cuda.is_current_stream_capturing():
-            before, now = (torch.cuda.ExternalStream(s, device=self.device) for s in (self._stream, stream))  # type: ignore[no-untyped-call]
-            now.wait_stream(before)
-        self._stream = stream
+        """Calls share the arena: one on another stream waits for those before. A graph under capture cannot.
+
+        Args:
+            stream: the current one's handle.
+        """
+        now = torch.cuda.current_stream(self.device)
+        if self._last is not None and not torch.cuda.is_current_stream_capturing():
+            now.wait_stream(self._last)
+        self._last, self._stream = now, stream
 
     @property
     def stream(self) -> int | None:
