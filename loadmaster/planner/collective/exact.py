@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from loadmaster.models.collective.bounds import lower_bound
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.intervals import IntervalSchedule
 from loadmaster.models.collective.plan import Send
 from loadmaster.planner.collective.effort import Effort
+from loadmaster.planner.collective.lives import life_by_life
 from loadmaster.planner.collective.prune import finish_ns
 from loadmaster.planner.collective.solves import LEAST_SECONDS, solved
 
@@ -28,9 +30,9 @@ def improve(
 ) -> tuple[Send, ...]:
     """A schedule at least as fast as the one in hand.
 
-    Looked for among those of one chunk a message, with the instance's symmetries first and then without. Where a sum
-    has several targets, or there are too many hops to choose from (``MOST_PAIRS``, ``MOST_INTERVALS``), the schedule comes
-    back as it is.
+    Looked for among those of one chunk a message, with the instance's symmetries first and then without; sums with
+    several targets before they are whole, and then after. Where there are too many hops to choose from (``MOST_PAIRS``,
+    ``MOST_INTERVALS``) the schedule comes back as it is.
 
     Args:
         bound_ns: no schedule is faster; the search ends at the asked gap to it.
@@ -38,7 +40,11 @@ def improve(
     """
     best = tuple(sends)
     if any(chunk.reduces and len(chunk.targets) > 1 for chunk in instance.chunks):
-        return best
+
+        def move(life: Instance, of_life: tuple[Send, ...]) -> tuple[Send, ...]:
+            return improve(life, of_life, lower_bound(life).ns, seconds / 2, effort)
+
+        return life_by_life(instance, best, move)
     if sum(map(len, instance.usable_links)) > MOST_PAIRS:
         return best
     until_s = effort.elapsed_s + seconds

@@ -9,7 +9,7 @@ Source: TACCL, 003_283bdbbccdcfdb68.txt, sections 5.4.2 and 5.5.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from loadmaster.models.collective.bounds import lower_bound
@@ -22,7 +22,8 @@ from loadmaster.models.collective.ordering import HEURISTICS, Ordered, order, or
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.routing import formulate
 from loadmaster.planner.collective.effort import Effort
-from loadmaster.planner.collective.prune import finish_ns, in_order, retime
+from loadmaster.planner.collective.lives import joined, life_by_life, summing
+from loadmaster.planner.collective.prune import finish_ns
 from loadmaster.planner.collective.reversal import choose_roots, gathering, reversed_summing
 from loadmaster.planner.collective.solves import LEAST_SECONDS, solved
 
@@ -47,22 +48,15 @@ def pipeline(instance: Instance, effort: Effort, seconds: float) -> tuple[Send, 
     after = gathering(instance, roots)
     follows = any(set(chunk.targets) - set(chunk.sources) for chunk in after.chunks)
     until_s = effort.elapsed_s + seconds
-    summing = replace(
-        instance,
-        chunks=tuple(
-            replace(chunk, targets=(root,)) if chunk.reduces else replace(chunk, targets=chunk.sources)
-            for chunk, root in zip(instance.chunks, roots, strict=True)
-        ),
+    sums = _phase(
+        summing(instance, roots), reversed_summing(instance, roots), effort, seconds / 2 if follows else seconds
     )
-    sums = _phase(summing, reversed_summing(instance, roots), effort, seconds / 2 if follows else seconds)
     if sums is None or not follows:
         return sums
     copies = _phase(after, after, effort, until_s - effort.elapsed_s)
     if copies is None:
         return None
-    end_ns = finish_ns(instance, sums)
-    later = tuple(replace(send, start_ns=send.start_ns + end_ns) for send in copies)
-    return retime(instance, in_order((*sums, *later)))
+    return joined(instance, sums, copies)
 
 
 def _phase(instance: Instance, routed: Instance, effort: Effort, seconds: float) -> tuple[Send, ...] | None:
@@ -104,11 +98,15 @@ def polish(
 ) -> tuple[Send, ...]:
     """Step 3 on the order of a schedule in hand: merge its messages anew. Never slower than it.
 
-    A schedule with sums for several targets comes back as it is. Arguments as for :func:`schedule`.
+    Arguments as for :func:`schedule`.
     """
     found = tuple(schedule_in_hand)
     if any(chunk.reduces and len(chunk.targets) > 1 for chunk in instance.chunks):
-        return found
+
+        def move(life: Instance, of_life: tuple[Send, ...]) -> tuple[Send, ...]:
+            return polish(life, of_life, lower_bound(life).ns, seconds / 2, effort)
+
+        return life_by_life(instance, found, move)
     search = _Search(instance, bound_ns, effort.elapsed_s + seconds, effort, found)
     if not search.done():
         ordered, messages = order_of(instance, found)

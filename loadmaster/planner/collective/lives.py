@@ -1,0 +1,70 @@
+"""The two lives of a sum with several targets: until it is whole at its root, and copied from there on.
+
+Programs plan one life at a time (:mod:`loadmaster.models.collective.hops`); put together again, copies follow sums as
+closely as the orders of the resources allow. Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from loadmaster.models.collective.instance import Instance
+from loadmaster.models.collective.plan import Send
+from loadmaster.models.collective.symmetry import breaks_chunks
+from loadmaster.planner.collective.prune import finish_ns, in_order, retime
+from loadmaster.planner.collective.reversal import gathering
+
+# Instance, a schedule of it -> one that is no slower.
+Move = Callable[[Instance, tuple[Send, ...]], tuple[Send, ...]]
+
+
+def summing(instance: Instance, roots: Sequence[int]) -> Instance:
+    """The first life: sums to their roots. What is no sum stays where it is."""
+    chunks = tuple(
+        replace(chunk, targets=(root,)) if chunk.reduces else replace(chunk, targets=chunk.sources)
+        for chunk, root in zip(instance.chunks, roots, strict=True)
+    )
+    return replace(instance, chunks=chunks)
+
+
+def joined(instance: Instance, sums: Sequence[Send], copies: Sequence[Send]) -> tuple[Send, ...]:
+    """Both lives in one schedule."""
+    end_ns = finish_ns(instance, sums)
+    later = tuple(replace(send, start_ns=send.start_ns + end_ns) for send in copies)
+    return retime(instance, in_order((*sums, *later)))
+
+
+def life_by_life(instance: Instance, sends: Sequence[Send], move: Move) -> tuple[Send, ...]:
+    """Make a move on each life of a schedule; the schedule itself where that makes nothing faster, or a sum is
+    completed in several places."""
+    best = tuple(sends)
+    roots = _roots(instance, best)
+    if roots is None:
+        return best
+    sums = tuple(send for send in best if send.combines)
+    copies = tuple(send for send in best if not send.combines)
+    first, second = (_symmetric(life) for life in (summing(instance, roots), gathering(instance, roots)))
+    found = joined(instance, move(first, retime(first, sums)), move(second, retime(second, copies)))
+    return min(best, found, key=lambda candidate: finish_ns(instance, candidate))
+
+
+def _roots(instance: Instance, sends: Sequence[Send]) -> tuple[int, ...] | None:
+    """Per chunk, the one rank whose part of the sum is not sent on (of what is no sum: any source)."""
+    left = [set(chunk.sources) for chunk in instance.chunks]
+    for send in sends:
+        if send.combines:
+            for c in send.chunks:
+                left[c].add(send.target)
+    for send in sends:
+        if send.combines:
+            for c in send.chunks:
+                left[c].discard(send.source)
+    if any(chunk.reduces and len(ranks) != 1 for chunk, ranks in zip(instance.chunks, left, strict=True)):
+        return None
+    return tuple(min(ranks) for ranks in left)
+
+
+def _symmetric(life: Instance) -> Instance:
+    """With the symmetries that map roots onto roots."""
+    return replace(life, generators=tuple(g for g in life.generators if breaks_chunks(life.chunks, g) is None))
