@@ -34,7 +34,7 @@ def proved(found: Instance, within_ns: int | None = None, known_ns: int = 0) -> 
     return formulation.proved_ns(solution.bound if solution.status is SolverStatus.OPTIMAL else None)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.sampled_from([ring(3), ring(4, latency_ns=40), switched(2, 1), switched(1, 3), switched(2, 2)]), st.data())
 def test_never_above_the_best_schedule(topology: Topology, data: st.DataObject) -> None:
     one = st.integers(0, topology.rank_count - 1)
