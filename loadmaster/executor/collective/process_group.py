@@ -69,6 +69,10 @@ class Call:
         return found
 
 
+Choice = tuple[Entry, Algorithm, Engine] | str
+"""What runs a call; or why no plan does."""
+
+
 class PlannedGroup(dist.ProcessGroup):
     """See the module.
 
@@ -117,6 +121,7 @@ class PlannedGroup(dist.ProcessGroup):
         self.padded: Counter[str] = Counter()
         self.fell_back: Counter[tuple[str, str]] = Counter()
         self.on = True
+        self._choices: dict[tuple[object, ...], Choice] = {}
 
     @property
     def group_name(self) -> str:  # type: ignore[override]
@@ -270,7 +275,21 @@ class PlannedGroup(dist.ProcessGroup):
 
     def _run(self, call: Call, name: str, *given: Any) -> Any:
         """Run a call by plan, or by the inner group's method of that name."""
-        found = self._choose(call)
+        found: Choice = "switched off"
+        if self.on:
+            tensor = call.tensor
+            key = (
+                call.collective,
+                call.root,
+                call.size_bytes,
+                kind_of(call.op),
+                tensor.dtype,
+                tensor.device,
+                tensor.layout,
+            )
+            if key not in self._choices:
+                self._choices[key] = self._choose(call)
+            found = self._choices[key]
         if isinstance(found, str):
             return self._fall_back(call.collective, found, name, *given)
         entry, algorithm, engine = found
@@ -293,10 +312,8 @@ class PlannedGroup(dist.ProcessGroup):
         touched = [tensor for tensor in (call.output, call.input, *call.filled) if tensor is not None]
         return self.works.start(job, touched, call.filled, call.later)
 
-    def _choose(self, call: Call) -> tuple[Entry, Algorithm, Engine] | str:
+    def _choose(self, call: Call) -> Choice:
         """What runs a call, or why no plan does."""
-        if not self.on:
-            return "switched off"
         entry = self.entries.get((call.collective, call.root))
         if entry is None and call.root == 0:
             entry = self.entries.get((call.collective, None))

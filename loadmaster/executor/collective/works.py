@@ -13,23 +13,28 @@ Job = Callable[[], None]
 
 
 class PlannedWork(dist.Work):
-    """What an asynchronous call returns: wait for it, or take its future (DDP does)."""
+    """What a call returns: wait for it, or take its future (DDP does)."""
 
-    def __init__(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
+    def __init__(self, filled: Sequence[torch.Tensor], future: torch.futures.Future[list[torch.Tensor]] | None) -> None:
+        """No future: it is on the current stream of a GPU already, and whoever comes after it there comes after it."""
         super().__init__()
-        self._future = future
+        self._filled, self._future = filled, future
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Until it is done; on a GPU the current stream waits, not the CPU. The runner itself minds the time."""
-        self._future.wait()
+        """Until it is done; on a GPU the current stream waits, not the CPU. The engine itself minds the time."""
+        if self._future is not None:
+            self._future.wait()
         return True
 
     def is_completed(self) -> bool:
-        """Whether it is done."""
-        return self._future.done()
+        """Whether it is done, or on the current stream."""
+        return self._future is None or self._future.done()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the tensors that the call fills."""
+        if self._future is None:
+            self._future = torch.futures.Future(devices=[self._filled[0].device])
+            self._future.set_result(list(self._filled))
         return self._future
 
 
@@ -53,11 +58,10 @@ class Works:
         device = tensors[0].device
         if device.type == "cpu":
             return self._in_thread(job, filled)
-        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=[device])
         if not later:
             job()
-            future.set_result(list(filled))
-            return PlannedWork(future)
+            return PlannedWork(filled, None)
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=[device])
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream = self._streams[device]
@@ -67,7 +71,7 @@ class Works:
             for tensor in tensors:
                 tensor.record_stream(stream)
             future.set_result(list(filled))
-        return PlannedWork(future)
+        return PlannedWork(filled, future)
 
     def close(self) -> None:
         """Let what was started end."""
@@ -84,4 +88,4 @@ class Works:
                 future.set_exception(error)  # type: ignore[arg-type]
 
         self._thread.submit(job).add_done_callback(done)
-        return PlannedWork(future)
+        return PlannedWork(filled, future)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +9,7 @@ from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
 from loadmaster.executor.collective.link_fit import LinkCost, Sample, fit
-from loadmaster.executor.collective.probe import classes_of, document_of
+from loadmaster.executor.collective.probe import classes_of, document_of, main
 from loadmaster.executor.collective.sharing import find_shared
 from loadmaster.models.collective.networks import read_network
 
@@ -169,9 +166,7 @@ def test_the_document_is_a_topology():
     assert not set(by_ends[0, 1].resources) & set(by_ends[2, 3].resources)
 
 
-def test_one_process_is_told_how_to_start():
-    done = subprocess.run(
-        [sys.executable, "-m", "loadmaster.executor.collective.probe"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "torch.distributed.run" in done.stderr
+def test_one_process_is_told_how_to_start(monkeypatch, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    assert main([]) == 2
+    assert "torch.distributed.run" in capsys.readouterr().err
