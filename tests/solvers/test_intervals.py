@@ -15,7 +15,7 @@ from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import Program, ProgramBuilder
 from loadmaster.solvers.solution import SolveOptions, SolverStatus
 
-few = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def one_machine(sizes: list[int], releases: list[int], horizon: int) -> Program:

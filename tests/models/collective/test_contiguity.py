@@ -22,7 +22,7 @@ from loadmaster.solvers.solution import SolveOptions, SolverStatus
 from tests.models.collective.routes import random_routes, small_instances
 from tests.models.collective.tiny import ring
 
-few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 EXACT = SolveOptions(gap=0.0, time_limit_s=60.0)
 LIMIT = 3
 

@@ -23,7 +23,7 @@ from tests.models.collective.routes import random_routes, small_instances
 from tests.models.collective.schedules import random_schedule, ring_allgather
 from tests.models.collective.tiny import ring, switched
 
-few = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def effort(**options: object) -> Effort:
