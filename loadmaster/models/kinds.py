@@ -15,9 +15,11 @@ from loadmaster.models.collective import checker as collective_checker
 from loadmaster.models.collective import documents as collective_documents
 from loadmaster.models.collective.plan import CollectivePlan
 from loadmaster.models.collective.problem import CollectiveProblem
+from loadmaster.models.collective.problem_rules import check_problem
 from loadmaster.models.documents import Document, load_document
 from loadmaster.models.memory import checker as memory_checker
 from loadmaster.models.memory import documents as memory_documents
+from loadmaster.models.memory.graph_rules import check_graph
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
 
@@ -49,6 +51,7 @@ class Kind(Generic[ProblemT, PlanT]):
     """The functions of one kind.
 
     Attributes:
+        expect: refuses (InputError) a typed problem that means nothing; problems read from documents have passed it.
         sizes: how large a problem is, for a person who waits for its plan.
         budget_bytes: the budget that a problem brings, if it does; None for kinds that are not planned under one.
     """
@@ -57,6 +60,7 @@ class Kind(Generic[ProblemT, PlanT]):
     question: str
     read_problem: Callable[[Document], ProblemT]
     write_problem: Callable[[ProblemT], dict[str, Any]]
+    expect: Callable[[ProblemT], None]
     read_plan: Callable[[Document], PlanT]
     write_plan: Callable[[PlanT], dict[str, Any]]
     check: Callable[[ProblemT, PlanT], Verdict]
@@ -70,6 +74,7 @@ KINDS: dict[str, Kind[Any, Any]] = {
         question="under a byte budget, keep, recompute or offload each activation; which implementation, when?",
         read_problem=memory_documents.read_problem,
         write_problem=memory_documents.write_problem,
+        expect=lambda problem: check_graph(problem.forward, problem.backward, problem.objective),
         read_plan=memory_documents.read_plan,
         write_plan=memory_documents.write_plan,
         check=memory_checker.check_plan,
@@ -81,6 +86,7 @@ KINDS: dict[str, Kind[Any, Any]] = {
         question="over which links, in which order, does each chunk of a collective travel?",
         read_problem=collective_documents.read_problem,
         write_problem=collective_documents.write_problem,
+        expect=check_problem,
         read_plan=collective_documents.read_plan,
         write_plan=collective_documents.write_plan,
         check=collective_checker.check_plan,

@@ -54,6 +54,8 @@ def plan(
         SolverError: a solve broke.
     """
     typed = read_problem(problem)
+    if typed is problem:
+        KINDS[typed.kind].expect(typed)
     asked = settled(typed, replace(options or PlanOptions(), **changes))
     module, function = PLANNERS[typed.kind]
     found: Plan = getattr(import_module(module), function)(typed, asked, on_progress=on_progress, cancelled=cancelled)

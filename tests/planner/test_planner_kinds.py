@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,3 +63,13 @@ def test_keys_of_collectives() -> None:
         cache_key(RING, PlanOptions(gap=0.5)),
     ]
     assert len({cache_key(RING, PlanOptions()), *others}) == 4
+
+
+def test_typed_problems_are_held_to_the_rules_of_documents() -> None:
+    with pytest.raises(InputError, match="root: is missing"):
+        planner.plan(problem(ring(3), "broadcast", 300))
+    with pytest.raises(InputError, match="does not divide 301 bytes"):
+        planner.plan(problem(ring(3), "allgather", 301))
+    backwards = replace(CHAIN, forward=CHAIN.forward[::-1])  # type: ignore[type-var]
+    with pytest.raises(InputError, match="is not its position 0"):
+        planner.plan(backwards, budget_bytes=1 << 30)

@@ -31,7 +31,6 @@ def check_problem(problem: CollectiveProblem) -> None:
     _check_custom(problem)
     _check_sizes(problem)
     _check_links(problem)
-    _check_reach(problem)
 
 
 def _check_fields(problem: CollectiveProblem) -> None:
@@ -141,10 +140,13 @@ def _check_custom(problem: CollectiveProblem) -> None:
                     raise InputError(f"{field}.{name}", rank, "is no rank", f"Ranks are 0 to {count - 1}.")
 
 
-def _check_reach(problem: CollectiveProblem) -> None:
+def check_reach(problem: CollectiveProblem) -> None:
     """The links must do before a sketch takes some away, and the sketch must be one of this topology.
 
     What a sketch cuts off is for the planner to say: its plan is infeasible, with the cut.
+
+    Raises:
+        InputError: naming the chunk and the cut, or what of the sketch does not fit.
     """
     size_bytes, chunk_count = problem.sizes_bytes[0], _counts(problem)[0]
     found = unreachable(Instance(problem.topology, chunks_of(problem, size_bytes, chunk_count)))
