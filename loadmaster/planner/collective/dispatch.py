@@ -134,7 +134,7 @@ class Dispatch:
         ground, to = self.ground, orbit.target
         fresh = here & ground.spreads[orbit.link] & ~self.planned[to]
         if orbit.crosses and self.knobs.enter_once:
-            fresh &= ~self.entered[ground.island_of[to]]
+            fresh &= ~self.entered[ground.island_of[to]] | ground.partial
         found = fresh & ground.wanted[to]
         for chunk in bits(fresh & ground.partial & ~ground.wanted[to]):
             if self._brings_nearer(chunk, orbit):
@@ -187,7 +187,7 @@ class Dispatch:
         ground, to = self.ground, orbit.target
         fresh = ground.spreads[orbit.link] & ~self.planned[to] & ground.wanted[to]
         if orbit.crosses and self.knobs.enter_once:
-            fresh &= ~self.entered[ground.island_of[to]]
+            fresh &= ~self.entered[ground.island_of[to]] | ground.partial
         around = 0
         for rank in ground.islands[ground.island_of[orbit.source]]:
             around |= self.planned[rank]

@@ -242,15 +242,13 @@ class Ground:
             self.forwards[k] = sorted(of.items(), reverse=True)
 
     def _faster_into(self) -> dict[int, tuple[int, ...]]:
-        """Per representative link within an island, links into the same rank that are faster."""
+        """Per representative link, links into the same rank that are faster."""
         found: dict[int, tuple[int, ...]] = {}
         kept: set[int] = set().union(*self.class_links)
         for orbit in self.orbits:
             own = self.transfer_ns[orbit.link]
             found[orbit.link] = tuple(
-                k
-                for k in self.topology.in_links[orbit.target]
-                if k in kept and not orbit.crosses and self.transfer_ns[k] < own
+                k for k in self.topology.in_links[orbit.target] if k in kept and self.transfer_ns[k] < own
             )
         return found
 

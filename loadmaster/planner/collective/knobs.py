@@ -25,7 +25,7 @@ class Knobs:
         linger: a message waits for chunks that are on their way to its rank and come within that part of what a message
             costs whatever its size.
         noise: share of chance in the order of offers, 0 to 1.
-        enter_once: a chunk enters each island once; otherwise as often as its links are free.
+        enter_once: a chunk that goes to every rank enters each island once; otherwise as often as links are free.
         patient: leave a slow link idle where a faster one into the same rank would have the chunk there sooner.
     """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -20,7 +21,8 @@ from loadmaster.planner.collective.dispatch import dispatch, reachable
 from loadmaster.planner.collective.ground import NOTHING_BEFORE, Ground, Release, typical_bytes
 from loadmaster.planner.collective.knobs import UNLIMITED, Knobs, Mode
 from loadmaster.planner.collective.prune import finish_ns, prune, retime
-from loadmaster.planner.collective.skeletons import Lanes, Skeleton, skeleton_links
+from loadmaster.planner.collective.sequential import sequential
+from loadmaster.planner.collective.skeletons import FULL, Lanes, Skeleton, skeleton_links
 
 # Merging is tried where a message costs at least this part of the time that a chunk takes without it.
 MERGING_MATTERS = 0.01
@@ -30,6 +32,8 @@ SKELETONS_MATTER = 0.2
 ROUTED_SHARE = 0.3
 # Where messages cost more than chunks, waiting that part of a message for more pays as a rule.
 LINGER = 0.2
+# Instances of more targets than that are far beyond what the plainest schedule is good for.
+SMALL_TARGETS = 256
 # Longer lists than this leave chance too little.
 FIXED_SETTINGS = 120
 # Pruning and retiming make what dispatch found shorter by no more than about that part.
@@ -85,6 +89,9 @@ class Restarts:
             )
             for crosses in (False, True)
         }
+        self.skeletons = self._skeletons()
+        self.per_nic = _crossings_per_nic(self.instance)
+        self.floor_is_due = self._is_small()
         self.all_powers = (1,) * len(self.instance.generators)
 
     def search(
@@ -107,19 +114,32 @@ class Restarts:
         if self.best_ns is not None and self.best_ns <= good_ns:
             return self.best
         for setting in self.settings:
-            sends = self._run(setting, None if self.best is None else stop)
-            if sends is not None:
-                time_ns = finish_ns(self.instance, sends)
-                self.tried[setting] = min(time_ns, self.tried.get(setting, time_ns))
-                if self.best_ns is None or time_ns < self.best_ns:
-                    self.best, self.best_ns = sends, time_ns
-                    if self.on_better is not None:
-                        self.on_better(sends, time_ns)
+            self._offer(self._run(setting, None if self.best is None else stop), setting)
+            if self.floor_is_due and self.best is not None:
+                self.floor_is_due = False
+                self._offer(sequential(self.instance, self.usable), None)
             if self.best_ns is not None and self.best_ns <= good_ns:
                 break
             if (runs is not None and self.count >= runs) or stop():
                 break
         return self.best
+
+    def _offer(self, sends: tuple[Send, ...] | None, setting: Setting | None) -> None:
+        """Take note of a schedule, and of the setting it came from."""
+        if sends is None:
+            return
+        time_ns = finish_ns(self.instance, sends)
+        if setting is not None:
+            self.tried[setting] = min(time_ns, self.tried.get(setting, time_ns))
+        if self.best_ns is None or time_ns < self.best_ns:
+            self.best, self.best_ns = sends, time_ns
+            if self.on_better is not None:
+                self.on_better(sends, time_ns)
+
+    def _is_small(self) -> bool:
+        """Whether the plainest schedule is worth its time: it has a send for each target, and builds on nothing."""
+        targets = sum(len(chunk.targets) for chunk in self.instance.chunks)
+        return targets <= SMALL_TARGETS and self.release is NOTHING_BEFORE
 
     def _run(self, setting: Setting, cancelled: Callable[[], bool] | None) -> tuple[Send, ...] | None:
         ground = self._ground(setting)
@@ -174,29 +194,33 @@ class Restarts:
     def _fixed(self) -> Iterator[Setting]:
         """The fixed list: the sum of how far each choice is from the plainest orders it."""
         merged_near = _merges(self.weight[False], self._most_chunks())
-        merged_far = _merges(self.weight[True], self._most_chunks())
+        merged_far = _merges(self.weight[True], self._most_chunks(), self.per_nic)
         costs = max(self.weight.values())
-        skeletons = [Skeleton()]
-        if costs >= SKELETONS_MATTER or any(wish > 0 for wish in self.instance.connections):
-            skeletons = self._skeletons()
-            if self.weight[False] > 1.0:
-                skeletons.sort(key=lambda skeleton: skeleton.local != 2)
-        linger = LINGER if max(self.weight.values()) > 1.0 else 0.0
+        linger = LINGER if costs > 1.0 else 0.0
         modes: list[Mode] = ["tail", "bulk"] if costs >= MERGING_MATTERS else ["tail", "rare"]
         choices = [
             (a + b + c + d, Setting(Knobs(*far[:2], *near[:2], far[2], linger, mode=mode), skeleton, self.all_powers))
             for (a, skeleton), (b, far), (c, near), (d, mode) in product(
-                enumerate(skeletons), enumerate(merged_far), enumerate(merged_near), enumerate(modes)
+                enumerate(self.skeletons), enumerate(merged_far), enumerate(merged_near), enumerate(modes)
             )
         ]
         choices.sort(key=lambda choice: choice[0])
         yield from (setting for _, setting in choices[:FIXED_SETTINGS])
 
     def _skeletons(self) -> list[Skeleton]:
+        """Skeletons that differ in their links, the likeliest first."""
         count = self.instance.topology.node_count
-        nodes = (0,) if count < 3 else (0, 2, 1)
-        lanes: tuple[Lanes, ...] = ("all",) if count == 1 else ("all", "rails", "one")
-        return [Skeleton(near, far, lane) for lane in lanes for far in nodes for near in (0, 2, 4, 3, 1)]
+        wanted = any(wish > 0 for wish in self.instance.connections)
+        if max(self.weight.values()) < SKELETONS_MATTER and not wanted:
+            return [FULL]
+        lanes: tuple[Lanes, ...] = ("all",) if count == 1 else ("all", "one", "rails")
+        choices = product(enumerate((0, 2, 4, 3, 1)), enumerate((0,) if count < 3 else (0, 2, 1)), enumerate(lanes))
+        ranked = sorted((a + b + c, a, Skeleton(near, far, lane)) for (a, near), (b, far), (c, lane) in choices)
+        group = closure(self.instance.generators, self.instance.topology.rank_count, len(self.instance.chunks))
+        distinct: dict[frozenset[int], Skeleton] = {}
+        for _, _, skeleton in ranked:
+            distinct.setdefault(skeleton_links(self.instance, skeleton, group), skeleton)
+        return list(distinct.values())
 
     def _moves(self) -> bool:
         """Whether any chunk has one source and one target."""
@@ -219,7 +243,7 @@ class Restarts:
         setting = chance.choice(elite)
         knobs = setting.knobs
         roll = chance.random()
-        far = _merges(self.weight[True], self._most_chunks())
+        far = _merges(self.weight[True], self._most_chunks(), self.per_nic)
         near = _merges(self.weight[False], self._most_chunks())
         if roll < 0.2:
             batch, hold, taper = chance.choice(far)
@@ -238,7 +262,7 @@ class Restarts:
         elif roll < 0.68:
             knobs = replace(knobs, linger=chance.choice((0.0, 0.05, LINGER, 0.5, 1.0)))
         elif roll < 0.75:
-            setting = replace(setting, skeleton=chance.choice(self._skeletons()))
+            setting = replace(setting, skeleton=chance.choice(self.skeletons))
         elif roll < 0.8:
             setting = replace(setting, slack=chance.choice((0.0, 0.5, 1.0)), share=0.0)
         elif roll < 0.83:
@@ -258,13 +282,30 @@ def _power(generator: Symmetry, n: int) -> Symmetry:
     return Symmetry(ranks, chunks)
 
 
-def _merges(weight: float, most: int) -> list[tuple[int, int, float]]:
-    """(batch, hold, taper) worth trying where a message costs ``weight`` of a chunk's own time; likely ones first."""
+def _crossings_per_nic(instance: Instance) -> int:
+    """About how many chunks go through each NIC: what one message can carry at most if nothing is sent twice."""
+    topology = instance.topology
+    held = Counter(resource for k in topology.links if topology.crosses(k) for resource in k.resources)
+    nics = {max(k.resources, key=lambda resource: held[resource]) for k in topology.links if topology.crosses(k)}
+    nodes = topology.node_of
+    crossings = sum(
+        len({nodes[rank] for rank in chunk.targets} - {nodes[rank] for rank in chunk.sources})
+        for chunk in instance.chunks
+    )
+    return max(1, crossings // max(1, len(nics)))
+
+
+def _merges(weight: float, most: int, usual: int = 1) -> list[tuple[int, int, float]]:
+    """(batch, hold, taper) worth trying where a message costs ``weight`` of a chunk's own time, likely ones first.
+
+    ``usual``: chunks that a message could carry at most.
+    """
     if weight < MERGING_MATTERS:
         return [(1, 1, 1.0)]
     powers = [n for e in range(1, most.bit_length()) for n in (1 << e, 3 << (e - 1)) if n <= most]
     if weight > 0.5:
-        waiting = [(UNLIMITED, hold, 1.0) for hold in powers]
+        likely = [hold for hold in (usual, 3 * usual // 4, usual // 2, usual // 4, 2 * usual) if 1 < hold <= most]
+        waiting = [(UNLIMITED, hold, 1.0) for hold in dict.fromkeys((*likely, *powers))]
         return [(UNLIMITED, 1, 1.0), *waiting, (1, 1, 1.0), *((n, n, 1.0) for n in powers)]
     tapered = [(UNLIMITED, 1, taper) for taper in (0.9, 0.5)]
     return [(1, 1, 1.0), (6, 1, 1.0), *tapered, *((n, 1, 1.0) for n in powers), *((n, n, 1.0) for n in powers)]

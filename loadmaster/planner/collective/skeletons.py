@@ -20,7 +20,7 @@ from loadmaster.models.collective.topology import Link
 Lanes = Literal["all", "rails", "one"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Skeleton:
     """What is kept.
 
