@@ -5,8 +5,9 @@ Cut the ranks into p parts, each with both sources and targets of a sum. Message
 messages so far connect all p parts, which takes p - 1. Each of the other p - 1 parts, not knowing all yet, must be told
 by one more message at least. (Gossip by one-way calls takes 2 p - 2 of them: Harary and Schwenk, 1974.)
 
-The links into part i have capacity B_i together (gbps of their machines). So time >= 2 (p - 1) bytes / sum of B_i, and
-one message_ns. The parts here are single ranks, and nodes.
+The links into part i have capacity B_i together (gbps of their machines), and what counts has left them a latency
+before the end. So time >= 2 (p - 1) bytes / sum of B_i, one message_ns and one latency. The parts here are single ranks, and
+nodes.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ _HAIR_NS = 1e-3
 
 def counting_bounds(network: Network) -> Iterator[tuple[int, str]]:
     """The bound for ranks, and for nodes."""
-    message_ns = min((network.topology.links[k].message_ns for k in network.used_links), default=0)
+    links = [network.topology.links[k] for k in network.used_links]
     for between, ns in least_traffic(network):
-        yield message_ns + math.ceil(ns - _HAIR_NS), f"parts to and fro between {between}"
+        counted = [k for k in links if between == "ranks" or network.topology.crosses(k)]
+        beside_ns = min(k.message_ns for k in counted) + min(k.latency_ns for k in counted)
+        yield beside_ns + math.ceil(ns - _HAIR_NS), f"parts to and fro between {between}"
 
 
 def least_traffic(network: Network) -> Iterator[tuple[str, float]]:
