@@ -6,8 +6,8 @@ messages so far connect all p parts, which takes p - 1. Each of the other p - 1 
 by one more message at least. (Gossip by one-way calls takes 2 p - 2 of them: Harary and Schwenk, 1974.)
 
 The links into part i have capacity B_i together (gbps of their machines), and what counts has left them a latency
-before the end. So time >= 2 (p - 1) bytes / sum of B_i, one message_ns and one latency. The parts here are single ranks, and
-nodes.
+before the end. So time >= 2 (p - 1) bytes / sum of B_i, one message_ns and one latency. The parts here are single
+ranks, and nodes.
 """
 
 from __future__ import annotations
