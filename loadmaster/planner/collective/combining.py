@@ -29,6 +29,8 @@ from loadmaster.planner.collective.reversal import (
 # The phases take turns; each turn is longer than the one before, so that a first schedule is there soon.
 FIRST_TURN_SECONDS = 0.05
 LONGER = 1.6
+# Below this gap of each phase, no more of it is hoped for.
+LEAST_GAP = 1e-3
 # Restarts on top of one summing schedule after which no more is hoped for.
 ON_TOP_RUNS = 40
 
@@ -57,16 +59,16 @@ class Combining:
         turn = FIRST_TURN_SECONDS if runs is None else seconds
         summing = Restarts(self.spreading, self.seed, usable=self.instance.usable_links)
         copying = Restarts(self.after, self.seed)
-        phases = [(summing, lower_bound(self.spreading).ns / (1.0 - gap))]
+        phases = [(summing, lower_bound(self.spreading).ns)]
         if self.follows:
-            phases.append((copying, lower_bound(self.after).ns / (1.0 - gap)))
+            phases.append((copying, lower_bound(self.after).ns))
         on_top: Restarts | None = None
         while True:
             better = False
-            for phase, enough_ns in phases:
+            for phase, bound_ns in phases:
                 before = phase.best_ns
                 left = min(turn, until - time.monotonic())
-                phase.search(good_ns=enough_ns, seconds=left, runs=runs, cancelled=self.cancelled)
+                phase.search(good_ns=bound_ns / (1.0 - gap), seconds=left, runs=runs, cancelled=self.cancelled)
                 if phase.best is None:
                     return self.best
                 better = better or phase.best_ns != before
@@ -77,7 +79,10 @@ class Combining:
             if on_top is not None and not self._is_good(good_ns):
                 left = min(turn / 2, until - time.monotonic())
                 on_top.search(good_ns=good_ns, seconds=left, runs=runs or ON_TOP_RUNS, cancelled=self.cancelled)
-            done = all(phase.best_ns is not None and phase.best_ns <= enough_ns for phase, enough_ns in phases)
+            done = all(phase.best_ns is not None and phase.best_ns <= ns / (1.0 - gap) for phase, ns in phases)
+            if done and gap > LEAST_GAP:
+                # Each phase is good enough, but what rounds off the whole may still be in one of them.
+                gap, done = gap / 2, False
             waits = on_top is not None and on_top.count < ON_TOP_RUNS
             if self._is_good(good_ns) or (done and not waits) or runs is not None or time.monotonic() >= until:
                 return self.best
