@@ -1,8 +1,9 @@
 """The best algorithm of one size: candidates are forms, chunk counts and sketches; each move makes the best of them.
 
 Every candidate is scheduled once, in turn; those whose bound is no better than a schedule in hand are left out. The
-most promising then get restarts of list scheduling, small ones CP-SAT after that, until a gap is proved or the time of
-this size is up. Every schedule is checked on the problem's own topology before it counts.
+most promising then get restarts of list scheduling, CP-SAT where they are small, and contiguity, until a gap is proved
+or the time of this size is up. Every schedule is checked on the problem's own topology before it counts; bounds are of
+that topology too, so that no sketch of ours makes them stronger than they are.
 """
 
 from __future__ import annotations
@@ -19,18 +20,21 @@ from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Algorithm, Form, Send, Unreachable
 from loadmaster.models.collective.problem import CollectiveProblem, Sketch
 from loadmaster.models.collective.reach import unreachable
-from loadmaster.models.collective.symmetry import closure
+from loadmaster.models.collective.routing_bound import formulate
 from loadmaster.models.collective.throughput import throughput_bound_ns
 from loadmaster.planner.collective.effort import Effort
 from loadmaster.planner.collective.exact import improve
 from loadmaster.planner.collective.greedy import search
+from loadmaster.planner.collective.pipeline import pipeline, polish
 from loadmaster.planner.collective.sketches import candidates, chunk_counts
+from loadmaster.planner.collective.solves import solved
+from loadmaster.solvers.solution import SolverStatus
 
 # Of the time of a size: for scheduling every candidate once, and for restarts before CP-SAT has its turn.
 FIRST_SHARE, RESTART_SHARE = 0.3, 0.4
-# CP-SAT is asked where there are at most so many ways of a chunk over a link, images under symmetries counted once:
-# beyond it finds nothing that list scheduling had missed, and takes long to say so.
-SMALL_WAYS = 4_000
+# The routing relaxation is solved, for that part of the time left, where there are at most so many ways of a chunk over
+# a link: beyond it takes longer than it is worth.
+PROOF_SHARE, MOST_WAYS = 0.2, 50_000
 # Restarts that every candidate gets at first, and candidates that get more.
 FIRST_RUNS, FINALISTS = 3, 3
 # What is further than this from the best after that does not catch up.
@@ -82,9 +86,11 @@ class OneSize:
         for candidate in self._candidates():
             if self.effort.cancelled() or (self.best is not None and self.over(FIRST_SHARE)):
                 break
-            self._first(candidate)
+            self._first(candidate, method)
             if self.infeasible is not None:
                 return None
+        if method == "auto":
+            self._prove()
         if method in ("auto", "greedy"):
             self._restart()
         if method in ("auto", "cpsat"):
@@ -95,7 +101,7 @@ class OneSize:
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
-    def _first(self, candidate: Candidate) -> None:
+    def _first(self, candidate: Candidate, method: str) -> None:
         """Whether there is a schedule at all, and a first one."""
         self.infeasible = unreachable(candidate.whole)
         if self.infeasible is not None or unreachable(candidate.instance) is not None:
@@ -103,7 +109,35 @@ class OneSize:
         if self.best is not None and candidate.bound.ns >= self.best.time_ns:
             return
         self.candidates.append(candidate)
-        self._greedy(candidate, self.left_s, FIRST_RUNS, 0)
+        if method == "pipeline":
+            self._offer(candidate, pipeline(candidate.instance, self.effort, self.left_s), "pipeline")
+        else:
+            self._greedy(candidate, self.left_s, FIRST_RUNS, 0)
+
+    def _prove(self) -> None:
+        """A better bound of the best, from the routing relaxation."""
+        best = self.best
+        if best is None or self.over(FIRST_SHARE) or best.whole.combines or _ways(best.whole) > MOST_WAYS:
+            return
+        with self.effort.on_clock("build"):
+            relaxation = formulate(best.whole, best.bound.ns, best.time_ns)
+        limit_s = PROOF_SHARE * self.left_s
+        solution = solved(
+            relaxation.program,
+            self.effort,
+            limit_s,
+            phase="routing bound",
+            best_ns=best.time_ns,
+            bound_ns=best.bound.ns,
+        )
+        if solution.bound is None or solution.status is SolverStatus.INFEASIBLE:
+            return
+        proved = Bound(relaxation.proved_ns(solution.bound), "routing relaxation")
+        if proved.ns > best.bound.ns:
+            self._bounds[best.form, best.chunk_count] = best.whole, proved
+            for candidate in self.candidates:
+                if (candidate.form, candidate.chunk_count) == (best.form, best.chunk_count):
+                    candidate.bound = proved
 
     def _restart(self, seed: int = 0) -> None:
         """More list scheduling for the most promising."""
@@ -114,16 +148,14 @@ class OneSize:
             self._greedy(candidate, share * self.left_s / len(self._finalists()), None, seed)
 
     def _exact(self) -> None:
-        """CP-SAT from the schedule in hand."""
+        """From the schedule in hand: CP-SAT, and its messages merged anew."""
         for candidate in self._finalists():
             if self.over(1.0) or candidate.sends is None:
                 return
-            if _ways(candidate.instance) > SMALL_WAYS:
-                continue
-            seconds = self.left_s / 2
-            self.effort.say("cpsat", self._named(candidate), candidate.time_ns, candidate.bound.ns)
-            sends = improve(candidate.instance, candidate.sends, candidate.bound.ns, seconds, self.effort)
-            self._offer(candidate, sends, "cpsat")
+            self.effort.say("exact", self._named(candidate), candidate.time_ns, candidate.bound.ns)
+            for move, name in ((improve, "cpsat"), (polish, "contiguity")):
+                sends = move(candidate.instance, candidate.sends, candidate.bound.ns, self.left_s / 3, self.effort)
+                self._offer(candidate, sends, name)
 
     def _greedy(self, candidate: Candidate, seconds: float, runs: int | None, seed: int) -> None:
         def better(_: tuple[Send, ...], time_ns: int) -> None:
@@ -239,7 +271,6 @@ class OneSize:
         )
 
 
-def _ways(instance: Instance) -> float:
-    """Ways of a chunk over a link, images under symmetries counted once."""
-    group = closure(instance.generators, instance.topology.rank_count, len(instance.chunks))
-    return sum(map(len, instance.usable_links)) / len(group)
+def _ways(instance: Instance) -> int:
+    """Ways of a chunk over a link."""
+    return sum(map(len, instance.usable_links))
