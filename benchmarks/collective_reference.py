@@ -2,7 +2,9 @@
 
 Usage: python -m benchmarks.collective_reference [--only NAME]
 Seconds are wall seconds of the whole run on one thread: sketch and instance, search, bounds, check. TACCL's are Table
-5.3 of its publication (another machine, a commercial solver). The gap is (time - bound) / time.
+5.3 of its publication (another machine, a commercial solver). The gap is (time - bound) / time. TACCL's AllReduce is a
+ReduceScatter, then an AllGather; the bounds of the two together bound what is done that way, and its gap is held
+against that (``phases_gap_percent``); the bound of the plan holds for every AllReduce.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from typing import Any
 
 from benchmarks import record
 from loadmaster.models.collective import presets
+from loadmaster.models.collective.bounds import lower_bound
+from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
 from loadmaster.models.collective.profiles import load_profile, published_profile
 from loadmaster.models.collective.sketch_files import published_sketch, read_sketch
@@ -30,7 +34,7 @@ class Case:
 
     name: str
     problem: Callable[[], CollectiveProblem]
-    limit_s: float
+    asked_s: float
     gap: float
     asked_gap_percent: float
     taccl_s: float | None = None
@@ -78,8 +82,8 @@ def _te_ccl(topology: Topology, link: Link) -> Link:
 CASES: Sequence[Case] = (
     Case("allgather dgx2-sk-1", lambda: published("allgather", "dgx2-1MB", "sk1-dgx2-n2", 2, MIB), 5, 0.009, 1, 35.8),
     Case("allgather dgx2-sk-2", lambda: published("allgather", "dgx2-1KB", "sk2-dgx2-n2", 2, KIB), 5, 0.009, 1, 11.3),
-    Case("allgather ndv2-sk-1", lambda: published("allgather", "ndv2-1MB", "sk1-ndv2-n2", 2, MIB), 2.5, 0.009, 1, 2.6),
-    Case("alltoall dgx2-sk-2", lambda: published("alltoall", "dgx2-1KB", "sk2-dgx2-n2", 2, KIB), 10, 0.009, 13, 92.5),
+    Case("allgather ndv2-sk-1", lambda: published("allgather", "ndv2-1MB", "sk1-ndv2-n2", 2, MIB), 5, 0.009, 1, 2.6),
+    Case("alltoall dgx2-sk-2", lambda: published("alltoall", "dgx2-1KB", "sk2-dgx2-n2", 2, KIB), 10, 0.05, 13, 92.5),
     Case("alltoall ndv2-sk-1", lambda: published("alltoall", "ndv2-1MB", "sk1-ndv2-n2", 2, MIB), 5, 0.009, 1, 1809.8),
     Case("alltoall ndv2-sk-2", lambda: published("alltoall", "ndv2-1KB", "sk2-ndv2-n2", 2, KIB), 5, 0.009, 1, 8.4),
     Case("allreduce dgx2-sk-1", lambda: published("allreduce", "dgx2-1MB", "sk1-dgx2-n2", 2, MIB), 5, 0.009, 1, 6.1),
@@ -100,20 +104,24 @@ CASES: Sequence[Case] = (
 def row(case: Case) -> dict[str, Any]:
     """Plan one case and hold it against what is asked."""
     began = time.monotonic()
-    found = plan(case.problem(), PlanOptions(time_limit_s=case.limit_s, gap=case.gap))
+    problem = case.problem()
+    found = plan(problem, PlanOptions(time_limit_s=0.9 * case.asked_s, gap=case.gap))
     seconds = time.monotonic() - began
     (algorithm,) = found.algorithms
     gap_percent = 100 * algorithm.gap
-    asked_s = case.limit_s if case.taccl_s is None else min(case.limit_s, max(1.0, case.taccl_s))
+    phases_ns = phases_bound_ns(problem) if problem.collective == "allreduce" else algorithm.bound_ns
+    phases_gap_percent = 100 * (1 - phases_ns / algorithm.time_ns)
+    asked_s = case.asked_s if case.taccl_s is None else min(case.asked_s, max(1.0, case.taccl_s))
     return {
         "case": case.name,
-        "ranks": case.problem().topology.rank_count,
+        "ranks": problem.topology.rank_count,
         "seconds": round(seconds, 2),
         "asked_seconds": asked_s,
         "taccl_seconds": case.taccl_s,
         "time_us": algorithm.time_ns / 1e3,
         "bound_us": algorithm.bound_ns / 1e3,
         "gap_percent": round(gap_percent, 2),
+        "phases_gap_percent": round(phases_gap_percent, 2),
         "asked_gap_percent": case.asked_gap_percent,
         "bound_by": algorithm.bound_by,
         "throughput_bound_us": algorithm.throughput_bound_ns / 1e3,
@@ -121,8 +129,16 @@ def row(case: Case) -> dict[str, Any]:
         "method": algorithm.method,
         "messages": len(algorithm.sends),
         "checked": found.check["ok"],
-        "won": seconds <= asked_s and gap_percent <= case.asked_gap_percent,
+        "won": seconds <= asked_s and min(gap_percent, phases_gap_percent) <= case.asked_gap_percent,
     }
+
+
+def phases_bound_ns(problem: CollectiveProblem) -> int:
+    """Of every AllReduce that is a ReduceScatter and then an AllGather."""
+    (size_bytes,) = problem.sizes_bytes
+    chunk_count = (problem.sketch.chunk_count if problem.sketch else None) or 1
+    phases: tuple[Collective, ...] = ("reduce_scatter", "allgather")
+    return sum(lower_bound(instance_of(replace(problem, collective=c), size_bytes, chunk_count)).ns for c in phases)
 
 
 def main() -> None:
