@@ -20,9 +20,9 @@ from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Unreachable
 from loadmaster.models.collective.problem import CollectiveProblem
 from loadmaster.models.collective.throughput import throughput_bound_ns
-from loadmaster.planner.collective.effort import Effort
 from loadmaster.planner.collective.one_size import OneSize
 from loadmaster.planner.collective.table import shared, with_crossovers
+from loadmaster.planner.effort import Effort
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.solvers.solution import relative_gap
 
@@ -106,7 +106,6 @@ def _infeasible(problem: CollectiveProblem, effort: Effort, cut: Unreachable) ->
 
 def _empty(problem: CollectiveProblem, effort: Effort) -> CollectivePlan:
     """What every answer says of the run."""
-    name, version = effort.solver
     return CollectivePlan(
         name=problem.name,
         problem_sha256=problem.sha256,
@@ -118,13 +117,7 @@ def _empty(problem: CollectiveProblem, effort: Effort) -> CollectivePlan:
         method="none",
         stopped_by="method",
         seconds=dict(effort.seconds),
-        solver={
-            "name": name,
-            "version": version,
-            "cpu_seconds": round(effort.total_cpu_seconds, 3),
-            "nodes": effort.nodes,
-            "solves": effort.solves,
-        },
+        solver=effort.solver_facts(),
         check={},
         algorithms=(),
         options=effort.options.to_document(),

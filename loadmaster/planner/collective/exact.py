@@ -12,10 +12,10 @@ from loadmaster.models.collective.bounds import lower_bound
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.intervals import IntervalSchedule
 from loadmaster.models.collective.plan import Send
-from loadmaster.planner.collective.effort import Effort
 from loadmaster.planner.collective.lives import life_by_life
 from loadmaster.planner.collective.prune import finish_ns
 from loadmaster.planner.collective.solves import LEAST_SECONDS, solved
+from loadmaster.planner.effort import Effort
 
 # With more intervals CP-SAT has not found what list scheduling had missed.
 MOST_INTERVALS = 1_000

@@ -22,12 +22,12 @@ from loadmaster.models.collective.problem import CollectiveProblem, Sketch
 from loadmaster.models.collective.reach import unreachable
 from loadmaster.models.collective.routing_bound import formulate
 from loadmaster.models.collective.throughput import throughput_bound_ns
-from loadmaster.planner.collective.effort import Effort
 from loadmaster.planner.collective.exact import improve
-from loadmaster.planner.collective.greedy import search
+from loadmaster.planner.collective.greedy import Searcher
 from loadmaster.planner.collective.pipeline import pipeline, polish
 from loadmaster.planner.collective.sketches import candidates, chunk_counts
 from loadmaster.planner.collective.solves import solved
+from loadmaster.planner.effort import Effort
 from loadmaster.solvers.solution import SolverStatus
 
 # Of the time of a size: for scheduling every candidate once, and for restarts before CP-SAT has its turn.
@@ -49,6 +49,7 @@ class Candidate:
         instance: what schedules are looked for in.
         whole: the same chunks on everything the problem allows: schedules are checked and bounds proved there.
         bound: of ``whole``.
+        searcher: list scheduling in ``instance``; each turn goes on where the last one stopped.
     """
 
     form: Form
@@ -60,6 +61,7 @@ class Candidate:
     sends: tuple[Send, ...] | None = None
     time_ns: int = 0
     method: str = ""
+    searcher: Searcher | None = None
 
 
 class OneSize:
@@ -92,11 +94,11 @@ class OneSize:
         if method == "auto":
             self._prove()
         if method in ("auto", "greedy"):
-            self._restart()
+            self._restart(RESTART_SHARE if method == "auto" else 1.0)
         if method in ("auto", "cpsat"):
             self._exact()
         if method == "auto":
-            self._restart(seed=1)
+            self._restart(1.0)
         return None if self.best is None else self._algorithm(self.best)
 
     # -- moves -------------------------------------------------------------------------------------------------------
@@ -112,7 +114,7 @@ class OneSize:
         if method == "pipeline":
             self._offer(candidate, pipeline(candidate.instance, self.effort, self.left_s), "pipeline")
         else:
-            self._greedy(candidate, self.left_s, FIRST_RUNS, 0)
+            self._greedy(candidate, self.left_s, FIRST_RUNS)
 
     def _prove(self) -> None:
         """A better bound of the best, from the routing relaxation."""
@@ -139,38 +141,35 @@ class OneSize:
                 if (candidate.form, candidate.chunk_count) == (best.form, best.chunk_count):
                     candidate.bound = proved
 
-    def _restart(self, seed: int = 0) -> None:
-        """More list scheduling for the most promising."""
+    def _restart(self, share: float) -> None:
+        """More list scheduling for the most promising, for a share of the time left."""
         for candidate in self._finalists():
             if self.over(1.0):
                 return
-            share = RESTART_SHARE if seed == 0 and self.effort.options.method == "auto" else 1.0
-            self._greedy(candidate, share * self.left_s / len(self._finalists()), None, seed)
+            self._greedy(candidate, share * self.left_s / len(self._finalists()), None)
 
     def _exact(self) -> None:
         """From the schedule in hand: CP-SAT, and its messages merged anew."""
         for candidate in self._finalists():
             if self.over(1.0) or candidate.sends is None:
                 return
-            self.effort.say("exact", self._named(candidate), candidate.time_ns, candidate.bound.ns)
+            self._say("exact", candidate, candidate.time_ns)
             for move, name in ((improve, "cpsat"), (polish, "contiguity")):
                 sends = move(candidate.instance, candidate.sends, candidate.bound.ns, self.left_s / 3, self.effort)
                 self._offer(candidate, sends, name)
 
-    def _greedy(self, candidate: Candidate, seconds: float, runs: int | None, seed: int) -> None:
+    def _greedy(self, candidate: Candidate, seconds: float, runs: int | None) -> None:
         def better(_: tuple[Send, ...], time_ns: int) -> None:
             self.effort.say("list scheduling", self._named(candidate), time_ns, candidate.bound.ns)
 
+        options = self.effort.options
         with self.effort.on_clock("solve"):
-            sends = search(
-                candidate.instance,
-                bound_ns=candidate.bound.ns,
-                seconds=max(0.0, seconds),
-                seed=self.effort.options.seed + seed,
-                gap=self.effort.options.gap,
-                runs=runs,
-                cancelled=self.effort.cancelled,
-                on_better=better,
+            if candidate.searcher is None:
+                candidate.searcher = Searcher(
+                    candidate.instance, options.seed, cancelled=self.effort.cancelled, on_better=better
+                )
+            sends = candidate.searcher.search(
+                bound_ns=candidate.bound.ns, seconds=max(0.0, seconds), gap=options.gap, runs=runs
             )
         self._offer(candidate, sends, "greedy")
 
@@ -211,7 +210,7 @@ class OneSize:
         candidate.sends, candidate.time_ns, candidate.method = tuple(sends), verdict.time_ns, method
         if self.best is None or verdict.time_ns < self.best.time_ns:
             self.best = candidate
-            self.effort.say(method, self._named(candidate), verdict.time_ns, candidate.bound.ns)
+            self._say(method, candidate, verdict.time_ns)
 
     # -- candidates --------------------------------------------------------------------------------------------------
 
@@ -249,6 +248,9 @@ class OneSize:
             reached = unreachable(whole) is None
             self._bounds[form, chunk_count] = whole, lower_bound(whole) if reached else Bound(0, "no schedule")
         return self._bounds[form, chunk_count]
+
+    def _say(self, phase: str, candidate: Candidate, time_ns: int) -> None:
+        self.effort.say(phase, self._named(candidate), time_ns / 1e3, candidate.bound.ns / 1e3)
 
     def _named(self, candidate: Candidate) -> str:
         sketch = candidate.sketch.name if candidate.sketch is not None else "no sketch"

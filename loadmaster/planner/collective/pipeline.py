@@ -21,11 +21,11 @@ from loadmaster.models.collective.intervals import IntervalSchedule
 from loadmaster.models.collective.ordering import HEURISTICS, Ordered, order, order_of
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.routing import formulate
-from loadmaster.planner.collective.effort import Effort
 from loadmaster.planner.collective.lives import joined, life_by_life, summing
 from loadmaster.planner.collective.prune import finish_ns
 from loadmaster.planner.collective.reversal import choose_roots, gathering, reversed_summing
 from loadmaster.planner.collective.solves import LEAST_SECONDS, solved
+from loadmaster.planner.effort import Effort
 
 # Of the time, for routes: they are there within seconds, and the proof of their optimum is no proof of a schedule's.
 ROUTING_SHARE = 0.4

@@ -1,8 +1,8 @@
-"""One solve of a collective's program within an :class:`loadmaster.planner.collective.effort.Effort`."""
+"""One solve of a collective's program within an :class:`loadmaster.planner.effort.Effort`."""
 
 from __future__ import annotations
 
-from loadmaster.planner.collective.effort import Effort
+from loadmaster.planner.effort import Effort
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import FloatArray, IntArray, Program
 from loadmaster.solvers.solution import Progress, Solution, SolveOptions
@@ -38,7 +38,7 @@ def solved(
     def live(progress: Progress) -> None:
         found = [ns for ns in (progress.objective, best_ns) if ns is not None]
         latest[:] = found
-        effort.say(phase, f"{progress.nodes} nodes", round(min(found)) if found else None, bound_ns)
+        effort.say(phase, f"{progress.nodes} nodes", min(found) / 1e3 if found else None, bound_ns / 1e3)
 
     def enough() -> bool:
         return effort.cancelled() or bool(latest and min(latest) <= good_ns)

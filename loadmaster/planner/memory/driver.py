@@ -23,6 +23,7 @@ from loadmaster.models.memory.plan import Infeasibility, MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.reach import MIB
 from loadmaster.models.memory.relaxation import Relaxation
+from loadmaster.planner.effort import Effort
 from loadmaster.planner.memory.search import Search, Slots
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.solvers.solution import Progress, SolveOptions, SolverStatus, relative_gap
@@ -67,7 +68,7 @@ def plan_memory(
         raise InputError(
             "budget_bytes", None, "is missing", "Give one in the problem or in the options, e.g. --budget 8GiB."
         )
-    search = Search(problem, budget_bytes, options, on_progress, cancelled)
+    search = Search(problem, budget_bytes, Effort(options, on_progress, cancelled))
     floor = minimum_budget(problem)
     if floor.budget_bytes > budget_bytes:
         search.infeasible = True
@@ -84,7 +85,7 @@ def plan_memory(
 
 
 def _auto(search: Search) -> None:
-    problem, limit_s = search.problem, search.options.time_limit_s
+    problem, limit_s = search.problem, search.effort.options.time_limit_s
     search.say("start", f"{len(problem.forward)} forward and {len(problem.backward)} backward operators")
     search.adopt(plain.formulate(problem), "plain")
     search.relax(1, RELAX_SHARE * limit_s)
@@ -113,7 +114,7 @@ def _cells(problem: MemoryProblem) -> int:
 
 def _proofs(search: Search) -> list[Callable[[], None]]:
     """Ways to a better bound, most promising first."""
-    limit_s = RELAX_SHARE * search.options.time_limit_s
+    limit_s = RELAX_SHARE * search.effort.options.time_limit_s
     cells = _cells(search.problem)
     more = [functools.partial(search.relax, groups, limit_s) for groups in MORE_BOUNDARIES]
     if search.problem.may_offload:
@@ -130,7 +131,7 @@ def _exact(search: Search, limit_s: float = math.inf) -> None:
     """The published formulation, whole: its optimum is the optimum, its bound a proof."""
     problem = search.problem
     full = search.built(lambda: monet.formulate(problem, search.budget_bytes))
-    start = SolveOptions(seed=search.options.seed)
+    start = SolveOptions(seed=search.effort.options.seed)
     if search.best is not None and not search.best.offload:
         values = full.start(search.best)
         start = replace(start, start_columns=np.arange(len(values)), start_values=values, cutoff=search.objective)
@@ -142,7 +143,7 @@ def _exact(search: Search, limit_s: float = math.inf) -> None:
             search.raise_bound(progress.bound)
         search.say("exact", f"{progress.nodes} nodes", progress.objective)
 
-    solution = search.solved(full.program, limit_s, search.options.gap / 2, live, search.gap_is_proved, start)
+    solution = search.solved(full.program, limit_s, search.effort.options.gap / 2, live, search.gap_is_proved, start)
     if proves:
         search.raise_bound(solution.bound)
         # Under a cutoff, infeasible only means that nothing better exists.
@@ -154,8 +155,8 @@ def _exact(search: Search, limit_s: float = math.inf) -> None:
 
 def _baseline(search: Search) -> None:
     """One baseline's schedule, as it is: no better one is looked for."""
-    problem, method = search.problem, search.options.method
-    search.relax(1, RELAX_SHARE * search.options.time_limit_s)
+    problem, method = search.problem, search.effort.options.method
+    search.relax(1, RELAX_SHARE * search.effort.options.time_limit_s)
     if search.infeasible:
         return
     schedule: Schedule
@@ -165,7 +166,7 @@ def _baseline(search: Search) -> None:
         def live(progress: Progress) -> None:
             search.say("checkmate", f"{progress.nodes} nodes", progress.objective)
 
-        solution = search.solved(program.program, math.inf, search.options.gap, live, lambda: False)
+        solution = search.solved(program.program, math.inf, search.effort.options.gap, live, lambda: False)
         if solution.values is None:
             if solution.status is SolverStatus.INFEASIBLE:
                 raise LimitReachedError(
@@ -190,20 +191,20 @@ def _baseline(search: Search) -> None:
 def _answer(search: Search) -> MemoryPlan:
     """The plan in hand, as a document."""
     if search.best is None or search.verdict is None:
-        if search.was_cancelled:
+        if search.effort.was_cancelled:
             raise CancelledError("cancelled before a plan was found")
         raise LimitReachedError(
-            f"no plan under {search.budget_bytes} bytes within {search.options.time_limit_s:g} s, and no proof that "
-            "there is none. Give more time (--time-limit) or a larger budget."
+            f"no plan under {search.budget_bytes} bytes within {search.effort.options.time_limit_s:g} s, and no proof "
+            "that there is none. Give more time (--time-limit) or a larger budget."
         )
     objective, gap = search.verdict.objective, search.gap
-    proved = gap is not None and gap <= search.options.gap
+    proved = gap is not None and gap <= search.effort.options.gap
     if proved:
         stopped_by = "gap"
-    elif search.was_cancelled:
+    elif search.effort.was_cancelled:
         stopped_by = "cancel"
     else:
-        stopped_by = "time" if search.left_s < 1 else "method"
+        stopped_by = "time" if search.effort.left_s < 1 else "method"
     return MemoryPlan(
         name=search.problem.name,
         problem_sha256=search.problem.sha256,
@@ -217,11 +218,11 @@ def _answer(search: Search) -> MemoryPlan:
         unit=search.problem.unit,
         method=search.method,
         stopped_by=stopped_by,
-        seconds=dict(search.seconds),
-        solver=_solver(search),
+        seconds=dict(search.effort.seconds),
+        solver=search.effort.solver_facts(),
         check=search.verdict.summary(),
         schedule=search.best,
-        options=search.options.to_document(),
+        options=search.effort.options.to_document(),
     )
 
 
@@ -249,16 +250,6 @@ def _overhead_gap(objective: float, bound: float | None, unconstrained: float) -
     return relative_gap(overhead, max(0.0, bound - unconstrained))
 
 
-def _solver(search: Search) -> dict[str, object]:
-    return {
-        "name": search.solver[0],
-        "version": search.solver[1],
-        "cpu_seconds": round(search.total_cpu_seconds, 3),
-        "solves": search.solves,
-        "nodes": search.nodes,
-    }
-
-
 def _infeasible(search: Search) -> MemoryPlan:
     """No plan exists: how much more the budget needs, and what stands in the way."""
     problem = search.problem
@@ -283,12 +274,12 @@ def _infeasible(search: Search) -> MemoryPlan:
         overhead_gap=None,
         unconstrained=problem.unconstrained_cost,
         unit=problem.unit,
-        method=search.options.method,
+        method=search.effort.options.method,
         stopped_by="proof",
-        seconds=dict(search.seconds),
-        solver=_solver(search),
+        seconds=dict(search.effort.seconds),
+        solver=search.effort.solver_facts(),
         check={},
         schedule=None,
         infeasibility=Infeasibility(needed, needed - search.budget_bytes, where, floor.blockers),
-        options=search.options.to_document(),
+        options=search.effort.options.to_document(),
     )

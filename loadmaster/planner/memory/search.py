@@ -7,9 +7,8 @@ Two moves: *relax* raises the bound (:mod:`loadmaster.models.memory.relaxation`)
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from loadmaster.errors import CheckFailedError
@@ -21,10 +20,10 @@ from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.reach import groups_by_mass, groups_of
 from loadmaster.models.memory.relaxation import Relaxation
-from loadmaster.planner.options import PlanOptions, PlanProgress
+from loadmaster.planner.effort import Effort
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import Program
-from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy, relative_gap
+from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, relative_gap
 
 T = TypeVar("T")
 
@@ -62,42 +61,14 @@ class Search:
 
     problem: MemoryProblem
     budget_bytes: int
-    options: PlanOptions
-    on_progress: Callable[[PlanProgress], None] | None = None
-    cancelled: Callable[[], bool] | None = None
+    effort: Effort
     best: Schedule | None = None
     verdict: Check | None = None
     method: str = ""
     bound: float | None = None
     infeasible: bool = False
-    seconds: dict[str, float] = field(default_factory=lambda: {"build": 0.0, "solve": 0.0, "check": 0.0})
-    cpu_seconds: float = 0.0
-    nodes: int = 0
-    solves: int = 0
-    solver: tuple[str, str] = ("none", "")
-    was_cancelled: bool = False
-    reached_node_limit: bool = False
-
-    def __post_init__(self) -> None:
-        self._began = time.monotonic()
-        self._processor_began = time.process_time()
 
     # -- where we stand ----------------------------------------------------------------------------------------------
-
-    @property
-    def elapsed_s(self) -> float:
-        """Wall seconds since the search began."""
-        return time.monotonic() - self._began
-
-    @property
-    def left_s(self) -> float:
-        """Wall seconds until the time limit."""
-        return self.options.time_limit_s - self.elapsed_s
-
-    @property
-    def total_cpu_seconds(self) -> float:
-        """Processor seconds of this process and all its solves."""
-        return self.cpu_seconds + time.process_time() - self._processor_began
 
     @property
     def objective(self) -> float | None:
@@ -111,16 +82,12 @@ class Search:
 
     def done(self) -> bool:
         """Whether to stop: gap reached, infeasible, out of time, or cancelled."""
-        if self.cancelled is not None and self.cancelled():
-            self.was_cancelled = True
-        return self.gap_is_proved() or self.infeasible or self.was_cancelled or self.left_s < LEAST_SECONDS
+        stopped = self.effort.cancelled() or self.effort.left_s < LEAST_SECONDS
+        return stopped or self.infeasible or self.gap_is_proved()
 
     def say(self, phase: str, message: str, objective: float | None = None) -> None:
         """Report to the caller."""
-        if self.on_progress is not None:
-            shown = self.objective if objective is None else objective
-            gap = relative_gap(shown, self.bound)
-            self.on_progress(PlanProgress(self.elapsed_s, phase, message, shown, self.bound, gap))
+        self.effort.say(phase, message, self.objective if objective is None else objective, self.bound)
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
@@ -169,7 +136,7 @@ class Search:
         phase = f"plans, {len(starts)} slots"
         small = self.problem.stage_count * len(self.problem.forward) <= TO_THE_BYTE_CELLS
         found = self._solve_restriction(self.built(lambda: make(to_the_byte=small)), phase, limit_s, seed)
-        if small and found is not None and not found.ok and self.left_s >= LEAST_SECONDS:
+        if small and found is not None and not found.ok and self.effort.left_s >= LEAST_SECONDS:
             self._solve_restriction(self.built(lambda: make(to_the_byte=False)), phase, limit_s, seed)
         self.say(phase, "done")
 
@@ -181,7 +148,7 @@ class Search:
             latest[0] = progress.objective
             self.say(phase, f"{progress.nodes} nodes", _lesser(progress.objective, self.objective))
 
-        options = SolveOptions(seed=self.options.seed + seed)
+        options = SolveOptions(seed=self.effort.options.seed + seed)
         if self.best is not None:
             columns, values = restriction.start(self.best)
             options = replace(options, start_columns=columns, start_values=values)
@@ -209,9 +176,8 @@ class Search:
 
     def adopt(self, schedule: Schedule, method: str) -> Check:
         """Check a schedule and take it if it holds the budget and is better; the verdict."""
-        began = time.monotonic()
-        verdict = check(self.problem, schedule, self.budget_bytes)
-        self.seconds["check"] += time.monotonic() - began
+        with self.effort.on_clock("check"):
+            verdict = check(self.problem, schedule, self.budget_bytes)
         if not verdict.ok:
             self.say("check", f"a {method} schedule was refused: {verdict.violations[0]}")
         elif self.verdict is None or verdict.objective < self.verdict.objective:
@@ -220,21 +186,19 @@ class Search:
 
     def gap_is_proved(self) -> bool:
         """Whether the plan in hand is within the asked gap."""
-        return self.gap is not None and self.gap <= self.options.gap
+        return self.gap is not None and self.gap <= self.effort.options.gap
 
     def _good(self, objective: float | None) -> bool:
         """Whether an objective that is still being solved is good enough to end that solve."""
         gap = relative_gap(_lesser(objective, self.objective), self.bound)
-        return gap is not None and gap <= min(self.options.gap, GOOD_GAP)
+        return gap is not None and gap <= min(self.effort.options.gap, GOOD_GAP)
 
     # -- tools -------------------------------------------------------------------------------------------------------
 
     def built(self, make: Callable[[], T]) -> T:
         """Run something that builds, on the build clock."""
-        began = time.monotonic()
-        made = make()
-        self.seconds["build"] += time.monotonic() - began
-        return made
+        with self.effort.on_clock("build"):
+            return make()
 
     def solved(
         self,
@@ -248,24 +212,17 @@ class Search:
         """Solve in a process of its own, within the time left; ends early when the caller cancels or has enough."""
 
         def stop() -> bool:
-            if self.cancelled is not None and self.cancelled():
-                self.was_cancelled = True
-            return self.was_cancelled or enough()
+            return self.effort.cancelled() or enough()
 
         asked = replace(
-            options or SolveOptions(seed=self.options.seed),
-            time_limit_s=max(LEAST_SECONDS, min(limit_s, self.left_s)),
+            options or SolveOptions(seed=self.effort.options.seed),
+            time_limit_s=max(LEAST_SECONDS, min(limit_s, self.effort.left_s)),
             gap=gap,
-            memory_limit_bytes=self.options.memory_limit_bytes,
+            memory_limit_bytes=self.effort.options.memory_limit_bytes,
         )
-        began = time.monotonic()
-        solution = solve(program, asked, solver=self.options.solver, on_progress=on_progress, cancelled=stop)
-        self.seconds["solve"] += time.monotonic() - began
-        self.cpu_seconds += solution.cpu_seconds
-        self.nodes += solution.nodes
-        self.solves += 1
-        self.solver = (solution.solver, solution.solver_version)
-        self.reached_node_limit |= solution.stopped_by is StoppedBy.NODES
+        with self.effort.on_clock("solve"):
+            solution = solve(program, asked, solver=self.effort.options.solver, on_progress=on_progress, cancelled=stop)
+        self.effort.count(solution)
         return solution
 
 

@@ -15,9 +15,9 @@ from loadmaster.models.collective.earliest import alone, sends
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
 from loadmaster.models.collective.ordering import order
 from loadmaster.models.collective.plan import Send
-from loadmaster.planner.collective.effort import Effort
 from loadmaster.planner.collective.exact import improve
 from loadmaster.planner.collective.pipeline import polish, schedule
+from loadmaster.planner.effort import Effort
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from tests.models.collective.routes import random_routes, small_instances
 from tests.models.collective.schedules import random_schedule, ring_allgather

@@ -12,8 +12,8 @@ from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective, Sketch
 from loadmaster.models.collective.topology import Topology
-from loadmaster.planner.collective.effort import Effort
 from loadmaster.planner.collective.pipeline import pipeline
+from loadmaster.planner.effort import Effort
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from tests.models.collective.tiny import problem, ring, switched
 

@@ -1,13 +1,14 @@
-"""The clock, the caller and the options of one collective planning run: what every move asks before it goes on."""
+"""The clock, the caller, the options and the costs of one planning run: what every move asks before it goes on."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from loadmaster.planner.options import PlanOptions, PlanProgress
-from loadmaster.solvers.solution import Solution, relative_gap
+from loadmaster.solvers.solution import Solution, StoppedBy, relative_gap
 
 
 @dataclass
@@ -15,8 +16,9 @@ class Effort:
     """One planning run.
 
     Attributes:
-        seconds: wall seconds spent on ``build`` (instances and bounds), ``solve`` and ``check``.
+        seconds: wall seconds spent on ``build``, ``solve`` and ``check``.
         solver, cpu_seconds, nodes, solves: of the solves so far.
+        reached_node_limit: some solve did.
     """
 
     options: PlanOptions
@@ -28,6 +30,7 @@ class Effort:
     cpu_seconds: float = 0.0
     nodes: int = 0
     solves: int = 0
+    reached_node_limit: bool = False
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
@@ -58,15 +61,11 @@ class Effort:
         """Whether to stop: out of time, or cancelled."""
         return self.cancelled() or self.left_s <= 0
 
-    def say(self, phase: str, message: str, time_ns: int | None = None, bound_ns: int | None = None) -> None:
-        """Report to the caller."""
-        if self.on_progress is None:
-            return
-        objective = None if time_ns is None else time_ns / 1e3
-        bound = None if bound_ns is None else bound_ns / 1e3
-        self.on_progress(
-            PlanProgress(self.elapsed_s, phase, message, objective, bound, relative_gap(objective, bound))
-        )
+    def say(self, phase: str, message: str, objective: float | None = None, bound: float | None = None) -> None:
+        """Report to the caller; objective and bound in the unit of the problem."""
+        if self.on_progress is not None:
+            gap = relative_gap(objective, bound)
+            self.on_progress(PlanProgress(self.elapsed_s, phase, message, objective, bound, gap))
 
     def count(self, solution: Solution) -> None:
         """Take the cost of a solve into the account."""
@@ -74,6 +73,18 @@ class Effort:
         self.nodes += solution.nodes
         self.solves += 1
         self.solver = (solution.solver, solution.solver_version)
+        self.reached_node_limit |= solution.stopped_by is StoppedBy.NODES
+
+    def solver_facts(self) -> dict[str, Any]:
+        """What a plan records of its solves."""
+        name, version = self.solver
+        return {
+            "name": name,
+            "version": version,
+            "cpu_seconds": round(self.total_cpu_seconds, 3),
+            "solves": self.solves,
+            "nodes": self.nodes,
+        }
 
     def on_clock(self, what: str) -> Stopwatch:
         """Adds the wall seconds of a ``with`` block to ``seconds[what]``."""
