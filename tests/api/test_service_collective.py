@@ -58,17 +58,24 @@ def test_a_collective_goes_all_the_way(service: str) -> None:
 
 
 def test_the_real_planner_through_the_service(start_service: Callable[..., RunningService]) -> None:
-    """Two sizes of an AllGather on a ring; judged by the checker in this process."""
+    """Two sizes of an AllGather on a ring, judged by the checker in this process; and a rank without a link."""
     url = start_service(planner="loadmaster.api.planning:FloorPlanner", workers=1).url
     problem = read_problem({**ring_document(), "sizes_bytes": [400, 400_000]})
+    apart = ring_document()
+    apart["topology"]["links"] = [k for k in apart["topology"]["links"] if 3 not in (k["source"], k["target"])]
     with Client(url) as client:
         handle = client.submit(problem, {"time_limit_s": 20.0, "gap": 0.3})
         plan = handle.result(timeout_s=120)
+        none = client.submit(apart)
+        cut = none.result(timeout_s=120)
+        assert none.state().state == cut.status == "infeasible"
     assert check_plan(problem, plan).violations == ()
     assert plan.objective is not None and plan.bound is not None
     assert plan.bound <= plan.objective
     assert isinstance(plan, CollectivePlan)
     assert [algorithm.size_bytes for algorithm in plan.algorithms] == [400, 400_000]
+    assert isinstance(cut, CollectivePlan) and cut.infeasibility is not None
+    assert (cut.infeasibility.chunk, cut.infeasibility.rank, cut.infeasibility.reached) == (0, 3, (0, 1, 2))
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,6 @@ from loadmaster.errors import InputError, MissingExtraError
 from loadmaster.models.collective.topology import Link, Topology
 from loadmaster.models.documents import Document, StrictModel, load_document, parse
 
-_SHOWN = 8
-
 Ends = tuple[int, int]
 
 
@@ -81,13 +79,11 @@ def read_network(source: Document | str | Path) -> Topology:
     """A topology from its file or its mapping, in either form.
 
     Raises:
-        InputError: naming the field: unknown, a cost that is none, a rank that is none, or a disconnected network.
+        InputError: naming the field: unknown, a cost that is none, or a rank that is none.
         MissingExtraError: a node-link graph, and networkx is not installed.
     """
     document = load_document(source)
-    topology = _of_graph(document) if "nodes" in document else _of_links(parse(_Explicit, document))
-    _expect_connected(topology)
-    return topology
+    return _of_graph(document) if "nodes" in document else _of_links(parse(_Explicit, document))
 
 
 def _of_links(document: _Explicit) -> Topology:
@@ -219,26 +215,6 @@ def _expect_costs(field: str, cost: _Cost) -> None:
             raise InputError(f"{field}.{name}", ns, "is no time", "Give nanoseconds, at least 0.")
     if cost.gbps <= 0:
         raise InputError(f"{field}.gbps", cost.gbps, "is no bandwidth", "Give GB/s, more than 0.")
-
-
-def _expect_connected(topology: Topology) -> None:
-    """Refuse a rank without a link, and a network in which some rank cannot reach another."""
-    for what, links in (("from", topology.out_links), ("to", topology.in_links)):
-        for rank, of_rank in enumerate(links):
-            if not of_rank and topology.rank_count > 1:
-                raise InputError("links", [], f"no link goes {what} rank {rank}", "Add one, or leave the rank out.")
-    for what, links, end in (("be reached from", topology.out_links, 1), ("reach", topology.in_links, 0)):
-        found, waiting = {0}, [0]
-        while waiting:
-            ends = ((k.source, k.target)[end] for k in (topology.links[i] for i in links[waiting.pop()]))
-            fresh = set(ends) - found
-            found |= fresh
-            waiting += fresh
-        missed = [rank for rank in range(topology.rank_count) if rank not in found]
-        if missed:
-            shown = ", ".join(map(str, missed[:_SHOWN])) + (" ..." if len(missed) > _SHOWN else "")
-            problem = f"the network is disconnected: ranks {shown} cannot {what} rank 0"
-            raise InputError("links", len(topology.links), problem, "Add links both ways between the parts.")
 
 
 def _part(model: type[Any], field: str, value: object) -> Any:

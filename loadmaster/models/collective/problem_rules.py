@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadmaster.errors import InputError
-from loadmaster.models.collective.collectives import ROOTED, chunk_bytes, chunks_of, pieces
-from loadmaster.models.collective.instance import Instance
+from loadmaster.models.collective.collectives import ROOTED, chunk_bytes, pieces
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import CollectiveProblem
-from loadmaster.models.collective.reach import unreachable
 from loadmaster.models.collective.topology import LARGEST_NS
 
 # One exbibyte: a size above it is a mistake in units.
@@ -21,6 +19,9 @@ LARGEST_CHUNK_COUNT = 1 << 18
 def check_problem(problem: CollectiveProblem) -> None:
     """Refuse a problem that means nothing.
 
+    Links that do not connect what must meet mean something: there is no schedule, and its plan says so
+    (:mod:`loadmaster.models.collective.reach`), whether the topology or a sketch lacks them.
+
     Raises:
         InputError: naming the field.
     """
@@ -31,6 +32,7 @@ def check_problem(problem: CollectiveProblem) -> None:
     _check_custom(problem)
     _check_sizes(problem)
     _check_links(problem)
+    _check_sketch(problem)
 
 
 def _check_fields(problem: CollectiveProblem) -> None:
@@ -140,25 +142,10 @@ def _check_custom(problem: CollectiveProblem) -> None:
                     raise InputError(f"{field}.{name}", rank, "is no rank", f"Ranks are 0 to {count - 1}.")
 
 
-def check_reach(problem: CollectiveProblem) -> None:
-    """The links must do before a sketch takes some away, and the sketch must be one of this topology.
-
-    What a sketch cuts off is for the planner to say: its plan is infeasible, with the cut.
-
-    Raises:
-        InputError: naming the chunk and the cut, or what of the sketch does not fit.
-    """
-    size_bytes, chunk_count = problem.sizes_bytes[0], _counts(problem)[0]
-    found = unreachable(Instance(problem.topology, chunks_of(problem, size_bytes, chunk_count)))
-    if found is not None:
-        raise InputError(
-            "topology.links",
-            len(problem.topology.links),
-            f"leave chunk {found.chunk} no way to rank {found.rank}: none goes out of ranks {list(found.reached)}",
-            "Add a link that does.",
-        )
+def _check_sketch(problem: CollectiveProblem) -> None:
+    """The sketch must be one of this topology: whatever makes instances of it refuses what does not fit."""
     if problem.sketch is not None:
-        instance_of(problem, size_bytes, chunk_count)
+        instance_of(problem, problem.sizes_bytes[0], _counts(problem)[0])
 
 
 def _counts(problem: CollectiveProblem) -> tuple[int, ...]:

@@ -55,7 +55,7 @@ def _why(instance: Instance, chunk: int, start: Sequence[int], rank: int, reache
         senders = instance.chunks[chunk].senders or ()
         said += f" Links {shown}{more} do, but only {_ranks(sorted(senders))} may send it to another node."
         return f"{said} Relay it through a rank with such a link (sketch.relays), or leave the relays out."
-    return f"{said} Let one of them send to the others (sketch.internode, sketch.switches), or add a link."
+    return f"{said} Add one that does; where a sketch took it away, let it in (sketch.internode, sketch.switches)."
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from loadmaster import planner
 from loadmaster.api.cli import app
+from loadmaster.models.collective.plan import CollectivePlan
 from loadmaster.models.collective.presets import catalogue, preset
 from loadmaster.models.collective.problem import CollectiveProblem
 from loadmaster.models.collective.profiles import profile_names, published_profile
 from loadmaster.models.collective.sketch_files import published_sketch, sketch_names
-from loadmaster.models.kinds import read_problem
+from loadmaster.models.kinds import read_plan, read_problem
 
 PAIR = {
     "name": "pair",
@@ -150,6 +153,50 @@ def test_bad_files_are_refused(
     file.write_text(text)
     assert run("--topology-file", topology, "--collective", "alltoallv", flag, file) == 2
     assert says in capsys.readouterr().err
+
+
+def apart(tmp_path: Path) -> list[str]:
+    """Two pairs of ranks with nothing between them."""
+    file = tmp_path / "apart.json"
+    ends = ((0, 1), (1, 0), (2, 3), (3, 2))
+    file.write_text(
+        json.dumps({"node_of": [0, 0, 1, 1], "links": [{"source": a, "target": b, "gbps": 2.0} for a, b in ends]})
+    )
+    return ["--topology-file", str(file), "--collective", "allgather"]
+
+
+def cut_off(tmp_path: Path) -> list[str]:
+    """A sketch in which no rank sends to the other node."""
+    file = tmp_path / "sketch.json"
+    file.write_text(
+        json.dumps(
+            {
+                "nnodes": 2,
+                "intranode_sketch": {"strategy": "none"},
+                "internode_sketch": {"strategy": "relay", "internode_conn": {}},
+            }
+        )
+    )
+    return ["--topology", "hgx-h200", "--nodes", "2", "--collective", "allgather", "--sketch-file", str(file)]
+
+
+@pytest.mark.parametrize(("network", "why"), [(apart, "leaves ranks 0, 1."), (cut_off, "sketch.internode")])
+def test_what_cannot_arrive_is_an_answer_that_names_chunk_and_cut(
+    network: Callable[[Path], list[str]], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether the links or the sketch are to blame: the same plan for the document and for the typed problem."""
+    problem, output = tmp_path / "problem.json", tmp_path / "plan.json"
+    assert run(*network(tmp_path), "-o", problem) == 0
+    assert app.main(["plan", str(problem), "-o", str(output)]) == 3
+    err = capsys.readouterr().err
+    assert "Chunk 0, from rank 0, cannot reach rank" in err
+    assert why in err
+    found = read_plan(output)
+    assert isinstance(found, CollectivePlan)
+    assert (found.status, found.algorithms) == ("infeasible", ())
+    typed = planner.plan(made(problem))
+    assert isinstance(typed, CollectivePlan)
+    assert typed.infeasibility == found.infeasibility
 
 
 def test_flags_that_mean_nothing_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
