@@ -43,8 +43,28 @@ def topologies(draw: st.DrawFn) -> Topology:
 
 
 @st.composite
+def clusters(draw: st.DrawFn) -> Topology:
+    """Two nodes around a switch each, of 1 or 2 ranks, or 1 and 3; NICs of ranks or of nodes, on rails or to all."""
+    nodes = draw(st.sampled_from([(0, 1), (0, 0, 1), (0, 0, 1, 1), (0, 0, 0, 1)]))
+    count = len(nodes)
+    local = draw(st.sampled_from([(0, 0, 2.0), (2, 0, 2.0), (0, 3, 5.0), (5, 1, 10.0)]))
+    remote = draw(st.sampled_from([(0, 0, 0.5), (3, 0, 1.0), (0, 7, 2.0), (4, 2, 1.0)]))
+    shared = draw(st.booleans())
+    nic = [node if shared else r for r, node in enumerate(nodes)]
+    rails = not shared and draw(st.booleans())
+    links = []
+    for a, b in ((a, b) for a in range(count) for b in range(count) if a != b):
+        if nodes[a] == nodes[b]:
+            links.append(Link(a, b, *local, (a, count + b)))
+        elif not rails or a - nodes.index(nodes[a]) == b - nodes.index(nodes[b]):
+            links.append(Link(a, b, *remote, (2 * count + nic[a], 3 * count + nic[b])))
+    names = tuple(f"{what} {r}" for what in ("out", "in", "nic out", "nic in") for r in range(count))
+    return Topology("cluster", nodes, tuple(links), names)
+
+
+@st.composite
 def instances(draw: st.DrawFn) -> Instance:
-    topology = draw(topologies())
+    topology = draw(st.one_of(topologies(), clusters()))
     ranks = st.integers(0, topology.rank_count - 1)
     some = st.lists(ranks, min_size=1, unique=True).map(lambda found: tuple(sorted(found)))
     everyone = tuple(range(topology.rank_count))
@@ -79,6 +99,27 @@ def test_no_bound_of_a_collective_is_above_the_best_schedule(topology: Topology,
     size_bytes = 4 * topology.rank_count
     found = instance(topology, collective, size_bytes, root=0)
     search = Search(found, limit=6000)
+    if search.best_ns is not None:
+        assert check(found, search.sends).ok
+        for bound in all_bounds(found):
+            assert bound.ns <= search.best_ns, bound
+
+
+@settings(max_examples=60, deadline=None)
+@given(clusters(), st.data())
+def test_no_bound_of_copies_into_a_node_is_above_the_best_schedule(topology: Topology, data: st.DataObject) -> None:
+    """Up to four chunks of a node that all ranks of the other need: rounds of NICs, then the ports of ranks."""
+    node = data.draw(st.integers(0, 1))
+    sources = st.sampled_from(topology.ranks_of_node[node])
+    sizes = st.sampled_from([1, 4, 10])
+    size_bytes = data.draw(sizes)
+    mixed = data.draw(st.booleans())
+    chunks = tuple(
+        Chunk(data.draw(sizes) if mixed else size_bytes, (data.draw(sources),), topology.ranks_of_node[1 - node])
+        for _ in range(data.draw(st.integers(1, 4)))
+    )
+    found = Instance(topology, chunks)
+    search = Search(found, limit=4000)
     if search.best_ns is not None:
         assert check(found, search.sends).ok
         for bound in all_bounds(found):
@@ -159,6 +200,21 @@ def test_chunks_through_one_nic_and_then_the_switch() -> None:
     """Two nodes of two: both NICs bring a chunk in, 80 each; the last one in is sent on to the other rank in 10."""
     topology = switched(2, 2, message_ns=0, gbps=1.0)
     assert lower_bound(instance(topology, "allgather", 40)).ns == 90
+
+
+def test_the_last_round_of_all_nics_goes_on_through_one_port() -> None:
+    """Two nodes of four: 4 chunks enter at once, at 80; each rank has one, and gets 3 more from the others."""
+    topology = switched(2, 4, message_ns=0, gbps=1.0)
+    assert lower_bound(instance(topology, "allgather", 80)).ns == 80 + 3 * 10
+
+
+def test_one_of_two_ranks_on_a_nic_gets_nothing_of_its_last_round() -> None:
+    """Two chunks come over the NIC that two ranks share, 80 each. Only one gets the second from the NIC."""
+    links = tuple(Link(0, r, 0, 0, 0.125, (r, 5)) for r in (1, 2))
+    links += (Link(1, 2, 0, 0, 0.5, (1, 4)), Link(2, 1, 0, 0, 0.5, (2, 3)))
+    topology = Topology("shared", (0, 1, 1), links, tuple("abcdef"))
+    found = Instance(topology, (Chunk(10, (0,), (1, 2)), Chunk(10, (0,), (1, 2))))
+    assert lower_bound(found).ns == 160 + 20 == Search(found).best_ns
 
 
 def test_reversing_time_keeps_the_bound() -> None:

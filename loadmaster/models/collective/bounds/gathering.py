@@ -2,7 +2,8 @@
 
 - **Knowledge.** A target v needs a set D of chunks: all that it wants, or those that start outside its node. Other
   chunks are forgotten, which only helps. time >= tau[v, |D|]; of targets that share an entry one has the worst of it
-  (sharing.py), and ranks of a node learn from one another, one at a time (totals.py).
+  (sharing.py), ranks of a node learn from one another, one at a time (totals.py), and what enters a node goes on
+  through the ports of its ranks (releasing.py).
 - **Delivery** (backwards). A rank u starts with the only copy of, or has a part of, chunks D that must end on one other
   rank each. time >= tau[u, |D|], units being chunks that get to their targets.
 - **Spread** (backwards, flat). One chunk must get from a source to all its targets, and to those outside its node:
@@ -30,6 +31,7 @@ import numpy as np
 
 from loadmaster.models.collective.bounds.growth import Growth, Units, open_links
 from loadmaster.models.collective.bounds.network import BoolArray, IntArray, Network
+from loadmaster.models.collective.bounds.releasing import releasing_ns
 from loadmaster.models.collective.bounds.sharing import sharing_ns
 from loadmaster.models.collective.bounds.totals import totals_ns
 
@@ -71,7 +73,12 @@ def knowledge_ns(network: Network, chunks: BoolArray) -> int:
     growth = Growth(network, units)
     wanting = np.asarray(network.targets[chunks].all(axis=0))
     alone = max((growth.time_ns(int(v), units.count) for v in np.flatnonzero(wanting)), default=0)
-    return max(alone, sharing_ns(network, growth, units, wanting), totals_ns(network, growth, units, wanting))
+    return max(
+        alone,
+        sharing_ns(network, growth, units, wanting),
+        totals_ns(network, growth, units, wanting),
+        releasing_ns(network, growth, units, chunks, wanting),
+    )
 
 
 def delivery_ns(network: Network, chunks: BoolArray) -> int:
