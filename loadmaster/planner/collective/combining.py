@@ -20,6 +20,8 @@ from loadmaster.planner.collective.restarts import OnBetter, Restarts
 from loadmaster.planner.collective.reversal import (
     choose_roots,
     gathering,
+    relabelled,
+    relabelling,
     reverse,
     reversed_summing,
     sums_ready_ns,
@@ -41,8 +43,8 @@ class Combining:
 
     instance: Instance
     seed: int
-    on_better: OnBetter | None = None
     cancelled: Callable[[], bool] | None = None
+    on_better: OnBetter | None = None
     best: tuple[Send, ...] | None = None
     best_ns: int | None = None
     roots: tuple[int, ...] = field(init=False)
@@ -52,43 +54,54 @@ class Combining:
         self.after = gathering(self.instance, self.roots)
         self.spreading = reversed_summing(self.instance, self.roots)
         self.follows = any(set(chunk.targets) - set(chunk.sources) for chunk in self.after.chunks)
+        self.mirror = relabelling(self.spreading, self.instance.usable_links, self.after) if self.follows else None
+        self.summing = Restarts(self.spreading, self.seed, usable=self.instance.usable_links, cancelled=self.cancelled)
+        self.copying = Restarts(self.after, self.seed, cancelled=self.cancelled)
+        self.on_top: Restarts | None = None
+        self.turn_s = FIRST_TURN_SECONDS
+        # Bounds of the phases that are searched. One that is alone has the bound of the whole.
+        self.phases: list[tuple[Restarts, int]] = []
+        if self.follows:
+            self.phases.append((self.summing, lower_bound(self.spreading).ns))
+        if self.follows and self.mirror is None:
+            self.phases.append((self.copying, lower_bound(self.after).ns))
 
     def search(self, *, good_ns: float, gap: float, seconds: float, runs: int | None = None) -> tuple[Send, ...] | None:
-        """See :func:`loadmaster.planner.collective.greedy.search`."""
+        """See :meth:`loadmaster.planner.collective.greedy.Searcher.search`; may be called again to go on."""
         until = time.monotonic() + seconds
-        turn = FIRST_TURN_SECONDS if runs is None else seconds
-        summing = Restarts(self.spreading, self.seed, usable=self.instance.usable_links)
-        copying = Restarts(self.after, self.seed)
-        phases = [(summing, lower_bound(self.spreading).ns)]
-        if self.follows:
-            phases.append((copying, lower_bound(self.after).ns))
-        on_top: Restarts | None = None
-        while True:
-            better = False
-            for phase, bound_ns in phases:
-                before = phase.best_ns
-                left = min(turn, until - time.monotonic())
-                phase.search(good_ns=bound_ns / (1.0 - gap), seconds=left, runs=runs, cancelled=self.cancelled)
-                if phase.best is None:
-                    return self.best
-                better = better or phase.best_ns != before
-            if better and summing.best is not None:
-                sums = reverse(self.instance, self.spreading, summing.best)
-                self._offer(self._joined(sums, copying.best or ()))
-                on_top = self._on_top(sums) if self.follows else None
-            if on_top is not None and not self._is_good(good_ns):
-                left = min(turn / 2, until - time.monotonic())
-                on_top.search(good_ns=good_ns, seconds=left, runs=runs or ON_TOP_RUNS, cancelled=self.cancelled)
-            done = all(phase.best_ns is not None and phase.best_ns <= ns / (1.0 - gap) for phase, ns in phases)
+        while self.best is None or not (self._is_good(good_ns) or time.monotonic() >= until):
+            turn_s = self.turn_s if runs is None else seconds
+            goals = [(phase, bound_ns / (1.0 - gap)) for phase, bound_ns in self.phases] or [(self.summing, good_ns)]
+            if not self._turn(goals, turn_s, until, runs):
+                break
+            if self.on_top is not None and not self._is_good(good_ns):
+                left = min(turn_s / 2, until - time.monotonic())
+                self.on_top.search(good_ns=good_ns, seconds=left, runs=runs or ON_TOP_RUNS)
+            done = all(phase.best_ns is not None and phase.best_ns <= goal_ns for phase, goal_ns in goals)
             if done and gap > LEAST_GAP:
                 # Each phase is good enough, but what rounds off the whole may still be in one of them.
                 gap, done = gap / 2, False
-            waits = on_top is not None and on_top.count < ON_TOP_RUNS
-            if self._is_good(good_ns) or (done and not waits) or runs is not None or time.monotonic() >= until:
-                return self.best
-            if self.cancelled is not None and self.cancelled():
-                return self.best
-            turn *= LONGER
+            waits = self.on_top is not None and self.on_top.count < ON_TOP_RUNS
+            if (done and not waits) or runs is not None or (self.cancelled is not None and self.cancelled()):
+                break
+            self.turn_s *= LONGER
+        return self.best
+
+    def _turn(self, goals: Sequence[tuple[Restarts, float]], turn_s: float, until: float, runs: int | None) -> bool:
+        """A turn of every phase; False where one of them has no schedule."""
+        better = self.best is None
+        for phase, goal_ns in goals:
+            before = phase.best_ns
+            phase.search(good_ns=goal_ns, seconds=min(turn_s, until - time.monotonic()), runs=runs)
+            if phase.best is None:
+                return False
+            better = better or phase.best_ns != before
+        if better and self.summing.best is not None:
+            sums = reverse(self.instance, self.spreading, self.summing.best)
+            copies = relabelled(self.summing.best, self.mirror) if self.mirror else self.copying.best or ()
+            self._offer(self._joined(sums, copies))
+            self.on_top = self._on_top(sums) if self.follows else None
+        return True
 
     def _is_good(self, good_ns: float) -> bool:
         return self.best_ns is not None and self.best_ns <= good_ns
@@ -106,7 +119,7 @@ class Combining:
         def better(sends: tuple[Send, ...], _: int) -> None:
             self._offer(retime(self.instance, in_order((*sums, *sends))))
 
-        return Restarts(self.after, self.seed, release=release, on_better=better)
+        return Restarts(self.after, self.seed, release=release, cancelled=self.cancelled, on_better=better)
 
     def _offer(self, sends: tuple[Send, ...]) -> None:
         time_ns = finish_ns(self.instance, sends)

@@ -1,6 +1,6 @@
 """The main strategy: symmetric event-driven list scheduling with restarts.
 
-:func:`search` serves every collective. Chunks that are copied or moved are scheduled by
+:class:`Searcher` serves every collective. Chunks that are copied or moved are scheduled by
 :mod:`loadmaster.planner.collective.restarts`; sums by time reversal (:mod:`loadmaster.planner.collective.combining`).
 """
 
@@ -28,33 +28,50 @@ def list_schedule(instance: Instance, knobs: Knobs | None = None, seed: int = 0)
     return None if sends is None else retime(instance, prune(instance, sends))
 
 
-def search(
-    instance: Instance,
-    *,
-    bound_ns: int,
-    seconds: float,
-    seed: int = 0,
-    gap: float = 0.0,
-    runs: int | None = None,
-    cancelled: Callable[[], bool] | None = None,
-    on_better: OnBetter | None = None,
-) -> tuple[Send, ...] | None:
-    """The best schedule found until one is within ``gap`` of the bound, or the time is up.
+class Searcher:
+    """The search on one instance; each call of :meth:`search` goes on where the last one stopped.
 
     Args:
-        bound_ns: no schedule is faster; 0 where that is not known.
-        gap: (time - bound) / time that is good enough.
-        runs: most restarts of each phase; None: as many as the time allows. Given, the same seed gives the same
-            schedule.
+        seed: the same seed and the same ``runs`` of each call give the same schedules.
         cancelled: asked between events.
         on_better: called with each better schedule and its time in ns.
-
-    Returns:
-        None if there is no schedule, or none was found.
     """
-    good_ns = bound_ns / (1.0 - gap)
-    if instance.combines:
-        combining = Combining(instance, seed, on_better, cancelled)
-        return combining.search(good_ns=good_ns, gap=gap, seconds=seconds, runs=runs)
-    restarts = Restarts(instance, seed, on_better=on_better)
-    return restarts.search(good_ns=good_ns, seconds=seconds, runs=runs, cancelled=cancelled)
+
+    def __init__(
+        self,
+        instance: Instance,
+        seed: int = 0,
+        *,
+        cancelled: Callable[[], bool] | None = None,
+        on_better: OnBetter | None = None,
+    ) -> None:
+        kind = Combining if instance.combines else Restarts
+        self._search: Combining | Restarts = kind(instance, seed, cancelled=cancelled, on_better=on_better)
+
+    @property
+    def best(self) -> tuple[Send, ...] | None:
+        """The best schedule so far; None if none was found."""
+        return self._search.best
+
+    @property
+    def best_ns(self) -> int | None:
+        """How long it takes."""
+        return self._search.best_ns
+
+    def search(
+        self, *, bound_ns: int, seconds: float, gap: float = 0.0, runs: int | None = None
+    ) -> tuple[Send, ...] | None:
+        """The best schedule found until one is within ``gap`` of the bound, or the time is up.
+
+        Args:
+            bound_ns: no schedule is faster; 0 where that is not known.
+            gap: (time - bound) / time that is good enough.
+            runs: most restarts of each phase in this call; None: as many as the time allows.
+
+        Returns:
+            The best of all calls; None if there is no schedule, or none was found.
+        """
+        good_ns = bound_ns / (1.0 - gap)
+        if isinstance(self._search, Combining):
+            return self._search.search(good_ns=good_ns, gap=gap, seconds=seconds, runs=runs)
+        return self._search.search(good_ns=good_ns, seconds=seconds, runs=runs)

@@ -34,8 +34,8 @@ ROUTED_SHARE = 0.3
 LINGER = 0.2
 # Instances of more targets than that are far beyond what the plainest schedule is good for.
 SMALL_TARGETS = 256
-# Longer lists than this leave chance too little.
-FIXED_SETTINGS = 120
+# Longer lists than this leave chance too little; after the first of them, chance has every other turn.
+FIXED_SETTINGS, PLAIN_SETTINGS = 120, 24
 # Pruning and retiming make what dispatch found shorter by no more than about that part.
 RETIMING_GAINS = 0.03
 # Settings that chance changes are among that many best ones.
@@ -64,12 +64,14 @@ class Restarts:
     Args:
         usable: per chunk the links it may use; None: as the instance says.
         release: what the schedule builds on.
+        cancelled: asked between events.
     """
 
     instance: Instance
     seed: int
     usable: Sequence[Sequence[int]] | None = None
     release: Release = NOTHING_BEFORE
+    cancelled: Callable[[], bool] | None = None
     on_better: OnBetter | None = None
     best: tuple[Send, ...] | None = None
     best_ns: int | None = None
@@ -94,24 +96,18 @@ class Restarts:
         self.floor_is_due = self._is_small()
         self.all_powers = (1,) * len(self.instance.generators)
 
-    def search(
-        self,
-        *,
-        good_ns: float,
-        seconds: float,
-        runs: int | None = None,
-        cancelled: Callable[[], bool] | None = None,
-    ) -> tuple[Send, ...] | None:
+    def search(self, *, good_ns: float, seconds: float, runs: int | None = None) -> tuple[Send, ...] | None:
         """Restart until a schedule takes at most ``good_ns``, or the time, the runs or the caller's patience are up.
 
-        May be called again to go on.
+        May be called again to go on. Nothing stops the first schedule halfway.
 
         Returns:
             The best schedule; None if none was found.
         """
         until = time.monotonic() + seconds
-        stop = _stopper(until, cancelled)
-        if self.best_ns is not None and self.best_ns <= good_ns:
+        stop = _stopper(until, self.cancelled)
+        last = None if runs is None else self.count + runs
+        if self.best_ns is not None and (self.best_ns <= good_ns or stop()):
             return self.best
         for setting in self.settings:
             self._offer(self._run(setting, None if self.best is None else stop), setting)
@@ -120,7 +116,7 @@ class Restarts:
                 self._offer(sequential(self.instance, self.usable), None)
             if self.best_ns is not None and self.best_ns <= good_ns:
                 break
-            if (runs is not None and self.count >= runs) or stop():
+            if (last is not None and self.count >= last) or stop():
                 break
         return self.best
 
@@ -183,7 +179,11 @@ class Restarts:
             paired = len(fixed) if max(self.weight.values()) < SKELETONS_MATTER else 2
             pairs = zip(fixed[:paired], routed[:paired], strict=True)
             fixed = [setting for pair in pairs for setting in pair] + fixed[paired:]
-        yield from fixed
+        yield from fixed[:PLAIN_SETTINGS]
+        for setting in fixed[PLAIN_SETTINGS:]:
+            if self.tried:
+                yield self._changed(fixed)
+            yield setting
         if self.best is None and self.all_powers:
             # Two images of a message were in each other's way wherever it was tried: schedules without symmetries.
             fixed = [replace(setting, powers=self._no_powers()) for setting in fixed]

@@ -13,12 +13,13 @@ Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.7 (combining collectives).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from loadmaster.models.collective.instance import Chunk, Instance
+from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
 from loadmaster.models.collective.plan import Send
-from loadmaster.models.collective.symmetry import closure
+from loadmaster.models.collective.symmetry import closure, holders_of
+from loadmaster.models.collective.topology import Topology
 from loadmaster.planner.collective.prune import finish_ns, in_order, retime
 
 
@@ -65,6 +66,92 @@ def reversed_summing(instance: Instance, roots: Sequence[int]) -> Instance:
         for chunk, root in zip(instance.chunks, roots, strict=True)
     )
     return replace(instance, topology=instance.topology.reversed(), chunks=chunks)
+
+
+def relabelling(spreading: Instance, usable: Sequence[Sequence[int]], after: Instance) -> Symmetry | None:
+    """New names of ranks and chunks under which spreading a sum, reversed, is the copying that follows it.
+
+    The schedule of the one then serves the other. Looked for among turns, reflections and exchanges of the ranks of
+    every node.
+
+    Args:
+        usable: per chunk the links that spreading may use.
+
+    Returns:
+        None if none of those fits.
+    """
+    before, copying = spreading.topology, after.topology
+    held = {frozenset(of) for of in holders_of(copying)}
+    allowed = {id(links): frozenset(links) for links in (*usable, *after.usable_links)}
+    chunks: dict[tuple[int, frozenset[int], frozenset[int], frozenset[int]], list[int]] = {}
+    for c in reversed(range(len(after.chunks))):
+        chunk = after.chunks[c]
+        ends = frozenset(chunk.sources), frozenset(chunk.targets)
+        chunks.setdefault((chunk.size_bytes, *ends, allowed[id(after.usable_links[c])]), []).append(c)
+    for ranks in _likely(before):
+        links = _images(before, copying, ranks)
+        if links is None or {frozenset(links[k] for k in of) for of in holders_of(before)} != held:
+            continue
+        ways = {index: frozenset(links[k] for k in of) for index, of in allowed.items()}
+        left = {key: list(of) for key, of in chunks.items()}
+        found: list[int] = []
+        for c, chunk in enumerate(spreading.chunks):
+            ends = frozenset(ranks[r] for r in chunk.sources), frozenset(ranks[r] for r in chunk.targets)
+            same = left.get((chunk.size_bytes, *ends, ways[id(usable[c])]))
+            if not same:
+                break
+            found.append(same.pop())
+        else:
+            return Symmetry(ranks, tuple(found))
+    return None
+
+
+def relabelled(sends: Sequence[Send], names: Symmetry) -> tuple[Send, ...]:
+    """The same sends between the ranks and of the chunks of other names."""
+    return in_order(
+        [
+            Send(
+                send.start_ns,
+                names.ranks[send.source],
+                names.ranks[send.target],
+                tuple(sorted(names.chunks[c] for c in send.chunks)),
+            )
+            for send in sends
+        ]
+    )
+
+
+def _likely(topology: Topology) -> Iterator[tuple[int, ...]]:
+    """Permutations of ranks that move all nodes alike: none, exchanges, reflections and turns."""
+    nodes = list(topology.ranks_of_node.values())
+    size = len(nodes[0])
+    if any(len(node) != size for node in nodes):
+        nodes, size = [tuple(range(topology.rank_count))], topology.rank_count
+    exchanges = [[place ^ mask for place in range(size)] for mask in range(size)] if size & (size - 1) == 0 else []
+    turns = [[(turn + sign * place) % size for place in range(size)] for sign in (1, -1) for turn in range(size)]
+    for places in dict.fromkeys(map(tuple, (*exchanges, *turns))):
+        ranks = [0] * topology.rank_count
+        for node in nodes:
+            for rank, place in zip(node, places, strict=True):
+                ranks[rank] = node[place]
+        yield tuple(ranks)
+
+
+def _images(before: Topology, after: Topology, ranks: Sequence[int]) -> list[int] | None:
+    """Per link of one topology, the link of another that it goes to; None where one has none like it."""
+    if len(before.links) != len(after.links):
+        return None
+    found: list[int] = []
+    for link in before.links:
+        index = after.link_between.get((ranks[link.source], ranks[link.target]))
+        if index is None:
+            return None
+        other = after.links[index]
+        costs = [(k.latency_ns, k.message_ns, k.gbps) for k in (link, other)]
+        if costs[0] != costs[1]:
+            return None
+        found.append(index)
+    return found
 
 
 def reverse(instance: Instance, spreading: Instance, sends: Sequence[Send]) -> tuple[Send, ...]:

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.models.collective.checker import check
-from loadmaster.models.collective.instance import Chunk, Instance
+from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.presets import preset
 from loadmaster.models.collective.problem import Collective, Sketch
 from loadmaster.models.collective.topology import Link, Topology
-from loadmaster.planner.collective.greedy import search
-from loadmaster.planner.collective.reversal import choose_roots
+from loadmaster.planner.collective.greedy import Searcher
+from loadmaster.planner.collective.reversal import choose_roots, gathering, relabelled, relabelling, reversed_summing
 from tests.models.collective.tiny import problem, ring, switched
 
 SUMMING: list[Collective] = ["reduce_scatter", "reduce", "allreduce"]
@@ -29,7 +29,7 @@ def posed(topology: Topology, collective: Collective, size_bytes: int, chunks: i
 
 
 def found(instance: Instance, runs: int = 10) -> tuple[Send, ...]:
-    sends = search(instance, bound_ns=0, seconds=60, runs=runs)
+    sends = Searcher(instance).search(bound_ns=0, seconds=60, runs=runs)
     assert sends is not None
     verdict = check(instance, sends)
     assert verdict.ok, verdict.violations
@@ -179,3 +179,28 @@ def test_roots_that_no_symmetry_allows_give_symmetries_up() -> None:
     assert kept.generators == ()
     assert roots == (0,)
     found(one)
+
+
+def mirrored_pair(topology: Topology) -> tuple[Instance, Instance, Symmetry | None]:
+    """The spreading of an AllReduce, its copying, and the names that make one of the other."""
+    instance, roots = choose_roots(posed(topology, "allreduce", topology.rank_count * 100))
+    spreading, after = reversed_summing(instance, roots), gathering(instance, roots)
+    return spreading, after, relabelling(spreading, instance.usable_links, after)
+
+
+@pytest.mark.parametrize("topology", [switched(1, 4), switched(2, 3), preset("hgx-h200", 2), ring(5)])
+def test_what_spreads_sums_also_copies_them_under_other_names(topology: Topology) -> None:
+    spreading, after, names = mirrored_pair(topology)
+    assert names is not None
+    sends = Searcher(spreading).search(bound_ns=0, seconds=60, runs=2)
+    assert sends is not None
+    verdict = check(after, relabelled(sends, names))
+    assert verdict.ok, verdict.violations
+    assert verdict.time_ns == check(spreading, sends).time_ns
+
+
+def test_phases_that_are_no_mirror_images_have_no_other_names() -> None:
+    ends = [(0, 1, 100), (1, 2, 50), (2, 0, 25), (2, 1, 10)]
+    links = tuple(Link(a, b, latency, 0, 1.0, (k,)) for k, (a, b, latency) in enumerate(ends))
+    topology = Topology("uneven", (0, 0, 0), links, tuple(f"wire {k}" for k in range(len(ends))))
+    assert mirrored_pair(topology)[2] is None
