@@ -40,16 +40,17 @@ def test_small_calls_are_packed_and_large_ones_fill_the_blocks() -> None:
     p = case("allreduce", 8)
     for shape, size, protocol, lanes in (
         ("gather", 1 * KIB, "packed", 1),
-        ("gather", 64 * KIB, "packed", 16),
+        ("gather", 64 * KIB, "packed", 64),
         ("direct", 256 * KIB, "packed", 4),
         ("direct", 1 * MIB, "simple", 16),
-        ("gather", 1 * MIB, "simple", 64),
+        ("gather", 1 * MIB, "simple", 32),
         ("direct", 256 * MIB, "simple", 21),
     ):
         a = algorithm(p, 1, shape)
         chosen = choose(operations_of(lower(p, a), cut_of(p, a, size)), Limits())
         assert (chosen.protocol, chosen.lanes) == (protocol, lanes)
-        assert chosen.rounds == (1 if size <= MIB else 16)
+        assert chosen.rounds == (1 if size <= MIB else 12)
+        assert chosen.threads == (128 if size <= 64 * KIB else 512)
 
 
 def test_what_no_launch_can_hold_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from loadmaster.executor.collective.fused import engine as engines
 from loadmaster.executor.collective.fused.arena import Arena, Capacity
 from loadmaster.executor.collective.fused.choice import Limits
 from loadmaster.executor.collective.fused.engine import FusedEngine
-from loadmaster.executor.collective.fused.kernel import FAILURE_WORDS, Launch
+from loadmaster.executor.collective.fused.kernel import FAILURE_WORDS, THREADS, Launch
 from tests.executor.collective.test_fused_emulated import VARIANTS, library
 
 __all__ = ["library"]  # the fixture
@@ -38,10 +39,15 @@ class Written:
     def function(self, name: str) -> str:
         return name
 
-    def launch(self, function: str, blocks: int, arguments: Any, stream: int) -> None:
-        launch = Launch()
-        ctypes.memmove(ctypes.addressof(launch), arguments[0], ctypes.sizeof(Launch))
-        self.launches.append((function, blocks, launch))
+    def caller(self, function: str, blocks: int, threads: int, launch: Launch) -> Callable[[int], None]:
+        assert threads % 32 == 0 and 0 < threads <= THREADS
+
+        def call(stream: int) -> None:
+            written = Launch()
+            ctypes.memmove(ctypes.addressof(written), ctypes.addressof(launch), ctypes.sizeof(Launch))
+            self.launches.append((function, blocks, written))
+
+        return call
 
 
 class Node:

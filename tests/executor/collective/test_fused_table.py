@@ -227,11 +227,14 @@ def test_notices_are_there_where_nothing_else_tells() -> None:
 
 def test_a_failure_names_the_message_and_its_sender() -> None:
     p = case("allreduce", 2)
-    for protocol, operand in (("simple", 0), ("packed", 1)):
+    # Packed: after a copy from one place to another, in its stream. Simple: in the second stream.
+    for protocol, stream, second, operand in (("simple", 1, 2 + 1 + 1 + 2, 0), ("packed", 0, 2 + 1 + 1, 1)):
         t = table(p, algorithm(p, 1, "gather"), 64, protocol)  # type: ignore[arg-type]
-        second = 2 + 1 + 1 + (1 if protocol == "simple" else 0)
-        assert "sum of chunk 0, 64 bytes, to the output" in t.describe(0, 0, second)
-        assert t.awaited(0, 0, second, operand) == Awaited(1, 1, 1)
+        assert "sum of chunk 0, 64 bytes, to the output" in t.describe(0, stream, second)
+        assert t.awaited(0, stream, second, operand) == Awaited(1, 1, 1)
+    # The simple one waits for its own rank, too, to have read the input.
+    t = table(p, algorithm(p, 1, "gather"), 64, "simple")
+    assert t.awaited(0, 1, 6, 1) == Awaited(0, None, 0)
 
 
 def test_what_the_kernel_cannot_hold_is_refused() -> None:

@@ -3,6 +3,10 @@
 Figures behind the limits: a fence and a flag cost a level of messages about two microseconds, in which a port carries
 about 700 kB; packed words save them and cost every byte twice. A block of 512 threads has 8 kB in flight with one
 vector a thread. Blocks are not more than leave room on the GPU for kernels of others that wait for one another.
+
+Packed blocks are small and many: a block's stores leave its multiprocessor one after another, and what is small waits
+for them. A round ends in a fence, for which a block stands still about as long as its share of the port takes for 40
+kB; pieces are several times that, and no more rounds are worth it than hide what comes after the last.
 """
 
 from __future__ import annotations
@@ -11,9 +15,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadmaster.executor.collective.fused.kernel import THREADS
+from loadmaster.executor.collective.fused.kernel import THREADS, WARP
 from loadmaster.executor.collective.fused.operations import VECTOR_BYTES, Operation
-from loadmaster.executor.collective.fused.table import MOST_STREAMS, Protocol
+from loadmaster.executor.collective.fused.table import MOST_STREAMS, Protocol, rides
 
 
 @dataclass(frozen=True)
@@ -23,13 +27,15 @@ class Limits:
     Attributes:
         blocks: of one call, at most; all of them are resident at once.
         packed_bytes: calls in which no rank sends more are packed.
+        packed_threads: of a packed block, at least; more where lanes are at their limit.
         piece_bytes: of a chunk, lane and round, at least, where a call is cut into rounds.
         rounds: at most.
     """
 
     blocks: int = 64
-    packed_bytes: int = 1 << 20
-    piece_bytes: int = 32 << 10
+    packed_bytes: int = 512 << 10
+    packed_threads: int = 128
+    piece_bytes: int = 128 << 10
     rounds: int = 16
 
 
@@ -41,29 +47,33 @@ class Choice:
     lanes: int
     rounds: int
     widths: tuple[int, int, int]
+    threads: int
 
 
 def choose(operations: Sequence[Operation], limits: Limits) -> Choice:
     """For the operations of all ranks."""
     sent: Counter[int] = Counter()
+    for operation in operations:
+        sent[operation.rank] += operation.size_bytes * len(operation.sends)
+    protocol: Protocol = "packed" if max(sent.values(), default=0) <= limits.packed_bytes else "simple"
     counts: Counter[tuple[int, int]] = Counter()
     hosts = {(o.rank, o.chunk) for o in operations if o.stage == 0}
     for operation in operations:
-        sent[operation.rank] += operation.size_bytes * len(operation.sends)
-        # Sums that ride behind the operation that sends their chunk take no stream.
-        if not (operation.overwrites and (operation.rank, operation.chunk) in hosts):
+        if not rides(operation, (operation.rank, operation.chunk) in hosts, protocol):
             counts[operation.rank, operation.stage] += 1
     ranks = {rank for rank, _ in counts}
     most = [max((counts[rank, stage] for rank in ranks), default=0) for stage in range(3)]
     largest = max((o.size_bytes for o in operations), default=0)
-    if max(sent.values(), default=0) <= limits.packed_bytes:
+    if protocol == "packed":
         widths = _at_most(most, min(limits.blocks, MOST_STREAMS))
-        lanes = _between(1, -(-largest // (THREADS * VECTOR_BYTES // 2)), limits.blocks // max(1, sum(widths)))
-        return Choice("packed", lanes, 1, widths)
+        units = -(-largest // (VECTOR_BYTES // 2))
+        lanes = _between(1, -(-units // limits.packed_threads), limits.blocks // max(1, sum(widths)))
+        threads = _between(limits.packed_threads, -(-units // (lanes * WARP)) * WARP, THREADS)
+        return Choice("packed", lanes, 1, widths, threads)
     stages = sum(count > 0 for count in most)
     lanes = _between(1, -(-largest // (THREADS * VECTOR_BYTES)), limits.blocks // stages)
     rounds = _between(1, largest // (lanes * limits.piece_bytes), limits.rounds)
-    return Choice("simple", lanes, rounds, _at_most(most, min(limits.blocks // lanes, MOST_STREAMS)))
+    return Choice("simple", lanes, rounds, _at_most(most, min(limits.blocks // lanes, MOST_STREAMS)), THREADS)
 
 
 def _at_most(counts: Sequence[int], total: int) -> tuple[int, int, int]:

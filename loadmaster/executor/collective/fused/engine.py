@@ -10,7 +10,6 @@ more than the arena holds, it is done in several launches, each for a part of ev
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,6 +31,8 @@ from loadmaster.models.collective.problem import Collective, CollectiveProblem
 
 # Pieces of blocks that go in launches of their own begin at multiples of this.
 SEGMENT_BYTES = 1 << 10
+# Known by identity: comparisons of torch's operators take the better part of a microsecond.
+_SUM = dist.ReduceOp.SUM
 
 
 def tables_of(
@@ -77,7 +78,9 @@ def _fitted(operations: Sequence[Operation], rank_count: int, chosen: Choice, ca
     """The table as chosen, with fewer lanes where flags are short."""
     lanes = chosen.lanes
     while True:
-        made = table_of(operations, rank_count, chosen.protocol, lanes, chosen.rounds, chosen.widths)
+        made = table_of(
+            operations, rank_count, chosen.protocol, lanes, chosen.rounds, chosen.widths, threads=chosen.threads
+        )
         if made.flag_count * 8 <= capacity.flags_bytes or lanes == 1:
             return made
         lanes //= 2
@@ -88,7 +91,8 @@ class _Prepared:
 
     def __init__(self, arena: Arena, begin: int, table: Table, dtype: torch.dtype | None, timeout_s: float) -> None:
         offset, size = arena.capacity.slots(table.protocol)
-        self.begin, self.blocks = begin, len(table.streams[arena.rank]) * table.lanes
+        self.begin = begin
+        blocks = len(table.streams[arena.rank]) * table.lanes
         self.words: torch.Tensor | None = None
         if not fits_inline(table, arena.rank):
             if torch.cuda.is_current_stream_capturing():
@@ -108,8 +112,8 @@ class _Prepared:
             table=arena.register(table),
         )
         self.launch.arenas[: arena.size] = arena.addresses
-        self.arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self.launch))
-        self.function = arena.kernels.function(kernel_name(table.protocol, dtype))
+        function = arena.kernels.function(kernel_name(table.protocol, dtype))
+        self.enqueue = arena.kernels.caller(function, blocks, table.threads, self.launch)
 
 
 class _Call(NamedTuple):
@@ -153,6 +157,8 @@ class FusedEngine:
         self._arena: Arena | None = None
         if problem.topology.node_count == 1 and 1 < problem.topology.rank_count <= MOST_RANKS:
             self._arena = arena_of(group, torch.device("cuda", torch.cuda.current_device()), capacity)
+        self._sums = problem.collective in COMBINING
+        self._device_index = 0 if self._arena is None else self._arena.device.index
         self._lowered: dict[int, Lowered] = {}
         self._calls: dict[tuple[int, int, torch.dtype | None], _Call] = {}
 
@@ -177,8 +183,8 @@ class FusedEngine:
         assert arena is not None
         arena.check(self.group, self.timeout_s)
         tensor = output if output is not None else input
-        dtype = tensor.dtype if tensor is not None and self.problem.collective in COMBINING else None
-        if dtype is not None and kind_of(op) not in self.operators:
+        dtype = tensor.dtype if self._sums and tensor is not None else None
+        if op is not _SUM and dtype is not None and kind_of(op) not in self.operators:
             raise InputError("op", op, "is no sum", "Fused collectives add up: use SUM or AVG.")
         key = (id(algorithm), size_bytes, dtype)
         call = self._calls.get(key)
@@ -189,15 +195,17 @@ class FusedEngine:
             raise InputError(
                 "tensors", list(found), f"bytes of input and output are not {list(call[:2])}", "Give these."
             )
-        stream = torch._C._cuda_getCurrentRawStream(arena.device.index)
+        stream = torch._C._cuda_getCurrentRawStream(self._device_index)
         if stream != arena.stream:
             arena.order(stream)
         given = 0 if input is None else input.data_ptr()
         taken = 0 if output is None else output.data_ptr()
         for one in call.launches:
-            one.launch.input, one.launch.output = given + one.begin, taken + one.begin
-            arena.kernels.launch(one.function, one.blocks, one.arguments, stream)
-        if dtype is not None and output is not None and averages(op):
+            launch = one.launch
+            launch.input = given + one.begin
+            launch.output = taken + one.begin
+            one.enqueue(stream)
+        if op is not _SUM and dtype is not None and output is not None and averages(op):
             output.div_(arena.size)
 
     def check(self) -> None:

@@ -6,7 +6,6 @@
 const int kMostRanks = 32;
 const int kMostStreams = 64;
 const int kInlineWords = 384;  // less than fit a block's shared memory
-const int kBatch = 8;
 const u64 kOffsetMask = (1ull << 48) - 1;
 const int kInput = 0, kArena = 2;  // 1: the output
 const int kAlways = 0, kAtStart = 1;  // 2: at the end
@@ -56,13 +55,20 @@ __device__ __forceinline__ char *resolve(const Block &block, i64 place) {
     return (buffer == kInput ? (char *)block.launch.input : block.launch.output) + offset;
 }
 
-__device__ void report(const Block &block, u32 word, int operand, u64 expected, u64 seen) {
-    const Launch &launch = block.launch;
-    if (fetch_add(&launch.state[3], 1) != 0) return;
-    const i64 said[8] = {launch.table, block.stream, block.lane, block.turn, word, operand, (i64)expected, (i64)seen};
-    for (int k = 0; k < 8; ++k) launch.failure[k + 1] = said[k];
+// By value: what a call takes the address of does not stay in registers.
+__device__ __noinline__ void write_down(u64 *failures, volatile i64 *failure, i64 table, int stream, int lane, int turn,
+                                        u32 word, int operand, u64 expected, u64 seen) {
+    if (fetch_add(failures, 1) != 0) return;
+    const i64 said[8] = {table, stream, lane, turn, word, operand, (i64)expected, (i64)seen};
+    for (int k = 0; k < 8; ++k) failure[k + 1] = said[k];
     __threadfence_system();
-    launch.failure[0] = 1;
+    failure[0] = 1;
+}
+
+__device__ __forceinline__ void report(const Block &block, u32 word, int operand, u64 expected, u64 seen) {
+    const Launch &launch = block.launch;
+    write_down(&launch.state[3], launch.failure, launch.table, block.stream, block.lane, block.turn, word, operand,
+               expected, seen);
 }
 
 // Whether time is up, looked at now and then.
@@ -110,150 +116,192 @@ struct Mover {
     int source_count, target_count;
     u64 bytes;
     u32 word;
-    bool aligned;
 
     __device__ __forceinline__ int valid(u64 unit) const {
         u64 left = bytes - unit * kBytes;
         return left < kBytes ? (int)left : kBytes;
     }
 
-    __device__ __forceinline__ Vector fetch(i64 place, u64 unit) const {
-        const char *from = resolve(block, place);
-        if (in_arena(place)) return kPacked ? load_packed(from + unit * 16) : load16(from + unit * 16);
-        from += unit * kBytes;
+    // Of the data of a unit, the words; packed ones stand between marks.
+    static __device__ __forceinline__ void words_of(const Vector &v, u32 *words) {
+        words[0] = v.x;
+        words[1] = kPacked ? v.z : v.y;
+        words[kWords - 2] = kPacked ? v.x : v.z;
+        words[kWords - 1] = kPacked ? v.z : v.w;
+    }
+
+    // A whole unit, of a place whose units are aligned.
+    static __device__ __forceinline__ Vector fetch(bool slot, const char *from, u64 unit) {
+        if (!kPacked) return load16(from + unit * 16);
+        if (slot) return load_packed(from + unit * 16);
         Vector v = {0, 0, 0, 0};
-        if (aligned && valid(unit) == kBytes) {
-            if (!kPacked) return load16(from);
-            load8(from, v.x, v.z);
-            return v;
-        }
-        u32 words[4];
-        load_bytes<kWords>(from, valid(unit), words);
-        v.x = words[0];
-        if (kPacked) {
-            v.z = words[1];
-        } else {
-            v.y = words[1], v.z = words[2], v.w = words[3];
-        }
+        load8(from + unit * 8, v.x, v.z);
         return v;
     }
 
-    // Packed: until both halves carry the mark of this call.
-    __device__ __forceinline__ bool arrived(i64 place, u64 unit, int operand, Vector &v) const {
-        if (v.y == block.mark && v.w == block.mark) return true;
-        const char *from = resolve(block, place) + unit * 16;
-        Patience patience;
-        do {
-            if (patience.ended(block.launch.timeout_ns)) {
-                report(block, word, operand, block.mark, v.y);
-                return false;
-            }
-            v = load_packed(from);
-        } while (v.y != block.mark || v.w != block.mark);
-        return true;
+    static __device__ __forceinline__ void store(bool slot, char *to, u64 unit, const u32 *words, u32 mark) {
+        if (!kPacked) {
+            store16(to + unit * 16, Vector{words[0], words[1], words[kWords - 2], words[kWords - 1]});
+        } else if (slot) {
+            store_packed(to + unit * 16, words[0], words[1], mark);
+        } else {
+            store8(to + unit * 8, words[0], words[1]);
+        }
     }
 
-    __device__ __forceinline__ void put(u64 unit, const u32 *words) const {
-        for (int t = 0; t < target_count; ++t) {
-            i64 place = targets[t];
-            char *to = resolve(block, place);
-            if (in_arena(place)) {
-                if (kPacked) {
-                    store_packed(to + unit * 16, words[0], words[1], block.mark);
-                } else {
-                    store16(to + unit * 16, Vector{words[0], words[1], words[kWords - 2], words[kWords - 1]});
-                }
-            } else if (aligned && valid(unit) == kBytes) {
-                if (kPacked) {
-                    store8(to + unit * 8, words[0], words[1]);
-                } else {
-                    store16(to + unit * 16, Vector{words[0], words[1], words[kWords - 2], words[kWords - 1]});
-                }
-            } else {
-                store_bytes<kWords>(to + unit * kBytes, valid(unit), words);
+    // Packed: whether both halves carry the mark of this call.
+    __device__ __forceinline__ bool arrived(const Vector &v) const { return v.y == block.mark && v.w == block.mark; }
+
+    static __device__ __forceinline__ void add(const u32 *words, bool first, float *total) {
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) {
+            float values[Element::kPerWord];
+            Element::unpack(words[w], values);
+#pragma unroll
+            for (int e = 0; e < Element::kPerWord; ++e) {
+                float &sum = total[w * Element::kPerWord + e];
+                sum = first ? values[e] : sum + values[e];
             }
         }
     }
 
-    // One unit; false if a part of it never came.
-    __device__ __forceinline__ bool one(u64 unit) const {
-        float total[kValues];
-        u32 words[kWords];
-        for (int begin = 0; begin < source_count; begin += kBatch) {
-            Vector read[kBatch];
+    static __device__ __forceinline__ void pack(const float *total, u32 *words) {
 #pragma unroll
-            for (int k = 0; k < kBatch; ++k)
-                if (begin + k < source_count) read[k] = fetch(sources[begin + k], unit);
+        for (int w = 0; w < kWords; ++w) words[w] = Element::pack(total + w * Element::kPerWord);
+    }
+
+    // Whole aligned units from `first` to before `last`: kUnits a thread of kSources sources at once, all of them in
+    // flight, and again until they are there. kExact: there are just so many sources; 1: a copy. False if a part of
+    // them never came.
+    template <int kUnits, int kSources, bool kExact>
+    __device__ __forceinline__ bool many(u64 first, u64 last) const {
+        const u32 step = blockDim.x;
+#pragma unroll 1
+        for (u64 unit = first + threadIdx.x; unit < last; unit += kUnits * step) {
+            const u32 left = last - unit < kUnits * step ? (u32)(last - unit) : kUnits * step;
+            float total[kUnits][kValues];
+            u32 words[kUnits][kWords];
+#pragma unroll 1
+            for (int begin = 0; begin < (kExact ? kSources : source_count); begin += kSources) {
+                Vector read[kSources][kUnits];
+                Patience patience;
+                int missing;
+                do {
+                    missing = -1;
 #pragma unroll
-            for (int k = 0; k < kBatch; ++k) {
-                if (begin + k >= source_count) continue;
-                if (kPacked && in_arena(sources[begin + k]) && !arrived(sources[begin + k], unit, begin + k, read[k]))
-                    return false;
-                words[0] = read[k].x;
-                words[1] = kPacked ? read[k].z : read[k].y;
-                words[kWords - 2] = kPacked ? words[0] : read[k].z;
-                words[kWords - 1] = kPacked ? words[1] : read[k].w;
-                if (source_count == 1) continue;
+                    for (int k = 0; k < kSources; ++k) {
+                        if (!kExact && begin + k >= source_count) continue;
+                        const bool slot = in_arena(sources[begin + k]);
+                        const char *from = resolve(block, sources[begin + k]) + unit * (kPacked && !slot ? 8 : 16);
 #pragma unroll
-                for (int w = 0; w < kWords; ++w) {
-                    float values[Element::kPerWord];
-                    Element::unpack(words[w], values);
+                        for (int u = 0; u < kUnits; ++u)
+                            if (u * step < left) read[k][u] = fetch(slot, from, u * step);
+                    }
+                    if (!kPacked) break;
 #pragma unroll
-                    for (int e = 0; e < Element::kPerWord; ++e) {
-                        float &sum = total[w * Element::kPerWord + e];
-                        sum = begin + k == 0 ? values[e] : sum + values[e];
+                    for (int k = 0; k < kSources; ++k) {
+                        if ((!kExact && begin + k >= source_count) || !in_arena(sources[begin + k])) continue;
+#pragma unroll
+                        for (int u = 0; u < kUnits; ++u)
+                            if (u * step < left && !arrived(read[k][u])) missing = begin + k;
+                    }
+                    if (missing >= 0 && patience.ended(block.launch.timeout_ns)) {
+                        report(block, word, missing, block.mark, 0);
+                        return false;
+                    }
+                } while (missing >= 0);
+#pragma unroll
+                for (int k = 0; k < kSources; ++k) {
+                    if (!kExact && begin + k >= source_count) continue;
+#pragma unroll
+                    for (int u = 0; u < kUnits; ++u) {
+                        words_of(read[k][u], words[u]);
+                        if (kSources > 1) add(words[u], begin + k == 0, total[u]);
                     }
                 }
             }
-        }
-        if (source_count > 1) {
 #pragma unroll
-            for (int w = 0; w < kWords; ++w) words[w] = Element::pack(total + w * Element::kPerWord);
+            for (int u = 0; u < kUnits; ++u)
+                if (kSources > 1) pack(total[u], words[u]);
+#pragma unroll 1
+            for (int t = 0; t < target_count; ++t) {
+                const bool slot = in_arena(targets[t]);
+                char *to = resolve(block, targets[t]) + unit * (kPacked && !slot ? 8 : 16);
+#pragma unroll
+                for (int u = 0; u < kUnits; ++u)
+                    if (u * step < left) store(slot, to, u * step, words[u], block.mark);
+            }
         }
-        put(unit, words);
         return true;
     }
 
-    // Whole aligned vectors from one place to some, many in flight.
-    __device__ __forceinline__ void copy(u64 first, u64 last) const {
-        const char *from = resolve(block, sources[0]);
-        const u64 step = blockDim.x;
-        for (u64 unit = first + threadIdx.x; unit < last; unit += kBatch * step) {
-            Vector read[kBatch];
-#pragma unroll
-            for (int k = 0; k < kBatch; ++k)
-                if (unit + k * step < last) read[k] = load16(from + (unit + k * step) * 16);
-            for (int t = 0; t < target_count; ++t) {
-                char *to = resolve(block, targets[t]);
-#pragma unroll
-                for (int k = 0; k < kBatch; ++k)
-                    if (unit + k * step < last) store16(to + (unit + k * step) * 16, read[k]);
+    // One unit that is not whole, or not aligned in some user's memory.
+    __device__ __forceinline__ bool one(u64 unit) const {
+        float total[kValues];
+        u32 words[kWords];
+        const int left = valid(unit);
+#pragma unroll 1
+        for (int k = 0; k < source_count; ++k) {
+            const char *from = resolve(block, sources[k]);
+            if (in_arena(sources[k])) {
+                Vector v;
+                Patience patience;
+                while (v = fetch(true, from, unit), kPacked && !arrived(v)) {
+                    if (patience.ended(block.launch.timeout_ns)) {
+                        report(block, word, k, block.mark, v.y);
+                        return false;
+                    }
+                }
+                words_of(v, words);
+            } else {
+                load_bytes<kWords>(from + unit * kBytes, left, words);
+            }
+            if (source_count > 1) add(words, k == 0, total);
+        }
+        if (source_count > 1) pack(total, words);
+#pragma unroll 1
+        for (int t = 0; t < target_count; ++t) {
+            char *to = resolve(block, targets[t]);
+            if (in_arena(targets[t])) {
+                store(true, to, unit, words, block.mark);
+            } else {
+                store_bytes<kWords>(to + unit * kBytes, left, words);
             }
         }
+        return true;
     }
 
-    __device__ __forceinline__ bool run() {
+    // Out of the way of what is always run; on copies, so that the originals stay in registers.
+    static __device__ __noinline__ bool rest(Block block, Mover given, u64 first, u64 last) {
+        const Mover mover = {block,      given.sources, given.targets, given.source_count, given.target_count,
+                             given.bytes, given.word};
+        for (u64 unit = first + threadIdx.x; unit < last; unit += blockDim.x)
+            if (!mover.one(unit)) return false;
+        return true;
+    }
+
+    __device__ __forceinline__ bool run() const {
         const u64 units = (bytes + kBytes - 1) / kBytes;
         const u64 parts = (u64)block.launch.lanes * block.launch.rounds;
         const u64 each = (units + 8 * parts - 1) / (8 * parts) * 8;
         const u64 part = (u64)block.turn * block.launch.lanes + block.lane;
         u64 first = part * each < units ? part * each : units;
         const u64 last = first + each < units ? first + each : units;
-        aligned = true;
+        bool aligned = true;
         for (int k = 0; k < source_count + target_count; ++k) {
             i64 place = k < source_count ? sources[k] : targets[k - source_count];
             if (!in_arena(place) && (u64)resolve(block, place) % kBytes) aligned = false;
         }
-        if (!kPacked && source_count == 1 && aligned) {
-            const u64 whole = bytes / kBytes < last ? bytes / kBytes : last;
-            if (first < whole) {
-                copy(first, whole);
-                first = whole;
-            }
+        const u64 whole = bytes / kBytes < last ? bytes / kBytes : last;
+        if (aligned && first < whole) {
+            // As much in flight as registers hold.
+            const bool came = source_count == 1   ? many<kPacked ? 4 : 8, 1, true>(first, whole)
+                              : source_count == 2 ? many<kPacked ? 2 : 4, 2, true>(first, whole)
+                                                  : many<1, 8, false>(first, whole);
+            if (!came) return false;
+            first = whole;
         }
-        for (u64 unit = first + threadIdx.x; unit < last; unit += blockDim.x)
-            if (!one(unit)) return false;
-        return true;
+        return first >= last || rest(block, *this, first, last);
     }
 };
 
@@ -307,7 +355,7 @@ __device__ __forceinline__ void interpret(const Launch &launch) {
                 if (__syncthreads_or(late)) failed = true;
             }
             if (bytes && !failed) {
-                Mover<Element, kPacked> mover = {block, sources, targets, source_count, target_count, bytes, word, true};
+                Mover<Element, kPacked> mover = {block, sources, targets, source_count, target_count, bytes, word};
                 if (!mover.run()) failed = true;
             }
             if (signal_count) {

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from loadmaster.errors import LoadmasterError
 from loadmaster.executor.collective.fused.table import MOST_RANKS, MOST_STREAMS, Protocol, Table
 
+# Of a block, at most.
 THREADS = 512
+WARP = 32
 INLINE_WORDS = 384
 # Of the failure that a kernel writes down.
 FAILURE_WORDS = 9
@@ -92,20 +94,6 @@ class Kernels:
         with torch.cuda.device(device):
             self._expect(self._driver.cuModuleLoadData(ctypes.byref(self._module), image), "cuModuleLoadData")
         self._launch = self._driver.cuLaunchKernel
-        u = ctypes.c_uint
-        self._launch.argtypes = [
-            ctypes.c_void_p,
-            u,
-            u,
-            u,
-            u,
-            u,
-            u,
-            u,
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-        ]
 
     def function(self, name: str) -> ctypes.c_void_p:
         """One kernel by name."""
@@ -113,11 +101,20 @@ class Kernels:
         self._expect(self._driver.cuModuleGetFunction(ctypes.byref(found), self._module, name.encode()), name)
         return found
 
-    def launch(self, function: ctypes.c_void_p, blocks: int, arguments: Any, stream: int) -> None:
-        """Enqueue a kernel. ``arguments``: an array with the address of a :class:`Launch`."""
-        status = self._launch(function, blocks, 1, 1, THREADS, 1, 1, 0, stream, arguments, None)
-        if status:
-            self._expect(status, "cuLaunchKernel")
+    def caller(self, function: ctypes.c_void_p, blocks: int, threads: int, launch: Launch) -> Callable[[int], None]:
+        """What enqueues a kernel on a stream. It holds the launch where it is: its fields may change between calls."""
+        u, p = ctypes.c_uint, ctypes.c_void_p
+        # Converted once: a call converts its stream and no more.
+        shape = [u(n) for n in (blocks, 1, 1, threads, 1, 1, 0)]
+        arguments = (p * 1)(ctypes.addressof(launch))
+        enqueue, expect, given, none = self._launch, self._expect, p(ctypes.addressof(arguments)), p()
+
+        def call(stream: int, _held: object = (launch, arguments)) -> None:
+            status = enqueue(function, *shape, p(stream), given, none)
+            if status:
+                expect(status, "cuLaunchKernel")
+
+        return call
 
     def _expect(self, status: int, what: str) -> None:
         if status:

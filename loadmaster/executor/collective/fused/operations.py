@@ -64,6 +64,8 @@ class Operation:
         chunk: what it is about; of a sum of several inputs, the one that this rank gave.
         tells: ranks that it tells, at the start of the call, that this rank has begun it.
         hears: ranks whose such word it waits for, at the end (see :mod:`loadmaster.executor.collective.fused.table`).
+        frees: it tells an operation of its own rank that it has read the input.
+        follows: it waits for that, behind its ``waits``.
     """
 
     rank: int
@@ -76,6 +78,8 @@ class Operation:
     chunk: int | None = None
     tells: tuple[int, ...] = ()
     hears: tuple[int, ...] = ()
+    frees: bool = False
+    follows: bool = False
 
     @property
     def stage(self) -> int:

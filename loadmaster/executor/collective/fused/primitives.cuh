@@ -72,7 +72,7 @@ __device__ __forceinline__ u64 load_acquire(const u64 *from) {
 }
 
 __device__ __forceinline__ void store_release(u64 *to, u64 value) {
-    asm volatile("fence.acq_rel.sys;\n\tst.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+    asm volatile("fence.acq_rel.sys;\n\tst.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
 }
 
 __device__ __forceinline__ u64 load_plain(const u64 *from) {

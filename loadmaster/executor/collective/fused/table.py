@@ -24,7 +24,9 @@ its end). So B had begun call n + 1, hence ended call n (one stream of device wo
 
 **In place.** Output may be input for AllReduce, Reduce and Broadcast. A block overwrites input of its rank only after
 it was read: a final value of form ``direct`` depends on what this rank gave to it, slice by slice; a sum of form
-``gather`` rides behind the operation that sends the same chunk, in the same stream and with the same slices.
+``gather`` comes behind the operation that sends the same chunk, with the same slices: packed, in the same stream, where
+the same thread has read what it overwrites; simple, in a stream of its own, so that sums of a round run while the next
+is sent: there the operation that sends has a flag of its own rank, which the sum waits for like for those of others.
 
 Words of an operation (64 bits each): bytes; counts (sources, targets << 8, waits << 16, signals << 24, when << 32);
 sources and targets as place << 56 | rank << 48 | offset; waits as flag; signals as rank << 32 | flag. A flag is the
@@ -34,7 +36,7 @@ number of the first lane's; ``when`` is 0 (always), 1 (lane 0, first round) or 2
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -55,7 +57,10 @@ _ALWAYS, _AT_START, _AT_END = 0, 1, 2
 
 @dataclass(frozen=True)
 class Awaited:
-    """What a block waits for: a chunk of a message of a peer, or (None) a peer's word that it began the call."""
+    """What a block waits for: a chunk of a message of a peer, or (None) a peer's word that it began the call.
+
+    Or, where the peer is the rank itself, that it has read its own input of a chunk.
+    """
 
     peer: int
     message: int | None
@@ -67,6 +72,7 @@ class Table:
     """A collective of one size, ready for the kernel of every rank.
 
     Attributes:
+        threads: of a block.
         streams: per rank.
         words: per rank; begins: per rank and stream, the first word, and the end.
         arena_bytes: of slots, of the rank that has most, as the protocol packs them.
@@ -76,6 +82,7 @@ class Table:
     protocol: Protocol
     lanes: int
     rounds: int
+    threads: int
     streams: tuple[tuple[tuple[Operation, ...], ...], ...]
     words: tuple[NDArray[np.int64], ...]
     begins: tuple[tuple[int, ...], ...]
@@ -102,6 +109,8 @@ class Table:
             if at >= word:
                 if operation.hears:
                     return Awaited(operation.hears[operand], None, None)
+                if operation.follows and operand == len(operation.waits):
+                    return Awaited(rank, None, operation.chunk)
                 arriving = {t.slot: t for t in operation.waits}
                 of_slot = self.protocol == "packed"
                 found = arriving[operation.sources[operand]] if of_slot else operation.waits[operand]
@@ -111,12 +120,20 @@ class Table:
 
 
 def table_of(
-    operations: Sequence[Operation], rank_count: int, protocol: Protocol, lanes: int, rounds: int, widths: Sequence[int]
+    operations: Sequence[Operation],
+    rank_count: int,
+    protocol: Protocol,
+    lanes: int,
+    rounds: int,
+    widths: Sequence[int],
+    *,
+    threads: int = 512,
 ) -> Table:
     """Tables for all ranks.
 
     Args:
         widths: streams for each stage: operations that begin at once, that pass on, and that end here.
+        threads: of a block; what it does is the same with any number.
 
     Raises:
         InputError: more ranks, streams or operands than the kernel takes.
@@ -127,14 +144,26 @@ def table_of(
     flags = [0] * rank_count
     for t in transfers:
         flags[t.target] = max(flags[t.target], t.number + 1)
-    streams, notice_flags = _with_notices(_streams(operations, rank_count, widths), operations, rank_count, flags)
-    encode = _Encoder(protocol, lanes, notice_flags)
+    dealt = _streams(operations, rank_count, widths, protocol)
+    streams, notice_flags = _with_notices(dealt, operations, rank_count, flags)
+    for _, hearer in notice_flags:
+        flags[hearer] += 1
+    own_flags = _own_flags(streams, flags)
+    encode = _Encoder(protocol, lanes, notice_flags, own_flags)
     words, begins = zip(*(encode.rank(of_rank) for of_rank in streams), strict=True)
     slots = [t.slot.offset_bytes + -(-o.size_bytes // VECTOR_BYTES) * VECTOR_BYTES for o in operations for t in o.sends]
     factor = 2 if protocol == "packed" else 1
-    flag_count = max((*flags, *(number + 1 for number in notice_flags.values())), default=0) * lanes
+    flag_count = max((*flags, *(number + 1 for number in own_flags.values())), default=0) * lanes
     return Table(
-        protocol, lanes, rounds, streams, tuple(words), tuple(begins), max(slots, default=0) * factor, flag_count
+        protocol,
+        lanes,
+        rounds,
+        threads,
+        streams,
+        tuple(words),
+        tuple(begins),
+        max(slots, default=0) * factor,
+        flag_count,
     )
 
 
@@ -150,24 +179,37 @@ def notices_of(operations: Sequence[Operation], rank_count: int) -> dict[int, tu
     return {rank: tuple(sorted(set(range(rank_count)) - heard[rank])) for rank in range(rank_count)}
 
 
-def _streams(operations: Sequence[Operation], rank_count: int, widths: Sequence[int]) -> list[list[list[Operation]]]:
+def rides(operation: Operation, sent: bool, protocol: Protocol) -> bool:
+    """Whether it goes in the stream of the operation that sends its chunk, if one before it does."""
+    return protocol == "packed" and operation.overwrites and sent
+
+
+def _streams(
+    operations: Sequence[Operation], rank_count: int, widths: Sequence[int], protocol: Protocol
+) -> list[list[list[Operation]]]:
     """Operations dealt out to the streams of their stage, in order; a sum behind the operation that sends its chunk."""
     dealt: list[list[list[list[Operation]]]] = [[[] for _ in widths] for _ in range(rank_count)]
     for stage, width in enumerate(widths):
         for rank in range(rank_count):
             dealt[rank][stage] = [[] for _ in range(width)]
     counts: dict[tuple[int, int], int] = {}
-    where: dict[tuple[int, int | None], list[Operation]] = {}
+    where: dict[tuple[int, int | None], tuple[list[Operation], int]] = {}
     for operation in operations:
         rank, stage = operation.rank, operation.stage
-        stream = where.get((rank, operation.chunk)) if operation.overwrites else None
-        if stream is None:
+        sender = where.get((rank, operation.chunk))
+        if sender and rides(operation, True, protocol):
+            stream = sender[0]
+        else:
+            if sender and operation.overwrites:
+                sent_in, at = sender
+                sent_in[at] = replace(sent_in[at], frees=True)
+                operation = replace(operation, follows=True)
             count = counts.get((rank, stage), 0)
             counts[rank, stage] = count + 1
             stream = dealt[rank][stage][count % widths[stage]]
         stream.append(operation)
         if stage == 0:
-            where[rank, operation.chunk] = stream
+            where[rank, operation.chunk] = (stream, len(stream) - 1)
     return [[stream for stage in of_rank for stream in stage if stream] for of_rank in dealt]
 
 
@@ -194,11 +236,28 @@ def _with_notices(
     return tuple(found), numbers
 
 
+def _own_flags(
+    streams: Sequence[Sequence[Sequence[Operation]]], flags: Sequence[int]
+) -> dict[tuple[int, int | None], int]:
+    """The flag for each (rank, chunk) whose input is read by one operation before another overwrites it."""
+    numbers: dict[tuple[int, int | None], int] = {}
+    for rank, of_rank in enumerate(streams):
+        freeing = [o for stream in of_rank for o in stream if o.frees]
+        numbers |= {(rank, o.chunk): flags[rank] + number for number, o in enumerate(freeing)}
+    return numbers
+
+
 class _Encoder:
     """Operations as words."""
 
-    def __init__(self, protocol: Protocol, lanes: int, notices: dict[tuple[int, int], int]) -> None:
-        self.packed, self.lanes, self.notices = protocol == "packed", lanes, notices
+    def __init__(
+        self,
+        protocol: Protocol,
+        lanes: int,
+        notices: dict[tuple[int, int], int],
+        own: dict[tuple[int, int | None], int],
+    ) -> None:
+        self.packed, self.lanes, self.notices, self.own = protocol == "packed", lanes, notices, own
 
     def rank(self, streams: Sequence[Sequence[Operation]]) -> tuple[NDArray[np.int64], tuple[int, ...]]:
         if len(streams) > MOST_STREAMS:
@@ -220,6 +279,10 @@ class _Encoder:
         if not self.packed:
             waits += [transfer.number * self.lanes for transfer in operation.waits]
             signals += [self._signal(transfer.target, transfer.number) for transfer in operation.sends]
+        if operation.follows:
+            waits.append(self.own[operation.rank, operation.chunk] * self.lanes)
+        if operation.frees:
+            signals.append(self._signal(operation.rank, self.own[operation.rank, operation.chunk]))
         counts = [len(sources), len(targets), len(waits), len(signals)]
         if max(counts) > _MOST_OPERANDS:
             raise InputError("operands", max(counts), f"are more than {_MOST_OPERANDS}", "Plan with fewer parts.")
@@ -236,7 +299,7 @@ class _Encoder:
 
 def _length(operation: Operation, protocol: Protocol) -> int:
     """Words of an operation."""
-    flags = len(operation.tells) + len(operation.hears)
+    flags = len(operation.tells) + len(operation.hears) + operation.frees + operation.follows
     if protocol == "simple":
         flags += len(operation.waits) + len(operation.sends)
     return 2 + len(operation.sources) + len(operation.targets) + flags
