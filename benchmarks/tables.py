@@ -1,20 +1,23 @@
 """Writes ``docs/figures.md``: every figure under ``benchmarks/results/``, with what is needed to repeat it.
 
 Run ``python benchmarks/tables.py`` after a benchmark; a test holds the page against the results. A result is shown as
-it is: plain values first, then a table for every list of records and for every group of records with equal fields. What
-a result names under ``not_shown`` (rows that another run goes on from) is left to the file.
+it is: plain values first, then a table for every list of records and for every group of records with equal fields.
+Fields of a record that hold records themselves are columns each; a median and its quartiles are one cell. What a result
+names under ``not_shown`` (rows that another run goes on from) is left to the file.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "figures.md"
 _LONGEST_LIST = 4
+# Of samples: what a cell shows together.
+_SPREAD = {"median_us", "q1_us", "q3_us"}
 _HEAD = ("benchmark", "date", "command", "machine", "versions")
 _INTRODUCTION = """# Figures
 
@@ -62,9 +65,18 @@ def _body(body: Mapping[str, Any], level: int) -> str:
 def _deeper(value: Any, level: int) -> str:
     if isinstance(value, Mapping):
         return _body(value, level + 1)
-    named = dict.fromkeys(name for row in value for name in row)
-    names = [name for name in named if any(row.get(name) is not None for row in value)]
-    return _table([_words(n) for n in names], [[_text(row.get(n)) for n in names] for row in value])
+    rows = [dict(_columns(row)) for row in value]
+    named = dict.fromkeys(name for row in rows for name in row)
+    names = [name for name in named if any(row.get(name) is not None for row in rows)]
+    return _table([_words(n) for n in names], [[_text(row.get(n)) for n in names] for row in rows])
+
+
+def _columns(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in row.items():
+        if isinstance(value, Mapping) and value and all(isinstance(inner, Mapping) for inner in value.values()):
+            yield from ((f"{name} {key}", inner) for key, inner in value.items())
+        else:
+            yield name, value
 
 
 def _nested(value: Any) -> bool:
@@ -95,6 +107,8 @@ def _text(value: Any) -> str:
         return f"{_text(value[0])} .. {_text(value[-1])} ({len(value)})"
     if isinstance(value, list):
         return ", ".join(_text(v) for v in value)
+    if isinstance(value, Mapping) and set(value) == _SPREAD:
+        return f"{_text(value['median_us'])} us ({_text(value['q1_us'])} to {_text(value['q3_us'])})"
     if isinstance(value, Mapping):
         return ", ".join(f"{_words(k)} {_text(v)}" for k, v in value.items())
     return str(value).replace("|", "\\|").replace("\n", " ")

@@ -42,11 +42,13 @@ def test_every_figure_of_a_result_is_on_the_page() -> None:
         "theirs": {"seconds": 30, "ratio": 2.5},
         "runs": [{"budget": "5 GiB", "gap": 0.0125}, {"budget": "6 GiB", "gap": None, "note": "a|b"}],
         "deep": {"cases": [{"name": "x", "ok": True}]},
+        "timed": [{"size": 8, "eager": {"nccl": {"median_us": 2.5, "q1_us": 2.0, "q3_us": 3.0}}}, {"size": 16}],
     }
     page = tables().render([result])
     for text in ("| plain | 1.5 |", "| ours | 3 | 0.25 |", "| theirs | 30 | 2.5 |", "| 5 GiB | 0.0125 |  |", "a\\|b"):
         assert text in page
     assert "| x | yes |" in page
+    assert "| size | eager nccl |\n| --- | --- |\n| 8 | 2.5 us (2 to 3) |\n| 16 |  |" in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
