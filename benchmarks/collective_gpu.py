@@ -2,6 +2,7 @@
 
     torchrun --nproc-per-node 8 benchmarks/collective_gpu.py --wall 420
     torchrun --nproc-per-node 2 benchmarks/collective_gpu.py --smoke        # a minute: is everything right?
+    torchrun --nproc-per-node 2 benchmarks/collective_gpu.py --sweep        # which settings are fastest?
 
 Before a size is timed, results are held against fp32 sums made apart, bit by bit, and against themselves in three runs.
 A sample is the mean of some calls one after another between two events (or of the same calls in a CUDA graph), on the
@@ -17,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class Run:
     samples: int
     blocks: int
     packed_bytes: int
+    packed_threads: int
     piece_bytes: int
     crossover_bytes: int | None
     arena_bytes: int
@@ -52,8 +54,6 @@ def calls_per_sample(size_bytes: int) -> int:
 
 def engines(run: Run, plans: Path | None, collectives: list[str]) -> dict[str, Any]:
     """An engine for every collective: planned by documents, else direct."""
-    from dataclasses import replace
-
     import torch.distributed as dist
 
     from benchmarks.collective import plans as made
@@ -62,7 +62,7 @@ def engines(run: Run, plans: Path | None, collectives: list[str]) -> dict[str, A
     from loadmaster.executor.collective.fused.engine import FusedEngine
 
     planned = made.read(plans, run.ranks) if plans else {}
-    limits = Limits(blocks=run.blocks, packed_bytes=run.packed_bytes, piece_bytes=run.piece_bytes)
+    limits = Limits(run.blocks, run.packed_bytes, run.packed_threads, run.piece_bytes)
     capacity = Capacity(simple_bytes=run.arena_bytes)
     group = dist.distributed_c10d._get_default_group()
     found = {}
@@ -251,6 +251,70 @@ def smoke(run: Run, made: dict[str, Any], rank: int, device: Any, say: Callable[
     return wrong
 
 
+def swept(
+    run: Run, a: argparse.Namespace, rank: int, device: Any, late: Callable[[], bool], say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Rows of :func:`benchmarks.collective.sweep.sweep`."""
+    import torch
+    import torch.distributed as dist
+
+    from benchmarks.collective.calls import Case, fused
+    from benchmarks.collective.plans import crossover_bytes
+    from benchmarks.collective.sweep import Setting, sweep
+
+    known: dict[tuple[str, Setting], Any] = {}
+    buffers: dict[Any, tuple[Any, Any]] = {}
+
+    def engine_of(collective: str, setting: Setting) -> Any:
+        key = (collective, setting)
+        if key not in known:
+            known[key] = engines(replace(run, **vars(setting)), a.plans, [collective])[collective]
+        return known[key]
+
+    def timed(case: Any, engine: Any) -> Callable[[], float]:
+        if case not in buffers:
+            buffers.clear()
+            buffers[case] = (case.input_of(case.rank), case.empty())
+        given, output = buffers[case]
+        call = fused(case, engine)
+        count = calls_per_sample(case.size_bytes)
+        graph = graph_of(lambda: call(output, given), count)
+        return lambda: sample(graph.replay, 1) / count
+
+    def slowest(times: list[float]) -> list[float]:
+        found = torch.tensor(times, dtype=torch.float64, device=device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return [float(one) for one in found.tolist()]
+
+    sizes = (256 * MIB, MIB, 16 * MIB, 16 * KIB, 512 * KIB, 2 * MIB, 64 * MIB, 4 * MIB, 128 * KIB)
+    return sweep(
+        [(c, s) for s in sizes if a.smallest <= s <= a.largest for c in a.collectives],
+        Setting(
+            run.blocks,
+            run.packed_bytes,
+            run.packed_threads,
+            run.piece_bytes,
+            run.crossover_bytes or crossover_bytes(run.ranks),
+        ),
+        engine_of,
+        lambda collective, size: Case(collective, size, getattr(torch, a.dtype), rank, run.ranks, device),  # type: ignore[arg-type]
+        timed,
+        lambda case, engine: everywhere(verify(case, engine)),
+        slowest,
+        late,
+        say,
+    )
+
+
+def everyone_late(began: float, wall: float) -> bool:
+    """Whether time is up, on the first rank's clock."""
+    import torch.distributed as dist
+
+    late: list[Any] = [time.perf_counter() - began > wall]
+    dist.broadcast_object_list(late, src=0)
+    return bool(late[0])
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--collectives", nargs="+", default=["allreduce", "allgather", "reduce_scatter", "alltoall"])
@@ -261,13 +325,15 @@ def main() -> None:
     p.add_argument("--largest", type=int, default=GIB)
     p.add_argument("--wall", type=float, default=float("inf"), help="seconds after which nothing new is begun")
     p.add_argument("--blocks", type=int, default=64, help="of one call, at most")
-    p.add_argument("--packed-bytes", type=int, default=MIB, help="calls in which no rank sends more are packed")
-    p.add_argument("--piece-bytes", type=int, default=32 * KIB, help="of a chunk, lane and round, at least")
+    p.add_argument("--packed-bytes", type=int, default=512 * KIB, help="calls in which no rank sends more are packed")
+    p.add_argument("--packed-threads", type=int, default=128, help="of a packed block, at least")
+    p.add_argument("--piece-bytes", type=int, default=128 * KIB, help="of a chunk, lane and round, at least")
     p.add_argument("--crossover-bytes", type=int, help="where an AllReduce goes in two hops; None: by estimate")
     p.add_argument("--arena-bytes", type=int, default=256 * MIB)
     p.add_argument("--timeout", type=float, default=5.0, help="seconds a kernel waits for a peer")
     p.add_argument("--name", default="collective_gpu", help="of the file in benchmarks/results")
     p.add_argument("--smoke", action="store_true", help="only see whether everything is right")
+    p.add_argument("--sweep", action="store_true", help="only try settings, at some sizes")
     a = p.parse_args()
     began = time.perf_counter()
 
@@ -286,7 +352,8 @@ def main() -> None:
         if rank == 0:
             print(f"{time.perf_counter() - began:6.1f} s  {text}", flush=True)
 
-    run = Run(ranks, a.samples, a.blocks, a.packed_bytes, a.piece_bytes, a.crossover_bytes, a.arena_bytes, a.timeout)
+    spread = (a.blocks, a.packed_bytes, a.packed_threads, a.piece_bytes)
+    run = Run(ranks, a.samples, *spread, a.crossover_bytes, a.arena_bytes, a.timeout)
     say(f"{ranks} ranks, torch {torch.__version__}, NCCL {torch.cuda.nccl.version()}")
     made = engines(run, a.plans, a.collectives)
     say("kernels built, arenas shared")
@@ -295,12 +362,16 @@ def main() -> None:
         say("ALL RIGHT" if not wrong else f"{wrong} WRONG")
         dist.destroy_process_group()
         sys.exit(1 if wrong else 0)
-    rows: list[dict[str, Any]] = []
+    if a.sweep:
+        rows = swept(run, a, rank, device, lambda: everyone_late(began, a.wall), say)
+        if rank == 0:
+            print(write(f"{a.name}_sweep_{ranks}", {"command": " ".join(sys.argv), **asdict(run), "rows": rows}))
+        dist.destroy_process_group()
+        return
+    rows = []
     left = order(a.collectives, a.largest, a.smallest)
     while left:
-        late: list[Any] = [time.perf_counter() - began > a.wall]
-        dist.broadcast_object_list(late, src=0)
-        if late[0]:
+        if everyone_late(began, a.wall):
             break
         collective, size = left.pop(0)
         case = Case(collective, size, getattr(torch, a.dtype), rank, ranks, device)  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ COLLECTIVES: tuple[Collective, ...] = ("allreduce", "allgather", "reduce_scatter
 _ROOTED = ("broadcast", "reduce", "scatter", "gather")
 # A hop costs about this much, and a port carries this many bytes in a nanosecond; packed words are twice as many.
 HOP_NS, GBPS = 1500, 370
+NEVER_BYTES = 1 << 40
 
 
 def node(ranks: int) -> Topology:
@@ -32,10 +33,10 @@ def node(ranks: int) -> Topology:
 def crossover_bytes(ranks: int) -> int:
     """Where an AllReduce in two hops overtakes one in one hop: it saves 2(n-1) - 4(n-1)/n sizes of packed words.
 
-    Two ranks save none; there, steps of large sums that overlap are worth a hop.
+    Two ranks save none at any size.
     """
     saved = 2 * (ranks - 1) - 4 * (ranks - 1) / ranks
-    return int(HOP_NS * GBPS / saved) if saved else 16 << 20
+    return int(HOP_NS * GBPS / saved) if saved else NEVER_BYTES
 
 
 def direct(collective: Collective, ranks: int) -> tuple[CollectiveProblem, CollectivePlan]:

@@ -91,20 +91,26 @@ class Machine:
                         yield False
                     yield True
                 move = self._packed if table.protocol == "packed" else self._simple
-                yield from move(call, rank, parity, (turn * table.lanes + lane), size, lists[0], lists[1], epoch + 1)
+                yield from move(call, rank, parity, (lane, turn), size, lists[0], lists[1], epoch + 1)
                 for signal in lists[3]:
                     target, flag = signal >> 32, signal & 0xFFFFFFFF
                     self.flags[target, parity, flag + lane] = number
                     yield True
 
     @staticmethod
-    def _slice(units: int, part: int, parts: int) -> range:
-        each = -(-units // (8 * parts)) * 8
-        return range(min(units, part * each), min(units, (part + 1) * each))
+    def _slice(table: Table, units: int, part: tuple[int, int]) -> range:
+        """Of a lane, a whole; of its rounds, all but the first and last of one length, and these of that together."""
+        lane, turn = part
+        mine = -(-units // (8 * table.lanes))
+        bounds = [0, mine]
+        if table.rounds > 1:
+            piece = -(-mine // (table.rounds - 1))
+            inner = [k * piece - piece * lane // table.lanes for k in range(1, table.rounds)]
+            bounds = [0, *(min(mine, bound) for bound in inner), mine]
+        return range(*(min(units, 8 * (lane * mine + bound)) for bound in bounds[turn : turn + 2]))
 
     def _simple(self, call, rank, parity, part, size, sources, targets, number) -> Iterator[bool]:  # type: ignore[no-untyped-def]
-        parts = call.table.lanes * call.table.rounds
-        for unit in self._slice(-(-size // VECTOR), part, parts):
+        for unit in self._slice(call.table, -(-size // VECTOR), part):
             begin, end = unit * VECTOR, min(size, (unit + 1) * VECTOR)
             read = [self._memory(call, place, parity)[begin:end] for place in sources]
             value = _sum([one.copy() for one in read])
@@ -113,9 +119,8 @@ class Machine:
             yield True
 
     def _packed(self, call, rank, parity, part, size, sources, targets, number) -> Iterator[bool]:  # type: ignore[no-untyped-def]
-        parts = call.table.lanes * call.table.rounds
         mark = (number & 0x7FFFFFFF) | 0x80000000
-        for unit in self._slice(-(-size // 8), part, parts):
+        for unit in self._slice(call.table, -(-size // 8), part):
             begin, end = unit * 8, min(size, (unit + 1) * 8)
             read = []
             for place in sources:

@@ -17,7 +17,7 @@ KIB, MIB = 1 << 10, 1 << 20
 SMALL = Capacity(flags_bytes=2 * KIB, packed_bytes=16 * KIB, simple_bytes=8 * KIB)
 
 
-@pytest.mark.parametrize("limits", [Limits(6, 500, 256, 4), Limits(2, 0, 64, 16), Limits(16, 1 << 30)])
+@pytest.mark.parametrize("limits", [Limits(6, 500, 32, 256, 4), Limits(2, 0, 32, 64, 16), Limits(16, 1 << 30)])
 @pytest.mark.parametrize(("collective", "shape"), CASES)
 def test_launches_of_a_call_do_it(collective: str, shape: str, limits: Limits) -> None:
     p = case(collective, 4)
@@ -49,7 +49,7 @@ def test_small_calls_are_packed_and_large_ones_fill_the_blocks() -> None:
         a = algorithm(p, 1, shape)
         chosen = choose(operations_of(lower(p, a), cut_of(p, a, size)), Limits())
         assert (chosen.protocol, chosen.lanes) == (protocol, lanes)
-        assert chosen.rounds == (1 if size <= MIB else 12)
+        assert chosen.rounds == (1 if size <= MIB else 13)
         assert chosen.threads == (128 if size <= 64 * KIB else 512)
 
 

@@ -50,7 +50,7 @@ class Arena:
 
     Attributes:
         addresses: of every rank's arena, as this GPU sees them.
-        state: number of the last call, calls, blocks done, failures; on the device.
+        state: number of the last call, calls, blocks begun, failures; on the device.
         failure: what a kernel waited for in vain; in pinned memory.
     """
 

@@ -72,7 +72,9 @@ def choose(operations: Sequence[Operation], limits: Limits) -> Choice:
         return Choice("packed", lanes, 1, widths, threads)
     stages = sum(count > 0 for count in most)
     lanes = _between(1, -(-largest // (THREADS * VECTOR_BYTES)), limits.blocks // stages)
-    rounds = _between(1, largest // (lanes * limits.piece_bytes), limits.rounds)
+    # One more than pieces: the first and the last round of a lane share one.
+    pieces = largest // (lanes * limits.piece_bytes)
+    rounds = _between(1, pieces + 1 if pieces else 1, limits.rounds)
     return Choice("simple", lanes, rounds, _at_most(most, min(limits.blocks // lanes, MOST_STREAMS)), THREADS)
 
 

@@ -218,13 +218,19 @@ class FusedEngine:
             torch.cuda.synchronize(self._arena.device)
             self._arena.check(self.group, self.timeout_s)
 
-    def _prepare(self, algorithm: Algorithm, size_bytes: int, dtype: torch.dtype | None) -> _Call:
-        arena = self._arena
-        assert arena is not None
+    def tables(self, algorithm: Algorithm, size_bytes: int) -> tuple[tuple[int, Table], ...]:
+        """See :func:`tables_of`. On a group whose GPUs have an arena only."""
+        assert self._arena is not None
         lowered = self._lowered.get(id(algorithm))
         if lowered is None:
             lowered = self._lowered[id(algorithm)] = lower(self.problem, algorithm)
-        launches = tables_of(self.problem, algorithm, lowered, size_bytes, self.limits, arena.capacity)
+        return tables_of(self.problem, algorithm, lowered, size_bytes, self.limits, self._arena.capacity)
+
+    def _prepare(self, algorithm: Algorithm, size_bytes: int, dtype: torch.dtype | None) -> _Call:
+        arena = self._arena
+        assert arena is not None
+        launches = self.tables(algorithm, size_bytes)
+        lowered = self._lowered[id(algorithm)]
         whole = cut_of(self.problem, algorithm, size_bytes // block_count(self.problem))
         prepared = tuple(_Prepared(arena, begin, table, dtype, self.timeout_s) for begin, table in launches)
         return _Call(*Buffers(lowered, whole).total_bytes(arena.rank), prepared)

@@ -15,7 +15,7 @@ struct Launch {
     const char *input;
     char *output;
     const i64 *words;        // of all streams; in `held` where they fit
-    u64 *state;              // number of the last call, calls made, blocks done, failures
+    u64 *state;              // number of the last call, calls made, blocks begun, failures
     volatile i64 *failure;   // set, table, stream, lane, round, word, operand, expected, seen
     u64 timeout_ns;
     u64 flags_offset, flags_bytes;  // in every arena; of one parity
@@ -281,12 +281,20 @@ struct Mover {
     }
 
     __device__ __forceinline__ bool run() const {
+        // In groups of 8 units: of a lane, of a round, and by how much this lane's rounds end earlier.
         const u64 units = (bytes + kBytes - 1) / kBytes;
-        const u64 parts = (u64)block.launch.lanes * block.launch.rounds;
-        const u64 each = (units + 8 * parts - 1) / (8 * parts) * 8;
-        const u64 part = (u64)block.turn * block.launch.lanes + block.lane;
-        u64 first = part * each < units ? part * each : units;
-        const u64 last = first + each < units ? first + each : units;
+        const u32 lanes = block.launch.lanes, others = block.launch.rounds - 1;
+        const u32 mine = ((u32)((units + 7) / 8) + lanes - 1) / lanes;
+        u32 from = 0, to = mine;
+        if (others) {
+            const u32 piece = (mine + others - 1) / others, early = piece * block.lane / lanes;
+            from = block.turn ? block.turn * piece - early : 0;
+            to = (block.turn + 1) * piece - early;
+            to = to < mine ? to : mine;
+        }
+        const u64 begin = 8ull * mine * block.lane;
+        u64 first = begin + 8ull * from < units ? begin + 8ull * from : units;
+        const u64 last = begin + 8ull * to < units ? begin + 8ull * to : units;
         bool aligned = true;
         for (int k = 0; k < source_count + target_count; ++k) {
             i64 place = k < source_count ? sources[k] : targets[k - source_count];
@@ -310,16 +318,23 @@ __device__ __forceinline__ void interpret(const Launch &launch) {
     const int stream = blockIdx.x / launch.lanes;
     const u32 begin = launch.begins[stream];
     const u32 count = launch.begins[stream + 1] - begin;
-    const u64 number = load_plain(&launch.state[0]);
-    const u64 calls = load_plain(&launch.state[1]);
     const i64 *program = launch.words + begin;
+    i64 *shared = shared_words();
+    if (threadIdx.x == 0) {
+        shared[kSharedWords] = load_plain(&launch.state[0]);
+        shared[kSharedWords + 1] = load_plain(&launch.state[1]);
+    }
     if (count <= kSharedWords) {
-        i64 *shared = shared_words();
         for (u32 k = threadIdx.x; k < count; k += blockDim.x)
             shared[k] = launch.held_count ? launch.held[begin + k] : program[k];
         program = shared;
-        __syncthreads();
     }
+    __syncthreads();
+    const u64 number = shared[kSharedWords], calls = shared[kSharedWords + 1];
+    // The last block that has read the numbers counts on, while the others are at work: nobody else of this call reads
+    // them, and the next call begins when this one has ended. What is added is 1, but not before the numbers are there.
+    u64 before = 0;
+    if (threadIdx.x == 0) before = fetch_add(&launch.state[2], 1 + (number >> 63) + (calls >> 63));
     Block block = {launch, program, stream, (int)(blockIdx.x % launch.lanes), 0, number, calls & 1,
                    (u32)(number + 1) | 0x80000000u};
     bool failed = false;
@@ -366,8 +381,7 @@ __device__ __forceinline__ void interpret(const Launch &launch) {
             }
         }
     }
-    __syncthreads();
-    if (threadIdx.x == 0 && fetch_add(&launch.state[2], 1) + 1 == gridDim.x) {
+    if (threadIdx.x == 0 && before + 1 == gridDim.x) {
         store_plain(&launch.state[2], 0);
         store_plain(&launch.state[1], calls + 1);
         store_plain(&launch.state[0], number + launch.rounds);

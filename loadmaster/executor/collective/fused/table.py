@@ -3,7 +3,9 @@
 **Streams and lanes.** Every rank has streams, each a list of operations in the global order, and every stream runs as
 ``lanes`` blocks (the instances of TACCL, section 5.6.2). Lane i moves slice i of every chunk and waits only for lane i
 of others, so no block ever waits for another of its own rank because of slices. ``rounds`` cut slices further: a
-stream goes through its operations once a round, and streams of one rank overlap in different rounds.
+stream goes through its operations once a round, and streams of one rank overlap in different rounds. Lane i of n ends
+its rounds by i/n of one earlier than lane 0 does (its first round is shorter by that, its last one longer), so that not
+all lanes stand still at their fences at once. The slices of all pieces of one length are alike.
 
 **Protocols.** ``simple``: vectors of 16 bytes, then one flag per transfer and lane, released after them and acquired
 before the slot is read. ``packed``: every 8 bytes travel in one store of 16 with the number of the call twice, so that
