@@ -148,11 +148,12 @@ def bands(path: Path) -> int:
 @pytest.mark.parametrize(
     ("topology", "rows"), [(ring(2), 2), (ring(8), 16), (switched(2, 8), 64), (switched(4, 8), 16)]
 )
-def test_the_picture_has_a_band_for_each_row(topology: Topology, rows: int, tmp_path: Path) -> None:
+def test_the_picture_has_a_band_for_each_row_and_a_legend(topology: Topology, rows: int, tmp_path: Path) -> None:
     seen = shown(topology, "alltoall", topology.rank_count * 16)
     assert len(rows_of(seen)) == rows
     plan_png(tmp_path / "plan.png", seen)
-    assert bands(tmp_path / "plan.png") == rows
+    # Below, the legend: a line for eight ranks, at most two.
+    assert bands(tmp_path / "plan.png") == rows + min(2, -(-topology.rank_count // 8))
 
 
 def test_the_picture_of_a_table_has_its_smallest_and_its_largest(tmp_path: Path) -> None:

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from loadmaster.api.report.collective.curve import decades
-from loadmaster.api.report.collective.plan_page import colour, size_ticks, telling
+from loadmaster.api.report.collective.plan_page import caption, colour, legend_ranks, size_ticks, telling
 from loadmaster.api.report.collective.timeline import Row, timeline
 from loadmaster.api.report.collective.view import View
 from loadmaster.api.report.collective.words import show_ns
 from loadmaster.api.report.pictures import STYLE, save
-from loadmaster.api.units import show_bytes
+from loadmaster.api.units import show_bytes, show_share
 from loadmaster.models.collective.plan import Algorithm
 
 # The smallest and the largest algorithm say what the others would.
 LARGEST_CHARTS = 2
-_ROW_INCHES, _CURVE_INCHES, _MARGIN_INCHES = 0.17, 3.6, 1.1
+_ROW_INCHES, _CURVE_INCHES, _MARGIN_INCHES, _LEGEND_INCHES = 0.17, 3.6, 1.2, 0.5
 _PLAN, _BOUND, _INK = "#2b6cb0", "#8a63c9", "#1d2430"
 
 
@@ -31,23 +31,34 @@ def plan_png(path: str | Path, view: View) -> None:
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     plan = view.plan
     shown = telling(list(zip(plan.algorithms, view.check.algorithms, strict=True)), LARGEST_CHARTS)
-    charts = [(algorithm, timeline(view.problem, algorithm, check), check.time_ns) for algorithm, check in shown]
+    charts = [(algorithm, timeline(view.problem, algorithm, check), check) for algorithm, check in shown]
     heights = [_CURVE_INCHES] if len(plan.algorithms) > 1 else []
     heights += [_MARGIN_INCHES + _ROW_INCHES * len(rows) for _, rows, _ in charts]
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.6, sum(heights)), dpi=150, layout="constrained")
+        figure = Figure(figsize=(9.6, sum(heights) + _LEGEND_INCHES), dpi=150, layout="constrained")
         FigureCanvasAgg(figure)
         axes = list(figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
         title = textwrap.fill(view.problem.title or view.problem.name, 92)
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
         if len(plan.algorithms) > 1:
             _curve(axes.pop(0), plan.algorithms)
-        for chart, (algorithm, rows, time_ns) in zip(axes, charts, strict=True):
-            _gantt(chart, rows, time_ns, view.problem.topology.rank_count)
-            chart.set_title(show_bytes(algorithm.size_bytes), loc="left", fontsize=10, color=_INK)
+        rank_count = view.problem.topology.rank_count
+        for chart, (algorithm, rows, check) in zip(axes, charts, strict=True):
+            _gantt(chart, rows, check.time_ns, rank_count)
+            what = f"{show_bytes(algorithm.size_bytes)}: {show_ns(algorithm.time_ns)}, gap {show_share(algorithm.gap)}"
+            chart.set_title(what, loc="left", fontsize=10, color=_INK)
+            chart.set_xlabel(f"microseconds\n{textwrap.fill(caption(rows, check), 104)}", loc="left", fontsize=8)
+        figure.legend(
+            handles=[Patch(color=colour(rank, rank_count), label=f"rank {rank}") for rank in legend_ranks(rank_count)],
+            loc="outside lower left",
+            ncols=8,
+            fontsize=8,
+            edgecolor="none",
+        )
     save(figure, path)
 
 
@@ -92,4 +103,3 @@ def _gantt(axes: Any, rows: Sequence[Row], time_ns: int, rank_count: int) -> Non
     axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
     axes.set_xlim(0, max(1, time_ns) / 1e3)
     axes.grid(False, axis="y")
-    axes.set_xlabel("microseconds")

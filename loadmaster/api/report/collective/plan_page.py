@@ -151,21 +151,28 @@ def _gantt(view: View, algorithm: Algorithm, check: Check) -> str:
             span = f"{bar.start_ns / 1e3:.2f} to {bar.end_ns / 1e3:.2f} us"
             chart.bar(n, bar.start_ns / 1e3, bar.end_ns / 1e3, paint, f"{row.label}: {bar.words}, {span}")
     svg = chart.svg(f"When each of {len(rows)} resources is busy")
-    return f"<figure>{svg}<figcaption>{escape(_caption(rows, check))}</figcaption></figure>"
+    return f"<figure>{svg}<figcaption>{escape(caption(rows, check))}</figcaption></figure>"
 
 
-def _caption(rows: Sequence[Row], check: Check) -> str:
-    one = "One row per resource: a wire, a port of a switch or a NIC carries one message at a time."
-    grouped = any(bar.share < 1 for row in rows for bar in row.bars)
-    if grouped:
-        one = "One row per node and sort of resource (how many there are in brackets); stronger where more are busy."
-    return f"{one} {len(check.journeys)} sends. Colour: whose data it is; thin lines: on its way."
+def caption(rows: Sequence[Row], check: Check) -> str:
+    """How to read the rows of an algorithm."""
+    if any(bar.arrives_ns is None for row in rows for bar in row.bars):
+        how = "One row per node and sort of resource (how many there are in brackets); stronger where more are busy. "
+        how += "Colour: whose data it mostly is; what is on its way and holds nothing is not shown."
+    else:
+        how = "One row per resource: a wire, a port of a switch or a NIC carries one message at a time. "
+        how += "Colour: whose data it is; thin lines: on its way."
+    return f"{len(check.journeys)} sends. {how}"
+
+
+def legend_ranks(rank_count: int) -> range:
+    """The ranks whose colours a legend shows."""
+    return range(0, rank_count, max(1, math.ceil(rank_count / LARGEST_LEGEND)))
 
 
 def _legend(rank_count: int) -> str:
-    step = max(1, math.ceil(rank_count / LARGEST_LEGEND))
     items = [
         f'<span class="item"><i class="key" style="background:{colour(rank, rank_count)}"></i>rank {rank}</span>'
-        for rank in range(0, rank_count, step)
+        for rank in legend_ranks(rank_count)
     ]
     return f'<p class="keys">{"".join(items)}</p>'
