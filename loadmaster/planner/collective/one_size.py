@@ -160,7 +160,7 @@ class OneSize:
 
     def _greedy(self, candidate: Candidate, seconds: float, runs: int | None) -> None:
         def better(_: tuple[Send, ...], time_ns: int) -> None:
-            self.effort.say("list scheduling", self._named(candidate), time_ns, candidate.bound.ns)
+            self._say("list scheduling", candidate, time_ns)
 
         options = self.effort.options
         with self.effort.on_clock("solve"):

@@ -109,3 +109,10 @@ def test_cancelling_before_the_first_schedule_is_an_error_and_after_it_an_answer
     sharp = PlanOptions(time_limit_s=20.0, gap=0.0)
     found = plan(asked("alltoall"), sharp, on_progress=seen.append, cancelled=lambda: any(s.objective for s in seen))
     assert found.check["ok"]
+
+
+def test_progress_is_told_in_the_unit_of_the_plan() -> None:
+    seen: list[PlanProgress] = []
+    found = plan(asked("alltoall"), PlanOptions(time_limit_s=2.0), on_progress=seen.append)
+    told = [report.objective for report in seen if report.objective is not None]
+    assert told and told[-1] == found.objective == min(told)
