@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,33 @@ def identity(problem: CollectiveProblem, plan: CollectivePlan, order: str) -> st
         for a in plan.algorithms
     ]
     return sha256({"problem": problem.sha256, "order": order, "algorithms": algorithms})
+
+
+def agree_on(group: dist.ProcessGroup, arguments: Mapping[str, object], refusal: InputError | None = None) -> None:
+    """Refuse arguments that are not the same everywhere, or that some rank refuses. Every rank of the group calls it.
+
+    Args:
+        arguments: by name, of this rank.
+        refusal: why this rank refuses its own.
+
+    Raises:
+        InputError: on every rank; where a rank has refused its own, that refusal.
+    """
+    said: list[Any] = [None] * group.size()
+    dist.all_gather_object(said, (dict(arguments), refusal), group=group)
+    if refusal is not None:
+        raise refusal
+    for rank, (theirs, refused) in enumerate(said):
+        if refused is not None:
+            raise InputError("rank", rank, f"was refused its arguments: {refused}", "Correct them there.")
+        for name, value in theirs.items():
+            if value != said[0][0][name]:
+                raise InputError(
+                    name,
+                    [said[0][0][name], value],
+                    f"differs between ranks 0 and {rank}",
+                    "Give every rank the same.",
+                )
 
 
 def agree(problem: CollectiveProblem, plan: CollectivePlan, group: dist.ProcessGroup, place: Place, order: str) -> str:

@@ -11,7 +11,7 @@ that all ranks have in common. An all-to-all with split sizes is therefore left 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +20,23 @@ import torch.distributed as dist
 
 from loadmaster.errors import InputError
 from loadmaster.executor.collective.agreement import Place
+from loadmaster.executor.collective.calls import (
+    Call,
+    Tensors,
+    even,
+    laid_out,
+    later_of,
+    op_of,
+    spreading,
+    stacked,
+)
 from loadmaster.executor.collective.engine import Engine, MakeEngine, grain_bytes
-from loadmaster.executor.collective.sums import can_combine, kind_of
+from loadmaster.executor.collective.sums import bytes_of, can_combine, kind_of
 from loadmaster.executor.collective.works import Works
 from loadmaster.models.collective.collectives import COMBINING
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
 
-Tensors = Sequence[torch.Tensor]
 # Sums and copies of single elements: these may be run on a few more elements than were asked for.
 PADDED: tuple[Collective, ...] = ("allreduce", "broadcast", "reduce")
 
@@ -39,34 +48,6 @@ class Entry:
     problem: CollectiveProblem
     plan: CollectivePlan
     engines: tuple[Engine, ...]
-
-
-@dataclass(frozen=True)
-class Call:
-    """A collective that somebody asked for.
-
-    Attributes:
-        output, input: contiguous; None: not on this rank.
-        size_bytes: of the largest buffer of a rank.
-        filled: what the call's future holds.
-        after: once the output is there.
-    """
-
-    collective: Collective
-    output: torch.Tensor | None
-    input: torch.Tensor | None
-    size_bytes: int
-    filled: Tensors
-    later: bool
-    op: object = dist.ReduceOp.SUM
-    root: int | None = None
-    after: Callable[[], None] | None = None
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        found = self.output if self.output is not None else self.input
-        assert found is not None
-        return found
 
 
 Choice = tuple[Entry, Algorithm, Engine] | str
@@ -121,6 +102,7 @@ class PlannedGroup(dist.ProcessGroup):
         self.padded: Counter[str] = Counter()
         self.fell_back: Counter[tuple[str, str]] = Counter()
         self.on = True
+        self._coalesces = False
         self._choices: dict[tuple[object, ...], Choice] = {}
 
     @property
@@ -149,48 +131,43 @@ class PlannedGroup(dist.ProcessGroup):
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         """``torch.distributed.all_gather_into_tensor``."""
-        call = Call("allgather", output, input, _bytes(output), [output], _later(opts))
+        call = Call("allgather", output, input, bytes_of(output), [output], later_of(opts))
         return self._run(call, ALL_GATHER, output, input, opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         """Several all_gather_into_tensor calls in one; planned where it is one."""
         if len(outputs) != 1:
             return self._fall_back("allgather", "coalesced", ALL_GATHERS, outputs, inputs, opts)
-        call = Call("allgather", outputs[0], inputs[0], _bytes(outputs[0]), outputs, _later(opts))
+        call = Call("allgather", outputs[0], inputs[0], bytes_of(outputs[0]), outputs, later_of(opts))
         return self._run(call, ALL_GATHERS, outputs, inputs, opts)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
         """``torch.distributed.all_gather`` into a list."""
-        if opts is None or rest or not _alike(outputs[0], inputs[0]):
+        if opts is None or rest or not even(outputs[0], inputs[0]):
             return self._fall_back("allgather", "uneven", "allgather", outputs, inputs, opts, *rest)
-        together = inputs[0].new_empty(len(outputs[0]), *inputs[0].shape)
-
-        def spread() -> None:
-            for output, piece in zip(outputs[0], together.unbind(), strict=True):
-                output.copy_(piece)
-
-        call = Call("allgather", together, inputs[0], _bytes(together), outputs[0], _later(opts), after=spread)
+        together = inputs[0].new_empty(len(outputs[0]), inputs[0].numel())
+        after = spreading(together, outputs[0])
+        call = Call("allgather", together, inputs[0], bytes_of(together), outputs[0], later_of(opts), after=after)
         return self._run(call, "allgather", outputs, inputs, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         """``torch.distributed.reduce_scatter_tensor``."""
-        call = Call("reduce_scatter", output, input, _bytes(input), [output], _later(opts), _op(opts))
-        return self._run(call, REDUCE_SCATTER, output, input, opts or dist.ReduceScatterOptions())
+        call = Call("reduce_scatter", output, input, bytes_of(input), [output], later_of(opts), op_of(opts))
+        return self._run(call, REDUCE_SCATTER, output, input, opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         """Several reduce_scatter_tensor calls in one; planned where it is one."""
-        opts = opts or dist.ReduceScatterOptions()
         if len(outputs) != 1:
             return self._fall_back("reduce_scatter", "coalesced", REDUCE_SCATTERS, outputs, inputs, opts)
-        call = Call("reduce_scatter", outputs[0], inputs[0], _bytes(inputs[0]), outputs, _later(opts), _op(opts))
+        call = Call("reduce_scatter", outputs[0], inputs[0], bytes_of(inputs[0]), outputs, later_of(opts), op_of(opts))
         return self._run(call, REDUCE_SCATTERS, outputs, inputs, opts)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
         """``torch.distributed.reduce_scatter`` from a list."""
-        if opts is None or rest or not _alike(inputs[0], outputs[0]):
+        if opts is None or rest or not even(inputs[0], outputs[0]):
             return self._fall_back("reduce_scatter", "uneven", "reduce_scatter", outputs, inputs, opts, *rest)
-        together = torch.stack(tuple(inputs[0]))
-        call = Call("reduce_scatter", outputs[0], together, _bytes(together), outputs, _later(opts), _op(opts))
+        together = stacked(inputs[0])
+        call = Call("reduce_scatter", outputs[0], together, bytes_of(together), outputs, later_of(opts), op_of(opts))
         return self._run(call, "reduce_scatter", outputs, inputs, opts)
 
     def all_to_all_single(
@@ -205,7 +182,7 @@ class PlannedGroup(dist.ProcessGroup):
         given = (output, input, output_splits, input_splits, opts)
         if len(output_splits) or len(input_splits):
             return self._fall_back("alltoall", "split sizes", ALL_TO_ALL, *given)
-        call = Call("alltoall", output, input, _bytes(input), [output], _later(opts))
+        call = Call("alltoall", output, input, bytes_of(input), [output], later_of(opts))
         return self._run(call, ALL_TO_ALL, *given)
 
     def broadcast(self, tensors: Tensors, opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
@@ -214,7 +191,7 @@ class PlannedGroup(dist.ProcessGroup):
             return self._fall_back("broadcast", "form of call", "broadcast", tensors, opts, *rest)
         (tensor,) = tensors
         given = tensor if opts.rootRank == self.rank() else None
-        call = Call("broadcast", tensor, given, _bytes(tensor), tensors, _later(opts), root=opts.rootRank)
+        call = Call("broadcast", tensor, given, bytes_of(tensor), tensors, later_of(opts), root=opts.rootRank)
         return self._run(call, "broadcast", tensors, opts)
 
     def reduce(self, tensors: Tensors, opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
@@ -223,16 +200,16 @@ class PlannedGroup(dist.ProcessGroup):
             return self._fall_back("reduce", "form of call", "reduce", tensors, opts, *rest)
         (tensor,) = tensors
         taken = tensor if opts.rootRank == self.rank() else None
-        call = Call("reduce", taken, tensor, _bytes(tensor), tensors, _later(opts), _op(opts), opts.rootRank)
+        call = Call("reduce", taken, tensor, bytes_of(tensor), tensors, later_of(opts), op_of(opts), opts.rootRank)
         return self._run(call, "reduce", tensors, opts)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
         """``torch.distributed.scatter``."""
         if opts is None or rest or isinstance(opts, int):
             return self._fall_back("scatter", "form of call", "scatter", outputs, inputs, opts, *rest)
-        given = torch.stack(tuple(inputs[0])) if opts.rootRank == self.rank() else None
-        size_bytes = self.size() * _bytes(outputs[0])
-        call = Call("scatter", outputs[0], given, size_bytes, outputs, _later(opts), root=opts.rootRank)
+        given = stacked(inputs[0]) if opts.rootRank == self.rank() else None
+        size_bytes = self.size() * bytes_of(outputs[0])
+        call = Call("scatter", outputs[0], given, size_bytes, outputs, later_of(opts), root=opts.rootRank)
         return self._run(call, "scatter", outputs, inputs, opts)
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
@@ -240,17 +217,27 @@ class PlannedGroup(dist.ProcessGroup):
         if opts is None or rest or isinstance(opts, int):
             return self._fall_back("gather", "form of call", "gather", outputs, inputs, opts, *rest)
         at_root = opts.rootRank == self.rank()
-        together = inputs[0].new_empty(self.size(), *inputs[0].shape) if at_root else None
+        together = inputs[0].new_empty(self.size(), inputs[0].numel()) if at_root else None
         filled = outputs[0] if at_root else inputs
-
-        def spread() -> None:
-            if together is not None:
-                for output, piece in zip(outputs[0], together.unbind(), strict=True):
-                    output.copy_(piece)
-
-        size_bytes = self.size() * _bytes(inputs[0])
-        call = Call("gather", together, inputs[0], size_bytes, filled, _later(opts), root=opts.rootRank, after=spread)
+        after = spreading(together, filled)
+        size_bytes = self.size() * bytes_of(inputs[0])
+        call = Call("gather", together, inputs[0], size_bytes, filled, later_of(opts), root=opts.rootRank, after=after)
         return self._run(call, "gather", outputs, inputs, opts)
+
+    def barrier(self, opts: Any = None, *rest: Any) -> Any:
+        """The inner group's; unless it is asynchronous, planned calls begun before are over then, as its own are."""
+        if not later_of(opts):
+            self.works.settle()
+        return self.inner.barrier(*_given((opts, *rest)))
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Until the end of this the inner group has all calls: it makes one of them."""
+        self.inner._start_coalescing(device)
+        self._coalesces = True
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        self._coalesces = False
+        return self.inner._end_coalescing(device)
 
     # What earlier releases of PyTorch call the same.
     _allgather_base = all_gather_single
@@ -261,22 +248,21 @@ class PlannedGroup(dist.ProcessGroup):
 
     def _all_reduce(self, name: str, tensors: Tensors, opts: Any, rest: tuple[Any, ...]) -> Any:
         if rest or isinstance(tensors, torch.Tensor) or not hasattr(opts, "reduceOp"):
-            given = (tensors, *rest) if opts is None else (tensors, opts, *rest)
-            return self._fall_back("allreduce", "form of call", name, *given)
+            return self._fall_back("allreduce", "form of call", name, tensors, opts, *rest)
         if len(tensors) != 1:
             return self._fall_back("allreduce", "coalesced", name, tensors, opts)
         (tensor,) = tensors
-        call = Call("allreduce", tensor, tensor, _bytes(tensor), tensors, _later(opts), _op(opts))
+        call = Call("allreduce", tensor, tensor, bytes_of(tensor), tensors, later_of(opts), op_of(opts))
         return self._run(call, name, tensors, opts)
 
     def _fall_back(self, collective: Collective, why: str, name: str, *given: Any) -> Any:
         self.fell_back[collective, why] += 1
-        return getattr(self.inner, name)(*given)
+        return getattr(self.inner, name)(*_given(given))
 
     def _run(self, call: Call, name: str, *given: Any) -> Any:
         """Run a call by plan, or by the inner group's method of that name."""
-        found: Choice = "switched off"
-        if self.on:
+        found: Choice = "coalesced" if self._coalesces else "switched off"
+        if self.on and not self._coalesces:
             tensor = call.tensor
             key = (
                 call.collective,
@@ -301,8 +287,8 @@ class PlannedGroup(dist.ProcessGroup):
 
         def job() -> None:
             with torch.no_grad():
-                output, spill = _laid_out(call.output, short_bytes)
-                given_input = output if call.input is call.output else _laid_out(call.input, short_bytes)[0]
+                output, spill = laid_out(call.output, short_bytes)
+                given_input = output if call.input is call.output else laid_out(call.input, short_bytes)[0]
                 engine.run(algorithm, output, given_input, call.op, call.size_bytes + short_bytes)
                 if spill is not None:
                     spill()
@@ -343,6 +329,11 @@ class PlannedGroup(dist.ProcessGroup):
         return "no engine"
 
 
+def _given(arguments: Iterable[Any]) -> Iterable[Any]:
+    """Options that were not given are not passed on."""
+    return (argument for argument in arguments if argument is not None)
+
+
 def _first_of(*names: str) -> str:
     """What this release of PyTorch calls a method."""
     return next(name for name in names if hasattr(dist.ProcessGroup, name))
@@ -353,34 +344,3 @@ ALL_GATHERS = _first_of("all_gather_single_coalesced", "allgather_into_tensor_co
 REDUCE_SCATTER = _first_of("reduce_scatter_single", "_reduce_scatter_base")
 REDUCE_SCATTERS = _first_of("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
 ALL_TO_ALL = _first_of("all_to_all_single", "alltoall_base")
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _later(opts: Any) -> bool:
-    return bool(getattr(opts, "asyncOp", True))
-
-
-def _op(opts: Any) -> object:
-    return getattr(opts, "reduceOp", dist.ReduceOp.SUM)
-
-
-def _alike(tensors: Tensors, one: torch.Tensor) -> bool:
-    return all(t.shape == one.shape and t.dtype == one.dtype for t in tensors)
-
-
-def _laid_out(tensor: torch.Tensor | None, more_bytes: int) -> tuple[torch.Tensor | None, Callable[[], None] | None]:
-    """A tensor flat and contiguous, with so many bytes of zeros behind it; and how to bring what comes there back."""
-    if tensor is None:
-        return None, None
-    if not more_bytes and tensor.is_contiguous():
-        return tensor.view(-1), None
-    flat = tensor.new_zeros(tensor.numel() + more_bytes // tensor.element_size())
-    flat[: tensor.numel()].copy_(tensor.reshape(-1))
-    return flat, lambda: None if tensor is None else _bring_back(tensor, flat)
-
-
-def _bring_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
-    tensor.copy_(flat[: tensor.numel()].view(tensor.shape))

@@ -18,6 +18,9 @@ OPERATORS: dict[object, Callable[..., torch.Tensor]] = {
     dist.ReduceOp.MAX: torch.maximum,
 }
 _NARROW = (torch.bfloat16, torch.float16)
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_COMPLEX = (torch.complex64, torch.complex128)
+_REAL = (*_NARROW, torch.float32, torch.float64)
 
 
 def kind_of(op: object) -> object:
@@ -33,11 +36,11 @@ def averages(op: object) -> bool:
 def can_combine(op: object, dtype: torch.dtype) -> bool:
     """Whether a plan adds up values of that type by that operator."""
     kind = kind_of(op)
-    if kind not in OPERATORS or dtype == torch.bool or (dtype.is_floating_point and dtype.itemsize == 1):
-        return False
-    if dtype.is_complex:
-        return kind not in (dist.ReduceOp.MIN, dist.ReduceOp.MAX)
-    return dtype.is_floating_point or kind != dist.ReduceOp.AVG
+    if kind in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT):
+        return dtype in (*_REAL, *_WHOLE, *_COMPLEX)
+    if kind == dist.ReduceOp.AVG:
+        return dtype in (*_REAL, *_COMPLEX)
+    return kind in OPERATORS and dtype in (*_REAL, *_WHOLE)
 
 
 class Sums:

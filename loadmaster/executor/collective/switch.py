@@ -1,7 +1,7 @@
 """Planned collectives on and off, for a whole program: the default process group is exchanged for one that plans.
 
     from loadmaster.executor import collective
-    collective.use([(problem, plan)])          # after init_process_group, on every rank
+    collective.use("plans")                    # a folder; after init_process_group, on every rank
 
 What was made before keeps the group it was made with: switch on before DDP, FSDP2 or a device mesh are.
 """
@@ -9,7 +9,7 @@ What was made before keeps the group it was made with: switch on before DDP, FSD
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -19,10 +19,11 @@ from torch._C import _distributed_c10d as registry
 from torch.distributed import distributed_c10d as c10d
 
 from loadmaster.errors import InputError
-from loadmaster.executor.collective.agreement import Place
+from loadmaster.executor.collective.agreement import Place, agree_on
 from loadmaster.executor.collective.engine import Engine, MakeEngine, ReferenceEngine
 from loadmaster.executor.collective.fused.engine import FusedEngine
 from loadmaster.executor.collective.process_group import PlannedGroup
+from loadmaster.executor.collective.sources import Planned, Plans, read_plans
 from loadmaster.models.collective.plan import CollectivePlan
 from loadmaster.models.collective.problem import CollectiveProblem
 
@@ -90,7 +91,7 @@ def fitting_engine(
 
 
 def use(
-    plans: Iterable[tuple[CollectiveProblem, CollectivePlan]],
+    plans: Plans,
     group: dist.ProcessGroup | None = None,
     *,
     engines: Sequence[MakeEngine] | None = None,
@@ -100,7 +101,8 @@ def use(
     """Run collectives by plan from now on. Every rank of the group calls it, with the same arguments.
 
     Args:
-        plans: one per collective (and root): a problem and its plan.
+        plans: one per collective (and root): pairs of a problem and its plan, each typed or the path of its document;
+            or files, or a folder: see :func:`loadmaster.executor.collective.sources.read_plans`.
         group: None: the default group, which is exchanged, so that all that asks for it gets the planned one. Another
             group stays as it is; pass ``.group`` of what is returned in its place.
         engines: what runs them, in the order in which they are asked; None: :func:`fitting_engine`.
@@ -108,14 +110,16 @@ def use(
         largest_bytes: leave larger calls to the inner group.
 
     Raises:
-        InputError: on every rank alike: a plan that this group cannot run.
+        InputError: on every rank alike: documents that cannot be read, a plan that this group cannot run, arguments
+            that differ between ranks.
     """
     default = group is None
     inner = c10d._get_default_group() if group is None else group
     if isinstance(inner, PlannedGroup):
         raise InputError("group", inner.group_name, "is planned already", "Switch it off first: collective.disable().")
+    pairs = _read_alike(plans, inner, largest_bytes)
     name: Any = f"loadmaster:{next(_numbers)}:{inner.group_name}"
-    planned = PlannedGroup(name, inner, plans, engines or (fitting_engine,), place=place, largest_bytes=largest_bytes)
+    planned = PlannedGroup(name, inner, pairs, engines or (fitting_engine,), place=place, largest_bytes=largest_bytes)
     # The same record as the inner group's, under a name of its own: how torch.distributed knows a group.
     for known in _registers():
         if inner in known:
@@ -130,6 +134,21 @@ def use(
     dist.P2POp.__init__ = _p2p_op_of_inner  # type: ignore[method-assign]
     _switched.append(Switched(planned, default=default))
     return _switched[-1]
+
+
+def _read_alike(plans: Plans, group: dist.ProcessGroup, largest_bytes: int | None) -> list[Planned]:
+    """The plans, once it is known that every rank has the same: else some would wait for others that have given up."""
+    pairs: list[Planned] = []
+    refusal = None
+    try:
+        pairs = read_plans(plans, group.size())
+        if not pairs:
+            raise InputError("plans", [], "are none", "Give at least one.")
+    except InputError as error:
+        refusal = error
+    collectives = [f"{problem.collective} of {problem.sha256[:12]}" for problem, _ in pairs]
+    agree_on(group, {"plans": collectives, "largest_bytes": largest_bytes}, refusal)
+    return pairs
 
 
 def disable() -> None:

@@ -15,27 +15,75 @@ Job = Callable[[], None]
 class PlannedWork(dist.Work):
     """What a call returns: wait for it, or take its future (DDP does)."""
 
-    def __init__(self, filled: Sequence[torch.Tensor], future: torch.futures.Future[list[torch.Tensor]] | None) -> None:
-        """No future: it is on the current stream of a GPU already, and whoever comes after it there comes after it."""
+    def synchronize(self) -> None:
+        """As ``wait``."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """As ``wait``."""
+        self.wait()
+
+
+class ThreadWork(PlannedWork):
+    """A job in the thread: done when its results are there."""
+
+    def __init__(self, filled: Sequence[torch.Tensor], over: futures.Future[None]) -> None:
         super().__init__()
-        self._filled, self._future = filled, future
+        self._filled, self._over = filled, over
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Until it is done; on a GPU the current stream waits, not the CPU. The engine itself minds the time."""
-        if self._future is not None:
-            self._future.wait()
+        """Until it is done; what went wrong is raised here.
+
+        Raises:
+            TimeoutError: not done within ``timeout``; none, or none above zero: no limit but the engine's own.
+        """
+        seconds = timeout.total_seconds() if timeout is not None else 0
+        self._over.result(seconds if seconds > 0 else None)
         return True
 
     def is_completed(self) -> bool:
-        """Whether it is done, or on the current stream."""
-        return self._future is None or self._future.done()
+        """Whether it is done."""
+        return self._over.done()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the tensors that the call fills."""
-        if self._future is None:
-            self._future = torch.futures.Future(devices=[self._filled[0].device])
-            self._future.set_result(list(self._filled))
-        return self._future
+        begun: torch.futures.Future[None] = torch.futures.Future()
+
+        def filled(_: torch.futures.Future[None]) -> list[torch.Tensor]:
+            # Raised in a callback, an error is one for C++ too: one set from Python is a value there.
+            self._over.result()
+            return list(self._filled)
+
+        future: torch.futures.Future[list[torch.Tensor]] = begun.then(filled)
+        self._over.add_done_callback(lambda _: begun.set_result(None))
+        return future
+
+
+class StreamWork(PlannedWork):
+    """A job on a stream of a GPU: waiting for it holds the current stream up, not the CPU."""
+
+    def __init__(self, filled: Sequence[torch.Tensor], stream: torch.cuda.Stream | None = None) -> None:
+        """No stream: it is on the current one already, and whoever comes after it there comes after it."""
+        super().__init__()
+        self._filled, self._stream = filled, stream
+        self._event = None if stream is None else stream.record_event()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """What follows on the current stream comes after it. The engine itself minds the time."""
+        if self._event is not None:
+            self._event.wait(torch.cuda.current_stream(self._filled[0].device))
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the GPU is done with it, or it is on the current stream."""
+        return self._event is None or self._event.query()
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future of the tensors that the call fills."""
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=[self._filled[0].device])
+        with torch.cuda.stream(self._stream):
+            future.set_result(list(self._filled))
+        return future
 
 
 class Works:
@@ -43,11 +91,12 @@ class Works:
 
     def __init__(self, name: str) -> None:
         self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._last: futures.Future[None] | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def start(
         self, job: Job, tensors: Sequence[torch.Tensor], filled: Sequence[torch.Tensor], later: bool
-    ) -> dist.Work:
+    ) -> PlannedWork:
         """Start a job.
 
         Args:
@@ -57,11 +106,18 @@ class Works:
         """
         device = tensors[0].device
         if device.type == "cpu":
-            return self._in_thread(job, filled)
+            # A mode is a thread's own, and what it forbids to do to tensors goes by it.
+            inference = torch.is_inference_mode_enabled()
+
+            def in_mode() -> None:
+                with torch.inference_mode(inference):
+                    job()
+
+            self._last = self._thread.submit(in_mode)
+            return ThreadWork(filled, self._last)
         if not later:
             job()
-            return PlannedWork(filled, None)
-        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=[device])
+            return StreamWork(filled)
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream = self._streams[device]
@@ -70,22 +126,15 @@ class Works:
             job()
             for tensor in tensors:
                 tensor.record_stream(stream)
-            future.set_result(list(filled))
-        return PlannedWork(filled, future)
+        return StreamWork(filled, stream)
+
+    def settle(self) -> None:
+        """Let what was started end: on the CPU now, on a GPU before what follows on the current stream."""
+        if self._last is not None:
+            futures.wait([self._last])
+        for device, stream in self._streams.items():
+            torch.cuda.current_stream(device).wait_stream(stream)
 
     def close(self) -> None:
-        """Let what was started end."""
+        """Let what was started end, and start nothing more."""
         self._thread.shutdown(wait=True)
-
-    def _in_thread(self, job: Job, filled: Sequence[torch.Tensor]) -> dist.Work:
-        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-
-        def done(over: futures.Future[None]) -> None:
-            error = over.exception()
-            if error is None:
-                future.set_result(list(filled))
-            else:
-                future.set_exception(error)  # type: ignore[arg-type]
-
-        self._thread.submit(job).add_done_callback(done)
-        return PlannedWork(filled, future)

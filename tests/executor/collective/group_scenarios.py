@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
 import os
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import _functional_collectives as functional
+from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from loadmaster.errors import InputError
 from loadmaster.executor import collective
 from loadmaster.executor.collective.engine import ReferenceEngine
+from loadmaster.models import kinds
 from tests.executor.collective.planned import planned, topology_of
 from tests.executor.collective.runner_scenarios import numbers, place
 
@@ -257,8 +265,147 @@ def fsdp(rank):
     assert counted["fell_back"] == {}
 
 
+def types(rank):
+    """Of sums and of copies, as torch.distributed has them; what no plan adds up is left to the inner group."""
+    n = dist.get_world_size()
+    with use(rank, "allreduce", "allgather"):
+        for dtype in (torch.uint8, torch.int16, torch.int64, torch.float64, torch.complex64):
+            ones = torch.ones(64 * n // dtype.itemsize, dtype=dtype)
+            dist.all_reduce(ones)
+            assert torch.equal(ones, torch.full_like(ones, n))
+        assert collective.stats()["planned"] == {"allreduce": {"reference": 5}}
+        for dtype in (torch.uint32, torch.bool):
+            flags = torch.ones(64 * n, dtype=dtype)
+            with contextlib.suppress(RuntimeError):
+                dist.all_reduce(flags, dist.ReduceOp.MAX)
+            assert torch.equal(flags, torch.ones_like(flags))
+        assert collective.stats()["fell_back"] == {"allreduce": {"operator or type": 2}}
+        for dtype in (torch.bool, torch.uint16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64):
+            mine = numbers(rank, 64 // dtype.itemsize).to(dtype)
+            found = torch.zeros(n * len(mine), dtype=dtype)
+            dist.all_gather_into_tensor(found, mine)
+            assert torch.equal(found.view(n, -1)[n - 1], numbers(n - 1, len(mine)).to(dtype))
+        # As long, of another shape: still even.
+        pieces = [torch.zeros(4, 4) if r % 2 else torch.zeros(16) for r in range(n)]
+        dist.all_gather(pieces, numbers(rank, 16))
+        assert all(torch.equal(piece.flatten(), numbers(r, 16)) for r, piece in enumerate(pieces))
+        assert collective.stats()["planned"]["allgather"] == {"reference": 6}
+
+
+def modes(rank):
+    """Tensors made for inference can be written to only in that mode, which is a thread's own."""
+    n = dist.get_world_size()
+    with use(rank, "allreduce", "allgather"), torch.inference_mode():
+        for count in (16 * n, 16 * n + 1):
+            ones = torch.ones(count)
+            dist.all_reduce(ones)
+            assert torch.equal(ones, torch.full_like(ones, n))
+    weight = torch.ones(16 * n, requires_grad=True)
+    with use(rank, "allreduce"):
+        total = (2 * weight).detach()
+        dist.all_reduce(total)
+        dist.all_reduce(weight.data)
+        assert total[0] == 2 * n and weight[0] == n and weight.grad_fn is None
+
+
+def waiting(rank):
+    """Whatever way a call is waited for, it is done then."""
+    n = dist.get_world_size()
+    with use(rank, "allreduce", "allgather"):
+        for wait in (
+            lambda work: work.wait(),
+            lambda work: work.wait(timedelta(seconds=60)),
+            lambda work: work.synchronize(),
+            lambda work: work.block_current_stream(),
+            lambda work: work.get_future().wait(),
+            lambda work: dist.barrier(),
+        ):
+            ones = torch.ones(1 << 18)
+            work = dist.all_reduce(ones, async_op=True)
+            wait(work)
+            assert torch.equal(ones, torch.full_like(ones, n)) and work.is_completed()
+        late = torch.ones(16 * n)
+        if rank == 0:
+            time.sleep(1)
+        work = dist.all_reduce(late, async_op=True)
+        if rank == 1:
+            with pytest.raises(TimeoutError):
+                work.wait(timedelta(milliseconds=10))
+        work.wait()
+        assert torch.equal(late, torch.full_like(late, n))
+
+
+def coalesced(rank):
+    """Calls that torch makes one: planned where they are one, the inner group's where several."""
+    n = dist.get_world_size()
+    with use(rank, "allreduce", "allgather") as switched:
+        for count in (1, 2):
+            sums, gathered = ([torch.ones(16 * n) for _ in range(count)] for _ in range(2))
+            with _coalescing_manager(async_ops=True) as manager:
+                for one in sums:
+                    dist.all_reduce(one)
+            manager.wait()
+            with _coalescing_manager():
+                for one in gathered:
+                    dist.all_gather_into_tensor(one, torch.full((16,), 2.0))
+            assert all(torch.equal(one, torch.full_like(one, n)) for one in sums)
+            assert all(torch.equal(one, torch.full_like(one, 2)) for one in gathered)
+        found = collective.stats()
+        assert found["planned"] == {"allreduce": {"reference": 1}, "allgather": {"reference": 1}}
+        assert found["fell_back"] == {"allreduce": {"coalesced": 1}, "allgather": {"coalesced": 1}}
+        # Where the backend itself makes them one, it must have them all; gloo does not, and says so.
+        with pytest.raises(RuntimeError, match="oalescing"):
+            switched.group._start_coalescing(torch.device("cpu"))
+        dist.all_reduce(torch.ones(16 * n))
+        assert collective.stats()["planned"]["allreduce"] == {"reference": 2}
+
+
+def documents(rank):
+    """Plans by path; what one rank cannot read, or has otherwise, is refused by all."""
+    n = dist.get_world_size()
+    made = plans("allreduce", "allgather")
+    with tempfile.TemporaryDirectory() as folder:
+        for problem, plan in made:
+            both = {"problem": kinds.write_problem(problem), "plan": kinds.write_plan(plan)}
+            Path(folder, f"{problem.collective}.json").write_text(json.dumps(both))
+        with collective.use(folder, place=place(rank)):
+            ones = torch.ones(16 * n)
+            dist.all_reduce(ones)
+            assert ones[0] == n
+            assert collective.stats()["planned"] == {"allreduce": {"reference": 1}}
+        gone = Path(folder, "allreduce.json" if rank else "none.json")
+        with pytest.raises(InputError, match="no such file" if rank == 0 else "on rank 0|rank: was refused.*no such"):
+            collective.use([gone], place=place(rank))
+    with pytest.raises(InputError, match="plans: differs between ranks 0 and 1"):
+        collective.use(made[: 2 - (rank == 1)], place=place(rank))
+    with pytest.raises(InputError, match="largest_bytes: differs between ranks 0 and 1"):
+        collective.use(made, place=place(rank), largest_bytes=rank)
+    with pytest.raises(InputError, match="are none"):
+        collective.use([], place=place(rank))
+    with pytest.raises(InputError, match=f"the group has {n}"):
+        collective.use([planned(topology_of(n // 2), "allgather", 64 * n)], place=place(rank))
+    assert not isinstance(dist.group.WORLD, collective.PlannedGroup)
+
+
+def destroyed(rank):
+    """All groups are destroyed while planned calls are on; a new world has none of it."""
+    n = dist.get_world_size()
+    use(rank, "allreduce")
+    ones = torch.ones(1 << 16)
+    work = dist.all_reduce(ones, async_op=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    assert work.is_completed() and ones[0] == n
+    collective.disable()
+    store = Path(tempfile.gettempdir(), f"loadmaster-test-{os.getppid()}")
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n)
+    with use(rank, "allreduce"):
+        dist.all_reduce(ones)
+    assert ones[0] == n * n
+
+
 def one_dies(rank):
-    """Through the process group: whoever waits for the call learns of the dead peer."""
+    """Through the process group: whoever waits for the call learns of the dead peer, DDP too."""
     n = dist.get_world_size()
 
     def impatient(problem, plan, group, where):
@@ -267,11 +414,17 @@ def one_dies(rank):
         return engine
 
     use(rank, "allreduce", engines=(impatient,))
+    model = DistributedDataParallel(net())
+    dist.barrier()
     if rank == n - 1:
         os._exit(0)
     work = dist.all_reduce(torch.ones(16 * n), async_op=True)
     with pytest.raises(collective.PeerError, match=f"Rank {n - 1} does not answer"):
         work.wait()
+    with pytest.raises(RuntimeError, match=f"Rank {n - 1} does not answer"):
+        work.get_future().wait()
+    with pytest.raises(RuntimeError, match="has lost a peer"):
+        model(torch.ones(2, 12)).sum().backward()
 
 
 SCENARIOS = (
@@ -281,6 +434,12 @@ SCENARIOS = (
     other_traffic,
     one_group_of_several,
     refused_groups,
+    types,
+    modes,
+    waiting,
+    coalesced,
+    documents,
     ddp,
     fsdp,
+    destroyed,
 )

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -35,14 +36,20 @@ def reports(
     deadline = time.monotonic() + LIMIT_S
     try:
         while any(process.is_alive() for process in context.processes):
-            assert time.monotonic() < deadline, "the ranks did not come to an end"
+            assert time.monotonic() < deadline, f"the ranks did not come to an end: {_begun(folder)}"
             time.sleep(0.1)
     finally:
         for process in context.processes:
             process.kill()
+    assert len(list(folder.glob("*.json"))) == ranks, f"ranks died: {_begun(folder)}"
     said = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
     names = [*scenarios, *(["last"] if last else [])]
     return {name: [one.get(name, "nothing") for one in said] for name in names}
+
+
+def _begun(folder: Path) -> dict[str, str]:
+    """What every rank that has begun did last, of those that said something."""
+    return {path.stem: path.read_text() for path in sorted(folder.glob("*.begun"))}
 
 
 def _rank(
@@ -57,10 +64,12 @@ def _rank(
         (folder / f"{rank}.json").write_text(json.dumps(said))
 
     for name, scenario in scenarios.items():
+        (folder / f"{rank}.begun").write_text(name)
         said[name] = _outcome(scenario, rank)
         dist.barrier()
     say()
     if last is not None:
+        (folder / f"{rank}.begun").write_text("last")
         said["last"] = _outcome(last, rank)
         say()
         # The group is broken by now: no farewells. But rank 0 holds the store, in which the others may be reading.
@@ -75,6 +84,6 @@ def _rank(
 def _outcome(scenario: Scenario, rank: int) -> str:
     try:
         scenario(rank)
-    except Exception:  # noqa: BLE001, a report of whatever went wrong
+    except (Exception, pytest.fail.Exception):  # noqa: BLE001, a report of whatever went wrong
         return traceback.format_exc()
     return ""

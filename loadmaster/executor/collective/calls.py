@@ -1,0 +1,91 @@
+"""What a call of a process group asks for, in the terms of a plan: read from its tensors and options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from loadmaster.models.collective.problem import Collective
+
+Tensors = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective that somebody asked for.
+
+    Attributes:
+        output, input: None: not on this rank.
+        size_bytes: of the largest buffer of a rank.
+        filled: what the call's future holds.
+        later: the caller goes on without it.
+        after: once the output is there.
+    """
+
+    collective: Collective
+    output: torch.Tensor | None
+    input: torch.Tensor | None
+    size_bytes: int
+    filled: Tensors
+    later: bool
+    op: object = dist.ReduceOp.SUM
+    root: int | None = None
+    after: Callable[[], None] | None = None
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """One that is on this rank."""
+        found = self.output if self.output is not None else self.input
+        assert found is not None
+        return found
+
+
+def later_of(opts: Any) -> bool:
+    """Whether the caller goes on without waiting, as options of C++ have it unless told otherwise."""
+    return bool(getattr(opts, "asyncOp", True))
+
+
+def op_of(opts: Any) -> object:
+    """The operator of a sum."""
+    return getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+
+
+def even(tensors: Tensors, one: torch.Tensor) -> bool:
+    """Whether all are as long as the one: sizes are the same on every rank, shapes need not be."""
+    return all(t.numel() == one.numel() and t.dtype == one.dtype for t in tensors)
+
+
+def stacked(tensors: Tensors) -> torch.Tensor:
+    """One tensor of all, one after the other."""
+    return torch.stack([tensor.reshape(-1) for tensor in tensors])
+
+
+def spreading(together: torch.Tensor | None, outputs: Tensors) -> Callable[[], None]:
+    """Brings the pieces of a tensor to where they belong."""
+
+    def spread() -> None:
+        if together is not None:
+            for output, piece in zip(outputs, together.unbind(), strict=True):
+                output.copy_(piece.view(output.shape))
+
+    return spread
+
+
+def laid_out(tensor: torch.Tensor | None, more_bytes: int) -> tuple[torch.Tensor | None, Callable[[], None] | None]:
+    """A tensor flat and contiguous, with so many bytes of zeros behind it; and how to bring what comes there back."""
+    if tensor is None:
+        return None, None
+    if not more_bytes and tensor.is_contiguous():
+        return tensor.view(-1), None
+    home, count = tensor, tensor.numel()
+    flat = home.new_zeros(count + more_bytes // home.element_size())
+    flat[:count].copy_(home.reshape(-1))
+
+    def bring_back() -> None:
+        home.copy_(flat[:count].view(home.shape))
+
+    return flat, bring_back
