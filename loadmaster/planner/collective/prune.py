@@ -38,7 +38,7 @@ def prune(instance: Instance, sends: Sequence[Send]) -> tuple[Send, ...]:
         chunks = tuple(c for c in fresh if send.combines or (c, send.target) in needed)
         needed.update((c, send.source) for c in chunks)
         if chunks:
-            kept.append(replace(send, chunks=chunks))
+            kept.append(send if chunks == send.chunks else replace(send, chunks=chunks))
     return in_order(kept)
 
 
@@ -80,9 +80,14 @@ def _retimed(
     finish = 0
     for send in sorted(sends, key=lambda send: send.start_ns):
         link = topology.links[topology.link_between[send.source, send.target]]
-        start = max(free[resource] for resource in link.resources)
+        start = 0
+        for resource in link.resources:
+            if free[resource] > start:
+                start = free[resource]
         for c in send.chunks:
-            start = max(start, there[c, send.source])
+            ready = there[c, send.source]
+            if ready > start:
+                start = ready
         size_bytes = sum(chunks[c].size_bytes for c in send.chunks)
         occupancy = link.occupancy_ns(size_bytes)
         arrival = start + occupancy + link.latency_ns
@@ -99,7 +104,7 @@ def _retimed(
                 there[key] = arrival
                 whole.add(key)
         finish = max(finish, arrival)
-        timed.append(replace(send, start_ns=start))
+        timed.append(send if start == send.start_ns else replace(send, start_ns=start))
     return in_order(timed), finish
 
 

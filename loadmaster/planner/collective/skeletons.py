@@ -41,6 +41,8 @@ FULL = Skeleton()
 def skeleton_links(instance: Instance, skeleton: Skeleton, group: Sequence[Symmetry]) -> frozenset[int]:
     """The links of a skeleton: whole orbits of those it keeps."""
     topology = instance.topology
+    if skeleton == FULL:
+        return frozenset(range(len(topology.links)))
     nodes = topology.ranks_of_node
     place = {node: index for index, node in enumerate(nodes)}
     inside = {rank: index for ranks in nodes.values() for index, rank in enumerate(ranks)}
