@@ -52,6 +52,7 @@ class Arena:
         addresses: of every rank's arena, as this GPU sees them.
         state: number of the last call, calls, blocks begun, failures; on the device.
         failure: what a kernel waited for in vain; in pinned memory.
+        stream: handle of the last call's.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, capacity: Capacity) -> None:
@@ -68,7 +69,7 @@ class Arena:
         self.failure = torch.zeros(FAILURE_WORDS, dtype=torch.int64, pin_memory=True)
         self._failed = self.failure.numpy()
         self._tables: list[Table] = []
-        self._stream: int | None = None
+        self.stream: int | None = None
         self._last: torch.cuda.Stream | None = None
         torch.cuda.synchronize(device)
         dist.barrier(group)
@@ -113,12 +114,7 @@ class Arena:
         now = torch.cuda.current_stream(self.device)
         if self._last is not None and not torch.cuda.is_current_stream_capturing():
             now.wait_stream(self._last)
-        self._last, self._stream = now, stream
-
-    @property
-    def stream(self) -> int | None:
-        """Of the last call."""
-        return self._stream
+        self._last, self.stream = now, stream
 
 
 _ARENAS: WeakKeyDictionary[dist.ProcessGroup, Arena] = WeakKeyDictionary()

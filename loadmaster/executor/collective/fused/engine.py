@@ -190,17 +190,22 @@ class FusedEngine:
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = self._prepare(algorithm, size_bytes, dtype)
-        found = (0 if input is None else input.nbytes, 0 if output is None else output.nbytes)
-        if found != call[:2]:
+        input_bytes, output_bytes, launches = call
+        given_bytes = 0 if input is None else input.nbytes
+        taken_bytes = 0 if output is None else output.nbytes
+        if given_bytes != input_bytes or taken_bytes != output_bytes:
             raise InputError(
-                "tensors", list(found), f"bytes of input and output are not {list(call[:2])}", "Give these."
+                "tensors",
+                [given_bytes, taken_bytes],
+                f"bytes of input and output are not {[input_bytes, output_bytes]}",
+                "Give these.",
             )
         stream = torch._C._cuda_getCurrentRawStream(self._device_index)
         if stream != arena.stream:
             arena.order(stream)
         given = 0 if input is None else input.data_ptr()
         taken = 0 if output is None else output.data_ptr()
-        for one in call.launches:
+        for one in launches:
             launch = one.launch
             launch.input = given + one.begin
             launch.output = taken + one.begin

@@ -103,14 +103,15 @@ class Kernels:
 
     def caller(self, function: ctypes.c_void_p, blocks: int, threads: int, launch: Launch) -> Callable[[int], None]:
         """What enqueues a kernel on a stream. It holds the launch where it is: its fields may change between calls."""
-        u, p = ctypes.c_uint, ctypes.c_void_p
-        # Converted once: a call converts its stream and no more.
-        shape = [u(n) for n in (blocks, 1, 1, threads, 1, 1, 0)]
-        arguments = (p * 1)(ctypes.addressof(launch))
-        enqueue, expect, given, none = self._launch, self._expect, p(ctypes.addressof(arguments)), p()
+        # Whole numbers go as they are and pointers as objects made once: a call converts nothing but its stream.
+        pointer = ctypes.c_void_p
+        arguments = (pointer * 1)(ctypes.addressof(launch))
+        given, on, held = pointer(ctypes.addressof(arguments)), pointer(), (launch, arguments)
+        enqueue, expect = self._launch, self._expect
 
-        def call(stream: int, _held: object = (launch, arguments)) -> None:
-            status = enqueue(function, *shape, p(stream), given, none)
+        def call(stream: int, _held: object = held) -> None:
+            on.value = stream
+            status = enqueue(function, blocks, 1, 1, threads, 1, 1, 0, on, given, None)
             if status:
                 expect(status, "cuLaunchKernel")
 
