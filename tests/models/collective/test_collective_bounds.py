@@ -107,16 +107,18 @@ def test_no_bound_of_a_collective_is_above_the_best_schedule(topology: Topology,
 
 @settings(max_examples=60, deadline=None)
 @given(clusters(), st.data())
-def test_no_bound_of_copies_into_a_node_is_above_the_best_schedule(topology: Topology, data: st.DataObject) -> None:
-    """Up to four chunks of a node that all ranks of the other need: rounds of NICs, then the ports of ranks."""
+def test_no_bound_into_a_node_or_out_is_above_the_best_schedule(topology: Topology, data: st.DataObject) -> None:
+    """Chunks of a node that all ranks of the other need: rounds of NICs, then ports of ranks. Or sums, from the end."""
     node = data.draw(st.integers(0, 1))
     sources = st.sampled_from(topology.ranks_of_node[node])
     sizes = st.sampled_from([1, 4, 10])
     size_bytes = data.draw(sizes)
     mixed = data.draw(st.booleans())
+    others = topology.ranks_of_node[1 - node]
+    sums = len(others) > 1 and data.draw(st.booleans())
     chunks = tuple(
-        Chunk(data.draw(sizes) if mixed else size_bytes, (data.draw(sources),), topology.ranks_of_node[1 - node])
-        for _ in range(data.draw(st.integers(1, 4)))
+        Chunk(data.draw(sizes) if mixed else size_bytes, *((others, one) if sums else (one, others)), sums)
+        for one in data.draw(st.lists(st.tuples(sources), min_size=1, max_size=4))
     )
     found = Instance(topology, chunks)
     search = Search(found, limit=4000)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from loadmaster.models.collective.bounds.counting import counting_bounds
 from loadmaster.models.collective.bounds.cuts import cut_bounds, dilation_ns
 from loadmaster.models.collective.bounds.gathering import gathering_bounds
+from loadmaster.models.collective.bounds.mirror import mirrored
 from loadmaster.models.collective.bounds.network import NEVER, Network
 from loadmaster.models.collective.instance import Instance
 
@@ -34,6 +35,10 @@ def all_bounds(instance: Instance) -> Iterator[Bound]:
     for bounds in (cut_bounds(network), counting_bounds(network), gathering_bounds(network)):
         for ns, by in bounds:
             yield Bound(ns, by)
+    backwards = mirrored(instance)
+    if backwards is not None:
+        for ns, by in gathering_bounds(Network(backwards)):
+            yield Bound(ns, f"{by}, from the end")
 
 
 def lower_bound(instance: Instance) -> Bound:

@@ -3,7 +3,7 @@
 - **Knowledge.** A target v needs a set D of chunks: all that it wants, or those that start outside its node. Other
   chunks are forgotten, which only helps. time >= tau[v, |D|]; of targets that share an entry one has the worst of it
   (sharing.py), ranks of a node learn from one another, one at a time (totals.py), and what enters a node goes on
-  through the ports of its ranks (releasing.py).
+  through the ports of its ranks (releasing.py), and from its only entry to the others (only_entry.py).
 - **Delivery** (backwards). A rank u starts with the only copy of, or has a part of, chunks D that must end on one other
   rank each. time >= tau[u, |D|], units being chunks that get to their targets.
 - **Spread** (backwards, flat). One chunk must get from a source to all its targets, and to those outside its node:
@@ -31,6 +31,7 @@ import numpy as np
 
 from loadmaster.models.collective.bounds.growth import Growth, Units, open_links
 from loadmaster.models.collective.bounds.network import BoolArray, IntArray, Network
+from loadmaster.models.collective.bounds.only_entry import only_entry_ns
 from loadmaster.models.collective.bounds.releasing import releasing_ns
 from loadmaster.models.collective.bounds.sharing import sharing_ns
 from loadmaster.models.collective.bounds.totals import totals_ns
@@ -78,6 +79,7 @@ def knowledge_ns(network: Network, chunks: BoolArray) -> int:
         sharing_ns(network, growth, units, wanting),
         totals_ns(network, growth, units, wanting),
         releasing_ns(network, growth, units, chunks, wanting),
+        only_entry_ns(network, growth, units, chunks, wanting),
     )
 
 

@@ -155,6 +155,10 @@ class Growth:
         """When a rank may have that many units at the earliest."""
         return int(self.tau[self.colour_of[rank], count])
 
+    def node_time_ns(self, node: int, count: int) -> int:
+        """When the ranks of a node may have that many different units together at the earliest."""
+        return int(self._of_node[self._node_colour[node], count])
+
     def _look(self, machine: Machine) -> _Look:
         """What a machine looks like, with the colours of this round."""
         topology, limit, kinds, nodes = self._network.topology, self._units.limit, set(), set()

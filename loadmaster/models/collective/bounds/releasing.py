@@ -7,12 +7,12 @@ are covered by machines p (NICs, say); local links are those within U. Fix times
 
 A chunk of D in no A_p is nowhere in U before b. If it is in no B_pv either, v has it first, by T, from a local link k
 whose sender has had it from an entry e of U other than v: that message starts at b + distance(e, sender of k) or later.
-The local ingress of v brings at most C_v(T - b) chunks so late, by the bytes and one message_ns of each of its machines.
+The local ingress of v brings at most C_v(T - b) chunks so late, by bytes and one message_ns for each of its machines.
 So sum over v in G of (|D| - sum over p of |A_p| + |B_pv \\ A_p|) <= sum over v in G of C_v(T - b), where
 
 - |A_p| <= a_p(b), the different chunks that the growth engine lets p bring before b;
-- |A_p| + sum over v of |B_pv \\ A_p| <= w_p(T), all that p brings to U up to T, a chunk once for each of its targets: by
-  bytes, or, if G is one rank, as then all are different, a_p(T + 1). Of p with no link to G the sum is empty.
+- |A_p| + sum over v of |B_pv \\ A_p| <= w_p(T), all that p brings to U up to T, a chunk once for each of its targets:
+  by bytes, or, if G is one rank, as then all are different, a_p(T + 1). Of p with no link to G the sum is empty.
 
 So |G| |D| <= sum over p of (|G| a_p(b), or (|G| - 1) a_p(b) + w_p(T) where p has a link to G) + sum of C_v(T - b), or
 no schedule ends by T. Bisection looks for the last T that some b refutes so; b need only be a time at which some a_p
@@ -119,10 +119,9 @@ def _first_time(
     after = np.unique(np.concatenate([entry.arrivals_ns for entry in entries])) if entries else np.zeros(0)
     after = after[after < NEVER]
     touching = [not entry.ranks.isdisjoint(group) for entry in entries]
-    before = sum(
-        (ranks - touches) * np.searchsorted(entry.arrivals_ns, after, side="left")
-        for entry, touches in zip(entries, touching, strict=True)
-    )
+    before = np.zeros(len(after), dtype=np.int64)
+    for entry, touches in zip(entries, touching, strict=True):
+        before += (ranks - touches) * np.searchsorted(entry.arrivals_ns, after, side="left")
     curves = [(np.array(times), many) for times, many in ports.items()]
 
     def refuted(until_ns: int) -> bool:

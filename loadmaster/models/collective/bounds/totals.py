@@ -8,25 +8,36 @@ that ranks cannot all learn from the best-informed. Count messages where they le
   another, of g or more (one chunk), that arrive L or more later. Counted back from t, the i-th message to arrive of a
   machine left at t - L - i g or before, and carried at most what w had by then. Summed over ranks:
       within(t) <= m (R(t - L - g) + R(t - L - 2 g) + ...)
-- Into the node: on each machine of its entries the i-th message counted back left at t - L' - i g' or before, and
-  carried at most what the best-informed rank outside had by then, by the growth engine; and all bytes took their time:
-      into(t) <= sum over entries of min(K(t - L' - g') + K(t - L' - 2 g') + ..., (t - L' - s) gbps / bytes of a chunk)
-  where K(s) = 0 before s.
+- Into the node: a machine of its entries carries messages one after another; one that starts at s takes occupancy(n)
+  and carries n <= K(s) chunks, where K(s) is what its best-informed sender may have at s by the growth engine.
 
-R(t) <= R(0) + within(t) + into(t), and at the end R >= |X| |D|. Time is cut into steps; durations are rounded down to
-whole steps, which only helps.
+R(t) <= R(0) + within(t) + what all entries brought by t, which is linear in what they brought: with f(x) = 1 +
+m (f(x - L - g) + f(x - L - 2 g) + ...), 0 before 0, a chunk that came at a is at most f(t - a) in R(t). So for any T
+
+    R(T) <= R(0) f(T) + sum over entries of V(0), V(s) the most that messages from s on can be worth at T:
+    V(s) = max over s' >= s and n <= K(s') of n f(T - s' - occupancy(n) - L') + V(s' + occupancy(n)),
+
+and no schedule ends by T where that is less than |X| |D|. Time is cut into steps; durations are rounded down to whole
+steps, which only helps.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadmaster.models.collective.bounds.growth import Growth, Units
 from loadmaster.models.collective.bounds.network import NEVER, BoolArray, IntArray, Machine, Network
 
-_STEPS = 2000
+FloatArray = NDArray[np.float64]
+
+_STEPS = 1000
+# Of a node with more kinds of entries than this the bound is not worth its time.
+_LOOKS = 8
 _HAIR = 1e-6
 
 
@@ -45,7 +56,7 @@ def totals_ns(network: Network, growth: Growth, units: Units, wanting: BoolArray
     return best
 
 
-def _of_node(network: Network, growth: Growth, units: Units, ranks: Sequence[int], entries: Sequence[Machine]) -> int:
+def _of_node(network: Network, growth: Growth, units: Units, ranks: Sequence[int], machines: Sequence[Machine]) -> int:
     topology = network.topology
     inside = set(ranks)
     alone_ns = max(growth.time_ns(r, units.count) for r in ranks)
@@ -55,55 +66,74 @@ def _of_node(network: Network, growth: Growth, units: Units, ranks: Sequence[int
     ]
     local = [
         topology.links[k]
-        for machines in leaving
-        for m in machines
+        for found in leaving
+        for m in found
         for k in m.links
         if units.limit[k] and topology.links[k].target in inside
     ]
     if not local or alone_ns >= NEVER:
         return 0
-    size_bytes = int(units.sizes_bytes[0])
-    gap_ns, latency_ns = min(k.occupancy_ns(size_bytes) for k in local), min(k.latency_ns for k in local)
     # The answer is not looked for beyond twice what the growth engine says: the bound is at most that good.
     step = max(1, 2 * alone_ns // _STEPS)
-    count = 2 * alone_ns // step
-    gap, latency = gap_ns // step, latency_ns // step
-    if not gap:
+    gap = min(k.occupancy_ns(int(units.sizes_bytes[0])) for k in local) // step
+    entries = Counter(_entry(network, growth, units, m, step) for m in machines if any(units.limit[k] for k in m.links))
+    if not gap or len(entries) > _LOOKS or any(not entry.occupancy[0] for entry in entries):
         return 0
-    into = np.zeros(count + 1)
-    for machine in entries:
-        into += _into(network, growth, units, machine, step, count)
-    machines = max(map(len, leaving))
-    need = len(ranks) * units.count
-    first = float(sum(int(units.first[r]) for r in ranks))
-    # within[t] is the sum over i of R(t - i gap), and so within[t - gap] + R(t - gap).
-    total, within = np.zeros(count + 1), np.zeros(count + 1)
-    for t in range(count + 1):
+    low, high = alone_ns // step, 2 * alone_ns // step
+    first, need = sum(int(units.first[r]) for r in ranks), len(ranks) * units.count
+    worth = _worth(max(map(len, leaving)), min(k.latency_ns for k in local) // step, gap, high, float(need))
+
+    def refuted(last: int) -> bool:
+        brought = sum(many * _brought(entry, worth, last) for entry, many in entries.items())
+        return first * float(worth[last]) + brought < need - _HAIR * need
+
+    if not refuted(low):
+        return 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return high * step
+
+
+def _worth(machines: int, latency: int, gap: int, last: int, enough: float) -> FloatArray:
+    """[steps] f, up to a last step; what is more than enough may be less than f."""
+    # within[t] is the sum over i of f(t - i gap), and so within[t - gap] + f(t - gap).
+    worth, within = np.ones(last + 1), np.zeros(last + 1)
+    for t in range(last + 1):
         if t >= gap:
-            within[t] = within[t - gap] + total[t - gap]
-        heard = within[t - latency] if t >= latency else 0.0
-        total[t] = first + machines * heard + into[t]
-        if total[t] >= need - _HAIR:
-            return t * step
-    return count * step
+            within[t] = min(within[t - gap] + worth[t - gap], enough)
+        if t >= latency:
+            worth[t] += machines * within[t - latency]
+    return worth
 
 
-def _into(network: Network, growth: Growth, units: Units, machine: Machine, step: int, count: int) -> np.ndarray:
-    """[steps] how many chunks one entry may have brought by the end of each step."""
-    links = [k for k in machine.links if units.limit[k]]
-    if not links:
-        return np.zeros(count + 1)
-    costs = [network.topology.links[k] for k in links]
-    known: IntArray = np.min([growth.tau[growth.colour_of[k.source]] for k in costs], axis=0)
-    most = min(units.count, max(int(units.limit[k]) for k in links))
-    size_bytes = int(units.sizes_bytes[0])
-    gap = min(k.occupancy_ns(size_bytes) for k in costs) // step
-    latency = min(k.latency_ns for k in costs) // step
-    held = np.minimum(np.searchsorted(known[1:] // step, np.arange(count + 1), side="right"), most).astype(np.float64)
-    told = np.full(count + 1, np.inf) if not gap else np.zeros(count + 1)
-    for t in range(gap, count + 1) if gap else ():
-        told[t] = told[t - gap] + held[t - gap]
-    # Bytes that may have come by the end of a step, from when there was a chunk to send.
-    since = np.maximum(0.0, (np.arange(count + 1) + 1) * step - float(known[1]))
-    sent = np.minimum(told, since * max(k.gbps for k in costs) / size_bytes)
-    return np.concatenate([np.zeros(min(latency, count + 1)), sent])[: count + 1]
+@dataclass(frozen=True)
+class _Entry:
+    """A machine into the node, in steps: when its senders may know 1, 2 .. chunks, and how long so many take."""
+
+    known: tuple[int, ...]
+    occupancy: tuple[int, ...]
+    latency: int
+
+
+def _entry(network: Network, growth: Growth, units: Units, machine: Machine, step: int) -> _Entry:
+    links = [network.topology.links[k] for k in machine.links if units.limit[k]]
+    most = min(units.count, max(int(units.limit[k]) for k in machine.links))
+    known: IntArray = np.min([growth.tau[growth.colour_of[k.source], 1 : most + 1] for k in links], axis=0)
+    costs = {(k.message_ns, k.gbps): k for k in links}.values()
+    occupancy = [min(k.occupancy_ns(int(size)) for k in costs) // step for size in np.cumsum(units.sizes_bytes)[:most]]
+    return _Entry(tuple((known // step).tolist()), tuple(occupancy), min(k.latency_ns for k in links) // step)
+
+
+def _brought(entry: _Entry, worth: FloatArray, last: int) -> float:
+    """V(0) of one entry, T being in the last step."""
+    occupancy, n = np.array(entry.occupancy), np.arange(1, len(entry.occupancy) + 1)
+    held = np.searchsorted(entry.known, np.arange(last + 1), side="right")
+    best = np.zeros(last + 2)
+    for s in range(last, -1, -1):
+        fit = min(int(held[s]), int(np.searchsorted(occupancy, last - s - entry.latency, side="right")))
+        best[s] = best[s + 1]
+        if fit:
+            took = s + occupancy[:fit]
+            best[s] = max(best[s], float((n[:fit] * worth[last - entry.latency - took] + best[took]).max()))
+    return float(best[0])
