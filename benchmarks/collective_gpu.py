@@ -332,7 +332,7 @@ def main() -> None:
     p.add_argument("--arena-bytes", type=int, default=256 * MIB)
     p.add_argument("--timeout", type=float, default=5.0, help="seconds a kernel waits for a peer")
     p.add_argument("--name", default="collective_gpu", help="of the file in benchmarks/results")
-    p.add_argument("--smoke", action="store_true", help="only see whether everything is right")
+    p.add_argument("--smoke", action="store_true", help="see whether everything is right; no more, but for --sweep")
     p.add_argument("--sweep", action="store_true", help="only try settings, at some sizes")
     a = p.parse_args()
     began = time.perf_counter()
@@ -360,8 +360,9 @@ def main() -> None:
     if a.smoke:
         wrong = smoke(run, made, rank, device, say)
         say("ALL RIGHT" if not wrong else f"{wrong} WRONG")
-        dist.destroy_process_group()
-        sys.exit(1 if wrong else 0)
+        if wrong or not a.sweep:
+            dist.destroy_process_group()
+            sys.exit(1 if wrong else 0)
     if a.sweep:
         rows = swept(run, a, rank, device, lambda: everyone_late(began, a.wall), say)
         if rank == 0:

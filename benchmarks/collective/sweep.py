@@ -67,15 +67,22 @@ def sweep(
     for collective, size in cases:
         if late():
             break
-        case, found = case_of(collective, size), {}
+        case = case_of(collective, size)
+        found: dict[tuple[Any, ...], tuple[Setting, Callable[[], float]]] = {}
+        seen: set[tuple[Any, ...]] = set()
         for setting in settings_for(collective, size, standard):
             engine = engine_of(collective, setting)
-            bad = wrong(case, engine)
             table = _table_of(engine, size)
+            if table in seen:
+                continue
+            seen.add(table)
+            bad = wrong(case, engine)
             if bad:
                 say(f"WRONG {collective} {size} {setting}: {'; '.join(bad)}")
-            elif table not in found:
+            else:
                 found[table] = (setting, timed(case, engine))
+        if not found:
+            continue
         times: dict[Any, list[float]] = {table: [] for table in found}
         for turn in range(SAMPLES + 1):
             for table, (_, play) in found.items():
@@ -87,7 +94,7 @@ def sweep(
             {"collective": collective, "size_bytes": size, "median_us": median, "table": table, **vars(setting)}
             for median, (table, (setting, _)) in zip(medians, found.items(), strict=True)
         ]
-        usual = medians[0] if made else float("nan")
+        usual = medians[0]
         made.sort(key=lambda row: row["median_us"])
         rows += made
         best = "  ".join(f"{row['median_us']:.1f} {_short(row)}" for row in made[:4])
