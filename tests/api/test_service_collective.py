@@ -55,6 +55,7 @@ def test_a_collective_goes_all_the_way(service: str) -> None:
         assert (none.status, none.objective) == ("infeasible", None)
     front = httpx.get(service).text
     assert "<td>collective</td>" in front
+    assert ">3.300 us</td>" in front
 
 
 def test_the_real_planner_through_the_service(start_service: Callable[..., RunningService]) -> None:

@@ -10,6 +10,7 @@ from fastapi.responses import HTMLResponse
 
 from loadmaster.api.server.context import ServiceDep
 from loadmaster.api.store.records import Job
+from loadmaster.api.units import show_bytes, show_cost, show_share
 
 router = APIRouter(include_in_schema=False)
 
@@ -70,21 +71,17 @@ def _row(job: Job) -> str:
         f"<td>{html.escape(job.kind)}</td>",
         f"<td>{html.escape(job.name)}</td>",
         f"<td>{state}</td>",
-        f'<td class="n">{_gibibytes(job.budget_bytes)}</td>',
+        f'<td class="n">{"" if job.budget_bytes is None else show_bytes(job.budget_bytes)}</td>',
         f'<td class="n">{_objective(job)}</td>',
-        f'<td class="n">{"" if job.gap is None else f"{job.gap:.2%}"}</td>',
+        f'<td class="n">{"" if job.gap is None else show_share(job.gap)}</td>',
         f'<td class="n">{_seconds(job)}</td>',
         f'<td>{link} <a href="{address}/log">log</a></td>',
     ]
     return "<tr>" + "".join(cells) + "</tr>"
 
 
-def _gibibytes(size_bytes: int | None) -> str:
-    return "" if size_bytes is None else f"{size_bytes / 2**30:.2f} GiB"
-
-
 def _objective(job: Job) -> str:
-    return "" if job.objective is None else f"{job.objective:,.0f} {html.escape(job.unit or '')}"
+    return "" if job.objective is None else html.escape(show_cost(job.objective, job.unit or ""))
 
 
 def _seconds(job: Job) -> str:
