@@ -108,16 +108,22 @@ def test_no_bound_of_a_collective_is_above_the_best_schedule(topology: Topology,
 @settings(max_examples=60, deadline=None)
 @given(clusters(), st.data())
 def test_no_bound_into_a_node_or_out_is_above_the_best_schedule(topology: Topology, data: st.DataObject) -> None:
-    """Chunks of a node that all ranks of the other need: rounds of NICs, then ports of ranks. Or sums, from the end."""
+    """Chunks of a node that the other needs, on all ranks or on one each, or sums that meet there."""
     node = data.draw(st.integers(0, 1))
     sources = st.sampled_from(topology.ranks_of_node[node])
     sizes = st.sampled_from([1, 4, 10])
     size_bytes = data.draw(sizes)
     mixed = data.draw(st.booleans())
-    others = topology.ranks_of_node[1 - node]
-    sums = len(others) > 1 and data.draw(st.booleans())
+    everyone = topology.ranks_of_node[1 - node]
+    pairs = data.draw(st.booleans())
+    sums = len(everyone) > 1 and not pairs and data.draw(st.booleans())
+    others = st.sampled_from(everyone).map(lambda r: (r,)) if pairs else st.just(everyone)
     chunks = tuple(
-        Chunk(data.draw(sizes) if mixed else size_bytes, *((others, one) if sums else (one, others)), sums)
+        Chunk(
+            data.draw(sizes) if mixed else size_bytes,
+            *((data.draw(others), one) if sums else (one, data.draw(others))),
+            sums,
+        )
         for one in data.draw(st.lists(st.tuples(sources), min_size=1, max_size=4))
     )
     found = Instance(topology, chunks)
@@ -217,6 +223,24 @@ def test_one_of_two_ranks_on_a_nic_gets_nothing_of_its_last_round() -> None:
     topology = Topology("shared", (0, 1, 1), links, tuple("abcdef"))
     found = Instance(topology, (Chunk(10, (0,), (1, 2)), Chunk(10, (0,), (1, 2))))
     assert lower_bound(found).ns == 160 + 20 == Search(found).best_ns
+
+
+def test_one_message_over_a_nic_is_gathered_before_and_handed_out_after() -> None:
+    """Two nodes of two share a NIC each, a message of 100: four chunks in one message cost less than two messages."""
+    links = [Link(a, b, 0, 30, 1.0, (a, 4 + b)) for a, b in ((0, 1), (1, 0), (2, 3), (3, 2))]
+    links += [Link(a, b, 0, 100, 1.0, (8, 9)) for a in (0, 1) for b in (2, 3)]
+    topology = Topology("shared", (0, 0, 1, 1), tuple(links), tuple("abcdefghij"))
+    found = Instance(topology, tuple(Chunk(1, (a,), (b,)) for a in (0, 1) for b in (2, 3)))
+    assert lower_bound(found).ns == 32 + 104 + 32 == Search(found).best_ns
+
+
+def test_the_last_chunk_over_an_only_nic_goes_on_to_the_others() -> None:
+    """Rank 0 reaches 1, 2 and 3 over one NIC, 50 each; from one to the next of them it takes 40."""
+    links = [Link(0, r, 0, 40, 1.0, (0,)) for r in (1, 2, 3)]
+    links += [Link(1, 2, 0, 30, 1.0, (1,)), Link(2, 1, 0, 30, 1.0, (2,))]
+    links += [Link(2, 3, 0, 30, 1.0, (3,)), Link(3, 2, 0, 30, 1.0, (4,))]
+    found = Instance(Topology("path", (0, 1, 1, 1), tuple(links), tuple("abcde")), (Chunk(10, (0,), (1, 2, 3)),))
+    assert lower_bound(found).ns == 50 + 40 == Search(found).best_ns
 
 
 def test_reversing_time_keeps_the_bound() -> None:

@@ -76,7 +76,7 @@ def cut_ns(network: Network, inside: BoolArray) -> int:
         return NEVER
     sizes = network.size_bytes[crossing]
     machines = network.cover(links)
-    completion = _completions(machines, int(sizes.min()), int(crossing.sum()))
+    completion = completions(machines, int(sizes.min()), int(crossing.sum()))
     return _worst_set(head[crossing], tail[crossing], sizes, completion, machines)
 
 
@@ -106,7 +106,7 @@ def _heads_and_tails(network: Network, inside: BoolArray, links: list[int]) -> t
     return crossing, head, tail
 
 
-def _completions(machines: tuple[Machine, ...], size_bytes: int, count: int) -> IntArray:
+def completions(machines: tuple[Machine, ...], size_bytes: int, count: int) -> IntArray:
     """[count + 1] when machines that start together complete n chunks of at least that size."""
     n = np.arange(1, count + 1)
     each = [m.message_ns + np.ceil(n * size_bytes / m.gbps - _HAIR_NS).astype(np.int64) for m in machines]

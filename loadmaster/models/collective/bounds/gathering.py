@@ -6,6 +6,7 @@
   through the ports of its ranks (releasing.py), and from its only entry to the others (only_entry.py).
 - **Delivery** (backwards). A rank u starts with the only copy of, or has a part of, chunks D that must end on one other
   rank each. time >= tau[u, |D|], units being chunks that get to their targets.
+- **Few messages.** An AllToAll's into a node are each gathered before and handed out after (few_messages.py).
 - **Spread** (backwards, flat). One chunk must get from a source to all its targets, and to those outside its node:
   units are targets.
 - **Sum** (forwards, flat). A target of a sum must hear of all its parts, and of those outside its node: units are
@@ -29,6 +30,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from loadmaster.models.collective.bounds.few_messages import few_messages_ns
 from loadmaster.models.collective.bounds.growth import Growth, Units, open_links
 from loadmaster.models.collective.bounds.network import BoolArray, IntArray, Network
 from loadmaster.models.collective.bounds.only_entry import only_entry_ns
@@ -57,6 +59,9 @@ def gathering_bounds(network: Network) -> Iterator[tuple[int, str]]:
         held = alone & network.sources[:, rank] & ~network.targets[:, rank]
         for chunks in (held, held & ~network.targets[:, node].any(axis=1)):
             yield delivery_ns(network, chunks), "delivery by a rank"
+    if network.topology.node_count > 1:
+        for home in network.typical_nodes:
+            yield few_messages_ns(network, home), "few messages into a node"
     for chunk in _typical_chunks(network):
         yield from _one_chunk(network, chunk)
 
