@@ -80,6 +80,8 @@ class Ground:
         slack: by which part of its remaining distance a chunk that moves may stray from its shortest paths.
         share: above 0, each chunk that moves keeps to one route (see
             :func:`loadmaster.planner.collective.routes.balanced_routes`).
+        late: a chunk that moves to another node goes from one rank to another of the same NIC only once it is there, so
+            that what leaves over a NIC is not strewn over its ranks.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Ground:
         symmetric: bool = True,
         slack: float = 0.0,
         share: float = 0.0,
+        late: bool = False,
     ) -> None:
         topology = instance.topology
         self.instance = instance
@@ -111,7 +114,7 @@ class Ground:
         self.free_action = all(element.ranks[r] != r for element in self.group[1:] for r in range(self.rank_count))
         self._islands(kept)
         self._distances()
-        self._masks(slack, share)
+        self._masks(slack, share, self._same_nic(kept) if late else frozenset())
 
     def message_ns(self, link: int, chunks: Sequence[int]) -> tuple[int, int]:
         """(occupancy, time to arrival) of a message of these chunks."""
@@ -166,8 +169,26 @@ class Ground:
             near = matrix[:, sorted(gateways)].min(axis=1) if gateways else np.full(self.rank_count, UNREACHED)
             self.to_gateway.append(near.tolist())
 
-    def _masks(self, slack: float, share: float) -> None:
-        """Which chunks move, which spread, and what each link may do for them."""
+    def _same_nic(self, kept: frozenset[int]) -> frozenset[int]:
+        """Links between ranks of an island that leave it over a resource that they share."""
+        links = self.topology.links
+        leaves: list[set[int]] = [set() for _ in range(self.rank_count)]
+        for k in kept:
+            if self.island_of[links[k].source] != self.island_of[links[k].target]:
+                leaves[links[k].source].update(links[k].resources)
+        return frozenset(
+            k
+            for k in kept
+            if self.island_of[links[k].source] == self.island_of[links[k].target]
+            and any(
+                leaves[links[k].source] & set(links[other].resources)
+                for other in self.topology.out_links[links[k].target]
+                if other in kept and self.island_of[links[other].target] != self.island_of[links[k].target]
+            )
+        )
+
+    def _masks(self, slack: float, share: float, same_nic: frozenset[int]) -> None:
+        """Which chunks move, which spread, and what each link may do for them; those of ``same_nic`` come last."""
         chunks = self.instance.chunks
         self.spreading = 0
         # Chunks that spread, but not to every rank: others may have to pass them on.
@@ -208,6 +229,8 @@ class Ground:
                     self.spreads[k] |= by_class[index]
             if share == 0.0:
                 for (index, goal), mask in by_goal.items():
+                    if k in same_nic and self.island_of[goal] != self.island_of[link.target]:
+                        continue
                     if k in self.class_links[index] and self._advances(k, index, goal, slack):
                         left = self.distance[index][link.target][goal]
                         tails[left] = tails.get(left, 0) | mask

@@ -38,6 +38,8 @@ SMALL_TARGETS = 256
 FIXED_SETTINGS, PLAIN_SETTINGS = 120, 24
 # Pruning and retiming make what dispatch found shorter by no more than about that part.
 RETIMING_GAINS = 0.03
+# Noise that breaks ties by chance and decides nothing else.
+TIES = 0.01
 # Settings that chance changes are among that many best ones.
 ELITE = 6
 
@@ -55,6 +57,7 @@ class Setting:
     powers: tuple[int, ...]
     slack: float = 0.0
     share: float = 0.0
+    late: bool = False
 
 
 @dataclass
@@ -78,7 +81,7 @@ class Restarts:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.grounds: dict[tuple[Skeleton, tuple[int, ...], float, float], Ground | None] = {}
+        self.grounds: dict[Setting, Ground | None] = {}
         self.tried: dict[Setting, int] = {}
         self.count = 0
         self.settings = self._settings()
@@ -160,14 +163,21 @@ class Restarts:
 
     def _ground(self, setting: Setting) -> Ground | None:
         """The ground of a setting; None where its links do not reach every target."""
-        key = (setting.skeleton, setting.powers, setting.slack, setting.share)
+        key = replace(setting, knobs=Knobs())
         if key not in self.grounds:
             generators = zip(self.instance.generators, setting.powers, strict=True)
             chosen = tuple(_power(generator, n) for generator, n in generators if n)
             instance = replace(self.instance, generators=chosen)
             group = closure(chosen, instance.topology.rank_count, len(instance.chunks))
             links = skeleton_links(instance, setting.skeleton, group)
-            ground = Ground(instance, links=links, usable=self.usable, slack=setting.slack, share=setting.share)
+            ground = Ground(
+                instance,
+                links=links,
+                usable=self.usable,
+                slack=setting.slack,
+                share=setting.share,
+                late=setting.late,
+            )
             self.grounds[key] = ground if reachable(ground) else None
         return self.grounds[key]
 
@@ -179,6 +189,9 @@ class Restarts:
             paired = len(fixed) if max(self.weight.values()) < SKELETONS_MATTER else 2
             pairs = zip(fixed[:paired], routed[:paired], strict=True)
             fixed = [setting for pair in pairs for setting in pair] + fixed[paired:]
+            if max(self.weight.values()) >= SKELETONS_MATTER and self._shares_nics():
+                late = [replace(s, late=True, knobs=replace(s.knobs, noise=TIES)) for s in fixed]
+                fixed = [setting for pair in zip(fixed, late, strict=True) for setting in pair][:FIXED_SETTINGS]
         yield from fixed[:PLAIN_SETTINGS]
         for setting in fixed[PLAIN_SETTINGS:]:
             if self.tried:
@@ -226,6 +239,13 @@ class Restarts:
         """Whether any chunk has one source and one target."""
         return any(len(chunk.sources) == len(chunk.targets) == 1 for chunk in self.instance.chunks)
 
+    def _shares_nics(self) -> bool:
+        """Whether several ranks of a node leave it over the same resource."""
+        topology = self.instance.topology
+        leaves = {(k.source, resource) for k in topology.links if topology.crosses(k) for resource in k.resources}
+        owns = Counter(resource for _, resource in leaves)
+        return any(count > 1 for count in owns.values())
+
     def _no_powers(self) -> tuple[int, ...]:
         return (0,) * len(self.all_powers)
 
@@ -267,6 +287,8 @@ class Restarts:
             setting = replace(setting, slack=chance.choice((0.0, 0.5, 1.0)), share=0.0)
         elif roll < 0.83:
             setting = replace(setting, share=chance.choice((0.0, 0.05, ROUTED_SHARE, 1.0)))
+        elif roll < 0.85:
+            setting = replace(setting, late=not setting.late)
         elif roll < 0.9:
             setting = replace(setting, powers=tuple(chance.choice((0, 1, 2, 4)) for _ in self.all_powers))
         knobs = replace(knobs, noise=chance.choice((0.0, 0.01, 0.05, 0.2, 0.5, 1.0)))

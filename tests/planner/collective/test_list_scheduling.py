@@ -14,7 +14,9 @@ from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.presets import preset
 from loadmaster.models.collective.problem import Collective, Sketch, SwitchPolicy
 from loadmaster.models.collective.topology import Link, Topology
+from loadmaster.planner.collective.dispatch import dispatch
 from loadmaster.planner.collective.greedy import Searcher, list_schedule
+from loadmaster.planner.collective.ground import Ground
 from loadmaster.planner.collective.knobs import UNLIMITED, Knobs
 from tests.models.collective.tiny import problem, ring, switched
 
@@ -263,3 +265,19 @@ def test_a_searcher_goes_on_where_it_stopped() -> None:
     for _ in range(3):
         twice.search(bound_ns=0, seconds=60, runs=4)
     assert once.best == twice.best
+
+
+def test_what_goes_to_another_node_late_stays_with_its_rank_of_a_nic() -> None:
+    instance = posed(preset("dgx2", 2), "alltoall", 32 * 32 * 1024)
+    topology = instance.topology
+    ground = Ground(instance, late=True)
+    sends = dispatch(ground, Knobs(batch=UNLIMITED, local_batch=UNLIMITED, mode="bulk"), 0)
+    time_of(instance, sends)
+    crosses = {k.source: set(k.resources) for k in topology.links if topology.crosses(k)}
+    outs = {rank: {r for r in held if "out" in topology.resources[r]} for rank, held in crosses.items()}
+    assert sends is not None
+    for send in sends:
+        if topology.node_of[send.source] == topology.node_of[send.target] and outs[send.source] == outs[send.target]:
+            for c in send.chunks:
+                (goal,) = instance.chunks[c].targets
+                assert topology.node_of[goal] == topology.node_of[send.source]
