@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadmaster.api.report.snapshot import memory_snapshot, snapshot_bytes
-from loadmaster.api.report.view import View, view
+from loadmaster.api.report.memory.snapshot import memory_snapshot, snapshot_bytes
+from loadmaster.api.report.memory.view import View, view
 from loadmaster.models.kinds import read_problem
 from loadmaster.models.memory import plain
 from loadmaster.models.memory.presets import chain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadmaster.api.report.view import view
+from loadmaster.api.report.memory.view import view
 from tests.models.memory.test_checked_journeys import LINK, travelling
 from tests.models.memory.test_memory_checker import PLENTY, a_plan, three_operators
 

@@ -26,10 +26,10 @@ from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.client import Client
 from loadmaster.api.columns import table
 from loadmaster.api.protocol import Backoff
-from loadmaster.api.report.pictures import plan_png
-from loadmaster.api.report.plan_page import plan_page
-from loadmaster.api.report.view import view
-from loadmaster.api.report.words import summary
+from loadmaster.api.report.memory.pictures import plan_png
+from loadmaster.api.report.memory.plan_page import plan_page
+from loadmaster.api.report.memory.view import view
+from loadmaster.api.report.memory.words import summary
 from loadmaster.api.units import parse_budget, show_bytes, show_cost, show_share
 from loadmaster.errors import InputError, LoadmasterError, MissingExtraError
 from loadmaster.models.documents import load_document

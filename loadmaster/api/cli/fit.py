@@ -20,7 +20,7 @@ from loadmaster.api.cli.service import follow
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.client import Client
 from loadmaster.api.columns import table
-from loadmaster.api.report.words import summary
+from loadmaster.api.report.memory.words import summary
 from loadmaster.api.units import parse_bytes, show_bytes, show_cost, show_share
 from loadmaster.errors import InputError, LimitReachedError, LoadmasterError, MissingExtraError
 from loadmaster.models.memory.documents import read_plan, read_problem, write_plan, write_problem

@@ -10,7 +10,7 @@ from loadmaster.api.cli.interrupt import interruptible
 from loadmaster.api.cli.planning import INFEASIBLE, INTERRUPTED, add_options, options_of, report_progress
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.columns import table
-from loadmaster.api.report.frontier_page import feasible, frontier_page
+from loadmaster.api.report.memory.frontier_page import feasible, frontier_page
 from loadmaster.api.units import parse_budget, show_bytes, show_cost, show_share
 from loadmaster.errors import InputError, LimitReachedError, MissingExtraError
 from loadmaster.models.kinds import Problem, read_problem, write_plan
@@ -94,7 +94,7 @@ def _draw(problem: Problem, plans: Sequence[MemoryPlan], arguments: argparse.Nam
     terminal.say(f"report: {html}")
     png = arguments.png or f"{problem.name}-frontier.png"
     try:
-        from loadmaster.api.report.pictures import frontier_png
+        from loadmaster.api.report.memory.pictures import frontier_png
 
         frontier_png(png, title, plans, published)
         terminal.say(f"picture: {png}")

@@ -9,12 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from loadmaster.api.report import pictures, plan_page, snapshot, trace, view, words
 from loadmaster.api.report.collective import pictures as collective_pictures
 from loadmaster.api.report.collective import plan_page as collective_plan_page
 from loadmaster.api.report.collective import trace as collective_trace
 from loadmaster.api.report.collective import view as collective_view
 from loadmaster.api.report.collective import words as collective_words
+from loadmaster.api.report.memory import pictures as memory_pictures
+from loadmaster.api.report.memory import plan_page as memory_plan_page
+from loadmaster.api.report.memory import snapshot as memory_snapshot
+from loadmaster.api.report.memory import trace as memory_trace
+from loadmaster.api.report.memory import view as memory_view
+from loadmaster.api.report.memory import words as memory_words
 from loadmaster.models.collective.exports import msccl, mscclpp
 from loadmaster.models.kinds import PlanT, ProblemT
 
@@ -58,15 +63,15 @@ class Views(Generic[ProblemT, PlanT, VerdictT, ViewT]):
 
 VIEWS: dict[str, Views[Any, Any, Any, Any]] = {
     "memory": Views(
-        summary=words.summary,
-        infeasible=words.infeasible,
-        verdict=words.verdict,
-        view=view.view,
-        details=words.fates,
-        page=plan_page.plan_page,
-        picture=pictures.plan_png,
-        trace=trace.chrome_trace,
-        snapshot=snapshot.snapshot_bytes,
+        summary=memory_words.summary,
+        infeasible=memory_words.infeasible,
+        verdict=memory_words.verdict,
+        view=memory_view.view,
+        details=memory_words.fates,
+        page=memory_plan_page.plan_page,
+        picture=memory_pictures.plan_png,
+        trace=memory_trace.chrome_trace,
+        snapshot=memory_snapshot.snapshot_bytes,
     ),
     "collective": Views(
         summary=collective_words.summary,

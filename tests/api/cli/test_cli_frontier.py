@@ -12,7 +12,7 @@ import pytest
 
 from loadmaster import planner
 from loadmaster.api.cli import app
-from loadmaster.api.report.frontier_page import frontier_page
+from loadmaster.api.report.memory.frontier_page import frontier_page
 from loadmaster.models.memory.plan import Infeasibility, MemoryPlan
 from loadmaster.models.memory.presets import chain, reference
 from loadmaster.models.memory.problem import MemoryProblem

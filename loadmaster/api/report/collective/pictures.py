@@ -12,14 +12,13 @@ from loadmaster.api.report.collective.plan_page import caption, colour, legend_r
 from loadmaster.api.report.collective.timeline import Row, timeline
 from loadmaster.api.report.collective.view import View
 from loadmaster.api.report.collective.words import show_ns
-from loadmaster.api.report.pictures import STYLE, save
+from loadmaster.api.report.figure import BLUE, INK, PURPLE, STYLE, save
 from loadmaster.api.units import show_bytes, show_share
 from loadmaster.models.collective.plan import Algorithm
 
 # The smallest and the largest algorithm say what the others would.
 LARGEST_CHARTS = 2
 _ROW_INCHES, _CURVE_INCHES, _MARGIN_INCHES, _LEGEND_INCHES = 0.17, 3.6, 1.2, 0.5
-_PLAN, _BOUND, _INK = "#2b6cb0", "#8a63c9", "#1d2430"
 
 
 def plan_png(path: str | Path, view: View) -> None:
@@ -43,14 +42,14 @@ def plan_png(path: str | Path, view: View) -> None:
         FigureCanvasAgg(figure)
         axes = list(figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
         title = textwrap.fill(view.problem.title or view.problem.name, 92)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
         if len(plan.algorithms) > 1:
             _curve(axes.pop(0), plan.algorithms)
         rank_count = view.problem.topology.rank_count
         for chart, (algorithm, rows, check) in zip(axes, charts, strict=True):
             _gantt(chart, rows, check.time_ns, rank_count)
             what = f"{show_bytes(algorithm.size_bytes)}: {show_ns(algorithm.time_ns)}, gap {show_share(algorithm.gap)}"
-            chart.set_title(what, loc="left", fontsize=10, color=_INK)
+            chart.set_title(what, loc="left", fontsize=10, color=INK)
             chart.set_xlabel(f"microseconds\n{textwrap.fill(caption(rows, check), 104)}", loc="left", fontsize=8)
         figure.legend(
             handles=[Patch(color=colour(rank, rank_count), label=f"rank {rank}") for rank in legend_ranks(rank_count)],
@@ -65,8 +64,8 @@ def plan_png(path: str | Path, view: View) -> None:
 def _curve(axes: Any, algorithms: Sequence[Algorithm]) -> None:
     sizes = [a.size_bytes for a in algorithms]
     for label, colour_of, values in (
-        ("planned time", _PLAN, [a.time_ns for a in algorithms]),
-        ("proved bound", _BOUND, [a.bound_ns for a in algorithms]),
+        ("planned time", BLUE, [a.time_ns for a in algorithms]),
+        ("proved bound", PURPLE, [a.bound_ns for a in algorithms]),
     ):
         axes.plot(sizes, [max(1, v) / 1e3 for v in values], color=colour_of, marker="o", markersize=4, label=label)
     axes.set_xscale("log")

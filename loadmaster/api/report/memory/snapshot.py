@@ -12,7 +12,7 @@ import pickle
 from bisect import insort
 from typing import Any
 
-from loadmaster.api.report.view import View
+from loadmaster.api.report.memory.view import View
 
 _PROTOCOL = 4  # what the viewer reads
 _FIRST_ADDRESS = 1 << 40

@@ -1,12 +1,12 @@
-"""One plan as one HTML file: memory over time under the budget line, and what became of every result."""
+"""A memory plan as one HTML file: memory over time under the budget line, and what became of every result."""
 
 from __future__ import annotations
 
 from html import escape
 from itertools import groupby
 
+from loadmaster.api.report.memory.view import FATES, MEANING, Tensor, View
 from loadmaster.api.report.page import Chart, facts, html_table, keys, page
-from loadmaster.api.report.view import FATES, MEANING, Tensor, View
 from loadmaster.api.units import byte_scale, show_bytes, show_cost, show_share
 
 _PHASES = ("forward", "recompute", "backward")

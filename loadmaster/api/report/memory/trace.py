@@ -1,10 +1,10 @@
-"""A plan as a Chrome trace, for https://ui.perfetto.dev: the compute track and resident bytes."""
+"""A memory plan as a Chrome trace, for https://ui.perfetto.dev: the compute track and resident bytes."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from loadmaster.api.report.view import View
+from loadmaster.api.report.memory.view import View
 from loadmaster.models.memory.trace import planned_events
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loadmaster.api.columns import table
-from loadmaster.api.report.view import FATES, MEANING, View
+from loadmaster.api.report.memory.view import FATES, MEANING, View
 from loadmaster.api.units import show_bytes, show_cost, show_share
 from loadmaster.models.memory.checker import Check
 from loadmaster.models.memory.plan import MemoryPlan

@@ -1,4 +1,4 @@
-"""PNG pictures through matplotlib (extra ``solver``), without a display: a frontier, and the timeline of a plan."""
+"""PNG pictures through matplotlib (extra ``solver``): a frontier, and the timeline of a memory plan."""
 
 from __future__ import annotations
 
@@ -7,27 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadmaster.api.report.frontier_page import feasible, scale_of
-from loadmaster.api.report.view import View
+from loadmaster.api.report.figure import BLUE, GREY, INK, PURPLE, STYLE, save
+from loadmaster.api.report.memory.frontier_page import feasible, scale_of
+from loadmaster.api.report.memory.view import View
 from loadmaster.api.units import byte_scale, show_bytes
 from loadmaster.errors import InputError
 from loadmaster.models.memory.plan import MemoryPlan
 
-_BLUE, _ORANGE, _GREEN, _PURPLE, _RED, _GREY = "#2b6cb0", "#e08e2b", "#3a9d7c", "#8a63c9", "#c2410c", "#667085"
+_ORANGE, _GREEN, _RED = "#e08e2b", "#3a9d7c", "#c2410c"
 _PHASES = {"forward": "#4c8dd6", "recompute": _ORANGE, "backward": _GREEN}
-STYLE: dict[Any, Any] = {
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "axes.edgecolor": _GREY,
-    "axes.labelcolor": _GREY,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e3e6ea",
-    "xtick.color": _GREY,
-    "ytick.color": _GREY,
-}
 
 
 def frontier_png(
@@ -47,26 +35,26 @@ def frontier_png(
     x = [p.budget_bytes / size for p in curve]
     y = [(p.objective or 0.0) / scale.factor for p in curve]
     bounded = [p for p in curve if p.bound is not None]
-    axes.axhline(curve[0].unconstrained / scale.factor, color=_GREY, linestyle=(0, (1, 3)), linewidth=1.2)
+    axes.axhline(curve[0].unconstrained / scale.factor, color=GREY, linestyle=(0, (1, 3)), linewidth=1.2)
     axes.annotate(
         "memory to spare",
         (x[-1], curve[0].unconstrained / scale.factor),
         xytext=(0, 4),
         textcoords="offset points",
         ha="right",
-        color=_GREY,
+        color=GREY,
         fontsize=9,
     )
     axes.fill_between(
         [p.budget_bytes / size for p in bounded],
         [(p.bound or 0.0) / scale.factor for p in bounded],
         [(p.objective or 0.0) / scale.factor for p in bounded],
-        color=_BLUE,
+        color=BLUE,
         alpha=0.16,
         linewidth=0,
         label="between the plan and the proved bound",
     )
-    axes.plot(x, y, color=_BLUE, marker="o", markersize=6, linewidth=2, label="best plan found")
+    axes.plot(x, y, color=BLUE, marker="o", markersize=6, linewidth=2, label="best plan found")
     published = sorted(
         (b, r["best_objective_us"]) for b, r in reference.items() if b in {p.budget_bytes for p in curve}
     )
@@ -78,7 +66,7 @@ def frontier_png(
             marker="D",
             markersize=9,
             markerfacecolor="none",
-            markeredgecolor=_PURPLE,
+            markeredgecolor=PURPLE,
             markeredgewidth=1.6,
             label="published (commercial solver, 24 h, 12 threads)",
         )
@@ -88,7 +76,7 @@ def frontier_png(
     axes.margins(x=0.07, y=0.14)
     axes.set_xlabel(f"budget, {unit}")
     axes.set_ylabel(f"step, {scale.unit}")
-    axes.legend(loc="upper right", edgecolor="none", labelcolor=_GREY, fontsize=9)
+    axes.legend(loc="upper right", edgecolor="none", labelcolor=GREY, fontsize=9)
     save(figure, path)
 
 
@@ -119,7 +107,7 @@ def plan_png(path: str | Path, view: View) -> None:
     axes.set_ylim(0, max(budget, view.check.peak_bytes / size) * 1.18)
     axes.set_xlabel("milliseconds")
     axes.set_ylabel(f"resident, {unit}")
-    axes.legend(loc="upper right", ncols=4, edgecolor="none", labelcolor=_GREY, fontsize=9)
+    axes.legend(loc="upper right", ncols=4, edgecolor="none", labelcolor=GREY, fontsize=9)
     save(figure, path)
 
 
@@ -133,18 +121,5 @@ def _figure(title: str) -> tuple[Any, Any]:
         figure = Figure(figsize=(9.6, 4.8), dpi=150, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
-        axes.set_title(textwrap.fill(title, 92), loc="left", fontsize=11, fontweight="bold", color="#1d2430")
+        axes.set_title(textwrap.fill(title, 92), loc="left", fontsize=11, fontweight="bold", color=INK)
     return figure, axes
-
-
-def save(figure: Any, path: str | Path) -> None:
-    """Write a figure as PNG.
-
-    Raises:
-        InputError: the path cannot be written.
-    """
-    try:
-        figure.savefig(path, format="png", metadata={"Software": None})
-    except OSError as error:
-        remedy = "Give a path that can be written."
-        raise InputError("--png", str(path), f"cannot be written: {error.strerror}", remedy) from None

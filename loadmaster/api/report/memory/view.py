@@ -1,4 +1,4 @@
-"""A plan joined with its problem, as pictures need it: the timeline, what became of every result, and totals.
+"""A memory plan joined with its problem, as pictures need it: the timeline, what became of every result, and totals.
 
 Times are microseconds from the start of the step, sizes bytes.
 """

@@ -1,0 +1,1 @@
+"""What a memory plan, or a sweep of budgets, looks like to a person."""
