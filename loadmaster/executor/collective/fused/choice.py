@@ -25,7 +25,8 @@ class Limits:
     """What a user may tune; the same on every rank.
 
     Attributes:
-        blocks: of one call, at most; all of them are resident at once.
+        blocks: of one call, at most; all of them are resident at once. Calls of many MiB are fastest with 128, nearly
+            all of a GPU; with 64, half of it is left to what is computed beside.
         packed_bytes: calls in which no rank sends more are packed.
         packed_threads: of a packed block, at least; more where lanes are at their limit.
         piece_bytes: of a chunk, lane and round, at least, where a call is cut into rounds.
