@@ -13,10 +13,9 @@ from collections.abc import Sequence
 
 import loadmaster
 from loadmaster.api.cli import build, catalogue, demo, fit, plans, service, show, sweep
+from loadmaster.api.cli.planning import INTERRUPTED
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.errors import LoadmasterError, MissingExtraError
-
-INTERRUPTED = 130
 
 # Imported package -> (its distribution, the extra that brings it).
 _EXTRAS = {

@@ -9,7 +9,7 @@ from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.report.views import VIEWS
 from loadmaster.api.units import parse_budget, parse_bytes, show_cost, show_share
 from loadmaster.models.kinds import Plan, Problem, write_plan
-from loadmaster.planner.options import METHODS, PlanOptions, PlanProgress
+from loadmaster.planner.options import METHODS_OF, PlanOptions, PlanProgress
 
 INFEASIBLE = 3
 INTERRUPTED = 130
@@ -24,7 +24,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--gap", type=float, default=defaults.gap, metavar="G", help="stop at this gap (%(default)g)")
     command.add_argument("--seed", type=int, default=defaults.seed, metavar="N", help="of every solve (%(default)d)")
     command.add_argument("--solver", default=defaults.solver, metavar="NAME", help="auto, highs, cpsat, pulp:NAME")
-    command.add_argument("--method", default=defaults.method, metavar="NAME", help=", ".join(METHODS))
+    methods = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in METHODS_OF.items())
+    command.add_argument("--method", default=defaults.method, metavar="NAME", help=f"of {methods}")
     command.add_argument("--memory-limit", metavar="SIZE", help="address space of each solver process")
 
 

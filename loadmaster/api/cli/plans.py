@@ -22,7 +22,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     plan = commands.add_parser("plan", help="find the best plan", description=_plan.__doc__)
     plan.add_argument("problem", metavar="PROBLEM.json")
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
-    plan.add_argument("--budget", metavar="SIZE", help="5GiB, 800MB, bytes, or 50%% of the unconstrained peak")
+    plan.add_argument(
+        "--budget", metavar="SIZE", help="of memory: 5GiB, 800MB, bytes, or 50%% of the unconstrained peak"
+    )
     add_options(plan)
     plan.add_argument("--server", metavar="URL", help="plan on a running service")
     plan.add_argument("--json", action="store_true", help="print the plan document instead of a summary")

@@ -40,7 +40,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
     submit = commands.add_parser("submit", help="hand a problem to a service", description=_submit.__doc__)
     submit.add_argument("problem", metavar="PROBLEM.json")
-    submit.add_argument("--budget", metavar="SIZE", help="5GiB, 800MB, bytes, or 50%% of the unconstrained peak")
+    submit.add_argument(
+        "--budget", metavar="SIZE", help="of memory: 5GiB, 800MB, bytes, or 50%% of the unconstrained peak"
+    )
     planning.add_options(submit)
     submit.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="as many as you like")
     _add_server(submit)
