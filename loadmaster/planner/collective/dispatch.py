@@ -41,6 +41,8 @@ class Dispatch:
         self.entered = [0] * len(ground.islands)
         self.free_at = [0] * len(ground.topology.resources)
         self.taken = {resource: list(spans) for resource, spans in release.taken.items()}
+        # Per orbit, what its source had when none of it was of use: only what comes after that can be.
+        self.useless = [0] * len(ground.orbits)
         self.sends: list[Send] = []
         self.used: set[int] = set()
         self.arrivals: list[tuple[int, int, int, int]] = []
@@ -95,7 +97,7 @@ class Dispatch:
         """Take offers until none is left; how many were taken."""
         offers: list[tuple[float, int, Orbit, tuple[int, ...]]] = []
         for index, orbit in enumerate(self.ground.orbits):
-            if self.have[orbit.source] and self._free(orbit.resources):
+            if self.have[orbit.source] & ~self.useless[index] and self._free(orbit.resources):
                 self._push(offers, index, orbit)
         taken = 0
         while offers:
@@ -159,6 +161,7 @@ class Dispatch:
         """Add an orbit's offer, if it has one."""
         mask = self._may_carry(orbit)
         if not mask:
+            self.useless[index] = self.have[orbit.source]
             return
         knobs = self.knobs
         batch, hold = (knobs.batch, knobs.hold) if orbit.crosses else (knobs.local_batch, knobs.local_hold)

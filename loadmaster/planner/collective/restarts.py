@@ -26,6 +26,8 @@ from loadmaster.planner.collective.skeletons import FULL, Lanes, Skeleton, skele
 
 # Merging is tried where a message costs at least this part of the time that a chunk takes without it.
 MERGING_MATTERS = 0.01
+# A message waits for more chunks only where it costs at least this part: less is no more than the wait for a chunk.
+WAITING_MATTERS = 0.1
 # Steps are saved at the price of detours where it costs at least this part.
 SKELETONS_MATTER = 0.2
 # Of the waits on a route, the part that counts (see routes.py); anything of this order balances about as well.
@@ -330,7 +332,8 @@ def _merges(weight: float, most: int, usual: int = 1) -> list[tuple[int, int, fl
         waiting = [(UNLIMITED, hold, 1.0) for hold in dict.fromkeys((*likely, *powers))]
         return [(UNLIMITED, 1, 1.0), *waiting, (1, 1, 1.0), *((n, n, 1.0) for n in powers)]
     tapered = [(UNLIMITED, 1, taper) for taper in (0.9, 0.5)]
-    return [(1, 1, 1.0), (6, 1, 1.0), *tapered, *((n, 1, 1.0) for n in powers), *((n, n, 1.0) for n in powers)]
+    held = [(n, n, 1.0) for n in powers] if weight >= WAITING_MATTERS else []
+    return [(1, 1, 1.0), (6, 1, 1.0), *tapered, *((n, 1, 1.0) for n in powers), *held]
 
 
 def _stopper(until: float, cancelled: Callable[[], bool] | None) -> Callable[[], bool]:
