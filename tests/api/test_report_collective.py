@@ -17,7 +17,7 @@ from matplotlib.image import imread
 from loadmaster.api.report.collective.bandwidth import algorithm_gbps, bus_gbps
 from loadmaster.api.report.collective.pictures import plan_png
 from loadmaster.api.report.collective.plan_page import colour, plan_page, size_ticks, telling
-from loadmaster.api.report.collective.timeline import LARGEST_ROWS, Row, owners_of, timeline
+from loadmaster.api.report.collective.timeline import LARGEST_ROWS, Row, owner_word, owners_of, timeline
 from loadmaster.api.report.collective.trace import chrome_trace
 from loadmaster.api.report.collective.view import View, view
 from loadmaster.models.collective.instance import Chunk
@@ -94,6 +94,17 @@ def test_whose_data_it_is() -> None:
     assert owners_of(broadcast, 3) == [0, 0, 1, 1, 2, 2]
 
 
+@pytest.mark.parametrize(
+    ("collective", "word"), [("allgather", "rank"), ("allreduce", "rank"), ("alltoall", "rank"), ("broadcast", "part")]
+)
+def test_the_legend_says_what_colours_are(collective: Collective, word: str) -> None:
+    seen = shown(ring(4), collective, 64)
+    assert owner_word(seen.problem, seen.plan.algorithms[0]) == word
+    page = plan_page(seen)
+    assert f"</i>{word} 0</span>" in page
+    assert (f"</i>{word} 3</span>" in page) == (collective != "broadcast")
+
+
 def test_long_names_leave_room_for_the_chart() -> None:
     small = ring(2)
     named = replace(small, resources=tuple(f"{name} " + "of the machine room " * 9 for name in small.resources))
@@ -152,8 +163,9 @@ def test_the_picture_has_a_band_for_each_row_and_a_legend(topology: Topology, ro
     seen = shown(topology, "alltoall", topology.rank_count * 16)
     assert len(rows_of(seen)) == rows
     plan_png(tmp_path / "plan.png", seen)
-    # Below, the legend: a line for eight ranks, at most two.
-    assert bands(tmp_path / "plan.png") == rows + min(2, -(-topology.rank_count // 8))
+    # Below, the legend: a line for eight owners, at most two.
+    owners = {bar.owner for row in rows_of(seen) for bar in row.bars}
+    assert bands(tmp_path / "plan.png") == rows + min(2, -(-len(owners) // 8))
 
 
 def test_the_picture_of_a_table_has_its_smallest_and_its_largest(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from loadmaster.api.report.collective.curve import decades
-from loadmaster.api.report.collective.plan_page import caption, colour, legend_ranks, size_ticks, telling
-from loadmaster.api.report.collective.timeline import Row, timeline
+from loadmaster.api.report.collective.plan_page import caption, colour, legend_owners, size_ticks, telling
+from loadmaster.api.report.collective.timeline import Row, owner_word, timeline
 from loadmaster.api.report.collective.view import View
 from loadmaster.api.report.collective.words import show_ns
 from loadmaster.api.report.figure import BLUE, INK, PURPLE, STYLE, save
@@ -51,8 +51,10 @@ def plan_png(path: str | Path, view: View) -> None:
             what = f"{show_bytes(algorithm.size_bytes)}: {show_ns(algorithm.time_ns)}, gap {show_share(algorithm.gap)}"
             chart.set_title(what, loc="left", fontsize=10, color=INK)
             chart.set_xlabel(f"microseconds\n{textwrap.fill(caption(rows, check), 104)}", loc="left", fontsize=8)
+        word = owner_word(view.problem, plan.algorithms[0])
+        owners = legend_owners([row for _, rows, _ in charts for row in rows])
         figure.legend(
-            handles=[Patch(color=colour(rank, rank_count), label=f"rank {rank}") for rank in legend_ranks(rank_count)],
+            handles=[Patch(color=colour(owner, rank_count), label=f"{word} {owner}") for owner in owners],
             loc="outside lower left",
             ncols=8,
             fontsize=8,

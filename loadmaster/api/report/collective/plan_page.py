@@ -9,7 +9,7 @@ from html import escape
 
 from loadmaster.api.report.collective.bandwidth import bus_gbps
 from loadmaster.api.report.collective.curve import LogChart, RowChart, decades
-from loadmaster.api.report.collective.timeline import Row, timeline
+from loadmaster.api.report.collective.timeline import Row, owner_word, timeline
 from loadmaster.api.report.collective.view import View
 from loadmaster.api.report.collective.words import show_gbps, show_ns
 from loadmaster.api.report.page import facts, html_table, keys, page
@@ -28,17 +28,18 @@ def plan_page(view: View) -> str:
     problem, plan = view.problem, view.plan
     sections = [_facts(view), "<h2>Algorithms by size</h2>", _table(view)]
     if len(plan.algorithms) > 1:
-        caption = "Planned time and proved bound; each algorithm is used from the size where its line starts."
+        lead = "Planned time and proved bound; each algorithm is used from the size where its line starts."
         sections += ["<h2>Time against size</h2>", f"<figure>{_curve(plan.algorithms)}"]
-        sections += [f"<figcaption>{caption}</figcaption></figure>"]
+        sections += [f"<figcaption>{lead}</figcaption></figure>"]
         sections += [keys([("plan", "planned time"), ("reference", "proved bound")])]
     shown = list(zip(plan.algorithms, view.check.algorithms, strict=True))
+    drawn: list[Row] = []
     for algorithm, check in telling(shown, LARGEST_CHARTS):
-        sections += [
-            f"<h2>Who sends when: {escape(show_bytes(algorithm.size_bytes))}</h2>",
-            _gantt(view, algorithm, check),
-        ]
-    sections.append(_legend(problem.topology.rank_count))
+        rows = timeline(problem, algorithm, check)
+        title = f"<h2>Who sends when: {escape(show_bytes(algorithm.size_bytes))}</h2>"
+        sections += [title, _gantt(rows, check, problem.topology.rank_count)]
+        drawn += rows
+    sections.append(_legend(drawn, problem.topology.rank_count, owner_word(problem, plan.algorithms[0])))
     return page(plan.name, problem.title or problem.name, sections)
 
 
@@ -133,19 +134,18 @@ def _curve(algorithms: Sequence[Algorithm]) -> str:
     return chart.svg("Planned time and proved bound against size, both logarithmic")
 
 
-def _gantt(view: View, algorithm: Algorithm, check: Check) -> str:
-    rows = timeline(view.problem, algorithm, check)
+def _gantt(rows: Sequence[Row], check: Check, rank_count: int) -> str:
     longest = max((len(row.label) for row in rows), default=0)
     height = 18 if len(rows) <= 32 else 14
     chart = RowChart((0.0, max(1, check.time_ns) / 1e3), [row.label for row in rows], height, 24 + 7 * longest)
     chart.row_axes("microseconds")
     for n, row in enumerate(rows):
         for bar in row.bars:
-            hue = colour(bar.owner, view.problem.topology.rank_count)
+            hue = colour(bar.owner, rank_count)
             if bar.arrives_ns is not None and bar.arrives_ns > bar.end_ns:
                 chart.flight(n, bar.end_ns / 1e3, bar.arrives_ns / 1e3, hue)
         for bar in row.bars:
-            paint = f'fill="{colour(bar.owner, view.problem.topology.rank_count)}"'
+            paint = f'fill="{colour(bar.owner, rank_count)}"'
             if bar.share < 1:
                 paint += f' fill-opacity="{bar.opacity:.2f}"'
             span = f"{bar.start_ns / 1e3:.2f} to {bar.end_ns / 1e3:.2f} us"
@@ -158,21 +158,22 @@ def caption(rows: Sequence[Row], check: Check) -> str:
     """How to read the rows of an algorithm."""
     if any(bar.arrives_ns is None for row in rows for bar in row.bars):
         how = "One row per node and sort of resource (how many there are in brackets); stronger where more are busy. "
-        how += "Colour: whose data it mostly is; what is on its way and holds nothing is not shown."
+        how += "Colour: what data it mostly is; what is on its way and holds nothing is not shown."
     else:
         how = "One row per resource: a wire, a port of a switch or a NIC carries one message at a time. "
-        how += "Colour: whose data it is; thin lines: on its way."
+        how += "Colour: what data it is; thin lines: on its way."
     return f"{len(check.journeys)} sends. {how}"
 
 
-def legend_ranks(rank_count: int) -> range:
-    """The ranks whose colours a legend shows."""
-    return range(0, rank_count, max(1, math.ceil(rank_count / LARGEST_LEGEND)))
+def legend_owners(rows: Sequence[Row]) -> list[int]:
+    """The ranks, or parts, whose colours a legend shows: those in the chart, or some of them."""
+    owners = sorted({bar.owner for row in rows for bar in row.bars})
+    return owners[:: max(1, math.ceil(len(owners) / LARGEST_LEGEND))]
 
 
-def _legend(rank_count: int) -> str:
+def _legend(rows: Sequence[Row], rank_count: int, word: str) -> str:
     items = [
-        f'<span class="item"><i class="key" style="background:{colour(rank, rank_count)}"></i>rank {rank}</span>'
-        for rank in legend_ranks(rank_count)
+        f'<span class="item"><i class="key" style="background:{colour(owner, rank_count)}"></i>{word} {owner}</span>'
+        for owner in legend_owners(rows)
     ]
     return f'<p class="keys">{"".join(items)}</p>'

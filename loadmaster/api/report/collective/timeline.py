@@ -2,7 +2,8 @@
 
 A row is a resource; its bars cannot overlap, since it carries one message at a time. Where there are more resources
 than anyone reads, a row is all of one sort in a node, cut into slices of time: the more of them busy, the stronger the
-bar. Colours say whose data it is. Between the end of a bar and its arrival the message is on its way and holds nothing.
+bar. Colours say whose data it is, or which part of it. Between the end of a bar and its arrival the message is on its
+way and holds nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Bar:
 
     Attributes:
         share: of the row's resources that are busy, 0 to 1.
-        owner: the rank whose data it mostly is.
+        owner: the rank whose data it mostly is, or the part of the data (see :func:`owner_word`).
         words: what it is.
         arrives_ns: when what was sent is there; None where the bar is no single send.
     """
@@ -79,19 +80,30 @@ def timeline(problem: CollectiveProblem, algorithm: Algorithm, check: Check) -> 
     labels = _labels(places)
     for resource in order:
         groups[labels[resource]].append(held[resource])
+    word = owner_word(problem, algorithm)
     return tuple(
-        Row(f"{_short(label)} ({len(members)})", _slices(members, owners, check.time_ns))
+        Row(f"{_short(label)} ({len(members)})", _slices(members, owners, word, check.time_ns))
         for label, members in groups.items()
     )
 
 
 def owners_of(chunks: Sequence[Chunk], rank_count: int) -> list[int]:
-    """The rank that each chunk is coloured after: its source where sources differ, else its target where targets do,
-    else the ranks in turn."""
+    """What each chunk is coloured after: the rank that is its source where sources differ, else its target where
+    targets do, else its part of the data, of as many parts as ranks."""
+    return _ranks_of(chunks) or [n * rank_count // len(chunks) for n in range(len(chunks))]
+
+
+def owner_word(problem: CollectiveProblem, algorithm: Algorithm) -> str:
+    """What colours tell apart: ``rank`` or ``part``. Part r of an AllReduce is rank r's."""
+    chunks = chunks_of(problem, algorithm.size_bytes, algorithm.chunk_count, algorithm.form)
+    return "part" if problem.collective != "allreduce" and _ranks_of(chunks) is None else "rank"
+
+
+def _ranks_of(chunks: Sequence[Chunk]) -> list[int] | None:
     for ends in ([chunk.sources for chunk in chunks], [chunk.targets for chunk in chunks]):
         if all(len(ranks) == 1 for ranks in ends) and len(set(ends)) > 1:
             return [ranks[0] for ranks in ends]
-    return [n * rank_count // len(chunks) for n in range(len(chunks))]
+    return None
 
 
 def _short(name: str) -> str:
@@ -143,7 +155,7 @@ def _labels(places: Sequence[tuple[int, str, tuple[int, ...]]]) -> list[str]:
     return ["all resources"] * len(places)
 
 
-def _slices(members: Sequence[Sequence[Journey]], owners: Sequence[int], time_ns: int) -> tuple[Bar, ...]:
+def _slices(members: Sequence[Sequence[Journey]], owners: Sequence[int], word: str, time_ns: int) -> tuple[Bar, ...]:
     """Equal stretches of time, each with the share of it that members are busy; equal neighbours joined."""
     width = max(time_ns, 1) / SLICES
     busy_ns = [0.0] * SLICES
@@ -167,6 +179,6 @@ def _slices(members: Sequence[Sequence[Journey]], owners: Sequence[int], time_ns
         if last is not None and (last.share, last.owner) == (share, owner) and last.end_ns == n * width:
             bars[-1] = Bar(last.start_ns, (n + 1) * width, share, owner, last.words)
         else:
-            words = f"{share:.0%} of {len(members)} busy, mostly with data of rank {owner}"
+            words = f"{share:.0%} of {len(members)} busy, mostly with data of {word} {owner}"
             bars.append(Bar(n * width, (n + 1) * width, share, owner, words))
     return tuple(bars)
