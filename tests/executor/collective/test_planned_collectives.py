@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.executor.collective import group_scenarios, probe_scenarios, runner_scenarios
+from tests.executor.collective import group_scenarios, probe_scenarios, runner_scenarios, torch_scenarios
 from tests.executor.collective.worlds import reports
 
-SCENARIOS = {one.__name__: one for one in (*runner_scenarios.SCENARIOS, *group_scenarios.SCENARIOS)}
+SCENARIOS = {
+    one.__name__: one for one in (*runner_scenarios.SCENARIOS, *torch_scenarios.SCENARIOS, *group_scenarios.SCENARIOS)
+}
 PROBES = {one.__name__: one for one in probe_scenarios.SCENARIOS}
 
 
@@ -18,7 +20,7 @@ def four(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def eight(tmp_path_factory):
-    return reports(SCENARIOS, tmp_path_factory.mktemp("eight"), 8, last=group_scenarios.one_dies)
+    return reports(SCENARIOS, tmp_path_factory.mktemp("eight"), 8, last=torch_scenarios.one_dies)
 
 
 @pytest.mark.parametrize("name", SCENARIOS | PROBES)

@@ -20,6 +20,7 @@ IMPORTED = [
     "tests.executor.collective.group_scenarios",
     "tests.executor.collective.probe_scenarios",
     "tests.executor.collective.runner_scenarios",
+    "tests.executor.collective.torch_scenarios",
 ]
 
 Scenario = Callable[[int], None]
