@@ -176,6 +176,32 @@ def test_chunks_of_a_broadcast_follow_one_another(ranks: int, chunks: int) -> No
         assert lower_bound(found).ns == 10 * (chunks - 1 + math.ceil(math.log2(ranks)))
 
 
+@pytest.mark.parametrize(
+    ("ranks", "chunks", "chunk_ns", "latency_ns", "best_ns"),
+    [(3, 4, 2, 1, 11), (4, 3, 2, 1, 10), (4, 4, 2, 1, 13), (4, 4, 10, 3, 59), (4, 4, 5, 4, 34), (4, 4, 4, 9, 37)],
+)
+def test_chunks_of_a_broadcast_with_latency(
+    ranks: int, chunks: int, chunk_ns: int, latency_ns: int, best_ns: int
+) -> None:
+    """The optimum, as a constraint solver proves it (intervals on ports, a parent for each chunk on each rank)."""
+    topology = switched(1, ranks, latency_ns=latency_ns, message_ns=0, gbps=1.0)
+    for collective in ("broadcast", "reduce"):
+        assert lower_bound(instance(topology, collective, chunks * chunk_ns, chunks, root=0)).ns == best_ns
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(3, 4), st.integers(2, 3), st.integers(1, 6), st.integers(0, 8), st.sampled_from([0, 3]))
+def test_no_bound_of_a_broadcast_is_above_the_best_schedule(
+    ranks: int, chunks: int, chunk_ns: int, latency_ns: int, message_ns: int
+) -> None:
+    topology = switched(1, ranks, latency_ns=latency_ns, message_ns=message_ns, gbps=1.0)
+    found = instance(topology, "broadcast", chunks * chunk_ns, chunks, root=0)
+    search = Search(found, limit=3000)
+    assert search.best_ns is not None
+    for bound in all_bounds(found):
+        assert bound.ns <= search.best_ns, bound
+
+
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_small_collectives_take_the_rounds_of_doubling(ranks: int) -> None:
     """A message costs 100, a byte next to nothing. A sum meets at one rank, and is spread from there."""

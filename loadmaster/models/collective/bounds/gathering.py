@@ -16,7 +16,7 @@
 - **Pipelined broadcast.** k chunks of b bytes start on one rank whose links all hold one resource. The one that is sent
   first last is in a message that starts once the others have left, (k - j) b / gbps at least where it has j chunks
   itself, which lengthens it by (j - 1) b / gbps; so time >= (k - 1) b / gbps + spread of one chunk. Sums to one rank:
-  the same from the end.
+  the same from the end. All ports of a switch together say a little more (pipelining.py).
 
 For collectives between few and small messages this is the information-doubling bound: on a port that takes a message
 at a time, what a rank knows at most doubles with every message. For large ones it is the release of chunks by NICs into
@@ -34,6 +34,7 @@ from loadmaster.models.collective.bounds.few_messages import few_messages_ns
 from loadmaster.models.collective.bounds.growth import Growth, Units, open_links
 from loadmaster.models.collective.bounds.network import BoolArray, IntArray, Network
 from loadmaster.models.collective.bounds.only_entry import only_entry_ns
+from loadmaster.models.collective.bounds.pipelining import pipelining_ns
 from loadmaster.models.collective.bounds.releasing import releasing_ns
 from loadmaster.models.collective.bounds.sharing import sharing_ns
 from loadmaster.models.collective.bounds.totals import totals_ns
@@ -148,8 +149,11 @@ def _one_chunk(network: Network, chunk: int) -> Iterator[tuple[int, str]]:
     together &= (network.sources == sources).all(axis=1) & (network.targets == targets).all(axis=1)
     others = int(together.sum()) - 1
     if sources.sum() == 1 and targets.sum() > 1 and not network.reduces[chunk]:
-        first_ns = _sends_ns(network, topology.out_links[int(np.argmax(sources))], chunk, others)
-        yield first_ns + spread_ns(network, chunk), "pipelined broadcast"
+        root = int(np.argmax(sources))
+        found_ns = _sends_ns(network, topology.out_links[root], chunk, others) + spread_ns(network, chunk)
+        if others and not np.any(~targets & ~sources):
+            found_ns = max(found_ns, pipelining_ns(network, root, int(network.size_bytes[chunk]), others + 1, found_ns))
+        yield found_ns, "pipelined broadcast"
     elif network.reduces[chunk] and targets.sum() == 1:
         last_ns = _sends_ns(network, topology.in_links[int(np.argmax(targets))], chunk, others)
         yield sum_ns(network, chunk) + last_ns, "pipelined sum"
