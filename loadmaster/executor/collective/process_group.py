@@ -143,8 +143,10 @@ class PlannedGroup(dist.ProcessGroup):
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
         """``torch.distributed.all_gather`` into a list."""
-        if opts is None or rest or not even(outputs[0], inputs[0]):
-            return self._fall_back("allgather", "uneven", "allgather", outputs, inputs, opts, *rest)
+        if opts is None or rest:
+            return self._fall_back("allgather", "form of call", "allgather", outputs, inputs, opts, *rest)
+        if not even(outputs[0], inputs[0]):
+            return self._fall_back("allgather", "uneven", "allgather", outputs, inputs, opts)
         together = inputs[0].new_empty(len(outputs[0]), inputs[0].numel())
         after = spreading(together, outputs[0])
         call = Call("allgather", together, inputs[0], bytes_of(together), outputs[0], later_of(opts), after=after)
@@ -164,8 +166,10 @@ class PlannedGroup(dist.ProcessGroup):
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None, *rest: Any) -> Any:  # type: ignore[override]
         """``torch.distributed.reduce_scatter`` from a list."""
-        if opts is None or rest or not even(inputs[0], outputs[0]):
-            return self._fall_back("reduce_scatter", "uneven", "reduce_scatter", outputs, inputs, opts, *rest)
+        if opts is None or rest:
+            return self._fall_back("reduce_scatter", "form of call", "reduce_scatter", outputs, inputs, opts, *rest)
+        if not even(inputs[0], outputs[0]):
+            return self._fall_back("reduce_scatter", "uneven", "reduce_scatter", outputs, inputs, opts)
         together = stacked(inputs[0])
         call = Call("reduce_scatter", outputs[0], together, bytes_of(together), outputs, later_of(opts), op_of(opts))
         return self._run(call, "reduce_scatter", outputs, inputs, opts)

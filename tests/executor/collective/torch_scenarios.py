@@ -117,6 +117,33 @@ def coalesced(rank):
         assert collective.stats()["planned"]["allreduce"] == {"reference": 2}
 
 
+def without_options(rank):
+    """Methods called as earlier releases of PyTorch and programs of old call them, planned or not."""
+    n = dist.get_world_size()
+    with use(rank, "allreduce", "allgather", "reduce_scatter") as switched:
+        group = switched.group
+        for count in (1, 2):
+            gathered, parts = [torch.zeros(16 * n) for _ in range(count)], [torch.zeros(16) for _ in range(count)]
+            group.allgather_into_tensor_coalesced(gathered, [torch.ones(16)] * count).wait()
+            group.reduce_scatter_tensor_coalesced(parts, [torch.ones(16 * n)] * count).wait()
+            assert all(bool((one == 1).all()) for one in gathered) and all(bool((one == n).all()) for one in parts)
+        gathered, part, total = torch.zeros(16 * n), torch.zeros(16), torch.ones(4)
+        group._allgather_base(gathered, torch.ones(16)).wait()
+        group._reduce_scatter_base(part, gathered).wait()
+        group.allreduce(total).wait()
+        group.allreduce([total], dist.ReduceOp.SUM).wait()
+        group.broadcast(total, 0).wait()
+        group.barrier().wait()
+        assert part[0] == n and total[0] == n * n
+        found = switched.stats()
+        assert found["planned"] == {"allgather": {"reference": 2}, "reduce_scatter": {"reference": 2}}
+        assert found["fell_back"] == {
+            **{one: {"coalesced": 1} for one in ("allgather", "reduce_scatter")},
+            "allreduce": {"form of call": 2},
+            "broadcast": {"form of call": 1},
+        }
+
+
 def net():
     torch.manual_seed(5)
     return nn.Sequential(nn.Linear(12, 33), nn.ReLU(), nn.Linear(33, 17), nn.ReLU(), nn.Linear(17, 1))
@@ -190,4 +217,4 @@ def one_dies(rank):
         model(torch.ones(2, 12)).sum().backward()
 
 
-SCENARIOS = (types, modes, waiting, coalesced, ddp, fsdp)
+SCENARIOS = (types, modes, waiting, coalesced, without_options, ddp, fsdp)
