@@ -74,8 +74,8 @@ class Combining:
             goals = [(phase, bound_ns / (1.0 - gap)) for phase, bound_ns in self.phases] or [(self.summing, good_ns)]
             if not self._turn(goals, turn_s, until, runs):
                 break
-            if self.on_top is not None and not self._is_good(good_ns):
-                left = min(turn_s / 2, until - time.monotonic())
+            left = min(turn_s / 2, until - time.monotonic())
+            if self.on_top is not None and left > 0.0 and not self._is_good(good_ns):
                 self.on_top.search(good_ns=good_ns, seconds=left, runs=runs or ON_TOP_RUNS)
             done = all(phase.best_ns is not None and phase.best_ns <= goal_ns for phase, goal_ns in goals)
             if done and gap > LEAST_GAP:
@@ -119,7 +119,14 @@ class Combining:
         def better(sends: tuple[Send, ...], _: int) -> None:
             self._offer(retime(self.instance, in_order((*sums, *sends))))
 
-        return Restarts(self.after, self.seed, release=release, cancelled=self.cancelled, on_better=better)
+        return Restarts(
+            self.after,
+            self.seed,
+            release=release,
+            cancelled=self.cancelled,
+            on_better=better,
+            needed=False,
+        )
 
     def _offer(self, sends: tuple[Send, ...]) -> None:
         time_ns = finish_ns(self.instance, sends)

@@ -70,6 +70,7 @@ class Restarts:
         usable: per chunk the links it may use; None: as the instance says.
         release: what the schedule builds on.
         cancelled: asked between events.
+        needed: a first schedule is found whatever time it takes.
     """
 
     instance: Instance
@@ -78,6 +79,7 @@ class Restarts:
     release: Release = NOTHING_BEFORE
     cancelled: Callable[[], bool] | None = None
     on_better: OnBetter | None = None
+    needed: bool = True
     best: tuple[Send, ...] | None = None
     best_ns: int | None = None
 
@@ -104,7 +106,7 @@ class Restarts:
     def search(self, *, good_ns: float, seconds: float, runs: int | None = None) -> tuple[Send, ...] | None:
         """Restart until a schedule takes at most ``good_ns``, or the time, the runs or the caller's patience are up.
 
-        May be called again to go on. Nothing stops the first schedule halfway.
+        May be called again to go on.
 
         Returns:
             The best schedule; None if none was found.
@@ -115,7 +117,7 @@ class Restarts:
         if self.best_ns is not None and (self.best_ns <= good_ns or stop()):
             return self.best
         for setting in self.settings:
-            self._offer(self._run(setting, None if self.best is None else stop), setting)
+            self._offer(self._run(setting, None if self.needed and self.best is None else stop), setting)
             if self.floor_is_due and self.best is not None:
                 self.floor_is_due = False
                 self._offer(sequential(self.instance, self.usable), None)
