@@ -387,6 +387,7 @@ def main() -> None:
         torch.cuda.empty_cache()
     if rank == 0:
         command = ["torchrun", f"--nproc-per-node {ranks}", "benchmarks/collective_gpu.py", *sys.argv[1:]]
+        rows.sort(key=lambda row: (a.collectives.index(row["collective"]), row["size_bytes"]))
         document = {"command": " ".join(command), **asdict(run), "dtype": a.dtype, "rows": rows, "left_out": left}
         print(write(f"{a.name}_{ranks}", document))
     dist.destroy_process_group()
