@@ -20,18 +20,8 @@ from loadmaster.models.collective.instance import Chunk
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
 from tests.models.collective.buffers_by_hand import UNWRITTEN, after, before
 from tests.models.collective.handmade import along_trees, table
-from tests.models.collective.tiny import problem, ring, switched
+from tests.models.collective.tiny import EVEN, problem, ring, switched
 
-EVEN: tuple[Collective, ...] = (
-    "allgather",
-    "reduce_scatter",
-    "allreduce",
-    "alltoall",
-    "broadcast",
-    "reduce",
-    "scatter",
-    "gather",
-)
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
 
 

@@ -5,6 +5,18 @@ from __future__ import annotations
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
 from loadmaster.models.collective.topology import Link, Topology
 
+EVEN: tuple[Collective, ...] = (
+    "allgather",
+    "reduce_scatter",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "reduce",
+    "scatter",
+    "gather",
+)
+"""Those that cut every rank's data alike."""
+
 
 def ring(count: int, *, latency_ns: int = 0, message_ns: int = 100, gbps: float = 1.0) -> Topology:
     """One node; a wire each way between neighbours."""
