@@ -260,7 +260,7 @@ def test_choices_of_apply_are_checked():
     chosen = planned_for(model, inputs, loss)
     with pytest.raises(InputError, match=r"unplanned: is unknown.*refuse, run"):
         apply(chosen, model, loss, unplanned="eager")
-    with pytest.raises(InputError, match=r"backend: is unknown.*eager, inductor"):
+    with pytest.raises(InputError, match=r"backend: is unknown.*inductor, eager"):
         apply(chosen, model, loss, backend="onnx")
     with pytest.raises(InputError, match="at least one"):
         apply([], model, loss)

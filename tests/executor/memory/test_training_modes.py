@@ -364,9 +364,7 @@ def test_inductor_evaluates_any_batch_and_runs_tails_without_a_plan(monkeypatch)
     chosen = planned_for(model, inputs, loss)
     lowered = []
     inner = backends.inductor
-    monkeypatch.setitem(
-        apply.__globals__["_COMPILERS"], "inductor", lambda *arguments: lowered.append(1) or inner(*arguments)
-    )
+    monkeypatch.setitem(backends.COMPILERS, "inductor", lambda *arguments: lowered.append(1) or inner(*arguments))
     step = apply(chosen, model, loss, backend="inductor", unplanned="run")
     step(*inputs).backward()
     tail = tuple(t[:3] for t in inputs)
