@@ -66,6 +66,21 @@ def expect_schema(document: Document, schema: str) -> None:
     raise InputError("schema", found, "is not the expected schema", f"Give a document with schema {schema}.")
 
 
+def expect_problem(plan_problem_sha256: str, problem_sha256: str) -> None:
+    """Refuse a plan of another problem.
+
+    Raises:
+        InputError: naming both.
+    """
+    if plan_problem_sha256 != problem_sha256:
+        raise InputError(
+            "problem_sha256",
+            plan_problem_sha256,
+            f"is another problem's (this one is {problem_sha256})",
+            "Plan this problem again, or give the problem the plan was made for.",
+        )
+
+
 def parse(model: type[ModelT], document: Document) -> ModelT:
     """Validate a document against its pydantic model.
 

@@ -75,6 +75,14 @@ class Effort:
         self.solver = (solution.solver, solution.solver_version)
         self.reached_node_limit |= solution.stopped_by is StoppedBy.NODES
 
+    def stopped_by(self, *, proved: bool, least_s: float = 0.0) -> str:
+        """Why an answer is no better: gap, cancel, time (no more than ``least_s`` is left), or method."""
+        if proved:
+            return "gap"
+        if self.was_cancelled:
+            return "cancel"
+        return "time" if self.left_s <= least_s else "method"
+
     def solver_facts(self) -> dict[str, Any]:
         """What a plan records of its solves."""
         name, version = self.solver

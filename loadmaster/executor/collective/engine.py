@@ -15,7 +15,7 @@ import torch.distributed as dist
 from loadmaster.executor.collective.agreement import Place
 from loadmaster.executor.collective.reference import Runner
 from loadmaster.executor.collective.sums import OPERATORS
-from loadmaster.models.collective.collectives import pieces
+from loadmaster.models.collective.collectives import cuts
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
 
@@ -79,6 +79,4 @@ class ReferenceEngine:
 
 def grain_bytes(problem: CollectiveProblem, algorithm: Algorithm, itemsize: int) -> int:
     """An algorithm runs any size that is a multiple of this: every chunk is then of whole elements."""
-    gathers = algorithm.form == "gather" and problem.collective in ("allreduce", "reduce")
-    cuts = algorithm.chunk_count * (1 if gathers else pieces(problem))
-    return cuts * itemsize
+    return cuts(problem, algorithm.chunk_count, algorithm.form) * itemsize

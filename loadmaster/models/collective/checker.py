@@ -28,6 +28,7 @@ from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Send
 from loadmaster.models.collective.problem import CollectiveProblem
 from loadmaster.models.collective.verdict import Check, Journey, PlanCheck
+from loadmaster.models.documents import expect_problem
 
 __all__ = ["Check", "Journey", "PlanCheck", "check", "check_plan"]
 
@@ -199,13 +200,7 @@ def check_plan(problem: CollectiveProblem, plan: CollectivePlan) -> PlanCheck:
     Raises:
         InputError: the plan belongs to another problem, or holds no algorithm (infeasible).
     """
-    if plan.problem_sha256 != problem.sha256:
-        raise InputError(
-            "problem_sha256",
-            plan.problem_sha256,
-            f"is another problem's (this one is {problem.sha256})",
-            "Plan this problem again, or give the problem the plan was made for.",
-        )
+    expect_problem(plan.problem_sha256, problem.sha256)
     if not plan.algorithms:
         raise InputError("status", plan.status, "holds no algorithm to check", "Give a plan that was found feasible.")
     violations = _table(problem, plan.algorithms)

@@ -56,14 +56,19 @@ def pieces(problem: CollectiveProblem) -> int:
     return 1 if problem.collective in ("broadcast", "reduce") else problem.topology.rank_count
 
 
+def cuts(problem: CollectiveProblem, chunk_count: int, form: Form) -> int:
+    """Into how many equal chunks the largest buffer is cut in all: sizes that run are multiples of it."""
+    gathers = form == "gather" and problem.collective in ("allreduce", "reduce")
+    return chunk_count * (1 if gathers else pieces(problem))
+
+
 def chunk_bytes(problem: CollectiveProblem, size_bytes: int, chunk_count: int, form: Form = "direct") -> int:
     """The size of every chunk, of a collective whose chunks are equal.
 
     Raises:
         InputError: the size does not divide into that many chunks.
     """
-    gathers = form == "gather" and problem.collective in ("allreduce", "reduce")
-    cut = chunk_count * (1 if gathers else pieces(problem))
+    cut = cuts(problem, chunk_count, form)
     if chunk_count < 1 or size_bytes % cut:
         ranks = problem.topology.rank_count
         raise InputError(

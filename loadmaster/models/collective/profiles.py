@@ -12,9 +12,7 @@ Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.3 and Table 5.1; its reposito
 
 from __future__ import annotations
 
-import json
 import re
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -22,10 +20,11 @@ from pydantic import Field
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.clusters import Cost, NodeWiring, cluster, dgx1_wires
+from loadmaster.models.collective.shipped import Shipped
 from loadmaster.models.collective.topology import Topology
 from loadmaster.models.documents import Document, StrictModel, load_document, parse
 
-_FOLDER = files("loadmaster.models.collective") / "data" / "topologies"
+_SHIPPED = Shipped("topologies", "topology_file", "profile")
 _SIZE = re.compile(r"(\d+)(KB|MB)$")
 _UNIT_BYTES = {"KB": 2**10, "MB": 2**20}
 # Published profile -> what one unit of its costs is. Not in the files: their solver rounds to whole units, so they were
@@ -57,7 +56,7 @@ class _Profile(StrictModel):
 
 def profile_names() -> list[str]:
     """The shipped profiles (``topo-ndv2-1MB``, ...), ascending."""
-    return sorted(entry.name.removesuffix(".json") for entry in _FOLDER.iterdir() if entry.name.endswith(".json"))
+    return _SHIPPED.names()
 
 
 def published_profile(name: str) -> Document:
@@ -66,11 +65,7 @@ def published_profile(name: str) -> Document:
     Raises:
         InputError: there is none of this name.
     """
-    if name not in profile_names():
-        raise InputError("topology_file", name, "no such profile", f"Choose one of: {', '.join(profile_names())}.")
-    document = json.loads((_FOLDER / f"{name}.json").read_text("utf-8"))
-    assert isinstance(document, dict)
-    return document
+    return _SHIPPED.read(name)
 
 
 def load_profile(source: Document | str | Path, nodes: int) -> Topology:

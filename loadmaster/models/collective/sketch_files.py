@@ -21,10 +21,8 @@ Source: TACCL, 003_283bdbbccdcfdb68.txt, appendix B.1, and its repository's exam
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -32,11 +30,12 @@ from pydantic import Field
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.problem import Collective, Sketch, Strategy, SwitchPolicy
+from loadmaster.models.collective.shipped import Shipped
 from loadmaster.models.collective.sketch import lanes_per_nic
 from loadmaster.models.collective.topology import Topology
 from loadmaster.models.documents import Document, StrictModel, load_document, parse
 
-_FOLDER = files("loadmaster.models.collective") / "data" / "sketches"
+_SHIPPED = Shipped("sketches", "sketch_file", "sketch")
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.I)
 _SUFFIX_BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -74,7 +73,7 @@ class _File(StrictModel):
 
 def sketch_names() -> list[str]:
     """The shipped sketches (``sk1-dgx2-n2``, ...), ascending."""
-    return sorted(entry.name.removesuffix(".json") for entry in _FOLDER.iterdir() if entry.name.endswith(".json"))
+    return _SHIPPED.names()
 
 
 def published_sketch(name: str) -> Document:
@@ -83,11 +82,7 @@ def published_sketch(name: str) -> Document:
     Raises:
         InputError: there is none of this name.
     """
-    if name not in sketch_names():
-        raise InputError("sketch_file", name, "no such sketch", f"Choose one of: {', '.join(sketch_names())}.")
-    document = json.loads((_FOLDER / f"{name}.json").read_text("utf-8"))
-    assert isinstance(document, dict)
-    return document
+    return _SHIPPED.read(name)
 
 
 def read_sketch(

@@ -26,6 +26,7 @@ from __future__ import annotations
 import numpy as np
 
 from loadmaster.errors import InputError
+from loadmaster.models.documents import expect_problem
 from loadmaster.models.memory.links import HostTraffic
 from loadmaster.models.memory.plan import MemoryPlan, Schedule, Stage
 from loadmaster.models.memory.problem import BackwardImplementation, MemoryProblem
@@ -41,13 +42,7 @@ def check_plan(problem: MemoryProblem, plan: MemoryPlan) -> Check:
     Raises:
         InputError: the plan belongs to another problem, or holds no schedule (infeasible).
     """
-    if plan.problem_sha256 != problem.sha256:
-        raise InputError(
-            "problem_sha256",
-            plan.problem_sha256,
-            f"is another problem's (this one is {problem.sha256})",
-            "Plan this problem again, or give the problem the plan was made for.",
-        )
+    expect_problem(plan.problem_sha256, problem.sha256)
     if plan.schedule is None:
         raise InputError("status", plan.status, "holds no schedule to check", "Give a plan that was found feasible.")
     return check(problem, plan.schedule, plan.budget_bytes)

@@ -81,13 +81,7 @@ def _answer(problem: CollectiveProblem, effort: Effort, table: tuple[Algorithm, 
         bound=bound,
         gap=relative_gap(objective, bound),
         method="+".join(sorted({algorithm.method for algorithm in table})),
-        stopped_by="gap"
-        if proved
-        else "cancel"
-        if effort.was_cancelled
-        else "time"
-        if effort.left_s <= 0
-        else "method",
+        stopped_by=effort.stopped_by(proved=proved),
         algorithms=table,
     )
     with effort.on_clock("check"):

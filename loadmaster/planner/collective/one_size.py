@@ -42,26 +42,43 @@ NEAR = 1.2
 
 
 @dataclass
+class Whole:
+    """The chunks of one form and chunk count on everything that the problem allows, and what is proved of them.
+
+    Attributes:
+        instance: schedules are checked in it.
+        cut: why there is no schedule; None: there is one.
+    """
+
+    instance: Instance
+    cut: Unreachable | None
+    bound: Bound
+
+
+@dataclass
 class Candidate:
     """One form, chunk count and sketch; what they make of the problem, and the best schedule of it so far.
 
     Attributes:
         instance: what schedules are looked for in.
-        whole: the same chunks on everything the problem allows: schedules are checked and bounds proved there.
-        bound: of ``whole``.
+        whole: what all sketches of this form and chunk count share.
         searcher: list scheduling in ``instance``; each turn goes on where the last one stopped.
     """
 
     form: Form
     chunk_count: int
-    sketch: Sketch | None
+    sketch: Sketch
     instance: Instance
-    whole: Instance
-    bound: Bound
+    whole: Whole
     sends: tuple[Send, ...] | None = None
     time_ns: int = 0
     method: str = ""
     searcher: Searcher | None = None
+
+    @property
+    def bound(self) -> Bound:
+        """Of every schedule of this form and chunk count."""
+        return self.whole.bound
 
 
 class OneSize:
@@ -80,7 +97,7 @@ class OneSize:
         self.candidates: list[Candidate] = []
         self.best: Candidate | None = None
         self.infeasible: Unreachable | None = None
-        self._bounds: dict[tuple[Form, int], tuple[Instance, Bound]] = {}
+        self._wholes: dict[tuple[Form, int], Whole] = {}
 
     def run(self) -> Algorithm | None:
         """The best algorithm; None where none was found, or there is none (``infeasible`` says why)."""
@@ -105,8 +122,10 @@ class OneSize:
 
     def _first(self, candidate: Candidate, method: str) -> None:
         """Whether there is a schedule at all, and a first one."""
-        self.infeasible = unreachable(candidate.whole)
-        if self.infeasible is not None or unreachable(candidate.instance) is not None:
+        self.infeasible = candidate.whole.cut
+        if self.infeasible is not None:
+            return
+        if candidate.instance is not candidate.whole.instance and unreachable(candidate.instance) is not None:
             return
         if self.best is not None and candidate.bound.ns >= self.best.time_ns:
             return
@@ -119,10 +138,15 @@ class OneSize:
     def _prove(self) -> None:
         """A better bound of the best, from the routing relaxation."""
         best = self.best
-        if best is None or self.over(FIRST_SHARE) or best.whole.combines or _ways(best.whole) > MOST_WAYS:
+        if (
+            best is None
+            or self.over(FIRST_SHARE)
+            or best.whole.instance.combines
+            or _ways(best.whole.instance) > MOST_WAYS
+        ):
             return
         with self.effort.on_clock("build"):
-            relaxation = formulate(best.whole, best.bound.ns, best.time_ns)
+            relaxation = formulate(best.whole.instance, best.bound.ns, best.time_ns)
         limit_s = PROOF_SHARE * self.left_s
         solution = solved(
             relaxation.program,
@@ -136,10 +160,7 @@ class OneSize:
             return
         proved = Bound(relaxation.proved_ns(solution.bound), "routing relaxation")
         if proved.ns > best.bound.ns:
-            self._bounds[best.form, best.chunk_count] = best.whole, proved
-            for candidate in self.candidates:
-                if (candidate.form, candidate.chunk_count) == (best.form, best.chunk_count):
-                    candidate.bound = proved
+            best.whole.bound = proved
 
     def _restart(self, share: float) -> None:
         """More list scheduling for the most promising, for a share of the time left."""
@@ -200,7 +221,7 @@ class OneSize:
         if sends is None:
             return
         with self.effort.on_clock("check"):
-            verdict = check(candidate.whole, sends)
+            verdict = check(candidate.whole.instance, sends)
         if not verdict.ok:
             raise CheckFailedError(
                 f"a {method} schedule of {self.problem.name} fails its check: {verdict.violations[0]}: please report it"
@@ -232,30 +253,30 @@ class OneSize:
     def _candidate(self, form: Form, chunk_count: int, sketch: Sketch) -> Candidate | None:
         """None where an automatic sketch has symmetries that this form has not."""
         problem = self.problem
-        whole, bound = self._whole(form, chunk_count)
+        whole = self._whole(form, chunk_count)
+        if sketch is problem.sketch:
+            return Candidate(form, chunk_count, sketch, whole.instance, whole)
         try:
-            instance = (
-                whole if sketch is problem.sketch else instance_of(problem, self.size_bytes, chunk_count, form, sketch)
-            )
+            instance = instance_of(problem, self.size_bytes, chunk_count, form, sketch)
         except InputError:
             return None
-        return Candidate(form, chunk_count, sketch, instance, whole, bound)
+        return Candidate(form, chunk_count, sketch, instance, whole)
 
-    def _whole(self, form: Form, chunk_count: int) -> tuple[Instance, Bound]:
-        """The chunks on everything that the problem allows, and what is proved of them; once for all sketches."""
-        if (form, chunk_count) not in self._bounds:
-            whole = instance_of(self.problem, self.size_bytes, chunk_count, form)
-            reached = unreachable(whole) is None
-            self._bounds[form, chunk_count] = whole, lower_bound(whole) if reached else Bound(0, "no schedule")
-        return self._bounds[form, chunk_count]
+    def _whole(self, form: Form, chunk_count: int) -> Whole:
+        """Once for all sketches."""
+        if (form, chunk_count) not in self._wholes:
+            instance = instance_of(self.problem, self.size_bytes, chunk_count, form)
+            cut = unreachable(instance)
+            bound = lower_bound(instance) if cut is None else Bound(0, "no schedule")
+            self._wholes[form, chunk_count] = Whole(instance, cut, bound)
+        return self._wholes[form, chunk_count]
 
     def _say(self, phase: str, candidate: Candidate, time_ns: int) -> None:
         self.effort.say(phase, self._named(candidate), time_ns / 1e3, candidate.bound.ns / 1e3)
 
     def _named(self, candidate: Candidate) -> str:
-        sketch = candidate.sketch.name if candidate.sketch is not None else "no sketch"
         form = "" if candidate.form == "direct" else f", {candidate.form}"
-        return f"{self.size_bytes} bytes, {sketch}, {candidate.chunk_count} chunks{form}"
+        return f"{self.size_bytes} bytes, {candidate.sketch.name}, {candidate.chunk_count} chunks{form}"
 
     def _algorithm(self, candidate: Candidate) -> Algorithm:
         assert candidate.sends is not None
@@ -267,7 +288,7 @@ class OneSize:
             time_ns=candidate.time_ns,
             bound_ns=candidate.bound.ns,
             bound_by=candidate.bound.by,
-            throughput_bound_ns=throughput_bound_ns(candidate.whole),
+            throughput_bound_ns=throughput_bound_ns(candidate.whole.instance),
             method=candidate.method,
             seconds=round(self.effort.elapsed_s - self.began_s, 3),
         )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from loadmaster.errors import InputError
-from loadmaster.models.collective.collectives import pieces
+from loadmaster.models.collective.collectives import cuts
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Algorithm
@@ -56,7 +56,7 @@ def with_crossovers(problem: CollectiveProblem, algorithms: Sequence[Algorithm])
 
 def _crossover(problem: CollectiveProblem, before: Algorithm, after: Algorithm) -> int:
     """Between the sizes of two algorithms: bisection over the sizes that divide into the chunks of both."""
-    step = math.lcm(_unit(problem, before), _unit(problem, after))
+    step = math.lcm(*(cuts(problem, algorithm.chunk_count, algorithm.form) for algorithm in (before, after)))
     low, high = before.size_bytes, after.size_bytes
     if max(len(before.sends), len(after.sends)) > MOST_MESSAGES:
         return high
@@ -74,12 +74,6 @@ def _crossover(problem: CollectiveProblem, before: Algorithm, after: Algorithm) 
 
 def _time_at(problem: CollectiveProblem, algorithm: Algorithm, size_bytes: int) -> int:
     return time_at(instance_of(problem, size_bytes, algorithm.chunk_count, algorithm.form), algorithm.sends)
-
-
-def _unit(problem: CollectiveProblem, algorithm: Algorithm) -> int:
-    """Sizes that are multiples of it divide into the algorithm's chunks."""
-    gathers = algorithm.form == "gather" and problem.collective in ("allreduce", "reduce")
-    return algorithm.chunk_count * (1 if gathers else pieces(problem))
 
 
 def _instance(problem: CollectiveProblem, algorithm: Algorithm, size_bytes: int) -> Instance | None:

@@ -199,12 +199,6 @@ def _answer(search: Search) -> MemoryPlan:
         )
     objective, gap = search.verdict.objective, search.gap
     proved = gap is not None and gap <= search.effort.options.gap
-    if proved:
-        stopped_by = "gap"
-    elif search.effort.was_cancelled:
-        stopped_by = "cancel"
-    else:
-        stopped_by = "time" if search.effort.left_s < 1 else "method"
     return MemoryPlan(
         name=search.problem.name,
         problem_sha256=search.problem.sha256,
@@ -217,7 +211,7 @@ def _answer(search: Search) -> MemoryPlan:
         unconstrained=search.problem.unconstrained_cost,
         unit=search.problem.unit,
         method=search.method,
-        stopped_by=stopped_by,
+        stopped_by=search.effort.stopped_by(proved=proved, least_s=1.0),
         seconds=dict(search.effort.seconds),
         solver=search.effort.solver_facts(),
         check=search.verdict.summary(),

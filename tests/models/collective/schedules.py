@@ -33,6 +33,21 @@ class Booking:
         return tuple(sorted(self.sends, key=lambda s: (s.start_ns, s.source, s.target)))
 
 
+def expect_symmetric(instance: Instance, sends: Sequence[Send]) -> None:
+    """Every generator of the instance maps the schedule onto itself."""
+    for symmetry in instance.generators:
+        images = {
+            (
+                s.start_ns,
+                symmetry.ranks[s.source],
+                symmetry.ranks[s.target],
+                frozenset(symmetry.chunks[c] for c in s.chunks),
+            )
+            for s in sends
+        }
+        assert images == {(s.start_ns, s.source, s.target, frozenset(s.chunks)) for s in sends}
+
+
 def ring_allgather(instance: Instance) -> tuple[Send, ...]:
     """Every rank passes on what it got last to its right neighbour; one chunk per rank, ranks in a ring."""
     booking, count = Booking(instance), instance.topology.rank_count

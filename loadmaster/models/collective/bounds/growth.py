@@ -30,7 +30,7 @@ targets of one chunk, backwards).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -59,6 +59,15 @@ class Units:
     flat: bool
     limit: IntArray
     backwards: bool
+
+
+def entered_nodes(network: Network, units: Units, wanting: BoolArray) -> Iterator[tuple[int, list[int]]]:
+    """One node of each look that all units start outside of, with its ranks that need all of them, if any do."""
+    for node in network.typical_nodes:
+        ranks = network.topology.ranks_of_node[node]
+        together = [r for r in ranks if wanting[r]]
+        if together and not units.first[list(ranks)].any():
+            yield node, together
 
 
 @dataclass(frozen=True)

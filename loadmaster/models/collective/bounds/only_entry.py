@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from loadmaster.models.collective.bounds.growth import Growth, Units
+from loadmaster.models.collective.bounds.growth import Growth, Units, entered_nodes
 from loadmaster.models.collective.bounds.network import NEVER, BoolArray, Network
 
 
@@ -27,11 +27,7 @@ def only_entry_ns(network: Network, growth: Growth, units: Units, chunks: BoolAr
         wanting: [ranks] that need all of D.
     """
     best = 0
-    for node in network.typical_nodes:
-        ranks = network.topology.ranks_of_node[node]
-        together = [r for r in ranks if wanting[r]]
-        if units.first[list(ranks)].any() or not together:
-            continue
+    for node, together in entered_nodes(network, units, wanting):
         machines = [m for m in network.node_entries[node] if any(units.limit[k] for k in m.links)]
         links = [network.topology.links[k] for m in machines for k in m.links if units.limit[k]]
         if len(machines) != 1 or len({k.latency_ns for k in links}) > 1:

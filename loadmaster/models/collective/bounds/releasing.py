@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadmaster.models.collective.bounds.growth import Growth, Units
+from loadmaster.models.collective.bounds.growth import Growth, Units, entered_nodes
 from loadmaster.models.collective.bounds.network import NEVER, BoolArray, IntArray, Machine, Network
 
 # Quotients of bytes by GB/s are kept to six decimals per message; so many of them stay below this.
@@ -58,11 +58,7 @@ def releasing_ns(network: Network, growth: Growth, units: Units, chunks: BoolArr
         wanting: [ranks] that need all of D.
     """
     best = 0
-    for node in network.typical_nodes:
-        ranks = network.topology.ranks_of_node[node]
-        together = [r for r in ranks if wanting[r]]
-        if units.first[list(ranks)].any() or not together:
-            continue
+    for node, together in entered_nodes(network, units, wanting):
         alone_ns = max(growth.time_ns(r, units.count) for r in together)
         if alone_ns >= NEVER:
             continue
