@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def under_budget(
     """The step that keeps the budget.
 
     Args:
-        costs, corrections: files that the rows of one case share: measured costs, and what trials taught of times.
+        costs, corrections: files that the rows of one case share: measured costs, and what trials taught.
         offload: whether host memory may hold results.
         offer: what plans may choose from.
         tries: plans that are run at most.
@@ -176,7 +177,7 @@ def under_budget(
         fitter.captured.problem()
     facts |= {"budget_bytes": budget_bytes, "capture_s": time.perf_counter() - start, "plan_s": 0.0}
     if corrections.exists():
-        fitter.times = Correction(0, *json.loads(corrections.read_text()))
+        fitter.learned = Correction(**json.loads(corrections.read_text()))
 
     def planner(problem: MemoryProblem) -> MemoryPlan:
         began = time.perf_counter()
@@ -185,8 +186,10 @@ def under_budget(
         facts["status"], facts["gap"] = found.status, found.gap
         return found
 
-    fitted = fitter.fit(planner, budget_bytes, tries)
-    corrections.write_text(json.dumps([fitter.times.products, fitter.times.moves]))
+    try:
+        fitted = fitter.fit(planner, budget_bytes, tries)
+    finally:
+        corrections.write_text(json.dumps(asdict(fitter.learned)))
     chosen = fitted.tries[fitted.chosen]
     facts |= {
         "gap": fitted.plan.gap,
@@ -196,6 +199,6 @@ def under_budget(
         "tries": len(fitted.tries),
         "first_time_error": fitted.tries[0].time_error,
         "first_peak_error": fitted.tries[0].peak_error,
-        "corrections": [fitter.times.products, fitter.times.moves],
+        "corrections": [fitter.learned.products, fitter.learned.moves],
     }
     return fitted.step

@@ -76,7 +76,7 @@ class _Candidate:
 
 
 class Fitter:
-    """A captured step that is fitted to one budget after another. What trials say of its times is kept between them.
+    """A captured step that is fitted to one budget after another. What trials say of it is kept between them.
 
     Args:
         on_try: called with each try once it is measured; the others as for :func:`fit`.
@@ -130,8 +130,8 @@ class Fitter:
             offer=offer,
             name=name,
         )
-        self.times = Correction()
-        """The latest factors, and no resident bytes."""
+        self.learned = Correction()
+        """Of the latest trials: the factors, and what was held beside what was captured, the reserve left out."""
 
     def fit(self, planner: Planner, budget_bytes: int, tries: int = 3) -> Fitted:
         """Plan, run and correct until the step keeps the budget and its time is what was planned.
@@ -174,6 +174,7 @@ class Fitter:
             candidates.append(candidate)
             latest = self._try(budget_bytes, correction, verdict, candidate.measured)
             made.append(latest)
+            self.learned = replace(self.learned, resident_bytes=self._beside(latest))
             logger.info("%s", describe(latest))
             if self.on_try is not None:
                 self.on_try(latest)
@@ -199,11 +200,15 @@ class Fitter:
             return look(run)
 
     def _first(self, budget_bytes: int) -> Correction:
-        """The correction before anything is measured."""
-        guessed = 0
+        """The correction before this budget's first trial.
+
+        Another budget's plan took so much more than planned; this one's may take less, so that no more of it is set
+        aside than may stay unused.
+        """
+        guessed = min(max(self.learned.resident_bytes, 0), int(_IDLE_SHARE * budget_bytes))
         if has_left_overs(self.device):
-            guessed = allocator_reserve_bytes(self.captured.problem(), budget_bytes)
-        return replace(self.times, resident_bytes=guessed + (self.fragmentation_reserve_bytes or 0))
+            guessed = max(guessed, allocator_reserve_bytes(self.captured.problem(), budget_bytes))
+        return replace(self.learned, resident_bytes=guessed + (self.fragmentation_reserve_bytes or 0))
 
     def _relaxed(self, correction: Correction, plan: MemoryPlan, made: Sequence[Try]) -> Correction | None:
         """What to try where the corrected problem has no plan; None if there is nothing.
@@ -241,6 +246,10 @@ class Fitter:
         used = measured.reserved_bytes if reserve is None else measured.peak_bytes + reserve
         return Try(budget_bytes, correction, verdict.peak_bytes, verdict.time_us, used, measured)
 
+    def _beside(self, latest: Try) -> int:
+        """What a trial held beside what was captured and the reserve, bytes."""
+        return latest.correction.resident_bytes + latest.excess_bytes - (self.fragmentation_reserve_bytes or 0)
+
     def _corrected(self, latest: Try, candidate: _Candidate, verdict: Check) -> Correction:
         """What the next problem is corrected by."""
         correction = latest.correction
@@ -251,7 +260,7 @@ class Fitter:
         if self._is_off(latest):
             products, moves = self._factors(candidate, verdict)
             correction = replace(correction, products=products, moves=moves)
-            self.times = Correction(0, products, moves)
+            self.learned = replace(self.learned, products=products, moves=moves)
         return correction
 
     def _is_off(self, latest: Try) -> bool:

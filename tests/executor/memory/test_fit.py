@@ -96,6 +96,25 @@ def test_hidden_bytes_become_resident_and_the_second_plan_keeps_the_budget(faked
     assert trial.runs == 2
 
 
+@pytest.mark.parametrize(("share", "carried"), [(0.01, 1.0), (0.1, 0.2), (-0.01, 0.0)])
+@pytest.mark.parametrize("reserve", [0, 50_000])
+def test_what_one_budget_taught_spares_the_next_a_trial(problem, monkeypatch, share, carried, reserve):
+    """As far as it may stay unused: two hundredths of the budget."""
+    budget = halfway(problem) + reserve
+    hidden = round(share * budget)
+    trial = FakeTrial(problem, hidden_bytes=hidden)
+    monkeypatch.setattr(fitting, "trial", trial)
+    fitter = Fitter(
+        *convnet(), costs=roofline("cpu"), backend="eager", fragmentation_reserve_bytes=reserve, time_tolerance=1.0
+    )
+    fitter.fit(HandPlanner(step=1), budget)
+    runs = trial.runs
+    first = fitter.fit(HandPlanner(step=1), budget).tries[0]
+    assert first.correction.resident_bytes == pytest.approx(carried * hidden + reserve, abs=1)
+    assert first.kept == (carried in (0.0, 1.0))
+    assert trial.runs == runs + (1 if first.kept else 2)
+
+
 def test_times_that_are_off_are_scaled_and_planned_again(faked, problem):
     budget = halfway(problem)
     planner = HandPlanner(step=1)
