@@ -30,6 +30,8 @@ SMALL = [KIB << k for k in range(11)]
 LARGE = [MIB << k for k in (6, 8, 10, 2, 4, 1, 3, 5, 7, 9)]
 DTYPES = ("bfloat16", "float16", "float32")
 MODES = ("eager", "graph")
+# torch's own kernels, in symmetric memory and with copies into it and out of it.
+TORCHS = {"torch": ("one_shot", "two_shot"), "copied_torch": ("one_shot_copied", "two_shot_copied")}
 
 
 @dataclass(frozen=True)
@@ -200,9 +202,10 @@ def row_of(case: Any, engine: Any, found: dict[str, dict[str, dict[str, float]]]
     for mode in MODES:
         ours = found[mode]["loadmaster"]["median_us"]
         row[f"{mode}_nccl_over_loadmaster"] = found[mode]["nccl"]["median_us"] / ours
-        torchs = [of["median_us"] for name, of in found[mode].items() if name in ("one_shot", "two_shot")]
-        if torchs:
-            row[f"{mode}_torch_over_loadmaster"] = min(torchs) / ours
+        for what, names in TORCHS.items():
+            torchs = [of["median_us"] for name, of in found[mode].items() if name in names]
+            if torchs:
+                row[f"{mode}_{what}_over_loadmaster"] = min(torchs) / ours
     return row
 
 

@@ -5,12 +5,13 @@
 
 Every row trains the same model from the same seed on the same batches. Losses are those of rank 0; a step's time is
 that of the slowest rank. Rows take turns: plain, planned, planned, plain, each with a fresh model, so that neither is
-always first; steps of equal rows are joined.
+always first; steps of equal rows are joined. Planned rows differ in the blocks that a collective may take of the GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
 import sys
@@ -27,7 +28,6 @@ sys.path.insert(0, str(ROOT))
 MIB = 1 << 20
 COLLECTIVES = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast")
 WRAPPERS = ("ddp", "fsdp")
-TURNS = ("plain", "planned", "planned", "plain")
 WARM_STEPS = 5
 
 
@@ -100,19 +100,24 @@ def wrap(wrapper: str, model: Any, bucket_mib: float) -> Any:
 
 
 def compare(wrapper: str, size: Size, a: argparse.Namespace, pairs: Any, device: Any) -> list[dict[str, Any]]:
-    """A row of plain steps and one of planned ones, turn by turn."""
+    """A row of plain steps and those of planned ones, turn by turn."""
     import torch
     import torch.distributed as dist
 
     from loadmaster.executor import collective
+    from loadmaster.executor.collective.fused.choice import Limits
+    from loadmaster.executor.collective.fused.engine import FusedEngine
 
     largest = None if a.largest_mib is None else int(a.largest_mib * MIB)
     rows: dict[str, dict[str, Any]] = {}
-    times: dict[str, list[float]] = {name: [] for name in TURNS}
-    for name in TURNS:
+    planned = {f"planned, {blocks} blocks": blocks for blocks in a.blocks} if device.type == "cuda" else {"planned": 0}
+    turns = ["plain", *planned]
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    for name in [*turns, *reversed(turns)]:
         calls = None
-        if name == "planned":
-            with collective.use(pairs, largest_bytes=largest) as switched:
+        if name in planned:
+            fused = [functools.partial(FusedEngine, limits=Limits(blocks=planned[name]))] if planned[name] else None
+            with collective.use(pairs, largest_bytes=largest, engines=fused) as switched:
                 losses, spent = train(wrapper, size, a.steps, a.bucket_mib, device)
                 calls = switched.stats()
         else:
@@ -123,13 +128,14 @@ def compare(wrapper: str, size: Size, a: argparse.Namespace, pairs: Any, device:
         rows[name] = {"wrapper": wrapper, "collectives": name, "losses": losses, "calls": calls}
         if dist.get_rank() == 0:
             step_us = statistics.median(times[name])
-            print(f"{wrapper:5} {name:8} {step_us:8.0f} us  losses {losses[0]:.6f} ... {losses[-1]:.6f}", flush=True)
+            print(f"{wrapper:5} {name:19} {step_us:8.0f} us  losses {losses[0]:.6f} ... {losses[-1]:.6f}", flush=True)
     for name, row in rows.items():
         low, middle, high = statistics.quantiles(times[name], n=4)
         row.update({"step_us": middle, "q1_us": low, "q3_us": high})
-    both = zip(rows["plain"]["losses"], rows["planned"]["losses"], strict=True)
-    rows["planned"]["largest_loss_difference"] = max(abs(x - y) / abs(x) for x, y in both)
-    rows["planned"]["plain_over_planned"] = rows["plain"]["step_us"] / rows["planned"]["step_us"]
+    for name in planned:
+        both = zip(rows["plain"]["losses"], rows[name]["losses"], strict=True)
+        rows[name]["largest_loss_difference"] = max(abs(x - y) / abs(x) for x, y in both)
+        rows[name]["plain_over_planned"] = rows["plain"]["step_us"] / rows[name]["step_us"]
     return list(rows.values())
 
 
@@ -141,6 +147,7 @@ def main() -> None:
     p.add_argument("--steps", type=int, help="timed, of each turn; None: 30, of a trial 3")
     p.add_argument("--batch", type=int, default=8, help="sequences of each rank")
     p.add_argument("--bucket-mib", type=float, default=25.0, help="of DDP")
+    p.add_argument("--blocks", nargs="+", type=int, default=[64], help="of one call, at most; a row for each")
     p.add_argument("--plans", type=Path, help="folder of planned problems; without, direct plans")
     p.add_argument("--largest-mib", type=float, help="leave larger calls to the group's own")
     a = p.parse_args()
@@ -163,7 +170,7 @@ def main() -> None:
     if a.small:
         size = Size(layers=2, width=64, heads=2, vocabulary=256, length=32, batch=2)
     else:
-        size = Size(layers=8, width=512, heads=8, vocabulary=16_384, length=512, batch=a.batch)
+        size = Size(layers=8, width=1024, heads=16, vocabulary=16_384, length=1024, batch=a.batch)
     planned = made.read(a.plans, ranks) if a.plans else {}
     pairs = [planned.get(name) or made.direct(name, ranks) for name in COLLECTIVES]  # type: ignore[call-overload]
     rows = [row for wrapper in a.wrappers for row in compare(wrapper, size, a, pairs, device)]

@@ -92,7 +92,8 @@ def methods(case: Case, engine: FusedEngine, group: dist.ProcessGroup) -> Iterat
 def _symmetric(
     case: Case, given: torch.Tensor, group: dist.ProcessGroup
 ) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-    """torch's own kernels, on buffers in symmetric memory, as they want them."""
+    """torch's own kernels: on a buffer in symmetric memory, as they want it, and from and to ordinary tensors as ours
+    and NCCL's are (``..._copied``), by copies into that buffer and out of it."""
     import torch.distributed._symmetric_memory as symmetric
 
     if case.size_bytes > TWO_SHOT_BYTES:
@@ -100,6 +101,24 @@ def _symmetric(
     shared = symmetric.empty(case.size, dtype=case.dtype, device=case.device)
     symmetric.rendezvous(shared, group)
     shared.copy_(given)
+    output = case.empty()
+
+    def one_shot() -> torch.Tensor:
+        return torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", group.group_name)
+
+    def two_shot() -> torch.Tensor:
+        return torch.ops.symm_mem.two_shot_all_reduce_(shared, "sum", group.group_name)
+
+    def one_shot_copied() -> torch.Tensor:
+        shared.copy_(given)
+        return one_shot()
+
+    def two_shot_copied() -> torch.Tensor:
+        shared.copy_(given)
+        return output.copy_(two_shot())
+
     if case.size_bytes <= ONE_SHOT_BYTES:
-        yield "one_shot", lambda: torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", group.group_name)
-    yield "two_shot", lambda: torch.ops.symm_mem.two_shot_all_reduce_(shared, "sum", group.group_name)
+        yield "one_shot", one_shot
+        yield "one_shot_copied", one_shot_copied
+    yield "two_shot", two_shot
+    yield "two_shot_copied", two_shot_copied

@@ -180,7 +180,8 @@ class Fitter:
                 self.on_try(latest)
             if latest.kept and (known is not None or not (self._is_off(latest) or _is_idle(latest, verdict))):
                 break
-            correction = self._corrected(latest, candidate, verdict)
+            again = sum(not t.kept for t in made) > 1
+            correction = self._corrected(latest, candidate, verdict, again=again)
         kept = [i for i, t in enumerate(made) if t.kept]
         if not kept:
             raise broken(made)
@@ -250,12 +251,14 @@ class Fitter:
         """What a trial held beside what was captured and the reserve, bytes."""
         return latest.correction.resident_bytes + latest.excess_bytes - (self.fragmentation_reserve_bytes or 0)
 
-    def _corrected(self, latest: Try, candidate: _Candidate, verdict: Check) -> Correction:
-        """What the next problem is corrected by."""
+    def _corrected(self, latest: Try, candidate: _Candidate, verdict: Check, *, again: bool) -> Correction:
+        """What the next problem is corrected by. A plan that broke the budget ``again`` had other left-overs than the
+        one it was corrected by, and so may the next: as much as it took too much is set aside besides."""
         correction = latest.correction
         if not latest.kept or _is_idle(latest, verdict):
             least = -least_resident_bytes(self.captured.problem())
-            resident = max(correction.resident_bytes + latest.excess_bytes, least)
+            margin = latest.used_bytes - latest.budget_bytes if again and not latest.kept else 0
+            resident = max(correction.resident_bytes + latest.excess_bytes + margin, least)
             correction = replace(correction, resident_bytes=resident)
         if self._is_off(latest):
             products, moves = self._factors(candidate, verdict)

@@ -35,9 +35,13 @@ class Written:
 
     def __init__(self) -> None:
         self.launches: list[tuple[str, int, Launch]] = []
+        self.room = LIMITS.blocks
 
     def function(self, name: str) -> str:
         return name
+
+    def resident(self, function: str, threads: int) -> int:
+        return self.room
 
     def caller(self, function: str, blocks: int, threads: int, launch: Launch) -> Callable[[int], None]:
         assert threads % 32 == 0 and 0 < threads <= THREADS
@@ -177,6 +181,13 @@ def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm, tensor = made.plan.algorithms[0], torch.zeros(8)
     with pytest.raises(InputError, match="bytes of input and output"):
         made.run(algorithm, tensor[:4], tensor, dist.ReduceOp.SUM, 32)
+    for size in (8 << 10, 64):
+        node = Node(monkeypatch, "alltoall", 2)
+        node.written[0].room = 1  # of blocks; each of the two would wait for the other
+        given = torch.zeros(size, dtype=torch.uint8)
+        with pytest.raises(InputError, match=r"limits\.blocks.*more than the 1 that run at once"):
+            node.engines[0].run(algorithm, given.clone(), given, dist.ReduceOp.SUM, size)
+        assert not node.written[0].launches
     sums = Node(monkeypatch, "allreduce", 2).engines[0]
     with pytest.raises(InputError, match="is no sum"):
         sums.run(sums.plan.algorithms[0], tensor, tensor, dist.ReduceOp.MAX, 32)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from benchmarks.collective.calls import Case, fused
 from benchmarks.collective.plans import direct
+from loadmaster.errors import InputError
 from loadmaster.executor.collective.faults import PeerError
 from loadmaster.executor.collective.fused.arena import Capacity
 from loadmaster.executor.collective.fused.choice import Limits
@@ -66,6 +67,13 @@ def _right(rank: int, ranks: int) -> None:
                         assert torch.equal(given, expected), ("in place", limits, size, dtype)
 
 
+def _refused(rank: int, ranks: int) -> None:
+    made = engine("allgather", ranks, Limits(blocks=600, packed_bytes=0))
+    case = Case("allgather", 16 << 20, torch.bfloat16, rank, ranks, torch.device("cuda", rank))
+    with pytest.raises(InputError, match=r"limits\.blocks.*run at once"):
+        fused(case, made)(case.empty(), case.input_of(rank))
+
+
 def _replayed(rank: int, ranks: int) -> None:
     device = torch.device("cuda", rank)
     calls = []
@@ -118,6 +126,10 @@ def test_every_collective_in_every_type(tmp_path: Path) -> None:
 
 def test_graphs_and_calls_outside_take_turns(tmp_path: Path) -> None:
     everywhere(_replayed, tmp_path)
+
+
+def test_more_blocks_than_run_at_once_are_refused(tmp_path: Path) -> None:
+    everywhere(_refused, tmp_path)
 
 
 def test_a_missing_peer_is_named_in_time(tmp_path: Path) -> None:

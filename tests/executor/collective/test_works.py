@@ -56,6 +56,7 @@ class TestOnGpu:
     @pytest.mark.parametrize("later", [True, False])
     def test_what_follows_on_any_stream_comes_after(self, works, wait, later):
         x = torch.zeros(1 << 20, device="cuda")
+        x.add_(0)  # the first call of a kernel loads it, and may wait for all that runs
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

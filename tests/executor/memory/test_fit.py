@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from dataclasses import replace
 
 import pytest
@@ -171,6 +172,23 @@ def test_the_tightest_plan_is_tried_before_giving_up(faked, problem, monkeypatch
     fitted, _ = faked(budget, HandPlanner(step=1))
     assert [t.kept for t in fitted.tries[:2]] == [False, True]
     assert fitted.chosen == 1 and fitted.measured.peak_bytes == least + 100
+
+
+def test_left_overs_that_grow_are_outrun(faked, problem, monkeypatch):
+    """By hand: 100 kB, then 220 kB: the second plan breaks the budget too, by what the third has besides."""
+    budget, hidden = keep_everything_peak(problem) + 50_000, [100_000, 220_000, 300_000]
+
+    class Growing(FakeTrial):
+        def __call__(self, *args, **kwargs):
+            self.hidden_bytes = hidden[self.runs]
+            return super().__call__(*args, **kwargs)
+
+    monkeypatch.setattr(sys.modules[__name__], "FakeTrial", Growing)
+    fitted, _ = faked(budget, HandPlanner(step=1))
+    assert [t.kept for t in fitted.tries] == [False, False, True]
+    excess = fitted.tries[1].used_bytes - budget
+    assert excess > 0
+    assert fitted.tries[2].correction.resident_bytes == 220_000 + excess
 
 
 def test_what_was_set_aside_by_guess_gives_way(faked, problem, monkeypatch):

@@ -113,6 +113,11 @@ class _Prepared:
         )
         self.launch.arenas[: arena.size] = arena.addresses
         function = arena.kernels.function(kernel_name(table.protocol, dtype))
+        # Of the rank that has most: all ranks refuse alike. What is not resident is waited for in vain.
+        most = max(map(len, table.streams)) * table.lanes
+        resident = arena.kernels.resident(function, table.threads)
+        if most > resident:
+            raise InputError("limits.blocks", most, f"are more than the {resident} that run at once", "Give fewer.")
         self.enqueue = arena.kernels.caller(function, blocks, table.threads, self.launch)
 
 

@@ -94,12 +94,22 @@ class Kernels:
         with torch.cuda.device(device):
             self._expect(self._driver.cuModuleLoadData(ctypes.byref(self._module), image), "cuModuleLoadData")
         self._launch = self._driver.cuLaunchKernel
+        self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
 
     def function(self, name: str) -> ctypes.c_void_p:
         """One kernel by name."""
         found = ctypes.c_void_p()
         self._expect(self._driver.cuModuleGetFunction(ctypes.byref(found), self._module, name.encode()), name)
         return found
+
+    def resident(self, function: ctypes.c_void_p, threads: int) -> int:
+        """How many blocks of so many threads the device runs at once."""
+        each = ctypes.c_int()
+        status = self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            ctypes.byref(each), function, threads, ctypes.c_size_t(0)
+        )
+        self._expect(status, "cuOccupancyMaxActiveBlocksPerMultiprocessor")
+        return each.value * self._multiprocessors
 
     def caller(self, function: ctypes.c_void_p, blocks: int, threads: int, launch: Launch) -> Callable[[int], None]:
         """What enqueues a kernel on a stream. It holds the launch where it is: its fields may change between calls."""
