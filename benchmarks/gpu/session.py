@@ -16,9 +16,6 @@ from benchmarks.gpu.scheduler import Limits, Scheduler
 
 # Of the GPU's memory, what rows may share.
 MEMORY_SHARE = 0.92
-# What a row takes from its start to its first step.
-START_MARGIN_S = 75.0
-SMALL_MARGIN_S = 15.0
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -27,6 +24,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     p.add_argument("--out", type=Path, required=True, help="folder for rows, costs and logs; kept from run to run")
     p.add_argument("--wall", type=float, default=3600.0, help="seconds; what is there by then is written")
     p.add_argument("--jobs", type=int, default=8, help="rows that compile at once")
+    p.add_argument("--margin", type=float, default=75.0, help="seconds a row takes from its start to its first step")
     p.add_argument("--fresh", action="store_true", help="begin with no rows, whatever was recorded")
     p.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     p.add_argument("--small", action="store_true", help="small models, to try the benchmark itself")
@@ -79,8 +77,7 @@ class Session:
         if a.report:
             return
         order = {"device": a.device, "folder": str(a.out.resolve()), "small": a.small}
-        margin_s = SMALL_MARGIN_S if a.small else START_MARGIN_S
-        limits = Limits(a.wall - (time.monotonic() - self.began), margin_s, a.jobs, _memory_gib(a.device))
+        limits = Limits(a.wall - (time.monotonic() - self.began), a.margin, a.jobs, _memory_gib(a.device))
         scheduler = Scheduler(wanted, self.rows, limits, order, self.note)
         date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
         versions = ", ".join(f"{name} {number}" for name, number in record.versions().items())
