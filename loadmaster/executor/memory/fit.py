@@ -22,6 +22,7 @@ from loadmaster.executor.costs.corrected import Corrected
 from loadmaster.executor.memory.apply import PlannedStep, apply
 from loadmaster.executor.memory.backends import Backend
 from loadmaster.executor.memory.capture import capture_step, device_of, gradient_bytes
+from loadmaster.executor.memory.guesses import lower
 from loadmaster.executor.memory.measure import Measurement
 from loadmaster.executor.memory.offer import EVERYTHING, Offer
 from loadmaster.executor.memory.reserve import allocator_reserve_bytes, has_left_overs
@@ -149,6 +150,8 @@ class Fitter:
         candidates: list[_Candidate] = []
         made: list[Try] = []
         relaxed: list[Correction] = []
+        margin, reserve = 0, self.fragmentation_reserve_bytes or 0
+        least = -least_resident_bytes(self.captured.problem())
         correction = self._first(budget_bytes)
         while len(made) < tries:
             problem = self._problem(correction).with_budget(budget_bytes)
@@ -160,13 +163,21 @@ class Fitter:
                 logger.info("no better plan: %s", error)
                 break
             if plan.schedule is None:
-                tighter = self._relaxed(correction, plan, made)
-                if tighter is None or tighter in relaxed:
+                if margin:
+                    correction = replace(correction, resident_bytes=correction.resident_bytes - margin)
+                    margin = 0
+                    continue
+                if made or correction.resident_bytes >= reserve:  # else it is a guess, which no error may rest on
+                    refused = plan, correction.resident_bytes
+                looser = lower(
+                    correction, plan, made, budget_bytes=budget_bytes, reserve_bytes=reserve, least_bytes=least
+                )
+                if looser is None or looser in relaxed:
                     if any(t.kept for t in made):
                         break
-                    raise infeasible(plan, correction.resident_bytes, made)
-                relaxed.append(tighter)
-                correction = tighter
+                    raise infeasible(*refused, made)
+                relaxed.append(looser)
+                correction = looser
                 continue
             verdict = _expect_valid(problem, plan)
             known = next((c for c in candidates if c.plan.schedule == plan.schedule), None)
@@ -180,8 +191,11 @@ class Fitter:
                 self.on_try(latest)
             if latest.kept and (known is not None or not (self._is_off(latest) or _is_idle(latest, verdict))):
                 break
-            again = sum(not t.kept for t in made) > 1
-            correction = self._corrected(latest, candidate, verdict, again=again)
+            correction = self._corrected(latest, candidate, verdict, least)
+            # A plan that broke the budget again had other left-overs than those it was corrected by; so may the next.
+            again = not latest.kept and sum(not t.kept for t in made) > 1
+            margin = latest.used_bytes - budget_bytes if again else 0
+            correction = replace(correction, resident_bytes=correction.resident_bytes + margin)
         kept = [i for i, t in enumerate(made) if t.kept]
         if not kept:
             raise broken(made)
@@ -211,20 +225,6 @@ class Fitter:
             guessed = max(guessed, allocator_reserve_bytes(self.captured.problem(), budget_bytes))
         return replace(self.learned, resident_bytes=guessed + (self.fragmentation_reserve_bytes or 0))
 
-    def _relaxed(self, correction: Correction, plan: MemoryPlan, made: Sequence[Try]) -> Correction | None:
-        """What to try where the corrected problem has no plan; None if there is nothing.
-
-        What was set aside before any measurement is a guess: go without it. What one plan measured too much need not
-        be what another one does: try the tightest plan there may be, if it is tighter than the last one.
-        """
-        if not made:
-            resident = self.fragmentation_reserve_bytes or 0
-            return replace(correction, resident_bytes=resident) if resident < correction.resident_bytes else None
-        if plan.infeasibility is None:
-            return None
-        resident = correction.resident_bytes - plan.infeasibility.short_bytes
-        return replace(correction, resident_bytes=resident) if resident > made[-1].correction.resident_bytes else None
-
     def _problem(self, correction: Correction) -> MemoryProblem:
         """The captured problem, corrected."""
         costs = Corrected(self.captured.costs, correction.products, correction.moves)
@@ -251,14 +251,11 @@ class Fitter:
         """What a trial held beside what was captured and the reserve, bytes."""
         return latest.correction.resident_bytes + latest.excess_bytes - (self.fragmentation_reserve_bytes or 0)
 
-    def _corrected(self, latest: Try, candidate: _Candidate, verdict: Check, *, again: bool) -> Correction:
-        """What the next problem is corrected by. A plan that broke the budget ``again`` had other left-overs than the
-        one it was corrected by, and so may the next: as much as it took too much is set aside besides."""
+    def _corrected(self, latest: Try, candidate: _Candidate, verdict: Check, least_bytes: int) -> Correction:
+        """What the next problem is corrected by."""
         correction = latest.correction
         if not latest.kept or _is_idle(latest, verdict):
-            least = -least_resident_bytes(self.captured.problem())
-            margin = latest.used_bytes - latest.budget_bytes if again and not latest.kept else 0
-            resident = max(correction.resident_bytes + latest.excess_bytes + margin, least)
+            resident = max(correction.resident_bytes + latest.excess_bytes, least_bytes)
             correction = replace(correction, resident_bytes=resident)
         if self._is_off(latest):
             products, moves = self._factors(candidate, verdict)

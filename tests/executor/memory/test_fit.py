@@ -191,6 +191,23 @@ def test_left_overs_that_grow_are_outrun(faked, problem, monkeypatch):
     assert fitted.tries[2].correction.resident_bytes == 220_000 + excess
 
 
+@pytest.mark.parametrize(("overcounted", "kept"), [(0.1, True), (0.05, True), (0.01, False), (0.0, False)])
+def test_a_budget_that_no_plan_fits_is_tried_with_less_than_planned(faked, problem, overcounted, kept):
+    """A compiler that makes less than the plan counts; the plan that is found is measured as any other."""
+    least = keep_nothing_peak(problem)
+    budget = round(0.97 * least)
+    hidden = -round(overcounted * least)
+    if kept:
+        fitted, _ = faked(budget, HandPlanner(step=1), hidden_bytes=hidden)
+        assert fitted.measured.peak_bytes <= budget == fitted.plan.budget_bytes
+        assert fitted.tries[0].correction.resident_bytes == -int(0.04 * budget)
+        assert check(fitted.problem, fitted.plan.schedule, budget).ok
+    else:
+        with pytest.raises(BudgetError, match="no plan fits") as found:
+            faked(budget, HandPlanner(step=1), hidden_bytes=hidden)
+        assert found.value.needed_bytes == least + hidden == found.value.measured_bytes
+
+
 def test_what_was_set_aside_by_guess_gives_way(faked, problem, monkeypatch):
     least = keep_nothing_peak(problem)
     monkeypatch.setattr(fitting, "has_left_overs", lambda device: True)
