@@ -36,6 +36,7 @@ class Process:
         self.started = time.monotonic()
         self.frozen_s = 0.0
         self._frozen_at: float | None = None
+        self.is_apart = False
         threads = "2" if order["device"] == "cuda" else "1"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.gpu.worker", json.dumps({"row": row, **order})],
@@ -64,8 +65,8 @@ class Process:
             self._process.stdin.flush()
 
     def freeze(self) -> None:
-        """Let it and its children stand still."""
-        if self._frozen_at is None:
+        """Let it and its children stand still, unless it is off the GPU."""
+        if self._frozen_at is None and not self.is_apart:
             self._frozen_at = time.monotonic()
             self._signal(signal.SIGSTOP)
 

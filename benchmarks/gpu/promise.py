@@ -141,6 +141,7 @@ def under_budget(
     costs: Path,
     corrections: Path,
     alone: Alone,
+    apart: Alone,
     backend: str,
     offload: bool,
     offer: Offer,
@@ -151,6 +152,7 @@ def under_budget(
 
     Args:
         costs, corrections: files that the rows of one case share: measured costs, and what trials taught.
+        alone, apart: to measure, and to plan.
         offload: whether host memory may hold results.
         offer: what plans may choose from.
         tries: plans that are run at most.
@@ -181,7 +183,8 @@ def under_budget(
 
     def planner(problem: MemoryProblem) -> MemoryPlan:
         began = time.perf_counter()
-        found = plan(problem, PlanOptions(time_limit_s=PLAN_LIMIT_S))
+        with apart():
+            found = plan(problem, PlanOptions(time_limit_s=PLAN_LIMIT_S))
         facts["plan_s"] = max(facts["plan_s"], time.perf_counter() - began)
         facts["status"], facts["gap"] = found.status, found.gap
         return found

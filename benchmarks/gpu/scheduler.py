@@ -1,8 +1,8 @@
 """Runs rows on one GPU: several compile at once, one measures while the others stand still.
 
-PyTorch's rows compile beside others and first run alone. Plans are tried beside others, where Inductor may choose
-kernel variants badly, and measured alone. A wall limit ends the run in time to measure what waits for it and to write
-that down; another run goes on from there.
+PyTorch's rows compile beside others and first run alone. Plans are made beside whatever is measured, tried beside
+others that compile, where Inductor may choose kernel variants badly, and measured alone. A wall limit ends the run in
+time to measure what waits for it and to write that down; another run goes on from there.
 """
 
 from __future__ import annotations
@@ -174,6 +174,13 @@ class Scheduler:
             self.asking.append(process)
         elif said == "done":
             self.alone = None
+        elif said == "apart":
+            process.is_apart = True
+            process.thaw()
+        elif said == "back":
+            process.is_apart = False
+            if self.alone is not None:
+                process.freeze()
         elif said == "row":
             self._finish(process, facts)
         else:

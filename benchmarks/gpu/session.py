@@ -25,6 +25,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     p.add_argument("--wall", type=float, default=3600.0, help="seconds; what is there by then is written")
     p.add_argument("--jobs", type=int, default=8, help="rows that compile at once")
     p.add_argument("--margin", type=float, default=75.0, help="seconds a row takes from its start to its first step")
+    p.add_argument("--refused", action="store_true", help="measure again what was refused")
     p.add_argument("--fresh", action="store_true", help="begin with no rows, whatever was recorded")
     p.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     p.add_argument("--small", action="store_true", help="small models, to try the benchmark itself")
@@ -50,7 +51,7 @@ class Session:
         self.path = arguments.out / "rows.json"
         arguments.out.mkdir(parents=True, exist_ok=True)
         kept = {} if arguments.fresh else self._found()
-        self.rows: list[Row] = kept.get("rows", [])
+        self.rows: list[Row] = [r for r in kept.get("rows", []) if not (arguments.refused and "refused" in r)]
         self.runs: list[dict[str, Any]] = kept.get("runs", [])
 
     def _found(self) -> dict[str, Any]:

@@ -44,6 +44,15 @@ class Link:
             if not self._depth:
                 self.say("done")
 
+    @contextlib.contextmanager
+    def off_the_gpu(self) -> Iterator[None]:
+        """Inside, this row needs nothing that others measure, and goes on while they do: its clock runs anyway."""
+        self.say("apart")
+        try:
+            yield
+        finally:
+            self.say("back")
+
 
 def measure_trials_alone(link: Link) -> None:
     """From now on, be alone while a fitted step is measured."""

@@ -83,6 +83,7 @@ class Runner:
                     costs=self.shared("costs"),
                     corrections=self.shared("corrections"),
                     alone=self.link.alone,
+                    apart=self.link.off_the_gpu,
                     backend=self.backend,
                     offload=self.row.get("implementations") == OFFLOADING,
                     offer=promise.offered(self.row.get("implementations", OFFLOADING)),
@@ -139,13 +140,23 @@ class Runner:
         start, waited = time.perf_counter(), self.link.waited_s
         torch.manual_seed(1)
         value = step()
-        norms = [p.grad.double().square().sum() for p in self.model.parameters() if p.grad is not None]
-        self.facts["gradient_norm"] = float(torch.stack(norms).sum().sqrt())
+        self.facts["gradient_norm"] = self.gradient_norm()
         self.facts["loss"] = float(value)
         self.facts["first_step_s"] = time.perf_counter() - start - (self.link.waited_s - waited)
-        del value, norms
+        del value
         self.facts |= timing(self.measured(step))
+        if not self.case.autocast:
+            # The same parameters, and convolutions without tf32, whose rounding hides what else may be wrong.
+            torch.backends.cudnn.allow_tf32 = False
+            torch.manual_seed(1)
+            step()
+            self.facts["exact_gradient_norm"] = self.gradient_norm()
         self.turn.close()
+
+    def gradient_norm(self) -> float:
+        """Of all gradients together."""
+        norms = [p.grad.double().square().sum() for p in self.model.parameters() if p.grad is not None]
+        return float(torch.stack(norms).sum().sqrt())
 
     def measured(self, step: Callable[[], Any]) -> list[float]:
         """Wall time of some steps in a row, us; their highest bytes go to the facts."""
