@@ -150,6 +150,7 @@ class Fitter:
         candidates: list[_Candidate] = []
         made: list[Try] = []
         relaxed: list[Correction] = []
+        refused: tuple[MemoryPlan, int] | None = None
         margin, reserve = 0, self.fragmentation_reserve_bytes or 0
         least = -least_resident_bytes(self.captured.problem())
         correction = self._first(budget_bytes)
@@ -158,10 +159,12 @@ class Fitter:
             try:
                 plan = _expect_plan(planner(problem), budget_bytes)
             except LimitReachedError as error:
-                if not any(t.kept for t in made):
+                if any(t.kept for t in made):
+                    logger.info("no better plan: %s", error)
+                    break
+                if refused is None:
                     raise
-                logger.info("no better plan: %s", error)
-                break
+                raise infeasible(*refused, made) from error
             if plan.schedule is None:
                 if margin:
                     correction = replace(correction, resident_bytes=correction.resident_bytes - margin)
@@ -175,6 +178,7 @@ class Fitter:
                 if looser is None or looser in relaxed:
                     if any(t.kept for t in made):
                         break
+                    assert refused is not None
                     raise infeasible(*refused, made)
                 relaxed.append(looser)
                 correction = looser

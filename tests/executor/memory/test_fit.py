@@ -208,6 +208,19 @@ def test_a_budget_that_no_plan_fits_is_tried_with_less_than_planned(faked, probl
         assert found.value.needed_bytes == least + hidden == found.value.measured_bytes
 
 
+def test_a_proof_is_told_where_less_than_planned_takes_too_long(faked, problem):
+    by_hand, least = HandPlanner(step=1), keep_nothing_peak(problem)
+
+    def once(asked):
+        if by_hand.asked:
+            raise LimitReachedError("the time was up")
+        return by_hand(asked)
+
+    with pytest.raises(BudgetError, match="no plan fits") as found:
+        faked(round(0.97 * least), once)
+    assert found.value.needed_bytes == least and found.value.measured_bytes is None
+
+
 def test_what_was_set_aside_by_guess_gives_way(faked, problem, monkeypatch):
     least = keep_nothing_peak(problem)
     monkeypatch.setattr(fitting, "has_left_overs", lambda device: True)
