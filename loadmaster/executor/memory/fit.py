@@ -29,7 +29,7 @@ from loadmaster.executor.memory.reserve import allocator_reserve_bytes, has_left
 from loadmaster.executor.memory.timeline import Timeline, record
 from loadmaster.executor.memory.tracing import Loss, batch_of
 from loadmaster.executor.memory.trial import runner, trial, untouched
-from loadmaster.executor.memory.tries import Correction, Try, broken, describe, infeasible
+from loadmaster.executor.memory.tries import Correction, Try, broken, describe, factors, infeasible
 from loadmaster.executor.memory.wrappers import ddp_of
 from loadmaster.models.memory.checker import Check, check, check_plan
 from loadmaster.models.memory.corrected import least_resident_bytes, with_resident
@@ -286,20 +286,6 @@ class Fitter:
             timeline = self.profiled(candidate.step)
             measured = [timeline.products_us, timeline.moves_us]
         return factors(busy_us, measured, planned)
-
-
-def factors(busy_us: float, measured_us: Sequence[float], planned_us: Sequence[float]) -> tuple[float, float]:
-    """Factors of the times of library kernels and of all others.
-
-    Args:
-        busy_us: what both took together in a step that nobody profiled.
-        measured_us: library kernels and all others in a profiled step: their shares count.
-        planned_us: the same two sums as planned without factors.
-    """
-    total = sum(measured_us)
-    pairs = zip(measured_us, planned_us, strict=True)
-    products, moves = (busy_us * m / total / p if m > 0 and p > 0 and busy_us > 0 else 1.0 for m, p in pairs)
-    return products, moves
 
 
 def _is_idle(latest: Try, verdict: Check) -> bool:

@@ -100,6 +100,20 @@ def accuracy(tries: Sequence[Try]) -> Accuracy:
     )
 
 
+def factors(busy_us: float, measured_us: Sequence[float], planned_us: Sequence[float]) -> tuple[float, float]:
+    """Factors of the times of library kernels and of all others.
+
+    Args:
+        busy_us: what both took together in a step that nobody profiled.
+        measured_us: library kernels and all others in a profiled step: their shares count.
+        planned_us: the same two sums as planned without factors.
+    """
+    total = sum(measured_us)
+    pairs = zip(measured_us, planned_us, strict=True)
+    products, moves = (busy_us * m / total / p if m > 0 and p > 0 and busy_us > 0 else 1.0 for m, p in pairs)
+    return products, moves
+
+
 def describe(tried: Try) -> str:
     """One line: budget, planned and measured peak, planned and measured time."""
     peak = f"peak planned {_size(tried.planned_peak_bytes)}, measured {_size(tried.used_bytes)}"
