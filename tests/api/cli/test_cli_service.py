@@ -90,7 +90,8 @@ def test_an_interrupt_cancels_the_job_and_keeps_the_plan(service: str, problem: 
     output = problem.parent / "plan.json"
     command = [sys.executable, "-m", "loadmaster.api.cli", "plan", str(problem), "--budget", "8MB", "--seed", "1"]
     done: list[int] = []
-    with subprocess.Popen([*command, "--server", service, "-o", str(output)], cwd=ROOT) as process:
+    tells_where = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+    with subprocess.Popen([*command, "--server", service, "-o", str(output)], cwd=ROOT, env=tells_where) as process:
         waiting = threading.Thread(target=lambda: done.append(process.wait()))
         waiting.start()
         with Client(service) as client:
@@ -98,6 +99,9 @@ def test_an_interrupt_cancels_the_job_and_keeps_the_plan(service: str, problem: 
                 assert not done, "the command ended before it was interrupted"
             os.kill(process.pid, signal.SIGINT)
             waiting.join(30)
+            if not done:
+                os.kill(process.pid, signal.SIGABRT)  # it says where it stands, and no one waits for it forever
+                waiting.join()
             assert done == [130]
             assert [plan.state for plan in client.list()] == ["cancelled"]
     assert read_plan(output).stopped_by == "cancel"
