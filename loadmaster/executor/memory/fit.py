@@ -8,6 +8,7 @@ others are scaled to what was profiled. The planner gets the corrected problem; 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from loadmaster.executor.memory.offer import EVERYTHING, Offer
 from loadmaster.executor.memory.reserve import allocator_reserve_bytes, has_left_overs
 from loadmaster.executor.memory.timeline import Timeline, record
 from loadmaster.executor.memory.tracing import Loss, batch_of
-from loadmaster.executor.memory.trial import runner, trial, untouched
+from loadmaster.executor.memory.trial import ran_out, runner, trial, untouched
 from loadmaster.executor.memory.tries import Correction, Try, broken, describe, factors, infeasible
 from loadmaster.executor.memory.wrappers import ddp_of
 from loadmaster.models.memory.checker import Check, check, check_plan
@@ -137,6 +138,8 @@ class Fitter:
     def fit(self, planner: Planner, budget_bytes: int, tries: int = 3) -> Fitted:
         """Plan, run and correct until the step keeps the budget and its time is what was planned.
 
+        A trial for which the device has too little memory is one that did not keep the budget.
+
         Raises:
             BudgetError: no plan was found that keeps the budget.
             CheckFailedError: the planner gave a plan that breaks its own problem.
@@ -236,15 +239,17 @@ class Fitter:
 
     def _run(self, problem: MemoryProblem, plan: MemoryPlan) -> _Candidate:
         step = apply(plan, self.model, self.loss, backend=self.backend, offer=self.offer)
-        measured = trial(
-            step,
-            step.step,
-            self.inputs,
-            optimizer=self.optimizer,
-            gradients_held=self.gradients_held,
-            repeats=self.repeats,
-        )
-        return _Candidate(step, plan, problem, measured)
+        measured = None
+        with contextlib.suppress(torch.OutOfMemoryError):
+            measured = trial(
+                step,
+                step.step,
+                self.inputs,
+                optimizer=self.optimizer,
+                gradients_held=self.gradients_held,
+                repeats=self.repeats,
+            )
+        return _Candidate(step, plan, problem, measured or ran_out(self.device, plan.budget_bytes))
 
     def _try(self, budget_bytes: int, correction: Correction, verdict: Check, measured: Measurement) -> Try:
         reserve = self.fragmentation_reserve_bytes

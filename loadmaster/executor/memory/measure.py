@@ -28,6 +28,7 @@ class Measurement:
         step_us: median wall time of the timed steps.
         requested_bytes: highest bytes asked for; blocks that the CUDA allocator hands out can be larger.
         reserved_bytes: highest bytes that the CUDA allocator took from the device: fragmentation is the rest.
+        ran_out: the device ran out of memory before a step was over; bytes are what the step takes at least.
     """
 
     peak_bytes: int
@@ -35,6 +36,7 @@ class Measurement:
     step_us: float
     requested_bytes: int
     reserved_bytes: int
+    ran_out: bool = False
 
 
 def measure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from loadmaster.executor.memory.joint import tensor_bytes, tensors
 from loadmaster.executor.memory.measure import Measurement, measure
 from loadmaster.executor.memory.tracing import Step
 
+MISSING_SHARE = 0.02  # of the budget: counted beyond what there is where a step runs out of memory; nobody knows
 WARM_UP = 2  # the first step compiles, the second makes what libraries make lazily
 
 Call = Callable[..., torch.Tensor]
@@ -121,3 +123,18 @@ def trial(
         found.requested_bytes + difference,
         found.reserved_bytes + difference,
     )
+
+
+def ran_out(device: torch.device, budget_bytes: int) -> Measurement:
+    """In place of a measurement: a step needs more than this process can have of the device, and than the budget.
+
+    Call it when the exception is gone: its frames hold what the step had.
+    """
+    gc.collect()
+    present_bytes = available_bytes = 0
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        present_bytes = torch.cuda.memory_allocated(device)
+        available_bytes = torch.cuda.memory_reserved(device) + torch.cuda.mem_get_info(device)[0]
+    needed_bytes = max(budget_bytes, available_bytes) + int(MISSING_SHARE * budget_bytes)
+    return Measurement(needed_bytes, present_bytes, 0.0, needed_bytes, needed_bytes, ran_out=True)

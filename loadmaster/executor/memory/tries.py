@@ -59,8 +59,9 @@ class Try:
 
     @property
     def time_error(self) -> float:
-        """Measured over planned step time, less one."""
-        return self.measured.step_us / self.planned_us - 1.0 if self.planned_us else 0.0
+        """Measured over planned step time, less one; 0 where no step was over."""
+        known = self.planned_us and not self.measured.ran_out
+        return self.measured.step_us / self.planned_us - 1.0 if known else 0.0
 
     @property
     def peak_error(self) -> float:
@@ -116,6 +117,9 @@ def factors(busy_us: float, measured_us: Sequence[float], planned_us: Sequence[f
 
 def describe(tried: Try) -> str:
     """One line: budget, planned and measured peak, planned and measured time."""
+    if tried.measured.ran_out:
+        planned = f"peak planned {_size(tried.planned_peak_bytes)}"
+        return f"budget {_size(tried.budget_bytes)}: {planned}, and the device ran out of memory"
     peak = f"peak planned {_size(tried.planned_peak_bytes)}, measured {_size(tried.used_bytes)}"
     time = f"step planned {tried.planned_us / 1e3:.2f} ms, measured {tried.measured.step_us / 1e3:.2f} ms"
     held = "kept" if tried.kept else f"exceeded by {_size(tried.used_bytes - tried.budget_bytes)}"
@@ -132,7 +136,7 @@ def infeasible(plan: MemoryPlan, extra_bytes: int, tries: Sequence[Try]) -> Budg
     needed = plan.budget_bytes + 1 if found is None else found.minimum_budget_bytes
     why = "" if found is None else f" at {found.where}"
     beside = f", of which {_size(extra_bytes)} are kept for what no plan knows" if extra_bytes else ""
-    measured = min((t.used_bytes for t in tries), default=None)
+    measured = min((t.used_bytes for t in tries if not t.measured.ran_out), default=None)
     ran = "" if measured is None else f" The best of the plans that were run measured {_size(measured)}."
     message = (
         f"budget_bytes: no plan fits {_size(plan.budget_bytes)}: a step needs at least {_size(needed)}{why}{beside}."
@@ -143,8 +147,14 @@ def infeasible(plan: MemoryPlan, extra_bytes: int, tries: Sequence[Try]) -> Budg
 
 def broken(tries: Sequence[Try]) -> BudgetError:
     """Every plan that was run measured more than the budget."""
-    best = min(tries, key=lambda t: t.used_bytes)
+    best = min(tries, key=lambda t: (t.measured.ran_out, t.used_bytes))
     found = best.measured
+    if found.ran_out:
+        message = (
+            f"budget_bytes: no plan of {len(tries)} kept {_size(best.budget_bytes)}: the device ran out of memory "
+            f"where {_size(best.planned_peak_bytes)} were planned. Give a smaller budget, or free what others hold."
+        )
+        return BudgetError(message, best.budget_bytes, best.used_bytes)
     rounding = found.peak_bytes - found.requested_bytes
     beside = best.used_bytes - found.peak_bytes
     unknown = best.excess_bytes - rounding - beside

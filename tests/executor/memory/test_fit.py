@@ -221,6 +221,31 @@ def test_a_proof_is_told_where_less_than_planned_takes_too_long(faked, problem):
     assert found.value.needed_bytes == least and found.value.measured_bytes is None
 
 
+def test_a_device_that_runs_out_of_memory_is_a_budget_not_kept(faked, problem, monkeypatch):
+    budget, plain = halfway(problem), FakeTrial.__call__
+
+    def first(self, *args, **kwargs):
+        if self.runs == 0:
+            self.runs += 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(FakeTrial, "__call__", first)
+    fitted, _ = faked(budget, HandPlanner(step=1))
+    assert [t.kept for t in fitted.tries[:2]] == [False, True] and fitted.chosen == 1
+    assert "ran out of memory" in describe(fitted.tries[0])
+    missing = budget + int(0.02 * budget) - fitted.tries[0].planned_peak_bytes
+    assert fitted.tries[1].correction == Correction(missing)
+
+    def always(self, *args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(FakeTrial, "__call__", always)
+    with pytest.raises(BudgetError, match=r"ran out of memory.*Give a smaller budget") as found:
+        faked(budget, HandPlanner(step=1), tries=2)
+    assert found.value.measured_bytes is None and found.value.needed_bytes > budget
+
+
 def test_what_was_set_aside_by_guess_gives_way(faked, problem, monkeypatch):
     least = keep_nothing_peak(problem)
     monkeypatch.setattr(fitting, "has_left_overs", lambda device: True)
