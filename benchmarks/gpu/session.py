@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.gpu.budgets import Row
+from benchmarks.gpu.budgets import Row, identity
 from benchmarks.gpu.scheduler import Limits, Scheduler
 
 # Of the GPU's memory, what rows may share.
@@ -26,6 +26,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     p.add_argument("--jobs", type=int, default=8, help="rows that compile at once")
     p.add_argument("--margin", type=float, default=75.0, help="seconds a row takes from its start to its first step")
     p.add_argument("--refused", action="store_true", help="measure again what was refused")
+    p.add_argument("--again", action="store_true", help="measure again all that is asked for")
     p.add_argument("--fresh", action="store_true", help="begin with no rows, whatever was recorded")
     p.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     p.add_argument("--small", action="store_true", help="small models, to try the benchmark itself")
@@ -77,6 +78,9 @@ class Session:
         a = self.arguments
         if a.report:
             return
+        if a.again:
+            asked = {identity(row) for row in wanted}
+            self.rows[:] = [row for row in self.rows if identity(row) not in asked]
         order = {"device": a.device, "folder": str(a.out.resolve()), "small": a.small}
         limits = Limits(a.wall - (time.monotonic() - self.began), a.margin, a.jobs, _memory_gib(a.device))
         scheduler = Scheduler(wanted, self.rows, limits, order, self.note)
