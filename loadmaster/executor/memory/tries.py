@@ -89,8 +89,9 @@ class Accuracy:
 
 
 def accuracy(tries: Sequence[Try]) -> Accuracy:
-    """Predicted against measured, over at least one try."""
-    times, peaks = ([t.time_error for t in tries], [t.peak_error for t in tries])
+    """Predicted against measured, over at least one try that was measured; the device ran out of memory in others."""
+    measured = [t for t in tries if not t.measured.ran_out]
+    times, peaks = ([t.time_error for t in measured], [t.peak_error for t in measured])
     return Accuracy(
         tries=len(tries),
         kept=sum(t.kept for t in tries),

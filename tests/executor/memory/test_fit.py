@@ -427,8 +427,9 @@ def test_accuracy_by_hand():
     def tried(planned, used, planned_us, step_us):
         return Try(100, Correction(), planned, planned_us, used, Measurement(used, 0, step_us, used, used))
 
-    found = accuracy([tried(100, 90, 10.0, 11.0), tried(80, 120, 10.0, 8.0), tried(50, 50, 10.0, 10.0)])
-    assert (found.tries, found.kept) == (3, 2)
+    lost = replace(tried(80, 200, 10.0, 0.0), measured=Measurement(200, 0, 0.0, 200, 200, ran_out=True))
+    found = accuracy([tried(100, 90, 10.0, 11.0), tried(80, 120, 10.0, 8.0), lost, tried(50, 50, 10.0, 10.0)])
+    assert (found.tries, found.kept) == (4, 2)
     assert found.median_time_error == pytest.approx(0.1) and found.worst_time_error == pytest.approx(-0.2)
     assert found.median_peak_error == pytest.approx(0.1) and found.worst_peak_error == pytest.approx(0.5)
     assert "exceeded by" in describe(tried(80, 120, 10.0, 8.0))
