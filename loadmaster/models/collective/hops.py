@@ -84,7 +84,7 @@ def expect_one_target(index: int, chunk: Chunk) -> None:
     Raises:
         InputError: it is one.
     """
-    if chunk.reduces and len(chunk.targets) > 1:
+    if chunk.goes_on:
         raise InputError(
             f"chunks[{index}].targets",
             len(chunk.targets),

@@ -30,6 +30,11 @@ class Chunk:
     reduces: bool = False
     senders: frozenset[int] | None = None
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is a sum with several targets: copied on once it is whole."""
+        return self.reduces and len(self.targets) > 1
+
 
 @dataclass(frozen=True)
 class Symmetry:

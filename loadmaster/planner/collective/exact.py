@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadmaster.models.collective.bounds import lower_bound
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.intervals import IntervalSchedule
 from loadmaster.models.collective.plan import Send
@@ -39,12 +38,8 @@ def improve(
         seconds: at most.
     """
     best = tuple(sends)
-    if any(chunk.reduces and len(chunk.targets) > 1 for chunk in instance.chunks):
-
-        def move(life: Instance, of_life: tuple[Send, ...]) -> tuple[Send, ...]:
-            return improve(life, of_life, lower_bound(life).ns, seconds / 2, effort)
-
-        return life_by_life(instance, best, move)
+    if any(chunk.goes_on for chunk in instance.chunks):
+        return life_by_life(instance, best, improve, seconds, effort)
     if sum(map(len, instance.usable_links)) > MOST_PAIRS:
         return best
     until_s = effort.elapsed_s + seconds

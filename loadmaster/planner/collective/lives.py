@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from loadmaster.models.collective.bounds import lower_bound
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.symmetry import breaks_chunks
 from loadmaster.planner.collective.prune import finish_ns, in_order, retime
 from loadmaster.planner.collective.reversal import gathering
+from loadmaster.planner.effort import Effort
 
-# Instance, a schedule of it -> one that is no slower.
-Move = Callable[[Instance, tuple[Send, ...]], tuple[Send, ...]]
+# Instance, a schedule of it, a bound of all of them in ns, seconds at most -> a schedule that is no slower.
+Move = Callable[[Instance, Sequence[Send], int, float, Effort], tuple[Send, ...]]
 
 
 def summing(instance: Instance, roots: Sequence[int]) -> Instance:
@@ -35,17 +37,23 @@ def joined(instance: Instance, sums: Sequence[Send], copies: Sequence[Send]) -> 
     return retime(instance, in_order((*sums, *later)))
 
 
-def life_by_life(instance: Instance, sends: Sequence[Send], move: Move) -> tuple[Send, ...]:
-    """Make a move on each life of a schedule; the schedule itself where that makes nothing faster, or a sum is
-    completed in several places."""
+def life_by_life(
+    instance: Instance, sends: Sequence[Send], move: Move, seconds: float, effort: Effort
+) -> tuple[Send, ...]:
+    """Make a move on each life of a schedule, for half of the seconds; the schedule itself where that makes nothing
+    faster, or a sum is completed in several places."""
     best = tuple(sends)
     roots = _roots(instance, best)
     if roots is None:
         return best
     sums = tuple(send for send in best if send.combines)
     copies = tuple(send for send in best if not send.combines)
-    first, second = (_symmetric(life) for life in (summing(instance, roots), gathering(instance, roots)))
-    found = joined(instance, move(first, retime(first, sums)), move(second, retime(second, copies)))
+
+    def moved(life: Instance, of_life: Sequence[Send]) -> tuple[Send, ...]:
+        life = _symmetric(life)
+        return move(life, retime(life, of_life), lower_bound(life).ns, seconds / 2, effort)
+
+    found = joined(instance, moved(summing(instance, roots), sums), moved(gathering(instance, roots), copies))
     return min(best, found, key=lambda candidate: finish_ns(instance, candidate))
 
 

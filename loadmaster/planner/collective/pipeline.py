@@ -101,12 +101,8 @@ def polish(
     Arguments as for :func:`schedule`.
     """
     found = tuple(schedule_in_hand)
-    if any(chunk.reduces and len(chunk.targets) > 1 for chunk in instance.chunks):
-
-        def move(life: Instance, of_life: tuple[Send, ...]) -> tuple[Send, ...]:
-            return polish(life, of_life, lower_bound(life).ns, seconds / 2, effort)
-
-        return life_by_life(instance, found, move)
+    if any(chunk.goes_on for chunk in instance.chunks):
+        return life_by_life(instance, found, polish, seconds, effort)
     search = _Search(instance, bound_ns, effort.elapsed_s + seconds, effort, found)
     if not search.done():
         ordered, messages = order_of(instance, found)
