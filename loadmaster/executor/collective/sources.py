@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.plan import CollectivePlan
 from loadmaster.models.collective.problem import CollectiveProblem
 
 AnyPath = str | os.PathLike[str]
+Typed = TypeVar("Typed", CollectiveProblem, CollectivePlan)
 Planned = tuple[CollectiveProblem, CollectivePlan]
 Pair = tuple[CollectiveProblem | AnyPath, CollectivePlan | AnyPath]
 Plans = AnyPath | Iterable[Pair | AnyPath]
@@ -104,22 +105,19 @@ def _pair(problem: Any, plan: Any) -> Planned:
 
 
 def _problem(given: Any) -> CollectiveProblem:
-    if isinstance(given, CollectiveProblem):
-        return given
-    from loadmaster.models.kinds import read_problem
-
-    read = read_problem(given)
-    if not isinstance(read, CollectiveProblem):
-        raise InputError("problem.kind", read.kind, "is no collective", "Give the problem of a collective.")
-    return read
+    return _typed("problem", CollectiveProblem, given)
 
 
 def _plan(given: Any) -> CollectivePlan:
-    if isinstance(given, CollectivePlan):
-        return given
-    from loadmaster.models.kinds import read_plan
+    return _typed("plan", CollectivePlan, given)
 
-    read = read_plan(given)
-    if not isinstance(read, CollectivePlan):
-        raise InputError("plan.kind", read.kind, "is no collective", "Give the plan of a collective.")
+
+def _typed(what: Literal["problem", "plan"], wanted: type[Typed], given: Any) -> Typed:
+    if isinstance(given, wanted):
+        return given
+    from loadmaster.models import kinds
+
+    read = (kinds.read_problem if what == "problem" else kinds.read_plan)(given)
+    if not isinstance(read, wanted):
+        raise InputError(f"{what}.kind", read.kind, "is no collective", f"Give the {what} of a collective.")
     return read
