@@ -117,6 +117,8 @@ class Fitter:
         self.gradients_held = gradients_held
         self.offer = offer
         self.fragmentation_reserve_bytes = fragmentation_reserve_bytes
+        self._reserve_bytes = fragmentation_reserve_bytes or 0
+        self._problems: dict[tuple[float, float], MemoryProblem] = {}
         self.time_tolerance, self.repeats = time_tolerance, repeats
         self.on_try = on_try
         self.device = device_of(model, self.inputs)
@@ -154,8 +156,8 @@ class Fitter:
         made: list[Try] = []
         relaxed: list[Correction] = []
         refused: tuple[MemoryPlan, int] | None = None
-        margin, reserve = 0, self.fragmentation_reserve_bytes or 0
-        least = -least_resident_bytes(self.captured.problem())
+        margin, reserve = 0, self._reserve_bytes
+        least = -least_resident_bytes(self._costed(1.0, 1.0))
         correction = self._first(budget_bytes)
         while len(made) < tries:
             problem = self._problem(correction).with_budget(budget_bytes)
@@ -192,7 +194,7 @@ class Fitter:
             candidates.append(candidate)
             latest = self._try(budget_bytes, correction, verdict, candidate.measured)
             made.append(latest)
-            self.learned = replace(self.learned, resident_bytes=self._beside(latest))
+            self.learned = replace(self.learned, resident_bytes=latest.beside_bytes - self._reserve_bytes)
             logger.info("%s", describe(latest))
             if self.on_try is not None:
                 self.on_try(latest)
@@ -229,13 +231,19 @@ class Fitter:
         """
         guessed = min(max(self.learned.resident_bytes, 0), int(_IDLE_SHARE * budget_bytes))
         if has_left_overs(self.device):
-            guessed = max(guessed, allocator_reserve_bytes(self.captured.problem(), budget_bytes))
-        return replace(self.learned, resident_bytes=guessed + (self.fragmentation_reserve_bytes or 0))
+            guessed = max(guessed, allocator_reserve_bytes(self._costed(1.0, 1.0), budget_bytes))
+        return replace(self.learned, resident_bytes=guessed + self._reserve_bytes)
 
     def _problem(self, correction: Correction) -> MemoryProblem:
         """The captured problem, corrected."""
-        costs = Corrected(self.captured.costs, correction.products, correction.moves)
-        return with_resident(self.captured.problem(costs), correction.resident_bytes)
+        return with_resident(self._costed(correction.products, correction.moves), correction.resident_bytes)
+
+    def _costed(self, products: float, moves: float) -> MemoryProblem:
+        """The captured problem with corrected times: made once, for it takes a second on large models."""
+        if (products, moves) not in self._problems:
+            corrected = Corrected(self.captured.costs, products, moves)
+            self._problems[products, moves] = self.captured.problem(corrected)
+        return self._problems[products, moves]
 
     def _run(self, problem: MemoryProblem, plan: MemoryPlan) -> _Candidate:
         step = apply(plan, self.model, self.loss, backend=self.backend, offer=self.offer)
@@ -256,16 +264,11 @@ class Fitter:
         used = measured.reserved_bytes if reserve is None else measured.peak_bytes + reserve
         return Try(budget_bytes, correction, verdict.peak_bytes, verdict.time_us, used, measured)
 
-    def _beside(self, latest: Try) -> int:
-        """What a trial held beside what was captured and the reserve, bytes."""
-        return latest.correction.resident_bytes + latest.excess_bytes - (self.fragmentation_reserve_bytes or 0)
-
     def _corrected(self, latest: Try, candidate: _Candidate, verdict: Check, least_bytes: int) -> Correction:
         """What the next problem is corrected by."""
         correction = latest.correction
         if not latest.kept or _is_idle(latest, verdict):
-            resident = max(correction.resident_bytes + latest.excess_bytes, least_bytes)
-            correction = replace(correction, resident_bytes=resident)
+            correction = replace(correction, resident_bytes=max(latest.beside_bytes, least_bytes))
         if self._is_off(latest):
             products, moves = self._factors(candidate, verdict)
             correction = replace(correction, products=products, moves=moves)

@@ -58,6 +58,11 @@ class Try:
         return self.used_bytes - self.planned_peak_bytes
 
     @property
+    def beside_bytes(self) -> int:
+        """Held beside what was captured, as measured; a reserve counts as held."""
+        return self.correction.resident_bytes + self.excess_bytes
+
+    @property
     def time_error(self) -> float:
         """Measured over planned step time, less one; 0 where no step was over."""
         known = self.planned_us and not self.measured.ran_out
