@@ -154,7 +154,6 @@ class Fitter:
             raise InputError("budget_bytes", budget_bytes, "is no positive number of bytes", "Give one: 8 << 30.")
         candidates: list[_Candidate] = []
         made: list[Try] = []
-        relaxed: list[Correction] = []
         refused: tuple[MemoryPlan, int] | None = None
         margin, reserve = 0, self._reserve_bytes
         least = -least_resident_bytes(self._costed(1.0, 1.0))
@@ -180,12 +179,11 @@ class Fitter:
                 looser = lower(
                     correction, plan, made, budget_bytes=budget_bytes, reserve_bytes=reserve, least_bytes=least
                 )
-                if looser is None or looser in relaxed:
+                if looser is None:
                     if any(t.kept for t in made):
                         break
                     assert refused is not None
                     raise infeasible(*refused, made)
-                relaxed.append(looser)
                 correction = looser
                 continue
             verdict = _expect_valid(problem, plan)

@@ -4,7 +4,7 @@ Before any trial, what was set aside for the allocator is a guess: go without it
 a compiler lets a result take over the memory of an input that dies, and makes some results not at all, where a plan
 counts both. So the problem is planned with less and less resident, and the trial says whether the step keeps the
 budget. After a trial, what one plan measured too much need not be what another one does: the tightest plan there may be
-is tried, if it is tighter than the last one.
+is tried, if it is tighter than the last one. Once: a proof that speaks of a byte more could be followed for ever.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ def lower(
         least_bytes: no correction may be less than that.
     """
     if made:
-        if plan.infeasibility is None:
+        last = made[-1]
+        if plan.infeasibility is None or correction.resident_bytes < last.beside_bytes:
             return None
         resident = correction.resident_bytes - plan.infeasibility.short_bytes
-        return replace(correction, resident_bytes=resident) if resident > made[-1].correction.resident_bytes else None
+        return replace(correction, resident_bytes=resident) if resident > last.correction.resident_bytes else None
     guesses = [reserve_bytes, *(reserve_bytes - int(share * budget_bytes) for share in OVERCOUNTED)]
     resident = next((guess for guess in guesses if guess < correction.resident_bytes), least_bytes - 1)
     return replace(correction, resident_bytes=resident) if resident >= least_bytes else None

@@ -174,6 +174,22 @@ def test_the_tightest_plan_is_tried_before_giving_up(faked, problem, monkeypatch
     assert fitted.chosen == 1 and fitted.measured.peak_bytes == least + 100
 
 
+def test_a_proof_of_one_byte_more_is_not_followed_byte_by_byte(faked, problem):
+    """What no solver can bound better needs at least the budget and a byte."""
+    by_hand = HandPlanner(step=1)
+
+    def barely(asked):
+        assert len(by_hand.asked) < 10
+        plan = by_hand(asked)
+        if plan.schedule is not None:
+            return plan
+        nearly = replace(plan.infeasibility, minimum_budget_bytes=plan.budget_bytes + 1, short_bytes=1)
+        return replace(plan, infeasibility=nearly)
+
+    with pytest.raises(BudgetError, match="no plan fits"):
+        faked(keep_nothing_peak(problem) + 1000, barely, hidden_bytes=50_000)
+
+
 def test_left_overs_that_grow_are_outrun(faked, problem, monkeypatch):
     """By hand: 100 kB, then 220 kB: the second plan breaks the budget too, by what the third has besides."""
     budget, hidden = keep_everything_peak(problem) + 50_000, [100_000, 220_000, 300_000]
