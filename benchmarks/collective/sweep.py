@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.collective.plans import NEVER_BYTES
 from loadmaster.errors import InputError
 
 KIB, MIB = 1 << 10, 1 << 20
-NEVER = 1 << 40
 SAMPLES = 7
 
 
@@ -32,13 +32,13 @@ class Setting:
 def settings_for(collective: str, size_bytes: int, standard: Setting) -> Iterator[Setting]:
     """The standard first, then what may matter at that size."""
     yield standard
-    hops = (NEVER, 1) if collective == "allreduce" and size_bytes >= 256 * KIB else (standard.crossover_bytes,)
+    hops = (NEVER_BYTES, 1) if collective == "allreduce" and size_bytes >= 256 * KIB else (standard.crossover_bytes,)
     if size_bytes <= 128 * KIB:
         for blocks, threads in itertools.product((32, 64, 128), (64, 128, 256, 512)):
-            yield Setting(blocks, NEVER, threads, standard.piece_bytes, standard.crossover_bytes)
+            yield Setting(blocks, NEVER_BYTES, threads, standard.piece_bytes, standard.crossover_bytes)
     elif size_bytes <= 4 * MIB:
         for blocks, threads, hop in itertools.product((64, 128, 256), (64, 128, 512), hops):
-            yield Setting(blocks, NEVER, threads, standard.piece_bytes, hop)
+            yield Setting(blocks, NEVER_BYTES, threads, standard.piece_bytes, hop)
         for blocks, piece, hop in itertools.product((32, 64, 128), (32 * KIB, 128 * KIB), hops):
             yield Setting(blocks, 0, standard.packed_threads, piece, hop)
     else:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.collective.plans import direct
-from benchmarks.collective.sweep import KIB, MIB, NEVER, Setting, settings_for, sweep
+from benchmarks.collective.plans import NEVER_BYTES, direct
+from benchmarks.collective.sweep import KIB, MIB, Setting, settings_for, sweep
 from loadmaster.executor.collective.fused.arena import Capacity
 from loadmaster.executor.collective.fused.choice import Limits
 from loadmaster.executor.collective.fused.engine import tables_of
 from loadmaster.models.collective.lowering import lower
 
-STANDARD = Setting(64, 512 * KIB, 128, 128 * KIB, NEVER)
+STANDARD = Setting(64, 512 * KIB, 128, 128 * KIB, NEVER_BYTES)
 
 
 def test_the_standard_comes_first_and_packed_words_are_for_small_calls() -> None:
@@ -21,8 +21,10 @@ def test_the_standard_comes_first_and_packed_words_are_for_small_calls() -> None
             first, *others = settings_for(collective, size, STANDARD)
             assert first == STANDARD
             assert len(set(others)) == len(others) > 8
-            assert {s.packed_bytes for s in others} <= ({0} if size > 4 * MIB else {0, NEVER})
-            assert ({s.crossover_bytes for s in others} == {1, NEVER}) == (collective == "allreduce" and size >= MIB)
+            assert {s.packed_bytes for s in others} <= ({0} if size > 4 * MIB else {0, NEVER_BYTES})
+            assert ({s.crossover_bytes for s in others} == {1, NEVER_BYTES}) == (
+                collective == "allreduce" and size >= MIB
+            )
 
 
 def test_the_fastest_setting_of_a_case_is_named_first() -> None:
