@@ -12,6 +12,7 @@ Variables (binary unless said):
     d[k,l], y0[i,c], q0[i]    backward implementation; forward implementation, in place
     z[i], z[h,i]  continuous: encoded result i is computed beside a parent that runs in place (section 4.3.4)
     v[k,i]  continuous: i is present while stage k runs, because k or a later stage of the slot reads it, or s[h+1,i]
+    e[h,i]  slot h keeps i, which its first stage reads, beyond that stage: counted once there where live, else twice
     x[h,n]  continuous: bytes just before the n-th result whose presence changes while slot h recomputes
     o[i], f[h,i]  i is sent to the host; arrives when slot h starts, on its way during slot h-1
     g[h,i]  f[h,i], but on its way only when slot h starts, which waits for it (on small graphs)
@@ -27,6 +28,7 @@ Constraints:
 (4.8b)  what the last stage of a slot reads from storage is stored into the next - `add_presence`
 (4.10)  where running j in place overwrites u: q[h,j] <= r[h,j]; q[h,j] + v[a_h,u] <= 1; q[h,j] + r[h,n] <= 1 for later
         readers n of u; in the forward pass likewise, with s[0,u] and s[0,n] (1 if n encodes nothing) - `add_in_place`
+(4.8c)  e[h,i] <= v[a_h + 1,i], or e = s[h+1,i] where the slot is one stage - `add_recompute_memory`
 (4.14)  slot h recomputes j: workspace + r (m_j + |L_j|) + bytes elsewhere <= M - `add_recompute_memory`
 (4.15)  x follows the bytes from result to result; x <= M - `add_levels`
 (4.12)  backward k: workspace + gradients + sum(m_i v[k,i]) <= M - `add_backward_memory`
@@ -71,7 +73,7 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
     def __init__(
         self,
         problem: MemoryProblem,
-        budget_bytes: int,
+        budget_bytes: int | None,
         starts: Sequence[int],
         allowed: BoolArray,
         *,
@@ -80,13 +82,14 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
     ) -> None:
         """
         Args:
+            budget_bytes: None to minimize it, whatever the time.
             starts: first stages of the slots.
             allowed: [slots, V], which recomputations are considered.
             offload: whether results may travel to the host (needs a host link and a time objective).
             to_the_byte: nothing is kept off the budget: solver tolerances may cost a byte too many.
         """
         super().__init__(problem, budget_bytes, starts, NOTICEABLE)
-        self.budget -= 0.0 if to_the_byte else MARGIN_MIB
+        self.budget -= 0.0 if to_the_byte or budget_bytes is None else MARGIN_MIB
         self.allowed = allowed
         self.queues = offload and problem.may_offload
         self._slot = slots_of_stages(self.groups)
@@ -302,7 +305,7 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
         What is stored and stays alike throughout the slot's recomputation is summed once, so that rows stay short.
         """
         a, _ = self.groups[h]
-        cap = self.budget - self.problem.gradient_bytes(a) / MIB
+        taken = self.problem.gradient_bytes(a) / MIB
         after = presence[a]
         changing = [
             i for i in range(self.count) if (self._on_device(h, i) or after[i]) and self._on_device(h, i) != after[i]
@@ -311,17 +314,19 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
         for i in range(self.count):
             first.plus(self._on_device(h, i), self.sizes[i])
             first.plus(self.on_its_way(h + 1, i), self.sizes[i])
-        columns = [self._level_column("level", first, cap)]
+        columns = [self._level_column("level", first, taken)]
         for i in changing:
             change = Row(after[i]).plus(self._on_device(h, i), -1.0)
             step = Row({columns[-1]: 1.0}).plus(change, self.sizes[i])
-            columns.append(self._level_column("level", step, cap))
+            columns.append(self._level_column("level", step, taken))
         return _Level(changing, columns)
 
-    def _level_column(self, name: str, equals: Row, cap: float) -> int:
-        column = int(self.builder.columns(name, 1, upper=max(cap, 0.0))[0])
-        if cap < 0:
-            self._le("no_room", Row({column: 1.0}), cap)
+    def _level_column(self, name: str, equals: Row, taken: float) -> int:
+        """A column that equals a row, with room for ``taken`` beside it under the budget."""
+        room = self.budget - taken
+        column = int(self.builder.columns(name, 1, upper=np.inf if self._free else max(room, 0.0))[0])
+        if self._free or room < 0:
+            self._fits("room", Row({column: 1.0}), taken)
         self._eq(name, Row(equals).also(column, -1.0))
         return column
 
@@ -330,7 +335,7 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
         a, b = self.groups[h]
         gradients = self.problem.gradient_bytes(a) / MIB
         wanted = set(self._wanted(a))
-        self._kept.append({i: presence[a + 1][i] if a < b else self._s(h + 1, i) for i in wanted})
+        self._kept.append({i: self._keeps(presence[a + 1][i]) if a < b else self._s(h + 1, i) for i in wanted})
         for j in map(int, np.flatnonzero(self.allowed[h])):
             f = self.problem.forward[j]
             row = Row({level.before(j): 1.0}).plus(self._on_device(h, j), -self.sizes[j])
@@ -348,6 +353,14 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
                 row.plus(inside, f.in_place.workspace_delta_bytes / MIB)
             self._fits("recompute", row.plus(term(self.recompute, h, j), held), gradients)
 
+    def _keeps(self, later: Row) -> Row:
+        """Whether the first stage of a slot keeps a result that it reads: whole, or not at all."""
+        if not later:
+            return Row()
+        column = Row({int(self.builder.columns("kept", 1, upper=1.0, integer=True)[0]): 1.0})
+        self._le("kept", Row(column).plus(later, -1.0), 0.0)
+        return column
+
     def add_backward_memory(self, h: int, presence: dict[int, list[Row]], level: _Level) -> None:
         """(4.12): backward operators, with what the slot still holds."""
         a, b = self.groups[h]
@@ -361,7 +374,7 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
                 for i in range(self.count):
                     if presence[k][i] != presence[k - 1][i]:
                         step.plus(presence[k][i], self.sizes[i]).plus(presence[k - 1][i], -self.sizes[i])
-                bytes_held = self._level_column("held", step, self.budget)
+                bytes_held = self._level_column("held", step, 0.0)
             row = Row({bytes_held: 1.0})
             for column, choice in zip(self.backward[k - 1], operator.implementations, strict=True):
                 row.also(int(column), choice.workspace_bytes / MIB)

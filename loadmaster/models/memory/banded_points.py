@@ -79,18 +79,29 @@ class BandedPoints(Grouped):
             _choose(point, columns, numbers, first[i].implementation)
         for k, columns in enumerate(self.backward, start=1):
             _choose(point, columns, range(len(columns)), schedule.stages[k].implementation or 0)
+        stored = set(map(int, self.stored.flat))
         for h, (a, _) in enumerate(self.groups):
             made = {c.forward: c for c in schedule.stages[a].computes}
             put(self.stored[h], set(stored_at(schedule, a)) - {f.forward for f in schedule.stages[a].fetches})
             put(self.fetch[h], {f.forward for f in schedule.stages[a].fetches})
             put(self.late[h], {f.forward for f in schedule.stages[a].fetches if f.issued_at == a})
             put(self.recompute[h], set(made))
+            stays = set(schedule.stages[a].keep) & self._read_later(schedule, h)
+            point |= {c: float(i in stays) for i, row in self._kept[h].items() for c in row if c not in stored}
             put(self.recompute_in_place[h], {i for i, c in made.items() if c.in_place})
             for i in made:
                 if (h, i) in self.recompute_choices:
                     _choose(point, *self.recompute_choices[h, i], made[i].implementation)
         columns_ = np.array(sorted(point), dtype=np.int64)
         return columns_, np.array([point[int(c)] for c in columns_])
+
+    def _read_later(self, schedule: Schedule, h: int) -> set[int]:
+        """What a schedule reads in a slot after its first stage, or has in the next one."""
+        a, b = self.groups[h]
+        read = set(stored_at(schedule, b + 1)) if b + 1 < self.problem.stage_count else set()
+        for k in range(a + 1, b + 1):
+            read.update(self.problem.backward[k - 1].implementations[schedule.stages[k].implementation or 0].needs)
+        return read
 
 
 def _choose(point: dict[int, float], columns: IntArray, numbers: Sequence[int], chosen: int) -> None:

@@ -2,7 +2,8 @@
 
 ``auto`` first asks the boundary relaxation for a bound (a second), then a portfolio of banded restrictions for plans,
 each started from the best so far, in turn with relaxations of more boundaries, and on small graphs the exact
-formulation. The other methods are baselines; their bound is that of the relaxation too, so gaps compare.
+formulation. A restriction under a tight budget may show no plan for long: its bytes are minimized then, until the budget
+holds them, and it goes on from that plan. The other methods are baselines; their bound is that of the relaxation too, so gaps compare.
 """
 
 from __future__ import annotations
@@ -100,7 +101,12 @@ def _auto(search: Search) -> None:
             return
         before = search.objective, search.bound
         slots = portfolio[rounds % len(portfolio)]
-        search.restrict(slots, RESTRICT_SHARE * limit_s, seed=rounds // len(portfolio), offload=rounds > 0)
+        seed = rounds // len(portfolio)
+        undecided = search.restrict(slots, RESTRICT_SHARE * limit_s, seed=seed, offload=rounds > 0)
+        if undecided and search.best is None and not search.done():
+            search.squeeze(slots, RESTRICT_SHARE * limit_s)
+            if search.best is not None and not search.done():
+                search.restrict(slots, RESTRICT_SHARE * limit_s, seed=seed, offload=rounds > 0)
         proof = next(proofs, None)
         if proof is not None and not search.done():
             proof()

@@ -1,12 +1,14 @@
 """The state of one search for a memory plan: the best checked schedule, the best proved bound, the clock.
 
-Two moves: *relax* raises the bound (:mod:`loadmaster.models.memory.relaxation`), *restrict* finds plans
-(:mod:`loadmaster.models.memory.banded`). Every plan is completed and checked before it counts.
+Three moves: *relax* raises the bound (:mod:`loadmaster.models.memory.relaxation`), *restrict* finds plans
+(:mod:`loadmaster.models.memory.banded`), *squeeze* finds a first one where memory leaves little room. Every plan is completed and checked before it counts.
 """
 
 from __future__ import annotations
 
 import functools
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -18,11 +20,11 @@ from loadmaster.models.memory.checker import Check, check
 from loadmaster.models.memory.completion import complete
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.models.memory.reach import groups_by_mass, groups_of
+from loadmaster.models.memory.reach import MIB, groups_by_mass, groups_of
 from loadmaster.models.memory.relaxation import Relaxation
 from loadmaster.planner.effort import Effort
 from loadmaster.solvers.process import solve
-from loadmaster.solvers.program import Program
+from loadmaster.solvers.program import FloatArray, Program
 from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, relative_gap
 
 T = TypeVar("T")
@@ -33,6 +35,8 @@ LEAST_SECONDS = 0.5
 RELAXATION_GAP = 5e-4
 # A restriction is solved to this gap: finer is below what its slots cost anyway.
 RESTRICTION_GAP = 2e-3
+# A restriction that has found no plan after this share of its time is left to another way to look for one.
+PATIENCE_SHARE = 0.4
 # Small graphs have round sizes and budgets, where a byte decides: up to this many stage-by-operator cells a restriction
 # may fill the budget to the byte, and is solved again if solver tolerances took it further.
 TO_THE_BYTE_CELLS = 1_500
@@ -126,43 +130,75 @@ class Search:
             )
         self.infeasible = True
 
-    def restrict(self, slots: Slots, limit_s: float, *, seed: int = 0, offload: bool = True) -> None:
-        """Look for a better plan among those of one restriction, starting from the best so far."""
+    def restrict(self, slots: Slots, limit_s: float, *, seed: int = 0, offload: bool = True) -> bool:
+        """Look for a better plan among those of one restriction, starting from the best so far.
+
+        Returns:
+            Whether it was left without a plan, and without a proof that there is none in it.
+        """
         starts = set(groups_by_mass(self.problem, slots.count))
         if self.best is not None:
             # The plan in hand must be one of the points: slots begin wherever it recomputes.
             starts |= {t for t, stage in enumerate(self.best.stages) if t > 0 and (stage.computes or stage.fetches)}
-        make = functools.partial(self._restriction, slots, sorted(starts), offload)
+        make = functools.partial(self._restriction, slots, sorted(starts), self.budget_bytes, offload)
         phase = f"plans, {len(starts)} slots"
         small = self.problem.stage_count * len(self.problem.forward) <= TO_THE_BYTE_CELLS
-        found = self._solve_restriction(self.built(lambda: make(to_the_byte=small)), phase, limit_s, seed)
+        status, found = self._solve_restriction(self.built(lambda: make(to_the_byte=small)), phase, limit_s, seed)
         if small and found is not None and not found.ok and self.effort.left_s >= LEAST_SECONDS:
             self._solve_restriction(self.built(lambda: make(to_the_byte=False)), phase, limit_s, seed)
         self.say(phase, "done")
+        return found is None and status is not SolverStatus.INFEASIBLE
 
-    def _solve_restriction(self, restriction: Banded, phase: str, limit_s: float, seed: int) -> Check | None:
-        """Solve one and take its plan if it is better; the verdict on that plan, None if there is none."""
+    def _solve_restriction(
+        self, restriction: Banded, phase: str, limit_s: float, seed: int
+    ) -> tuple[SolverStatus, Check | None]:
+        """Solve one and take its plan if it is better; with the verdict on that plan, None if there is none."""
         latest: list[float | None] = [None]
 
         def live(progress: Progress) -> None:
             latest[0] = progress.objective
             self.say(phase, f"{progress.nodes} nodes", _lesser(progress.objective, self.objective))
 
+        deadline = time.monotonic() + PATIENCE_SHARE * limit_s
+
+        def enough() -> bool:
+            is_lost = self.best is None and latest[0] is None and time.monotonic() > deadline
+            return is_lost or self._good(latest[0])
+
         options = SolveOptions(seed=self.effort.options.seed + seed)
         if self.best is not None:
             columns, values = restriction.start(self.best)
             options = replace(options, start_columns=columns, start_values=values)
-        solution = self.solved(
-            restriction.program, limit_s, RESTRICTION_GAP, live, lambda: self._good(latest[0]), options
-        )
-        if solution.values is None:
-            return None
-        values_ = solution.values
-        return self.adopt(
-            self.built(lambda: complete(self.problem, self.budget_bytes, restriction.decisions(values_))), "banded"
-        )
+        solution = self.solved(restriction.program, limit_s, RESTRICTION_GAP, live, enough, options)
+        return solution.status, None if solution.values is None else self._complete(restriction, solution.values)
 
-    def _restriction(self, slots: Slots, starts: Sequence[int], offload: bool, *, to_the_byte: bool) -> Banded:
+    def squeeze(self, slots: Slots, limit_s: float) -> None:
+        """Look for any plan at all: minimize the bytes of one restriction until the budget holds them."""
+        starts = groups_by_mass(self.problem, slots.count)
+        phase = f"any plan, {len(starts)} slots"
+        restriction = self.built(lambda: self._restriction(slots, starts, None, False, to_the_byte=True))
+        reached: list[float] = [math.inf]
+
+        def live(progress: Progress) -> None:
+            reached[0] = math.inf if progress.objective is None else progress.objective * MIB
+            self.say(phase, f"{progress.nodes} nodes, {reached[0] / MIB:,.0f} MiB")
+
+        def enough() -> bool:
+            return reached[0] <= self.budget_bytes
+
+        solution = self.solved(restriction.program, limit_s, RESTRICTION_GAP, live, enough)
+        if solution.values is not None:
+            self._complete(restriction, solution.values)
+        self.say(phase, "done")
+
+    def _complete(self, restriction: Banded, values: FloatArray) -> Check:
+        """Take the plan of a restriction's point if it is better; the verdict on it."""
+        decisions = restriction.decisions(values)
+        return self.adopt(self.built(lambda: complete(self.problem, self.budget_bytes, decisions)), "banded")
+
+    def _restriction(
+        self, slots: Slots, starts: Sequence[int], budget_bytes: int | None, offload: bool, *, to_the_byte: bool
+    ) -> Banded:
         groups = groups_of(starts, self.problem.stage_count)
         if slots.width is None:
             allowed = everything(self.problem, groups)
@@ -172,7 +208,7 @@ class Search:
             slot = slots_of_stages(groups)
             pairs = [(slot[t], c.forward) for t, stage in enumerate(self.best.stages) if t > 0 for c in stage.computes]
             allowed = with_pairs(allowed, pairs)
-        return Banded(self.problem, self.budget_bytes, starts, allowed, offload=offload, to_the_byte=to_the_byte)
+        return Banded(self.problem, budget_bytes, starts, allowed, offload=offload, to_the_byte=to_the_byte)
 
     def adopt(self, schedule: Schedule, method: str) -> Check:
         """Check a schedule and take it if it holds the budget and is better; the verdict."""

@@ -294,6 +294,11 @@ def banded_twin(
     v = {(k, i): share(f"v_{k}_{i}") for a, b in slots for k in range(a, b + 1) for i in V}
     for h, (a, b) in enumerate(slots):
         arriving = pulp.lpSum(m[i] * (f[h + 1, i] - late[h + 1, i]) for i in V)
+        read_first = {i for choice in problem.backward[a - 1].implementations for i in choice.needs}
+        stays = {i: v[a + 1, i] if a < b else s[h + 1, i] for i in V}
+        for i in read_first if a < b else ():
+            stays[i] = binary(f"e_{h}_{i}")
+            model += stays[i] <= v[a + 1, i]  # (4.8c)
         for i in V:
             for k in range(a, b + 1):
                 model += v[k, i] >= c.need(k, i)  # (4.8)
@@ -312,7 +317,7 @@ def banded_twin(
             after = pulp.lpSum(m[i] * here[h, i] for i in range(j + 1, len(V)))
             moment = c.gradients(a) + arriving + before + after
             model += moment + m[j] * here[h, j] <= budget  # (4.15)
-            kept = {i: v[a + 1, i] if a < b else s[h + 1, i] for i in forward[j].live_inputs}
+            kept = {i: stays[i] for i in forward[j].live_inputs}
             moment -= pulp.lpSum(m[i] * kept[i] for i in kept)
             if allowed[h, j]:
                 model += moment + recompute_workspace[h, j] + r[h, j] * (m[j] + c.live[j]) <= budget  # (4.14)

@@ -14,7 +14,15 @@ from loadmaster.models.memory.bands import BoolArray, band, everything, slots_of
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.completion import complete, decisions_of
 from loadmaster.models.memory.plan import Schedule
-from loadmaster.models.memory.problem import HostLink, Implementation, MemoryProblem, Objective
+from loadmaster.models.memory.problem import (
+    BackwardImplementation,
+    BackwardOperator,
+    ForwardOperator,
+    HostLink,
+    Implementation,
+    MemoryProblem,
+    Objective,
+)
 from loadmaster.models.memory.reach import groups_of
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import Solution, SolveOptions
@@ -162,3 +170,43 @@ def test_schedules_of_a_band_are_points_of_it(seed: int) -> None:
     assert point.objective is not None
     assert point.objective <= check(problem, schedule, budget).objective + 1e-6
     assert solved(restriction, start=schedule).objective == pytest.approx(point.objective)
+
+
+@pytest.mark.usefixtures("every_choice")
+def test_a_result_is_kept_whole_or_not_at_all() -> None:
+    """Kept by half, what backward 2 reads would leave room for its encoded result, and then for backward 3."""
+    one = (Implementation(1.0, 0),)
+
+    forwards = (
+        ForwardOperator(0, "f", (), 4 * UNIT, (), 0, 0, one, one),
+        ForwardOperator(1, "encoded", (0,), UNIT, (0,), 4 * UNIT, 0, one, one, encodes=0),
+        ForwardOperator(2, "loss", (), 0, (), 0, 0, one, one),
+    )
+    reads: tuple[tuple[tuple[int, ...], ...], ...] = (((),), ((0,),), ((1,), (0, 1)), ((1,), (0, 1)))
+    results = (8, 0, 5, 5)
+    backwards = tuple(
+        BackwardOperator(k, "b", size * UNIT, 0, 0, tuple(BackwardImplementation(1.0, 0, needs) for needs in choices))
+        for k, (choices, size) in enumerate(zip(reads, results, strict=True), start=1)
+    )
+    problem = MemoryProblem("halves", forwards, backwards)
+    allowed = np.array([[False, False, False], [True, True, False]])
+    for budget, fits in ((8, False), (9, True)):
+        restriction = Banded(problem, budget * UNIT, [1, 2], allowed, offload=False)
+        assert (planned(restriction, budget * UNIT) is not None) == fits
+
+
+@pytest.mark.usefixtures("every_choice")
+@pytest.mark.parametrize("seed", range(40, 44))
+def test_the_least_budget_is_the_least_that_has_a_plan(seed: int) -> None:
+    problem = random_problem(seed, operators=6, in_place=0.5, encodings=0.3, unit_bytes=UNIT)
+    starts = slot_starts(problem, seed)
+    allowed = all_recomputations(problem, starts)
+    solution = solved(Banded(problem, None, starts, allowed, offload=False))
+    assert solution.values is not None and solution.objective is not None
+    least = round(solution.objective * UNIT)
+    schedule = complete(
+        problem, least, Banded(problem, None, starts, allowed, offload=False).decisions(solution.values)
+    )
+    assert check(problem, schedule, least).violations == ()
+    assert planned(Banded(problem, least, starts, allowed, offload=False), least) is not None
+    assert solved(Banded(problem, least - UNIT // 4, starts, allowed, offload=False)).values is None

@@ -103,6 +103,17 @@ def test_a_published_graph_within_the_gap() -> None:
     assert plan.solver["cpu_seconds"] > 0
 
 
+def test_without_patience_any_plan_is_looked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "PATIENCE_SHARE", 0.0)
+    problem, phases = mobilenet(), []
+    plan = planner.plan(
+        problem, budget_bytes=5 * GIB, time_limit_s=60, gap=0.1, on_progress=lambda p: phases.append(p.phase)
+    )
+    assert_sound(problem, plan)
+    assert any(phase.startswith("any plan") for phase in phases)
+    assert plan.schedule is not None and plan.gap is not None and plan.gap <= 0.1
+
+
 def test_never_worse_than_the_plain_step_that_fits() -> None:
     problem = mobilenet()
     budget = plain.peak_bytes(problem)
