@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from torch import Tensor, fx
@@ -11,13 +12,14 @@ from torch._guards import TracingContext, detect_fake_mode
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
+from torch.compiler import config as compiler_config
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import _BoxedCodeGen
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.channels_last import ChannelsLast
 from loadmaster.executor.memory.implementations.decompositions import decompositions
-from loadmaster.executor.memory.segments import Runner, chain, cut, is_staged
+from loadmaster.executor.memory.segments import Runner, Segment, chain, cut, is_staged
 from loadmaster.executor.memory.tracing import Compiler
 
 Backend = Literal["inductor", "eager"]
@@ -48,6 +50,7 @@ def inductor(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
     segments = cut(module)
     compiled: dict[Hashable, Runner] = {}
     fakes = dict(zip((n.name for n in module.graph.find_nodes(op="placeholder")), inputs, strict=True))
+    made_before: set[str] = set()
     runners = []
     for segment in segments:
         given = [fakes[name] for name in segment.reads]
@@ -57,11 +60,13 @@ def inductor(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
         fakes.update(zip(segment.makes, (n.meta["val"] for n in results), strict=True))
         # The segments that follow are lowered for exactly these strides.
         made.meta["user_visible_output_idxs"] = list(range(len(results)))
-        key = _key(lowered, given)
+        donated = _donated(segment, made_before, fakes)
+        made_before.update(segment.makes)
+        key = (_key(lowered, given), donated)
         if key not in compiled:
             # What a segment returns is not what the graph returns.
             with TracingContext.report_output_strides():
-                compiled[key] = _compile(lowered, given)
+                compiled[key] = _compile(lowered, given, donated)
         runners.append(compiled[key])
     _report_strides(module, fakes)
     return chain(module, segments, runners)
@@ -94,12 +99,46 @@ def _key(module: fx.GraphModule, inputs: Sequence[Any]) -> Hashable:
     return module.code, tuple(described)
 
 
-def _compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
-    # A segment is never compiled as a backward graph: Inductor would look up which inputs it may write over by
-    # their places in the whole backward graph.
-    with config.patch(reorder_for_peak_memory=False, reorder_for_locality=False):
-        runner: Runner = compile_fx_inner(module, list(inputs), is_backward=False)
+def _donated(segment: Segment, made_before: Collection[str], fakes: Mapping[str, Any]) -> tuple[int, ...]:
+    """Places among a segment's inputs that it may write over: made by segments before it, read by none after it, and
+    no other value shares their memory."""
+    holders = Counter(_storage(fake) for fake in fakes.values() if isinstance(fake, Tensor))
+    return tuple(
+        place
+        for place, name in enumerate(segment.reads)
+        if name in segment.frees and name in made_before and holders[_storage(fakes[name])] == 1
+    )
+
+
+def _storage(fake: Tensor) -> int:
+    return int(fake.untyped_storage()._cdata)
+
+
+def _compile(module: fx.GraphModule, inputs: Sequence[Any], donated: Sequence[int] = ()) -> Runner:
+    with config.patch(reorder_for_peak_memory=False, reorder_for_locality=False), _donating(donated):
+        # Inductor asks which inputs it may write over where it takes a graph for a backward graph.
+        runner: Runner = compile_fx_inner(module, list(inputs), is_backward=bool(donated))
     return runner
+
+
+@contextlib.contextmanager
+def _donating(places: Sequence[int]) -> Iterator[None]:
+    """Let Inductor write over the inputs at these places, instead of those of the whole backward graph.
+
+    Its caches know a graph, not what it may write over: the places enter their keys.
+    """
+    if not places:
+        yield
+        return
+    metadata = TracingContext.get().fw_metadata
+    assert metadata is not None
+    whole, metadata.bw_donated_idxs = metadata.bw_donated_idxs, list(places)
+    tag = f"{compiler_config.cache_key_tag} writes over {places}"
+    try:
+        with compiler_config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
+            yield
+    finally:
+        metadata.bw_donated_idxs = whole
 
 
 COMPILERS: dict[Backend, Compiler] = {"inductor": inductor, "eager": eager}

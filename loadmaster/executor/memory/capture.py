@@ -30,6 +30,7 @@ from loadmaster.models.memory.problem import (
     ForwardOperator,
     HostLink,
     Implementation,
+    InPlace,
     MemoryProblem,
 )
 
@@ -310,6 +311,7 @@ def _forward(operators: Operators, accountant: Accountant, extra_bytes: int) -> 
                 implementations=(Implementation(first.time_us, 0 if is_part else first.peak_bytes - size),),
                 recompute_implementations=(Implementation(again.time_us, 0 if is_part else again.peak_bytes - size),),
                 encodes=encodes,
+                in_place=None if f.overwrites is None else InPlace(f.overwrites, 0.0, -sizes[f.overwrites]),
                 recomputable=f.recomputable,
                 node=f.name,
             )

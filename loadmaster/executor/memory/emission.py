@@ -59,7 +59,7 @@ def expect_fit(operators: Operators, schedule: Schedule) -> None:
             raise InputError(where, ids, f"names a forward operator outside 0..{count - 1}", REMEDY)
         if ids != sorted(set(ids)):
             raise InputError(where, ids, "does not compute in ascending order", REMEDY)
-        if any(c.in_place or c.implementation != 0 for c in stage.computes):
+        if any(c.implementation or (c.in_place and operators.written_over(c) is None) for c in stage.computes):
             raise InputError(where, ids, "asks for an implementation that was not captured", REMEDY)
         apart = [i for i in ids if operators.forward[i].encodes not in (None, *ids)]
         if apart:
@@ -94,6 +94,9 @@ def _forward_graph(operators: Operators, schedule: Schedule, saved: Sequence[Sav
             emitter.encode(group)
         for node in (*group.nodes, *group.side):
             emitter.run(node)
+        if (gone := operators.written_over(compute)) is not None:
+            for root in gone.results:
+                emitter.forget(root)
     departures.before(len(operators.forward))
 
     def held(value: Saved) -> fx.Node:
@@ -159,6 +162,8 @@ class _BackwardEmission:
         self.available |= self.arrivals.at(t)
         for compute in stage.computes:
             self._recompute(self.operators.forward[compute.forward])
+            if (gone := self.operators.written_over(compute)) is not None:
+                self._drop({gone.id})
         group = self.operators.backward[t - 1]
         assert stage.implementation is not None
         choice = group.choices[stage.implementation]

@@ -17,6 +17,7 @@ from torch import fx
 
 from loadmaster.executor.memory.fusion import SMALL, is_created, is_elementwise, is_fusible
 from loadmaster.executor.memory.implementations import registry
+from loadmaster.executor.memory.in_place import overwritable
 from loadmaster.executor.memory.joint import Joint, is_collective, is_compute, is_mutating, is_random
 from loadmaster.executor.memory.offer import EVERYTHING, Offer
 from loadmaster.executor.memory.operators import BackwardGroup, Choice, Encoding, ForwardGroup, Operators
@@ -91,6 +92,9 @@ class _Grouping:
 
     def operators(self) -> Operators:
         forward, encoded = self._with_derived(self._forward())
+        if self.fused:
+            over = overwritable(self.joint, forward, self.wanted)
+            forward = [replace(f, overwrites=over.get(f.id)) for f in forward]
         self.forward = forward
         backward = self._backward(encoded)
         return Operators(self.joint, tuple(forward), tuple(backward), self.owner, self.pinned, self.recomputes)

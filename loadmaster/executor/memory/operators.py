@@ -18,6 +18,7 @@ from torch import fx
 
 from loadmaster.executor.memory.implementations.registry import BackwardAlternative, Recompute, Site
 from loadmaster.executor.memory.joint import Joint, tensors
+from loadmaster.models.memory.plan import Compute
 from loadmaster.models.memory.problem import last_readers
 
 FINGERPRINT_DIGITS = 12
@@ -44,6 +45,7 @@ class ForwardGroup:
             of its own then.
         encoding: how it is encoded. None with ``encodes`` set: a large result that only the backward pass reads
             (indices of a max-pool), made by the operator itself and kept or dropped on its own.
+        overwrites: the operator whose result a compiler can write this one's over.
     """
 
     id: int
@@ -54,6 +56,7 @@ class ForwardGroup:
     side: tuple[fx.Node, ...] = ()
     encodes: int | None = None
     encoding: Encoding | None = None
+    overwrites: int | None = None
 
     @property
     def name(self) -> str:
@@ -112,6 +115,11 @@ class Operators:
     owner: dict[fx.Node, int]
     pinned: tuple[fx.Node, ...] = ()
     recomputes: dict[fx.Node, tuple[Recompute, ...]] = field(default_factory=dict)
+
+    def written_over(self, compute: Compute) -> ForwardGroup | None:
+        """The operator whose result goes where this one runs in place; None where it does not, or cannot."""
+        over = self.forward[compute.forward].overwrites if compute.in_place else None
+        return None if over is None else self.forward[over]
 
     @cached_property
     def last_readers(self) -> tuple[int, ...]:

@@ -3,7 +3,8 @@
 A run is a graph of its own that holds what a plan would emit for one operator, with stand-ins for what it reads. Its
 nodes go one after another, or, where a compiler fuses, in fused steps (:mod:`loadmaster.executor.memory.fusion`): of
 a fused step only what others read reaches memory. Results appear when their step runs, on top of the workspace that
-the cost model names, and go after their last reader.
+the cost model names, and go after their last reader; a fused step writes a result over what goes with it, where it can
+(:mod:`loadmaster.executor.memory.in_place`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from loadmaster.executor.costs.model import CostModel
 from loadmaster.executor.costs.traffic import is_free
 from loadmaster.executor.memory.emitter import Emitter, stand_in
 from loadmaster.executor.memory.fusion import is_fusible, steps, traffic
+from loadmaster.executor.memory.in_place import shared_bytes
 from loadmaster.executor.memory.joint import Joint, is_compute
 from loadmaster.executor.memory.operators import Operators
 
@@ -88,6 +90,9 @@ class Run:
             written = [r for r in made if apart or r in self.results or last.get(r, -1) > i]
             alive.update((r, joint.bytes_of(r)) for r in written)
             workspace = max(costs.workspace_bytes(n) for n in step) if apart else 0
+            if not apart:
+                dead = [r for r in (*alive, *going) if last.get(r) == i and r not in made and r not in self.results]
+                workspace -= shared_bytes(joint, step, written, dead)
             peak = max(peak, sum(alive.values()) - freed + workspace)
             freed += sum(joint.bytes_of(r) for r in going if last.get(r) == i)
             alive = {r: size for r, size in alive.items() if r in self.results or last.get(r, -1) > i}

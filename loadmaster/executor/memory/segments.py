@@ -1,9 +1,9 @@
 """A graph cut into segments, so that a compiler orders and fuses inside a segment only.
 
-Inductor orders and fuses as it sees fit, and would pull a recomputation to where its result is first thought of.
-A segment begins at every stage that recomputes or fetches something: what the plan brings late is compiled late; in the
-forward pass where an operator waits until what is sent to the host is gone. Identical segments (the layers of a
-transformer) are compiled once.
+Inductor orders and fuses as it sees fit, and would pull a recomputation to where its result is first thought of, or
+what reads it later to where it is made, and all between with it. A stage that recomputes or fetches something is a
+segment of its own: what the plan brings late is compiled late; in the forward pass a segment begins where an operator
+waits until what is sent to the host is gone. Identical segments (the layers of a transformer) are compiled once.
 """
 
 from __future__ import annotations
@@ -16,16 +16,21 @@ from torch import fx
 
 Runner = Callable[[list[Any]], Any]
 STAGE = "loadmaster_stage"
-"""Metadata key of a node: (stage, whether a segment begins with it)."""
+"""Metadata key of a node: (stage, whether the stage is a segment of its own)."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Part of a graph: its own graph module, and the names it reads and makes in order."""
+    """Part of a graph: its own graph module, and the names it reads and makes in order.
+
+    Attributes:
+        frees: names that it reads last; what the graph returns is not among them.
+    """
 
     module: fx.GraphModule
     reads: tuple[str, ...]
     makes: tuple[str, ...]
+    frees: frozenset[str]
 
 
 def is_staged(module: fx.GraphModule) -> bool:
@@ -36,20 +41,26 @@ def is_staged(module: fx.GraphModule) -> bool:
 def cut(module: fx.GraphModule) -> list[Segment]:
     """The graph's segments in order. Nodes carry :data:`STAGE`."""
     runs: list[list[fx.Node]] = [[]]
-    stage = 0
+    stage, apart = 0, False
     for node in module.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
-        number, begins = node.meta.get(STAGE, (stage, False))
-        if number != stage and begins and runs[-1]:
+        number, own = node.meta.get(STAGE, (stage, apart))
+        if number != stage and (own or apart) and runs[-1]:
             runs.append([])
-        stage = number
+        stage, apart = number, own
         runs[-1].append(node)
     returned = set(module.graph.output_node().all_input_nodes)
-    return [_segment(module, run, returned) for run in runs if run]
+    found: list[Segment] = []
+    read_later = set(returned)
+    for run in reversed(runs):
+        if run:
+            found.append(_segment(module, run, returned, read_later))
+            read_later.update(i for n in run for i in n.all_input_nodes)
+    return found[::-1]
 
 
-def _segment(module: fx.GraphModule, run: Sequence[fx.Node], returned: set[fx.Node]) -> Segment:
+def _segment(module: fx.GraphModule, run: Sequence[fx.Node], returned: set[fx.Node], later: set[fx.Node]) -> Segment:
     inside = set(run)
     reads = tuple(dict.fromkeys(i for n in run for i in n.all_input_nodes if i not in inside))
     makes = tuple(n for n in run if n in returned or any(u not in inside and u.op != "output" for u in n.users))
@@ -61,7 +72,8 @@ def _segment(module: fx.GraphModule, run: Sequence[fx.Node], returned: set[fx.No
     for node in run:
         held[node] = graph.node_copy(node, held.__getitem__)
     graph.output(tuple(held[n] for n in makes))
-    return Segment(fx.GraphModule(module, graph), tuple(n.name for n in reads), tuple(n.name for n in makes))
+    names, made = tuple(n.name for n in reads), tuple(n.name for n in makes)
+    return Segment(fx.GraphModule(module, graph), names, made, frozenset(n.name for n in reads if n not in later))
 
 
 def chain(module: fx.GraphModule, segments: Sequence[Segment], runners: Sequence[Runner]) -> Runner:
@@ -71,19 +83,12 @@ def chain(module: fx.GraphModule, segments: Sequence[Segment], runners: Sequence
     results = [
         n.name if isinstance(n, fx.Node) else None for n in cast(Sequence[Any], module.graph.output_node().args[0])
     ]
-    returned = {name for name in results if name is not None}
-    seen = set(returned)
-    last: list[frozenset[str]] = []
-    for segment in reversed(segments):
-        last.append(frozenset(segment.reads) - seen)
-        seen.update(segment.reads)
-    last.reverse()
 
     def run(arguments: list[Any]) -> Any:
         held = dict(zip(names, arguments, strict=True))
         arguments.clear()
-        for segment, runner, dead in zip(segments, runners, last, strict=True):
-            given = [held.pop(name) if name in dead else held[name] for name in segment.reads]
+        for segment, runner in zip(segments, runners, strict=True):
+            given = [held.pop(name) if name in segment.frees else held[name] for name in segment.reads]
             held.update(zip(segment.makes, runner(given), strict=True))
         return tuple(None if name is None else held[name] for name in results)
 

@@ -65,7 +65,7 @@ def test_node_by_node_every_result_is_there_until_its_last_reader():
 def test_fused_only_products_and_what_others_read_reach_memory():
     usage = replayed(operators(fused=True)).usage(Flat(), fused=True)
     assert usage.time_us == 1 + 100 + 2 * BIG
-    assert usage.peak_bytes == 2 * BIG
+    assert usage.peak_bytes == BIG + 10  # the exponential is written over the product, which had its workspace beside
 
 
 def test_what_dies_inside_makes_room():
