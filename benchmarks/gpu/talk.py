@@ -54,17 +54,40 @@ class Link:
             self.say("back")
 
 
-def measure_trials_alone(link: Link) -> None:
-    """From now on, be alone while a fitted step is measured."""
-    from loadmaster.executor.memory import fit, trial
+def run_trials_alone(link: Link) -> None:
+    """From now on, compile fitted steps beside other rows, and be alone from their first run, which tries variants of
+    kernels, until they are measured."""
+    import torch._functorch.config as functorch_config
 
-    trial.measure = _alone(trial.measure, link)
-    fit.record = _alone(fit.record, link)
+    from loadmaster.executor.memory import backends, fit
 
+    functorch_config.force_non_lazy_backward_lowering = True  # before the first run
+    turn = contextlib.ExitStack()
+    compile_ = backends.COMPILERS["inductor"]
 
-def _alone(function: Callable[..., Any], link: Link) -> Callable[..., Any]:
-    def call(*args: Any, **options: Any) -> Any:
+    def waiting(module: Any, inputs: Any) -> Callable[[list[Any]], Any]:
+        compiled = compile_(module, inputs)
+        has_run = False
+
+        def run(arguments: list[Any]) -> Any:
+            nonlocal has_run
+            if not has_run:
+                has_run = True
+                turn.enter_context(link.alone())
+            return compiled(arguments)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    backends.COMPILERS["inductor"] = waiting
+    original, record = fit.trial, fit.record
+
+    def trial(*arguments: Any, **options: Any) -> Any:
+        with turn:
+            return original(*arguments, **options)
+
+    def recorded(*arguments: Any, **options: Any) -> Any:
         with link.alone():
-            return function(*args, **options)
+            return record(*arguments, **options)
 
-    return call
+    fit.trial, fit.record = trial, recorded

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.gpu import cases, promise, zoo
 from benchmarks.gpu.budgets import OFFLOADING, Row
-from benchmarks.gpu.talk import Link, measure_trials_alone
+from benchmarks.gpu.talk import Link, run_trials_alone
 from loadmaster.errors import BudgetError, LimitReachedError
 from loadmaster.executor import measure
 from loadmaster.executor.memory.capture import capture
@@ -206,7 +206,7 @@ def main() -> None:
     order = json.loads(sys.argv[1])
     facts: dict[str, Any] = {}
     try:
-        measure_trials_alone(link)
+        run_trials_alone(link)
         runner = Runner(order, link)
         facts = runner.facts
         if runner.row["method"] == "capture":
