@@ -174,15 +174,11 @@ class Fitter:
                     correction = replace(correction, resident_bytes=correction.resident_bytes - margin)
                     margin = 0
                     continue
-                if made or correction.resident_bytes >= reserve:  # else it is a guess, which no error may rest on
-                    refused = plan, correction.resident_bytes
-                looser = lower(
-                    correction, plan, made, budget_bytes=budget_bytes, reserve_bytes=reserve, least_bytes=least
-                )
+                refused = plan, correction.resident_bytes
+                looser = lower(correction, plan, made, reserve)
                 if looser is None:
                     if any(t.kept for t in made):
                         break
-                    assert refused is not None
                     raise infeasible(*refused, made)
                 correction = looser
                 continue

@@ -2,8 +2,9 @@
 
 ``auto`` first asks the boundary relaxation for a bound (a second), then a portfolio of banded restrictions for plans,
 each started from the best so far, in turn with relaxations of more boundaries, and on small graphs the exact
-formulation. A restriction under a tight budget may show no plan for long: its bytes are minimized then, until the budget
-holds them, and it goes on from that plan. The other methods are baselines; their bound is that of the relaxation too, so gaps compare.
+formulation. Under a tight budget a restriction may show no plan for long: its bytes are minimized then, until the
+budget holds them, and it goes on from that plan. The other methods are baselines; their bound is that of the relaxation
+too, so gaps compare.
 """
 
 from __future__ import annotations

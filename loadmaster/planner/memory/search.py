@@ -1,7 +1,8 @@
 """The state of one search for a memory plan: the best checked schedule, the best proved bound, the clock.
 
 Three moves: *relax* raises the bound (:mod:`loadmaster.models.memory.relaxation`), *restrict* finds plans
-(:mod:`loadmaster.models.memory.banded`), *squeeze* finds a first one where memory leaves little room. Every plan is completed and checked before it counts.
+(:mod:`loadmaster.models.memory.banded`), *squeeze* finds a first one where memory leaves little room. Every plan is
+completed and checked before it counts.
 """
 
 from __future__ import annotations
