@@ -59,24 +59,34 @@ def shared_bytes(joint: Joint, step: Sequence[fx.Node], written: Collection[fx.N
 
 
 def takes_over(joint: Joint, step: Sequence[fx.Node], read: fx.Node, written: fx.Node) -> bool:
-    """Whether a fused step can write one root over another: both of one shape, and every operator goes element by
-    element, up to statistics. A view in between may go through memory in another order."""
+    """Whether a fused step can write one root over another: of one size, every operator goes element by element, up to
+    statistics, and all that is as large goes through memory in one order."""
     sources, results = ([*tensors(root.meta.get("val"))] for root in (read, written))
     if len(sources) != 1 or len(results) != 1 or not _alike(sources[0], results[0]):
         return False
     if read not in joint.reads(step):
         return False
     arguments = {a for n in step for a in n.all_input_nodes}
-    viewed = any(joint.roots[a] is not a and _is_as_large(a, sources[0]) for a in arguments)
-    return not viewed and all(map(_goes_by_element, step))
+    return all(_in_order(joint, a, sources[0]) for a in arguments) and all(map(_goes_by_element, step))
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+    same = (one.numel(), one.dtype, one.device) == (other.numel(), other.dtype, other.device)
+    return same and (one.shape == other.shape or (_is_row_major(one) and _is_row_major(other)))
 
 
-def _is_as_large(argument: fx.Node, source: torch.Tensor) -> bool:
-    return any(t.numel() >= source.numel() for t in tensors(argument.meta.get("val")))
+def _in_order(joint: Joint, argument: fx.Node, source: torch.Tensor) -> bool:
+    """Whether an argument is smaller than what is written over, or goes through memory as its root does: as a view it
+    does if both are row-major."""
+    found, root = tensors(argument.meta.get("val")), joint.roots[argument]
+    if root is argument or all(t.numel() < source.numel() for t in found):
+        return True
+    return all(_is_row_major(t) for n in (argument, root) for t in tensors(n.meta.get("val")))
+
+
+def _is_row_major(tensor: torch.Tensor) -> bool:
+    """Of tensors with four and five dimensions a compiler makes channels-last ones."""
+    return tensor.is_contiguous() and tensor.dim() < 4
 
 
 def _goes_by_element(node: fx.Node) -> bool:

@@ -28,7 +28,8 @@ Constraints:
 (4.8b)  what the last stage of a slot reads from storage is stored into the next - `add_presence`
 (4.10)  where running j in place overwrites u: q[h,j] <= r[h,j]; q[h,j] + v[a_h,u] <= 1; q[h,j] + r[h,n] <= 1 for later
         readers n of u; in the forward pass likewise, with s[0,u] and s[0,n] (1 if n encodes nothing) - `add_in_place`
-(4.8c)  e[h,i] <= v[a_h + 1,i], or e = s[h+1,i] where the slot is one stage - `add_recompute_memory`
+(4.8c)  e[h,i] <= v[a_h + 1,i]; where v is binary anyway, or the slot is one stage, e is v, or s[h+1,i] -
+        `add_recompute_memory`
 (4.14)  slot h recomputes j: workspace + r (m_j + |L_j|) + bytes elsewhere <= M - `add_recompute_memory`
 (4.15)  x follows the bytes from result to result; x <= M - `add_levels`
 (4.12)  backward k: workspace + gradients + sum(m_i v[k,i]) <= M - `add_backward_memory`
@@ -133,6 +134,8 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
         self._encoded_in_place = np.full((slots, self.count), -1, dtype=np.int64)
         self.recompute_choices: dict[tuple[int, int], tuple[IntArray, tuple[int, ...]]] = {}
         self._spent: list[Row] = [Row() for _ in range(slots)]
+        self._present: set[int] = set()  # columns of v
+        self._keep_columns: set[int] = set()  # columns of e
         # For each slot, of what its first stage's backward reads: whether that stage keeps it.
         self._kept: list[dict[int, Row]] = []
         for h, i in zip(*np.nonzero(self.allowed), strict=True):
@@ -266,6 +269,7 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
                 needs = self._needs[k, i]
                 if current[i]:
                     column = Row({self._presence("present"): 1.0})
+                    self._present |= column.keys()
                     self._le("present", Row(needs).plus(column, -1.0), 0.0)
                     self._le("present", Row(current[i]).plus(column, -1.0), 0.0)
                     current[i] = column
@@ -335,7 +339,9 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
         a, b = self.groups[h]
         gradients = self.problem.gradient_bytes(a) / MIB
         wanted = set(self._wanted(a))
-        self._kept.append({i: self._keeps(presence[a + 1][i]) if a < b else self._s(h + 1, i) for i in wanted})
+        live = {i for j in np.flatnonzero(self.allowed[h]) for i in self.problem.forward[int(j)].live_inputs}
+        later = presence[a + 1] if a < b else [self._s(h + 1, i) for i in range(self.count)]
+        self._kept.append({i: self._keeps(later[i]) if i in live else later[i] for i in wanted})
         for j in map(int, np.flatnonzero(self.allowed[h])):
             f = self.problem.forward[j]
             row = Row({level.before(j): 1.0}).plus(self._on_device(h, j), -self.sizes[j])
@@ -355,11 +361,12 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
 
     def _keeps(self, later: Row) -> Row:
         """Whether the first stage of a slot keeps a result that it reads: whole, or not at all."""
-        if not later:
-            return Row()
-        column = Row({int(self.builder.columns("kept", 1, upper=1.0, integer=True)[0]): 1.0})
-        self._le("kept", Row(column).plus(later, -1.0), 0.0)
-        return column
+        if not self._present & later.keys():
+            return later  # binary as it stands
+        column = int(self.builder.columns("kept", 1, upper=1.0, integer=True)[0])
+        self._le("kept", Row({column: 1.0}).plus(later, -1.0), 0.0)
+        self._keep_columns.add(column)
+        return Row({column: 1.0})
 
     def add_backward_memory(self, h: int, presence: dict[int, list[Row]], level: _Level) -> None:
         """(4.12): backward operators, with what the slot still holds."""

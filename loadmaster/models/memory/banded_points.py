@@ -33,6 +33,7 @@ class BandedPoints(Grouped):
     fetch: IntArray
     late: IntArray
     _kept: list[dict[int, Row]]
+    _keep_columns: set[int]
 
     def decisions(self, values: FloatArray) -> Decisions:
         """What a point decides [columns]."""
@@ -79,7 +80,6 @@ class BandedPoints(Grouped):
             _choose(point, columns, numbers, first[i].implementation)
         for k, columns in enumerate(self.backward, start=1):
             _choose(point, columns, range(len(columns)), schedule.stages[k].implementation or 0)
-        stored = set(map(int, self.stored.flat))
         for h, (a, _) in enumerate(self.groups):
             made = {c.forward: c for c in schedule.stages[a].computes}
             put(self.stored[h], set(stored_at(schedule, a)) - {f.forward for f in schedule.stages[a].fetches})
@@ -87,7 +87,7 @@ class BandedPoints(Grouped):
             put(self.late[h], {f.forward for f in schedule.stages[a].fetches if f.issued_at == a})
             put(self.recompute[h], set(made))
             stays = set(schedule.stages[a].keep) & self._read_later(schedule, h)
-            point |= {c: float(i in stays) for i, row in self._kept[h].items() for c in row if c not in stored}
+            point |= {c: float(i in stays) for i, row in self._kept[h].items() for c in row if c in self._keep_columns}
             put(self.recompute_in_place[h], {i for i, c in made.items() if c.in_place})
             for i in made:
                 if (h, i) in self.recompute_choices:

@@ -104,7 +104,7 @@ def _auto(search: Search) -> None:
         slots = portfolio[rounds % len(portfolio)]
         seed = rounds // len(portfolio)
         undecided = search.restrict(slots, RESTRICT_SHARE * limit_s, seed=seed, offload=rounds > 0)
-        if undecided and search.best is None and not search.done():
+        if undecided and search.best is None and not problem.may_offload and not search.done():
             search.squeeze(slots, RESTRICT_SHARE * limit_s)
             if search.best is not None and not search.done():
                 search.restrict(slots, RESTRICT_SHARE * limit_s, seed=seed, offload=rounds > 0)

@@ -160,7 +160,9 @@ class Search:
             latest[0] = progress.objective
             self.say(phase, f"{progress.nodes} nodes", _lesser(progress.objective, self.objective))
 
-        deadline = time.monotonic() + PATIENCE_SHARE * limit_s
+        # What travels to the host makes room that a squeeze knows nothing of.
+        patience_s = math.inf if self.problem.may_offload else PATIENCE_SHARE * limit_s
+        deadline = time.monotonic() + patience_s
 
         def enough() -> bool:
             is_lost = self.best is None and latest[0] is None and time.monotonic() > deadline
