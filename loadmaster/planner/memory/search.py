@@ -37,7 +37,7 @@ RELAXATION_GAP = 5e-4
 # A restriction is solved to this gap: finer is below what its slots cost anyway.
 RESTRICTION_GAP = 2e-3
 # A restriction that has found no plan after this share of its time is left to another way to look for one.
-PATIENCE_SHARE = 0.4
+PATIENCE_SHARE = 0.6
 # Small graphs have round sizes and budgets, where a byte decides: up to this many stage-by-operator cells a restriction
 # may fill the budget to the byte, and is solved again if solver tolerances took it further.
 TO_THE_BYTE_CELLS = 1_500
