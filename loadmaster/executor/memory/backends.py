@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from torch import Tensor, fx
@@ -50,7 +50,8 @@ def inductor(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
     segments = cut(module)
     compiled: dict[Hashable, Runner] = {}
     fakes = dict(zip((n.name for n in module.graph.find_nodes(op="placeholder")), inputs, strict=True))
-    made_before: set[str] = set()
+    not_ours = frozenset(fakes)
+    holders = Counter(_storages(inputs))
     runners = []
     for segment in segments:
         given = [fakes[name] for name in segment.reads]
@@ -58,10 +59,10 @@ def inductor(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
         made = lowered.graph.output_node()
         results = list(cast(Sequence[fx.Node], made.args[0]))
         fakes.update(zip(segment.makes, (n.meta["val"] for n in results), strict=True))
+        holders.update(_storages(fakes[name] for name in segment.makes))
         # The segments that follow are lowered for exactly these strides.
         made.meta["user_visible_output_idxs"] = list(range(len(results)))
-        donated = _donated(segment, made_before, fakes)
-        made_before.update(segment.makes)
+        donated = _donated(segment, not_ours, fakes, holders)
         key = (_key(lowered, given), donated)
         if key not in compiled:
             # What a segment returns is not what the graph returns.
@@ -99,19 +100,25 @@ def _key(module: fx.GraphModule, inputs: Sequence[Any]) -> Hashable:
     return module.code, tuple(described)
 
 
-def _donated(segment: Segment, made_before: Collection[str], fakes: Mapping[str, Any]) -> tuple[int, ...]:
+def _donated(
+    segment: Segment, not_ours: frozenset[str], fakes: Mapping[str, Any], holders: Mapping[int, int]
+) -> tuple[int, ...]:
     """Places among a segment's inputs that it may write over: made by segments before it, read by none after it, and
-    no other value shares their memory."""
-    holders = Counter(_storage(fake) for fake in fakes.values() if isinstance(fake, Tensor))
+    no other value shares their memory.
+
+    Args:
+        not_ours: inputs of the graph.
+        holders: how many values have each storage.
+    """
     return tuple(
         place
         for place, name in enumerate(segment.reads)
-        if name in segment.frees and name in made_before and holders[_storage(fakes[name])] == 1
+        if name in segment.frees - not_ours and all(holders[s] == 1 for s in _storages([fakes[name]]))
     )
 
 
-def _storage(fake: Tensor) -> int:
-    return int(fake.untyped_storage()._cdata)
+def _storages(fakes: Iterable[Any]) -> list[int]:
+    return [fake.untyped_storage()._cdata for fake in fakes if isinstance(fake, Tensor)]
 
 
 def _compile(module: fx.GraphModule, inputs: Sequence[Any], donated: Sequence[int] = ()) -> Runner:

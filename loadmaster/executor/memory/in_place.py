@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import fx
 
-from loadmaster.executor.memory.fusion import ACROSS_ROWS, ROW_LOCAL, is_elementwise, is_fusible, steps
+from loadmaster.executor.memory.fusion import ACROSS_ROWS, ROW_LOCAL, is_elementwise
 from loadmaster.executor.memory.joint import Joint, tensors
 from loadmaster.executor.memory.operators import ForwardGroup
 
@@ -30,7 +30,7 @@ def overwritable(joint: Joint, groups: Sequence[ForwardGroup], wanted: Collectio
     """
     found: dict[int, int] = {}
     for f in groups:
-        if not f.nodes or len(f.results) != 1 or not is_fusible(f.nodes[0]) or len(steps(f.nodes, fused=True)) > 1:
+        if len(f.results) != 1:
             continue
         usable = [
             (groups[i].results[0] in wanted, -i)

@@ -102,12 +102,12 @@ def _auto(search: Search) -> None:
             return
         before = search.objective, search.bound
         slots = portfolio[rounds % len(portfolio)]
-        seed = rounds // len(portfolio)
-        undecided = search.restrict(slots, RESTRICT_SHARE * limit_s, seed=seed, offload=rounds > 0)
-        if undecided and search.best is None and not problem.may_offload and not search.done():
-            search.squeeze(slots, RESTRICT_SHARE * limit_s)
+        share_s, seed = RESTRICT_SHARE * limit_s, rounds // len(portfolio)
+        restrict = functools.partial(search.restrict, slots, share_s, seed=seed, offload=rounds > 0)
+        if restrict() and search.may_squeeze and not search.done():
+            search.squeeze(slots, share_s)
             if search.best is not None and not search.done():
-                search.restrict(slots, RESTRICT_SHARE * limit_s, seed=seed, offload=rounds > 0)
+                restrict()
         proof = next(proofs, None)
         if proof is not None and not search.done():
             proof()

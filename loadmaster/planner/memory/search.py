@@ -160,12 +160,10 @@ class Search:
             latest[0] = progress.objective
             self.say(phase, f"{progress.nodes} nodes", _lesser(progress.objective, self.objective))
 
-        # What travels to the host makes room that a squeeze knows nothing of.
-        patience_s = math.inf if self.problem.may_offload else PATIENCE_SHARE * limit_s
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + PATIENCE_SHARE * limit_s
 
         def enough() -> bool:
-            is_lost = self.best is None and latest[0] is None and time.monotonic() > deadline
+            is_lost = self.may_squeeze and latest[0] is None and time.monotonic() > deadline
             return is_lost or self._good(latest[0])
 
         options = SolveOptions(seed=self.effort.options.seed + seed)
@@ -174,6 +172,11 @@ class Search:
             options = replace(options, start_columns=columns, start_values=values)
         solution = self.solved(restriction.program, limit_s, RESTRICTION_GAP, live, enough, options)
         return solution.status, None if solution.values is None else self._complete(restriction, solution.values)
+
+    @property
+    def may_squeeze(self) -> bool:
+        """Whether a squeeze may help: no plan yet, and nothing travels to the host, whose room it knows nothing of."""
+        return self.best is None and not self.problem.may_offload
 
     def squeeze(self, slots: Slots, limit_s: float) -> None:
         """Look for any plan at all: minimize the bytes of one restriction until the budget holds them."""

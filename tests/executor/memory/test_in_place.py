@@ -17,7 +17,7 @@ from loadmaster.executor.memory.operators import Operators
 from loadmaster.executor.memory.trial import trial
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.minimum import minimum_budget
-from loadmaster.models.memory.plan import Compute, Stage
+from loadmaster.models.memory.plan import Compute, MemoryPlan, Stage
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner import PlanOptions
 from loadmaster.planner import plan as make_plan
@@ -92,8 +92,13 @@ def deep() -> tuple[nn.Module, tuple[torch.Tensor, ...], MemoryProblem]:
     return model, inputs, capture(model, inputs, hardware="h200", backend="inductor")
 
 
-def without(problem: MemoryProblem) -> MemoryProblem:
-    return replace(problem, forward=tuple(replace(f, in_place=None) for f in problem.forward))
+def tight(problem: MemoryProblem, share: float) -> MemoryPlan:
+    """A plan under that many times the least budget that any can have."""
+    found = make_plan(
+        problem.with_budget(int(share * minimum_budget(problem).budget_bytes)), PlanOptions(time_limit_s=15)
+    )
+    assert found.schedule is not None
+    return found
 
 
 @pytest.mark.slow
@@ -102,10 +107,7 @@ def test_transformers_write_over_what_is_seen_in_other_shapes(share):
     model, inputs, loss = transformer_case(dtype=torch.float32, batch=16, tokens=128, layers=2)
     problem = capture(model, inputs, loss, hardware="h200", backend="inductor")
     assert any(f.op == "aten.gelu" and f.in_place for f in problem.forward)
-    found = make_plan(
-        problem.with_budget(int(share * minimum_budget(problem).budget_bytes)), PlanOptions(time_limit_s=15)
-    )
-    assert found.schedule is not None
+    found = tight(problem, share)
     step = apply(found, model, loss)
     measured = trial(step, step.step, inputs).peak_bytes
     planned = check(problem, found.schedule, found.budget_bytes).peak_bytes
@@ -116,10 +118,7 @@ def test_transformers_write_over_what_is_seen_in_other_shapes(share):
 @pytest.mark.parametrize("share", [1.3, 1.6, 2.2])
 def test_a_compiled_step_takes_no_more_than_its_plan_counts(share):
     model, inputs, problem = deep()
-    found = make_plan(
-        problem.with_budget(int(share * minimum_budget(problem).budget_bytes)), PlanOptions(time_limit_s=15)
-    )
-    assert found.schedule is not None
+    found = tight(problem, share)
     runs = sum(c.in_place for s in found.schedule.stages for c in s.computes)
     planned = check(problem, found.schedule, found.budget_bytes).peak_bytes
     never = replace(
@@ -160,6 +159,6 @@ def test_reading_what_was_written_over_is_refused():
     broken = replace(by_hand, stages=(Stage(computes, None, keep), *by_hand.stages[1:]))
     assert not check(problem, broken, 1 << 50).ok
     reads = {i for b in problem.backward for i in b.implementations[0].needs}
-    if over.in_place.overwrites in reads:
-        with pytest.raises(InputError, match="before it is computed"):
-            emit(group(trace(model, inputs), fused=True), broken)
+    assert over.in_place.overwrites in reads
+    with pytest.raises(InputError, match="before it is computed"):
+        emit(group(trace(model, inputs), fused=True), broken)

@@ -176,7 +176,6 @@ def test_schedules_of_a_band_are_points_of_it(seed: int) -> None:
 def test_a_result_is_kept_whole_or_not_at_all() -> None:
     """Kept by half, what backward 2 reads would leave room for its encoded result, and then for backward 3."""
     one = (Implementation(1.0, 0),)
-
     forwards = (
         ForwardOperator(0, "f", (), 4 * UNIT, (), 0, 0, one, one),
         ForwardOperator(1, "encoded", (0,), UNIT, (0,), 4 * UNIT, 0, one, one, encodes=0),
@@ -201,12 +200,11 @@ def test_the_least_budget_is_the_least_that_has_a_plan(seed: int) -> None:
     problem = random_problem(seed, operators=6, in_place=0.5, encodings=0.3, unit_bytes=UNIT)
     starts = slot_starts(problem, seed)
     allowed = all_recomputations(problem, starts)
-    solution = solved(Banded(problem, None, starts, allowed, offload=False))
+    minimized = Banded(problem, None, starts, allowed, offload=False)
+    solution = solved(minimized)
     assert solution.values is not None and solution.objective is not None
     least = round(solution.objective * UNIT)
-    schedule = complete(
-        problem, least, Banded(problem, None, starts, allowed, offload=False).decisions(solution.values)
-    )
+    schedule = complete(problem, least, minimized.decisions(solution.values))
     assert check(problem, schedule, least).violations == ()
     assert planned(Banded(problem, least, starts, allowed, offload=False), least) is not None
     assert solved(Banded(problem, least - UNIT // 4, starts, allowed, offload=False)).values is None
