@@ -31,6 +31,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     p.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     p.add_argument("--small", action="store_true", help="small models, to try the benchmark itself")
     p.add_argument("--report", action="store_true", help="measure nothing")
+    p.add_argument("--join", type=Path, nargs="+", default=[], help="folders of runs beside this one, on other GPUs")
     return p
 
 
@@ -54,6 +55,8 @@ class Session:
         kept = {} if arguments.fresh else self._found()
         self.rows: list[Row] = [r for r in kept.get("rows", []) if not (arguments.refused and "refused" in r)]
         self.runs: list[dict[str, Any]] = kept.get("runs", [])
+        for folder in arguments.join:
+            self._join(json.loads((folder / "rows.json").read_text()))
 
     def _found(self) -> dict[str, Any]:
         if self.path.exists():
@@ -66,6 +69,14 @@ class Session:
             return {}
         print(f"goes on from {len(kept['rows'])} recorded rows")
         return kept
+
+    def _join(self, other: dict[str, Any]) -> None:
+        """Take in another run's rows, in the place of those that measure the same; its runs are numbered on."""
+        last = max((run["run"] for run in self.runs), default=0)
+        measured = {identity(row) for row in other["rows"]}
+        self.rows[:] = [row for row in self.rows if identity(row) not in measured]
+        self.rows += [{**row, "run": last + row["run"]} for row in other["rows"]]
+        self.runs += [{**run, "run": last + run["run"]} for run in other["runs"]]
 
     def note(self) -> None:
         """Keep what is there."""

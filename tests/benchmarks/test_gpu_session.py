@@ -69,3 +69,13 @@ def test_a_full_run_skips_what_was_recorded():
     kept = json.loads((Path(record.__file__).parent / "results" / "memory_gpu.json").read_text())
     done = {identity(row) for row in kept["rows"]}
     assert len([row for row in wanted([1, 2, 3, 4, 5], list(CASES)) if identity(row) in done]) >= 11
+
+
+def test_runs_on_other_gpus_are_joined(results):
+    measured_again, new = ROWS[0] | {"step_us": 2.0}, ROWS[0] | {"case": "unet"}
+    for name, row in {"a": measured_again, "b": new}.items():
+        (results / name).mkdir()
+        (results / name / "rows.json").write_text(json.dumps({"runs": [{"run": 1}], "rows": [row | {"run": 1}]}))
+    found = begun(results, "--join", str(results / "a"), str(results / "b"))
+    assert [(r["case"], r["step_us"], r["run"]) for r in found.rows] == [("resnet50", 2.0, 2), ("unet", 1.0, 3)]
+    assert [run["run"] for run in found.runs] == [1, 2, 3]
