@@ -15,7 +15,7 @@ OVERHEAD = 1.10
 NOISE = 0.01
 NOTES = {
     "step": "forward and backward pass, gradients dropped before it, no optimizer; peaks are the CUDA allocator's",
-    "spread": "quartiles of 15 steps, measured while no other row runs",
+    "spread": "quartiles of 15 steps queued one after another, measured while no other row runs",
     "gradient norm": "of the first step; models with dropout draw other masks under Inductor and under a plan",
     "figure 1": "asked: at each budget a shorter step than the fastest of PyTorch's rows that stay within it",
     "figure 2": "asked: every measured peak within its budget, and no rise of the step time beyond noise (1 %); errors "

@@ -23,6 +23,7 @@ from benchmarks.gpu.talk import Link, run_trials_alone
 from loadmaster.errors import BudgetError, LimitReachedError
 from loadmaster.executor import measure
 from loadmaster.executor.memory.capture import capture
+from loadmaster.executor.memory.measure import queued_us
 from loadmaster.models.memory.minimum import minimum_budget
 
 WARM_UP = 2
@@ -159,10 +160,9 @@ class Runner:
         return float(torch.stack(norms).sum().sqrt())
 
     def measured(self, step: Callable[[], Any]) -> list[float]:
-        """Wall time of some steps in a row, us; their highest bytes go to the facts."""
+        """Times of some steps in a row, us; their highest bytes go to the facts."""
         if self.device != "cuda":
             return self.measured_on_cpu(step)
-        times = []
         step()
         for p in self.model.parameters():
             p.grad = None
@@ -170,14 +170,7 @@ class Runner:
         torch.cuda.empty_cache()
         self.facts["resident_bytes"] = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        for n in range(WARM_UP + STEPS):
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            step()
-            stop.record()
-            stop.synchronize()
-            if n >= WARM_UP:
-                times.append(start.elapsed_time(stop) * 1e3)
+        times = queued_us(step, WARM_UP + STEPS)[WARM_UP:]
         self.facts["peak_bytes"] = torch.cuda.max_memory_allocated()
         self.facts["reserved_bytes"] = torch.cuda.max_memory_reserved()
         return times

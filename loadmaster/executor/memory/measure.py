@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch._C._autograd import DeviceType
@@ -25,7 +26,7 @@ class Measurement:
     Attributes:
         peak_bytes: highest allocated bytes during the step, resident ones included.
         resident_bytes: allocated before it.
-        step_us: median wall time of the timed steps.
+        step_us: median time of the timed steps, one after another.
         requested_bytes: highest bytes asked for; blocks that the CUDA allocator hands out can be larger.
         reserved_bytes: highest bytes that the CUDA allocator took from the device: fragmentation is the rest.
         ran_out: the device ran out of memory before a step was over; bytes are what the step takes at least.
@@ -92,15 +93,7 @@ def _on_cuda(run: Callable[[], object], device: torch.device, repeats: int) -> M
     base = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     run()
-    times = []
-    for _ in range(repeats):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        run()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) * 1e3)
-    torch.cuda.synchronize(device)
+    times = queued_us(run, repeats)
     peak = torch.cuda.max_memory_allocated(device)
     return Measurement(
         peak,
@@ -109,3 +102,18 @@ def _on_cuda(run: Callable[[], object], device: torch.device, repeats: int) -> M
         requested_bytes=torch.cuda.memory_stats(device).get("requested_bytes.all.peak", peak),
         reserved_bytes=torch.cuda.max_memory_reserved(device),
     )
+
+
+def queued_us(run: Callable[[], object], repeats: int) -> list[float]:
+    """Times of steps one after another on the current CUDA device, us.
+
+    They are queued as in training, where the processor is ahead of the GPU: waiting for each step would count the
+    launches that lead up to the next one's first kernels.
+    """
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]  # type: ignore[no-untyped-call]
+    marks[0].record()
+    for mark in marks[1:]:
+        run()
+        mark.record()
+    marks[-1].synchronize()
+    return [start.elapsed_time(stop) * 1e3 for start, stop in pairwise(marks)]
