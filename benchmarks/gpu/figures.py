@@ -136,7 +136,7 @@ def sweep(rows: Sequence[Row]) -> list[dict[str, Any]]:
         points = [r for r in _sweep(rows) if r["case"] == case and "step_us" in r]
         if not points:
             continue
-        rises = [_rise(points, n) for n in range(1, len(points))]
+        rises = [_rise(rows, points, n) for n in range(1, len(points))]
         kept = all(r["peak_bytes"] <= r["budget_bytes"] for r in points) and max([0.0, *rises]) == 0
         table.append(
             {
@@ -158,11 +158,18 @@ def sweep(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return table
 
 
-def _rise(points: Sequence[Row], n: int) -> float:
+def _rise(rows: Sequence[Row], points: Sequence[Row], n: int) -> float:
     """By how much point n is slower than the fastest with a smaller budget, beyond the spread of both."""
-    fastest = min(points[:n], key=lambda r: r["step_us"])
-    spread = sum(r["quartiles_us"][1] - r["quartiles_us"][0] for r in (fastest, points[n])) / 2
-    return (points[n]["step_us"] - spread) / fastest["step_us"] - 1 - NOISE
+    fastest = min(points[:n], key=lambda r: _slowdown(rows, r, r["step_us"]))
+    spread = sum(_slowdown(rows, r, r["quartiles_us"][1] - r["quartiles_us"][0]) for r in (fastest, points[n])) / 2
+    now = _slowdown(rows, points[n], points[n]["step_us"])
+    return (now - spread) / _slowdown(rows, fastest, fastest["step_us"]) - 1 - NOISE
+
+
+def _slowdown(rows: Sequence[Row], row: Row, time_us: float) -> float:
+    """A time of this row, in plain steps of its own run: GPUs and hosts differ by a few percent."""
+    plain = _plain(rows, row)
+    return time_us if plain is None else time_us / float(plain["step_us"])
 
 
 def memory_at_overhead(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -170,15 +177,15 @@ def memory_at_overhead(rows: Sequence[Row]) -> list[dict[str, Any]]:
     table = []
     for case, published in PUBLISHED_SHARES.items():
         points = sorted(
-            (r["peak_bytes"], r["step_us"], r.get("run")) for r in _measured(rows, method="loadmaster", case=case)
+            (r["peak_bytes"], _slowdown(rows, r, r["step_us"]))
+            for r in _measured(rows, method="loadmaster", case=case)
             if "implementations" not in r
-        )  # fmt: skip
+        )
         unconstrained = next(iter(reversed(_measured(rows, method="compile", knob=1.0, case=case))), None)
         eager = next(iter(reversed(_measured(rows, method="eager", case=case))), None)
         if not points or unconstrained is None or eager is None:
             continue
-        limit_us = OVERHEAD * unconstrained["step_us"]
-        found = _crossing([(peak, time_us) for peak, time_us, _ in points], limit_us)
+        found = _crossing(points, OVERHEAD)
         table.append(
             {
                 "case": case,
@@ -194,16 +201,16 @@ def memory_at_overhead(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return table
 
 
-def _crossing(points: Sequence[tuple[int, float]], limit_us: float) -> int | None:
+def _crossing(points: Sequence[tuple[int, float]], limit: float) -> int | None:
     """Least bytes within the time, on straight lines between points by ascending bytes; None if no point is."""
     before: tuple[int, float] | None = None
-    for peak, time_us in points:
-        if time_us <= limit_us:
+    for peak, time in points:
+        if time <= limit:
             if before is None:
                 return peak
-            share = (before[1] - limit_us) / (before[1] - time_us)
+            share = (before[1] - limit) / (before[1] - time)
             return int(before[0] + share * (peak - before[0]))
-        before = (peak, time_us)
+        before = (peak, time)
     return None
 
 
@@ -267,12 +274,12 @@ def _measured(rows: Iterable[Row], **wanted: Any) -> list[Row]:
 
 
 def _peers(rows: Sequence[Row], row: Row) -> list[Row]:
-    """PyTorch's rows of the case: those of the same run where there are any."""
+    """PyTorch's rows of the case: those of the same run where there are any, else of the nearest."""
     theirs = [r for r in _measured(rows, case=row["case"]) if r["method"] != "loadmaster"]
-    newest: dict[str, Row] = {}
-    for r in sorted(theirs, key=lambda r: (r.get("run") == row.get("run"), r.get("run", 0))):
-        newest[named(r)] = r
-    return list(newest.values())
+    nearest: dict[str, Row] = {}
+    for r in sorted(theirs, key=lambda r: -abs(r.get("run", 0) - row.get("run", 0))):
+        nearest[named(r)] = r
+    return list(nearest.values())
 
 
 def _plain(rows: Sequence[Row], row: Row) -> Row | None:

@@ -71,10 +71,11 @@ class Session:
         return kept
 
     def _join(self, other: dict[str, Any]) -> None:
-        """Take in another run's rows, in the place of those that measure the same; its runs are numbered on."""
+        """Take in another run's rows, its runs numbered on. What it planned takes the place of earlier plans for the
+        same; earlier rows of PyTorch's stay, for the plans that were measured beside them."""
         last = max((run["run"] for run in self.runs), default=0)
-        measured = {identity(row) for row in other["rows"]}
-        self.rows[:] = [row for row in self.rows if identity(row) not in measured]
+        replaced = {identity(row) for row in other["rows"] if row["method"] in ("capture", "loadmaster")}
+        self.rows[:] = [row for row in self.rows if identity(row) not in replaced]
         self.rows += [{**row, "run": last + row["run"]} for row in other["rows"]]
         self.runs += [{**run, "run": last + run["run"]} for run in other["runs"]]
 

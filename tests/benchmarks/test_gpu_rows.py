@@ -75,6 +75,14 @@ def test_memory_at_ten_percent_overhead_lies_between_points():
     assert figures.memory_at_overhead(rows)[0]["won"] is False
 
 
+def test_overhead_is_over_the_plain_step_of_the_same_run():
+    slow = {"run": 2}
+    point = measured("loadmaster", 150.0, 5.0, budget="share 0.25") | slow
+    rows = [measured("compile", 140.0, 10.0, knob=1.0) | slow, measured("eager", 150.0, 20.0), point]
+    rows.append(measured("compile", 100.0, 10.0, knob=1.0) | {"run": 3})
+    assert figures.memory_at_overhead(rows)[0]["share_of_eager"] == 0.25
+
+
 def test_a_step_that_gets_slower_with_more_memory_loses_the_sweep(monkeypatch):
     def point(n: int, step_us: float):
         row = measured("loadmaster", step_us, 4 + n, budget=f"sweep {n}/20", budget_bytes=(5 + n) * GIB)

@@ -72,10 +72,16 @@ def test_a_full_run_skips_what_was_recorded():
 
 
 def test_runs_on_other_gpus_are_joined(results):
-    measured_again, new = ROWS[0] | {"step_us": 2.0}, ROWS[0] | {"case": "unet"}
-    for name, row in {"a": measured_again, "b": new}.items():
+    planned = {"case": "unet", "method": "loadmaster", "budget": "share 0.36"}
+    parts = {"a": [{**ROWS[0], "step_us": 2.0}, {**planned, "step_us": 3.0}], "b": [{**planned, "step_us": 4.0}]}
+    for name, rows in parts.items():
         (results / name).mkdir()
-        (results / name / "rows.json").write_text(json.dumps({"runs": [{"run": 1}], "rows": [row | {"run": 1}]}))
-    found = begun(results, "--join", str(results / "a"), str(results / "b"))
-    assert [(r["case"], r["step_us"], r["run"]) for r in found.rows] == [("resnet50", 2.0, 2), ("unet", 1.0, 3)]
-    assert [run["run"] for run in found.runs] == [1, 2, 3]
+        found = {"runs": [{"run": 1}], "rows": [{**row, "run": 1} for row in rows]}
+        (results / name / "rows.json").write_text(json.dumps(found))
+    joined = begun(results, "--join", str(results / "a"), str(results / "b"))
+    assert [(r["case"], r["step_us"], r.get("run")) for r in joined.rows] == [
+        ("resnet50", 1.0, None),  # the plans of the recorded run were measured beside it
+        ("resnet50", 2.0, 2),
+        ("unet", 4.0, 3),
+    ]
+    assert [run["run"] for run in joined.runs] == [1, 2, 3]
