@@ -21,7 +21,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.costs.materialize import index_limit, materialize
 from loadmaster.executor.costs.model import CostModel
 from loadmaster.executor.costs.roofline import CONVOLUTIONS, Roofline
-from loadmaster.executor.costs.traffic import is_free, tensors, value_of
+from loadmaster.executor.costs.traffic import atomic_bytes, is_atomic, is_free, tensors, value_of
 from loadmaster.executor.costs.workspace import workspace_formula_bytes
 from loadmaster.executor.memory.measure import cpu_peak_bytes
 from loadmaster.models.hardware import hardware, hardware_reported_as
@@ -50,12 +50,16 @@ class Profiler:
     Args:
         device: where to run the operators.
         limit_s: total time for measuring; estimates from then on.
+        compiled: the operators will be compiled: additions by index take the time of the bytes that they move.
         channels_last: measure convolutions in this memory format, whatever the strides of their fake tensors:
             compilers choose it for the whole graph after tracing.
     """
 
-    def __init__(self, device: torch.device, limit_s: float, *, channels_last: bool = False) -> None:
+    def __init__(
+        self, device: torch.device, limit_s: float, *, compiled: bool = False, channels_last: bool = False
+    ) -> None:
         self.device = device
+        self.compiled = compiled
         self.channels_last = channels_last
         self.limit_s = limit_s
         self.spent_s = 0.0
@@ -68,12 +72,14 @@ class Profiler:
         """Median time of the operator on its own, us."""
         if is_free(node):
             return 0.0
+        if self.compiled and is_atomic(node):
+            return self.move_us(atomic_bytes(node), kernels=2)
         measured = self._measure(node)
         return self._estimated_us(node) if measured is None else measured.time_us
 
     def workspace_bytes(self, node: fx.Node) -> int:
         """The allocator's peak beside inputs and results."""
-        if is_free(node):
+        if is_free(node) or (self.compiled and is_atomic(node)):
             return 0
         measured = self._measure(node)
         return workspace_formula_bytes(node) if measured is None else measured.workspace_bytes
@@ -163,12 +169,15 @@ class Profiler:
         return self._copy_gbps
 
 
-def profiled(device: torch.device, limit_s: float = 120.0, *, channels_last: bool = False) -> CostModel:
+def profiled(
+    device: torch.device, limit_s: float = 120.0, *, compiled: bool = False, channels_last: bool = False
+) -> CostModel:
     """Costs measured on the device.
 
     Args:
         device: a CPU or CUDA device that is there.
         limit_s: total time for measuring, seconds; estimates from then on.
+        compiled: for a step that Inductor compiles, not for one that runs operator by operator.
         channels_last: measure convolutions in this memory format.
 
     Raises:
@@ -182,7 +191,7 @@ def profiled(device: torch.device, limit_s: float = 120.0, *, channels_last: boo
             "cannot be measured here",
             "Use a CPU or a CUDA device that is there, or estimate with roofline(name).",
         )
-    return Profiler(device, limit_s, channels_last=channels_last)
+    return Profiler(device, limit_s, compiled=compiled, channels_last=channels_last)
 
 
 def _channels_last(value: Any) -> Any:

@@ -194,9 +194,11 @@ def capture_step(
     fused = backend == "inductor"
     operators = group(trace(model, inputs, loss, expect), offer, fused=fused)
     device = device_of(model, inputs)
-    if costs is None:
+    if costs is None and hardware is not None:
+        costs = roofline(hardware)
+    elif costs is None:
         channels_last = fused and runs_channels_last(operators.joint.module)
-        costs = profiled(device, channels_last=channels_last) if hardware is None else roofline(hardware)
+        costs = profiled(device, compiled=fused, channels_last=channels_last)
     resident_bytes = own_bytes(model, inputs) + state_bytes
     if device.type == "cuda":
         for node in filter(is_compute, operators.joint.nodes):

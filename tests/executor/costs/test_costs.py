@@ -6,11 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._inductor.utils import run_and_get_code
 
 from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
 from loadmaster.executor.costs.profiled import Profiler
-from loadmaster.executor.costs.traffic import flops, is_free, node_bytes
+from loadmaster.executor.costs.traffic import flops, is_atomic, is_free, node_bytes
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.models.hardware import catalogue, hardware
 from tests.executor.tape import Tape
@@ -54,6 +55,40 @@ def test_embedding_reads_rows_not_the_table():
     tape = Tape()
     node = tape.call(aten.embedding.default, tape.input(10_000, 8), tape.input(3, dtype=torch.int64))
     assert node_bytes(node) == 3 * 8 * 4 * 2 + 3 * 8
+
+
+@pytest.mark.parametrize(
+    ("dtype", "index", "accumulate", "expected"),
+    [
+        (torch.float32, torch.int64, True, True),
+        (torch.float32, torch.int64, False, False),
+        (torch.float32, torch.bool, True, False),
+        (torch.int64, torch.int64, True, False),
+    ],
+)
+def test_additions_by_index_that_a_compiler_generates_take_their_bytes(dtype, index, accumulate, expected):
+    tape = Tape()
+    at = tape.input(8, dtype=index)
+    values = tape.input(*([] if index == torch.bool else [8]), dtype=dtype)
+    node = tape.call(aten.index_put.default, tape.input(8, dtype=dtype), [at], values, accumulate)
+    assert is_atomic(node) is expected
+    cpu = torch.device("cpu")
+    compiled, eager = (profiled(cpu, limit_s=0.0, compiled=c) for c in (True, False))
+    if expected:  # the first argument, 8 indices and 8 values are read; the result is written, read, written
+        assert compiled.node_us(node) == compiled.move_us((8 + 2 * 8 + 8 + 3 * 8) * 4, kernels=2)
+        assert compiled.workspace_bytes(node) == 0
+    assert eager.node_us(node) == roofline("cpu").node_us(node)
+
+
+@pytest.mark.parametrize(("dtype", "generated"), [(torch.float32, True), (torch.int64, False)])
+def test_inductor_generates_the_additions_that_count_as_generated(dtype, generated):
+    def scatter(target, at, values):
+        return target.index_put([at], values, accumulate=True)
+
+    example = torch.zeros(64, dtype=dtype), torch.randint(64, (512,)), torch.ones(512, dtype=dtype)
+    result, (code,) = run_and_get_code(torch.compile(scatter, dynamic=False), *example)
+    assert ("aten.index_put" not in code) is generated
+    assert torch.equal(result, scatter(*example))
 
 
 def test_fused_kernels_take_their_bytes_and_their_launches():
