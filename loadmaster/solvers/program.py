@@ -154,6 +154,12 @@ class Program:
                 worst = max(worst, float(excess.max()))
         return worst
 
+    def fixed(self, columns: IntArray, values: FloatArray) -> Program:
+        """This program with some columns at fixed values; both [n]."""
+        lower, upper = self.lower.copy(), self.upper.copy()
+        lower[columns] = upper[columns] = values
+        return dataclasses.replace(self, lower=lower, upper=upper)
+
     def with_row(
         self, name: str, coefficients: FloatArray, *, lower: float = -INFINITY, upper: float = INFINITY
     ) -> Program:

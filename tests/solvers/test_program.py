@@ -8,7 +8,7 @@ import io
 import numpy as np
 import pulp
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.solvers.mps import write_mps
@@ -111,6 +111,7 @@ def test_a_program_is_read_only() -> None:
         knapsack().cost[0] = 0.0
 
 
+@settings(deadline=None)
 @given(small_programs(), st.data())
 def test_activity_and_violation(program: Program, data: st.DataObject) -> None:
     point = np.array(
@@ -129,6 +130,14 @@ def test_large_rows_do_not_cost_small_rows_their_digits() -> None:
     builder.rows("bytes", (), [(0, x[0], 1e17)])
     builder.rows("count", (), [(0, x[1], 1.0)])
     assert builder.build().activity(np.array([3.0, 1.0]))[1] == 1.0
+
+
+def test_fixed_leaves_one_value_to_a_column() -> None:
+    program = knapsack()
+    fixed = program.fixed(np.array([1]), np.array([1.0]))
+    assert fixed.lower[1] == fixed.upper[1] == 1.0
+    assert np.array_equal(fixed.lower[[0, 2]], program.lower[[0, 2]])
+    assert program.upper[1] > program.lower[1]
 
 
 def test_with_row_appends_one_row() -> None:

@@ -95,6 +95,14 @@ class BandedPoints(Grouped):
         columns_ = np.array(sorted(point), dtype=np.int64)
         return columns_, np.array([point[int(c)] for c in columns_])
 
+    def brought_outside(self, first: int, last: int) -> IntArray:
+        """Columns that say what slots other than first to last (not included) recompute and fetch."""
+        outside = np.ones(len(self.groups), dtype=bool)
+        outside[first:last] = False
+        cells = np.concatenate([self.recompute[outside].ravel(), self.fetch[outside].ravel()])
+        columns: IntArray = cells[cells >= 0]
+        return columns
+
     def _read_later(self, schedule: Schedule, h: int) -> set[int]:
         """What a schedule reads in a slot after its first stage, or has in the next one."""
         a, b = self.groups[h]

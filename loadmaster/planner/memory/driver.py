@@ -3,8 +3,8 @@
 ``auto`` first asks the boundary relaxation for a bound (a second), then a portfolio of banded restrictions for plans,
 each started from the best so far, in turn with relaxations of more boundaries, and on small graphs the exact
 formulation. Under a tight budget a restriction may show no plan for long: its bytes are minimized then, until the
-budget holds them, and it goes on from that plan. The other methods are baselines; their bound is that of the relaxation
-too, so gaps compare.
+budget holds them. Where a large restriction is not solved to its end, windows of it go on. The other methods are
+baselines; their bound is that of the relaxation too, so gaps compare.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from loadmaster.models.memory.reach import MIB
 from loadmaster.models.memory.relaxation import Relaxation
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.memory.search import Search, Slots
+from loadmaster.planner.memory.squeeze import squeeze
+from loadmaster.planner.memory.windows import improve
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.solvers.solution import Progress, SolveOptions, SolverStatus, relative_gap
 
@@ -103,11 +105,13 @@ def _auto(search: Search) -> None:
         before = search.objective, search.bound
         slots = portfolio[rounds % len(portfolio)]
         share_s, seed = RESTRICT_SHARE * limit_s, rounds // len(portfolio)
-        restrict = functools.partial(search.restrict, slots, share_s, seed=seed, offload=rounds > 0)
-        if restrict() and search.may_squeeze and not search.done():
-            search.squeeze(slots, share_s)
-            if search.best is not None and not search.done():
-                restrict()
+        status = search.restrict(slots, share_s, seed=seed, offload=rounds > 0)
+        if status is not SolverStatus.INFEASIBLE and search.may_squeeze and not search.done():
+            squeeze(search, portfolio, share_s)
+        if status is not SolverStatus.OPTIMAL and not search.is_small:
+            while search.best is not None and not search.done():
+                if not improve(search, slots, share_s, seed=seed, offload=rounds > 0):
+                    break
         proof = next(proofs, None)
         if proof is not None and not search.done():
             proof()

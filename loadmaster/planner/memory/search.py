@@ -1,16 +1,16 @@
 """The state of one search for a memory plan: the best checked schedule, the best proved bound, the clock.
 
-Three moves: *relax* raises the bound (:mod:`loadmaster.models.memory.relaxation`), *restrict* finds plans
-(:mod:`loadmaster.models.memory.banded`), *squeeze* finds a first one where memory leaves little room. Every plan is
-completed and checked before it counts.
+Two moves: *relax* raises the bound (:mod:`loadmaster.models.memory.relaxation`), *restrict* finds plans
+(:mod:`loadmaster.models.memory.banded`). Two more stand on them: :mod:`~loadmaster.planner.memory.windows` solves parts
+of a restriction around the best plan, :mod:`~loadmaster.planner.memory.squeeze` finds a first plan where memory leaves
+little room. Every plan is completed and checked before it counts.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ from loadmaster.models.memory.checker import Check, check
 from loadmaster.models.memory.completion import complete
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.models.memory.reach import MIB, groups_by_mass, groups_of
+from loadmaster.models.memory.reach import groups_by_mass, groups_of
 from loadmaster.models.memory.relaxation import Relaxation
 from loadmaster.planner.effort import Effort
 from loadmaster.solvers.process import solve
@@ -39,7 +39,7 @@ RESTRICTION_GAP = 2e-3
 # A restriction that has found no plan after this share of its time is left to another way to look for one.
 PATIENCE_SHARE = 0.6
 # Small graphs have round sizes and budgets, where a byte decides: up to this many stage-by-operator cells a restriction
-# may fill the budget to the byte, and is solved again if solver tolerances took it further.
+# may fill the budget to the byte, and is solved again if solver tolerances took it further. They need no windows.
 TO_THE_BYTE_CELLS = 1_500
 # A restriction under way is ended early only by a plan this good: a caller who asks for less proof still gets what the
 # solve at hand can find.
@@ -62,13 +62,18 @@ class Slots:
 
 @dataclass
 class Search:
-    """One search. ``best`` and ``verdict`` belong together; ``bound`` is None until something is proved."""
+    """One search. ``best`` and ``verdict`` belong together; ``bound`` is None until something is proved.
+
+    Attributes:
+        nearest: while there is no plan, a schedule that takes more than the budget, and what its check says of it.
+    """
 
     problem: MemoryProblem
     budget_bytes: int
     effort: Effort
     best: Schedule | None = None
     verdict: Check | None = None
+    nearest: tuple[Schedule, Check] | None = None
     method: str = ""
     bound: float | None = None
     infeasible: bool = False
@@ -131,90 +136,107 @@ class Search:
             )
         self.infeasible = True
 
-    def restrict(self, slots: Slots, limit_s: float, *, seed: int = 0, offload: bool = True) -> bool:
+    def restrict(self, slots: Slots, limit_s: float, *, seed: int = 0, offload: bool = True) -> SolverStatus:
         """Look for a better plan among those of one restriction, starting from the best so far.
 
         Returns:
-            Whether it was left without a plan, and without a proof that there is none in it.
+            What the solver said: with ``OPTIMAL`` there is nothing left in this restriction.
         """
-        starts = set(groups_by_mass(self.problem, slots.count))
-        if self.best is not None:
-            # The plan in hand must be one of the points: slots begin wherever it recomputes.
-            starts |= {t for t, stage in enumerate(self.best.stages) if t > 0 and (stage.computes or stage.fetches)}
-        make = functools.partial(self._restriction, slots, sorted(starts), self.budget_bytes, offload)
-        phase = f"plans, {len(starts)} slots"
-        small = self.problem.stage_count * len(self.problem.forward) <= TO_THE_BYTE_CELLS
-        status, found = self._solve_restriction(self.built(lambda: make(to_the_byte=small)), phase, limit_s, seed)
-        if small and found is not None and not found.ok and self.effort.left_s >= LEAST_SECONDS:
-            self._solve_restriction(self.built(lambda: make(to_the_byte=False)), phase, limit_s, seed)
-        self.say(phase, "done")
-        return found is None and status is not SolverStatus.INFEASIBLE
-
-    def _solve_restriction(
-        self, restriction: Banded, phase: str, limit_s: float, seed: int
-    ) -> tuple[SolverStatus, Check | None]:
-        """Solve one and take its plan if it is better; with the verdict on that plan, None if there is none."""
-        latest: list[float | None] = [None]
-
-        def live(progress: Progress) -> None:
-            latest[0] = progress.objective
-            self.say(phase, f"{progress.nodes} nodes", _lesser(progress.objective, self.objective))
-
+        make = functools.partial(self.restriction, slots, self.budget_bytes, offload=offload)
+        restriction = make(to_the_byte=self.is_small)
+        phase = f"plans, {len(restriction.groups)} slots"
         deadline = time.monotonic() + PATIENCE_SHARE * limit_s
 
+        def is_lost(latest: float | None) -> bool:
+            return self.may_squeeze and latest is None and time.monotonic() > deadline
+
+        solved = functools.partial(self.solve_restriction, phase=phase, limit_s=limit_s, seed=seed, is_lost=is_lost)
+        status, found = solved(restriction, restriction.program)
+        if self.is_small and found is not None and not found.ok and self.effort.left_s >= LEAST_SECONDS:
+            restriction = make(to_the_byte=False)
+            solved(restriction, restriction.program)
+        self.say(phase, "done")
+        return status
+
+    def solve_restriction(
+        self,
+        restriction: Banded,
+        program: Program,
+        phase: str,
+        limit_s: float,
+        seed: int,
+        is_lost: Callable[[float | None], bool] = lambda latest: False,
+    ) -> tuple[SolverStatus, Check | None]:
+        """Solve one, or a part of it, and take its plan if it is better.
+
+        Args:
+            program: the restriction's, with more columns fixed maybe.
+            is_lost: whether to give up, from the objective reached.
+
+        Returns:
+            With the verdict on the plan, None if there is none.
+        """
+        latest: float | None = None
+
+        def live(progress: Progress) -> None:
+            nonlocal latest
+            latest = progress.objective
+            self.say(phase, f"{progress.nodes} nodes", _lesser(progress.objective, self.objective))
+
         def enough() -> bool:
-            is_lost = self.may_squeeze and latest[0] is None and time.monotonic() > deadline
-            return is_lost or self._good(latest[0])
+            return is_lost(latest) or self._good(latest)
 
         options = SolveOptions(seed=self.effort.options.seed + seed)
         if self.best is not None:
             columns, values = restriction.start(self.best)
             options = replace(options, start_columns=columns, start_values=values)
-        solution = self.solved(restriction.program, limit_s, RESTRICTION_GAP, live, enough, options)
-        return solution.status, None if solution.values is None else self._complete(restriction, solution.values)
+        solution = self.solved(program, limit_s, RESTRICTION_GAP, live, enough, options)
+        return solution.status, None if solution.values is None else self.take(restriction, solution.values)
+
+    @property
+    def held(self) -> Schedule | None:
+        """The best plan; before there is one, the schedule that comes nearest to the budget."""
+        return self.best or (self.nearest and self.nearest[0])
+
+    @property
+    def is_small(self) -> bool:
+        """Whether restrictions are small enough to be solved whole, and a byte may decide."""
+        return self.problem.stage_count * len(self.problem.forward) <= TO_THE_BYTE_CELLS
 
     @property
     def may_squeeze(self) -> bool:
         """Whether a squeeze may help: no plan yet, and nothing travels to the host, whose room it knows nothing of."""
         return self.best is None and not self.problem.may_offload
 
-    def squeeze(self, slots: Slots, limit_s: float) -> None:
-        """Look for any plan at all: minimize the bytes of one restriction until the budget holds them."""
-        starts = groups_by_mass(self.problem, slots.count)
-        phase = f"any plan, {len(starts)} slots"
-        restriction = self.built(lambda: self._restriction(slots, starts, None, False, to_the_byte=True))
-        reached: list[float] = [math.inf]
-
-        def live(progress: Progress) -> None:
-            reached[0] = math.inf if progress.objective is None else progress.objective * MIB
-            self.say(phase, f"{progress.nodes} nodes, {reached[0] / MIB:,.0f} MiB")
-
-        def enough() -> bool:
-            return reached[0] <= self.budget_bytes
-
-        solution = self.solved(restriction.program, limit_s, RESTRICTION_GAP, live, enough)
-        if solution.values is not None:
-            self._complete(restriction, solution.values)
-        self.say(phase, "done")
-
-    def _complete(self, restriction: Banded, values: FloatArray) -> Check:
+    def take(self, restriction: Banded, values: FloatArray) -> Check:
         """Take the plan of a restriction's point if it is better; the verdict on it."""
         decisions = restriction.decisions(values)
         return self.adopt(self.built(lambda: complete(self.problem, self.budget_bytes, decisions)), "banded")
 
-    def _restriction(
-        self, slots: Slots, starts: Sequence[int], budget_bytes: int | None, offload: bool, *, to_the_byte: bool
+    def restriction(
+        self, slots: Slots, budget_bytes: int | None, *, offload: bool = True, to_the_byte: bool = False
     ) -> Banded:
-        groups = groups_of(starts, self.problem.stage_count)
-        if slots.width is None:
-            allowed = everything(self.problem, groups)
-        else:
-            allowed = band(self.problem, groups, slots.width, slots.reach)
-        if self.best is not None:
-            slot = slots_of_stages(groups)
-            pairs = [(slot[t], c.forward) for t, stage in enumerate(self.best.stages) if t > 0 for c in stage.computes]
-            allowed = with_pairs(allowed, pairs)
-        return Banded(self.problem, budget_bytes, starts, allowed, offload=offload, to_the_byte=to_the_byte)
+        """One member of the portfolio, with what is held among its points.
+
+        Args:
+            budget_bytes: None to minimize it.
+        """
+        starts = set(groups_by_mass(self.problem, slots.count))
+        stages = [] if self.held is None else list(enumerate(self.held.stages))[1:]
+        starts |= {t for t, stage in stages if stage.computes or stage.fetches}
+        groups = groups_of(sorted(starts), self.problem.stage_count)
+        slot = slots_of_stages(groups)
+        pairs = [(slot[t], c.forward) for t, stage in stages for c in stage.computes]
+
+        def make() -> Banded:
+            if slots.width is None:
+                allowed = everything(self.problem, groups)
+            else:
+                allowed = band(self.problem, groups, slots.width, slots.reach)
+            wider = with_pairs(allowed, pairs)
+            return Banded(self.problem, budget_bytes, sorted(starts), wider, offload=offload, to_the_byte=to_the_byte)
+
+        return self.built(make)
 
     def adopt(self, schedule: Schedule, method: str) -> Check:
         """Check a schedule and take it if it holds the budget and is better; the verdict."""

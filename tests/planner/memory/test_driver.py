@@ -17,8 +17,7 @@ from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.presets import chain, example
 from loadmaster.models.memory.problem import HostLink, MemoryProblem
-from loadmaster.planner import PlanOptions, PlanProgress
-from loadmaster.planner.effort import Effort
+from loadmaster.planner import PlanProgress
 from loadmaster.planner.memory import search
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import SolveOptions, SolverStatus
@@ -102,22 +101,6 @@ def test_a_published_graph_within_the_gap() -> None:
     assert plan.gap is not None and plan.gap <= 0.02
     assert plan.solver["name"] == "highs"
     assert plan.solver["cpu_seconds"] > 0
-
-
-def test_any_plan_is_found_by_its_bytes() -> None:
-    problem, phases = mobilenet(), []
-    options = PlanOptions(time_limit_s=60)
-    squeezed = search.Search(problem, 5 * GIB, Effort(options, lambda p: phases.append(p.phase)))
-    squeezed.squeeze(search.Slots(30, 4, 6), 60.0)
-    assert squeezed.best is not None
-    assert check(problem, squeezed.best, 5 * GIB).ok
-    assert any(phase.startswith("any plan") for phase in phases)
-
-
-def test_less_than_any_plan_takes_is_not_found() -> None:
-    squeezed = search.Search(eight(), 2 * MIB, Effort(PlanOptions(time_limit_s=10)))
-    squeezed.squeeze(search.Slots(30, 4, 6), 10.0)
-    assert squeezed.best is None and not squeezed.infeasible
 
 
 def test_never_worse_than_the_plain_step_that_fits() -> None:

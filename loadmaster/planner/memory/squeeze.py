@@ -1,0 +1,85 @@
+"""A first plan where memory leaves little room: bytes are minimized until the budget holds them.
+
+A restriction is solved whole for a moment, whatever the time a step takes; the next one goes on from that schedule in
+the window of slots around the stage that takes most, for the rest is in nobody's way; and so on. Offload is left out.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from loadmaster.models.memory.checker import check
+from loadmaster.models.memory.completion import complete
+from loadmaster.models.memory.reach import MIB
+from loadmaster.planner.memory.search import RESTRICTION_GAP, Search, Slots
+from loadmaster.planner.memory.windows import WINDOW_SHARE, windowed
+from loadmaster.solvers.solution import Progress, SolveOptions
+
+# On each side of the stage that takes most, so many of all slots.
+HALF_WINDOW = 1 / 6
+# A solve that has saved less than this share of the bytes was fruitless.
+WORTH_ANOTHER = 1e-3
+
+
+def squeeze(search: Search, portfolio: Sequence[Slots], limit_s: float) -> None:
+    """Look for any plan at all, in one restriction after another, until none of them brings the bytes down.
+
+    Args:
+        limit_s: of a restriction; solves take a share of it each.
+    """
+    fruitless = 0
+    for slots in itertools.cycle(portfolio):
+        if search.best is not None or search.done() or fruitless == len(portfolio):
+            break
+        before = _bytes_of(search)
+        _solve(search, slots, WINDOW_SHARE * limit_s)
+        fruitless = fruitless + 1 if _bytes_of(search) > (1 - WORTH_ANOTHER) * before else 0
+    search.say("any plan", "done")
+
+
+def _bytes_of(search: Search) -> float:
+    return math.inf if search.nearest is None else search.nearest[1].peak_bytes
+
+
+def _solve(search: Search, slots: Slots, limit_s: float) -> None:
+    restriction = search.restriction(slots, None, offload=False, to_the_byte=True)
+    starts = [first for first, _ in restriction.groups]
+    program, options = restriction.program, SolveOptions(seed=search.effort.options.seed)
+    phase = f"any plan, {len(starts)} slots"
+    if search.nearest is not None:
+        schedule, verdict = search.nearest
+        columns, values = restriction.start(schedule)
+        options = replace(options, start_columns=columns, start_values=values)
+        stage = max(verdict.events, key=lambda e: e.resident_bytes).stage
+        if stage > 0:  # what the forward pass keeps less of may be recomputed anywhere
+            half, middle = math.ceil(HALF_WINDOW * len(starts)), bisect.bisect_right(starts, stage) - 1
+            first, last = max(0, middle - half), min(len(starts), middle + half + 1)
+            program = windowed(restriction, schedule, first, last)
+            phase = f"any plan, {last - first} of {len(starts)} slots"
+    reached_bytes = math.inf
+
+    def live(progress: Progress) -> None:
+        nonlocal reached_bytes
+        reached_bytes = math.inf if progress.objective is None else progress.objective * MIB
+        search.say(phase, f"{progress.nodes} nodes, {reached_bytes / MIB:,.0f} MiB")
+
+    def enough() -> bool:
+        return reached_bytes <= search.budget_bytes
+
+    solution = search.solved(program, limit_s, RESTRICTION_GAP, live, enough, options)
+    if solution.values is None or solution.objective is None:
+        return
+    least_bytes = math.ceil(solution.objective * MIB)
+    if least_bytes <= search.budget_bytes:
+        search.take(restriction, solution.values)
+    allowed_bytes = max(least_bytes, search.budget_bytes)
+    decisions = restriction.decisions(solution.values)
+    schedule = search.built(lambda: complete(search.problem, allowed_bytes, decisions))
+    verdict = check(search.problem, schedule, sys.maxsize)
+    if verdict.ok and verdict.peak_bytes < _bytes_of(search):
+        search.nearest = schedule, verdict

@@ -1,0 +1,77 @@
+"""Moves where a restriction is too much for its time: a first plan by its bytes, better plans by windows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from loadmaster.models.memory.checker import check
+from loadmaster.models.memory.documents import read_problem
+from loadmaster.models.memory.presets import chain, example
+from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.planner import PlanOptions, PlanProgress
+from loadmaster.planner.effort import Effort
+from loadmaster.planner.memory.search import Search, Slots
+from loadmaster.planner.memory.squeeze import squeeze
+from loadmaster.planner.memory.windows import improve, windowed
+from loadmaster.solvers.process import solve
+from loadmaster.solvers.solution import SolveOptions
+
+MIB, GIB = 1 << 20, 1 << 30
+SLOTS = Slots(30, 4, 6)
+
+
+@pytest.fixture(scope="module")
+def mobilenet() -> MemoryProblem:
+    return read_problem(example("mobilenet_v2-b272-recompute"))
+
+
+@pytest.fixture
+def squeezed(mobilenet: MemoryProblem) -> tuple[Search, list[PlanProgress]]:
+    """A search that has squeezed its way to a first plan, and what it said."""
+    said: list[PlanProgress] = []
+    search = Search(mobilenet, 5 * GIB, Effort(PlanOptions(time_limit_s=90), said.append))
+    squeeze(search, [SLOTS, Slots(45, 5, 6)], 60.0)
+    return search, said
+
+
+def test_any_plan_is_found_by_its_bytes(squeezed):
+    search, said = squeezed
+    assert search.best is not None
+    assert check(search.problem, search.best, 5 * GIB).ok
+    assert any(p.phase.startswith("any plan") for p in said)
+
+
+def test_less_than_any_plan_takes_is_not_found():
+    problem = read_problem(chain(8, MIB))  # the plain step takes ten MiB
+    search = Search(problem, 2 * MIB, Effort(PlanOptions(time_limit_s=10)))
+    squeeze(search, [SLOTS], 10.0)
+    assert search.best is None and not search.infeasible
+    schedule, verdict = search.nearest
+    assert check(problem, schedule, verdict.peak_bytes).ok and verdict.peak_bytes > 2 * MIB
+
+
+def test_windows_make_a_first_plan_better(squeezed):
+    search, _ = squeezed
+    search.effort.options = PlanOptions(time_limit_s=300)
+    before = search.objective
+    assert improve(search, SLOTS, 20.0)
+    assert search.objective < before
+    verdict = check(search.problem, search.best, 5 * GIB)
+    assert verdict.ok and verdict.objective == search.objective
+
+
+def test_a_window_leaves_all_else_as_it_is(squeezed):
+    """With nothing free, what is recomputed is exactly what the plan recomputes; with everything, it is the program."""
+    search, _ = squeezed
+    plan = search.best
+    restriction = search.restriction(SLOTS, 5 * GIB)
+    frozen = windowed(restriction, plan, 0, 0)
+    columns, values = restriction.start(plan)
+    options = SolveOptions(time_limit_s=20.0, start_columns=columns, start_values=values)
+    found = restriction.decisions(solve(frozen, options).values)
+    for stage in range(1, len(plan.stages)):
+        assert found.computes[stage] == {c.forward for c in plan.stages[stage].computes}
+    whole = windowed(restriction, plan, 0, len(restriction.groups))
+    for name in ("lower", "upper"):
+        assert np.array_equal(getattr(whole, name), getattr(restriction.program, name))
