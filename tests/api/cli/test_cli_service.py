@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -91,7 +92,10 @@ def test_an_interrupt_cancels_the_job_and_keeps_the_plan(service: str, problem: 
     command = [sys.executable, "-m", "loadmaster.api.cli", "plan", str(problem), "--budget", "8MB", "--seed", "1"]
     done: list[int] = []
     tells_where = {**os.environ, "PYTHONFAULTHANDLER": "1"}
-    with subprocess.Popen([*command, "--server", service, "-o", str(output)], cwd=ROOT, env=tells_where) as process:
+    asked = [*command, "--server", service, "-o", str(output)]
+    # Tests that run in the background of a shell ignore interrupts, and what they start would too.
+    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(asked, cwd=ROOT, env=tells_where, preexec_fn=heeds) as process:
         waiting = threading.Thread(target=lambda: done.append(process.wait()))
         waiting.start()
         with Client(service) as client:
