@@ -145,33 +145,20 @@ class Search:
         make = functools.partial(self.restriction, slots, self.budget_bytes, offload=offload)
         restriction = make(to_the_byte=self.is_small)
         phase = f"plans, {len(restriction.groups)} slots"
-        deadline = time.monotonic() + PATIENCE_SHARE * limit_s
-
-        def is_lost(latest: float | None) -> bool:
-            return self.may_squeeze and latest is None and time.monotonic() > deadline
-
-        solved = functools.partial(self.solve_restriction, phase=phase, limit_s=limit_s, seed=seed, is_lost=is_lost)
-        status, found = solved(restriction, restriction.program)
+        status, found = self.solve_restriction(restriction, restriction.program, phase, limit_s, seed)
         if self.is_small and found is not None and not found.ok and self.effort.left_s >= LEAST_SECONDS:
             restriction = make(to_the_byte=False)
-            solved(restriction, restriction.program)
+            self.solve_restriction(restriction, restriction.program, phase, limit_s, seed)
         self.say(phase, "done")
         return status
 
     def solve_restriction(
-        self,
-        restriction: Banded,
-        program: Program,
-        phase: str,
-        limit_s: float,
-        seed: int,
-        is_lost: Callable[[float | None], bool] = lambda latest: False,
+        self, restriction: Banded, program: Program, phase: str, limit_s: float, seed: int
     ) -> tuple[SolverStatus, Check | None]:
         """Solve one, or a part of it, and take its plan if it is better.
 
         Args:
             program: the restriction's, with more columns fixed maybe.
-            is_lost: whether to give up, from the objective reached.
 
         Returns:
             With the verdict on the plan, None if there is none.
@@ -183,8 +170,11 @@ class Search:
             latest = progress.objective
             self.say(phase, f"{progress.nodes} nodes", _lesser(progress.objective, self.objective))
 
+        deadline = time.monotonic() + PATIENCE_SHARE * limit_s
+
         def enough() -> bool:
-            return is_lost(latest) or self._good(latest)
+            is_lost = self.may_squeeze and latest is None and time.monotonic() > deadline
+            return is_lost or self._good(latest)
 
         options = SolveOptions(seed=self.effort.options.seed + seed)
         if self.best is not None:

@@ -74,12 +74,12 @@ def _solve(search: Search, slots: Slots, limit_s: float) -> None:
     solution = search.solved(program, limit_s, RESTRICTION_GAP, live, enough, options)
     if solution.values is None or solution.objective is None:
         return
-    least_bytes = math.ceil(solution.objective * MIB)
-    if least_bytes <= search.budget_bytes:
-        search.take(restriction, solution.values)
-    allowed_bytes = max(least_bytes, search.budget_bytes)
+    allowed_bytes = max(search.budget_bytes, math.ceil(solution.objective * MIB))
     decisions = restriction.decisions(solution.values)
     schedule = search.built(lambda: complete(search.problem, allowed_bytes, decisions))
-    verdict = check(search.problem, schedule, sys.maxsize)
-    if verdict.ok and verdict.peak_bytes < _bytes_of(search):
+    with search.effort.on_clock("check"):
+        verdict = check(search.problem, schedule, sys.maxsize)
+    if verdict.peak_bytes <= search.budget_bytes:
+        search.adopt(schedule, "banded")
+    elif verdict.ok and verdict.peak_bytes < _bytes_of(search):
         search.nearest = schedule, verdict

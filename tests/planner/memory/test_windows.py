@@ -9,13 +9,13 @@ from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.presets import chain, example
 from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.planner import PlanOptions, PlanProgress
+from loadmaster.planner import PlanOptions, PlanProgress, plan
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.memory.search import Search, Slots
 from loadmaster.planner.memory.squeeze import squeeze
 from loadmaster.planner.memory.windows import improve, windowed
 from loadmaster.solvers.process import solve
-from loadmaster.solvers.solution import SolveOptions
+from loadmaster.solvers.solution import SolveOptions, SolverStatus
 
 MIB, GIB = 1 << 20, 1 << 30
 SLOTS = Slots(30, 4, 6)
@@ -64,14 +64,25 @@ def test_windows_make_a_first_plan_better(squeezed):
 def test_a_window_leaves_all_else_as_it_is(squeezed):
     """With nothing free, what is recomputed is exactly what the plan recomputes; with everything, it is the program."""
     search, _ = squeezed
-    plan = search.best
+    best = search.best
     restriction = search.restriction(SLOTS, 5 * GIB)
-    frozen = windowed(restriction, plan, 0, 0)
-    columns, values = restriction.start(plan)
+    frozen = windowed(restriction, best, 0, 0)
+    columns, values = restriction.start(best)
     options = SolveOptions(time_limit_s=20.0, start_columns=columns, start_values=values)
     found = restriction.decisions(solve(frozen, options).values)
-    for stage in range(1, len(plan.stages)):
-        assert found.computes[stage] == {c.forward for c in plan.stages[stage].computes}
-    whole = windowed(restriction, plan, 0, len(restriction.groups))
+    for stage in range(1, len(best.stages)):
+        assert found.computes[stage] == {c.forward for c in best.stages[stage].computes}
+    whole = windowed(restriction, best, 0, len(restriction.groups))
     for name in ("lower", "upper"):
         assert np.array_equal(getattr(whole, name), getattr(restriction.program, name))
+
+
+def test_where_restrictions_show_nothing_squeeze_and_windows_plan(mobilenet, monkeypatch):
+    monkeypatch.setattr(Search, "restrict", lambda *_, **__: SolverStatus.FEASIBLE)
+    phases: list[str] = []
+    options = PlanOptions(budget_bytes=5 * GIB, time_limit_s=60, gap=0.1)
+    found = plan(mobilenet, options, on_progress=lambda p: phases.append(p.phase))
+    assert check(mobilenet, found.schedule, 5 * GIB).objective == found.objective
+    assert found.gap <= 0.1
+    assert any(phase.startswith("any plan") for phase in phases)
+    assert any(phase.startswith("plans, 10 of ") for phase in phases)
