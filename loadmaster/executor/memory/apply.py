@@ -17,6 +17,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.memory.backends import COMPILERS, Backend, expect_backend
 from loadmaster.executor.memory.blocks import without_elsewhere
 from loadmaster.executor.memory.capture import device_of
+from loadmaster.executor.memory.channels_last import runs_channels_last
 from loadmaster.executor.memory.emission import emit
 from loadmaster.executor.memory.grouping import group
 from loadmaster.executor.memory.joint import Joint, tensors
@@ -53,12 +54,14 @@ class Planned:
 
     def partition(self, joint: Joint) -> tuple[fx.GraphModule, fx.GraphModule]:
         """The two graphs of the plan that is for this joint graph."""
+        channels_last = self.backend == "inductor" and runs_channels_last(joint.module)
         found = []
         for fused in (True, False):  # a plan made for one backend runs on the other, though not as fast or as small
             operators = group(joint, self.offer, fused=fused)
             for plan in self.plans:
                 if _fingerprint(plan) == operators.fingerprint:
-                    return emit(operators, without_elsewhere(schedule_of(plan), len(operators.forward)))
+                    schedule = without_elsewhere(schedule_of(plan), len(operators.forward))
+                    return emit(operators, schedule, channels_last=channels_last)
             found.append(operators.fingerprint)
         where = " and ".join(sorted({t.device.type for n in joint.primals for t in tensors(n.meta.get("val"))}))
         planned = ", ".join(map(_fingerprint, self.plans))

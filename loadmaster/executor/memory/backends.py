@@ -17,10 +17,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import _BoxedCodeGen
 
 from loadmaster.errors import InputError
-from loadmaster.executor.memory.channels_last import ChannelsLast
+from loadmaster.executor.memory.channels_last import ChannelsLast, runs_channels_last
 from loadmaster.executor.memory.implementations.decompositions import decompositions
 from loadmaster.executor.memory.segments import Runner, Segment, chain, cut, is_staged
 from loadmaster.executor.memory.tracing import Compiler
+from loadmaster.executor.memory.transfers import send
 
 Backend = Literal["inductor", "eager"]
 
@@ -44,8 +45,10 @@ def eager(module: fx.GraphModule, _inputs: Sequence[Any]) -> Runner:
 
 def inductor(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
     """Compile the graph with Inductor, its own reordering for memory off; segment by segment where it is cut."""
+    sends = bool(module.graph.find_nodes(op="call_function", target=send))
+    channels_last = sends and runs_channels_last(module)
     if not is_staged(module):
-        lowered = _lower(module, inputs)
+        lowered = _lower(module, inputs, channels_last=channels_last)
         return _compile(lowered, inputs)
     segments = cut(module)
     compiled: dict[Hashable, Runner] = {}
@@ -55,7 +58,7 @@ def inductor(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
     runners = []
     for segment in segments:
         given = [fakes[name] for name in segment.reads]
-        lowered = _lower(segment.module, given)
+        lowered = _lower(segment.module, given, channels_last=channels_last)
         made = lowered.graph.output_node()
         results = list(cast(Sequence[fx.Node], made.args[0]))
         fakes.update(zip(segment.makes, (n.meta["val"] for n in results), strict=True))
@@ -82,13 +85,15 @@ def _report_strides(module: fx.GraphModule, fakes: Mapping[str, Any]) -> None:
             context.output_strides.append(fake.stride() if isinstance(fake, Tensor) else None)
 
 
-def _lower(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
-    """The graph after Inductor's decompositions and those of our own operators."""
+def _lower(module: fx.GraphModule, inputs: Sequence[Any], *, channels_last: bool) -> fx.GraphModule:
+    """The graph after Inductor's decompositions and those of our own operators; channels last from the start, or from
+    where a result is."""
     # Constants that decompositions create must be fake like the inputs.
     fake_mode = detect_fake_mode(inputs)
     with contextlib.nullcontext() if fake_mode is None else fake_mode:
         table = {**select_decomp_table(), **decompositions()}
-        lowered: fx.GraphModule = make_fx(ChannelsLast(module).run, decomposition_table=table)(*inputs)
+        run = ChannelsLast(module, convolutions=channels_last).run
+        lowered: fx.GraphModule = make_fx(run, decomposition_table=table)(*inputs)
     return lowered
 
 

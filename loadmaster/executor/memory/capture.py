@@ -17,6 +17,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
 from loadmaster.executor.memory.accounting import Accountant
 from loadmaster.executor.memory.backends import eager, expect_backend
+from loadmaster.executor.memory.channels_last import runs_channels_last
 from loadmaster.executor.memory.grouping import group
 from loadmaster.executor.memory.joint import Joint, is_compute, tensor_bytes, tensors
 from loadmaster.executor.memory.link import host_link as link_of
@@ -280,13 +281,6 @@ def _storage_bytes(held: Iterable[torch.Tensor]) -> int:
     """Bytes of the distinct storages of tensors."""
     distinct = {t.untyped_storage()._cdata: t for t in held}
     return sum(tensor_bytes(t) for t in distinct.values())
-
-
-def runs_channels_last(module: fx.GraphModule) -> bool:
-    """Whether Inductor will lay out the graph's convolutions channels last."""
-    from torch._inductor.graph import GraphLowering
-
-    return GraphLowering.decide_layout_opt(module, is_inference=False)
 
 
 def _op(node: fx.Node) -> str:

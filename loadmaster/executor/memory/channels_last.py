@@ -5,6 +5,10 @@ results in that layout and gradients that start out row-major (the gradient of a
 the two meet, PyTorch's rule for the strides of an elementwise result goes by the order of the operands, and a
 row-major gradient can run down a whole chain of residual connections: every convolution would copy it. Here channels
 last wins wherever both meet. A compiler writes the result in this layout in the first place: no copy is left.
+
+What goes to the host must come back as it was, and a forward pass that is cut into segments has the strides of its
+trace wherever one ends: both would make Inductor turn results row-major. A graph that sends is therefore channels last
+from its first convolution on (``convolutions``), and so are the copies (:func:`laid_out`).
 """
 
 from __future__ import annotations
@@ -23,7 +27,15 @@ _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
 
 
 class ChannelsLast(fx.Interpreter):
-    """Runs a graph so that operators which read both layouts return channels-last results."""
+    """Runs a graph so that operators which read both layouts return channels-last results.
+
+    Args:
+        convolutions: whether they read channels last whatever they are given.
+    """
+
+    def __init__(self, module: fx.GraphModule, *, convolutions: bool = False) -> None:
+        super().__init__(module)
+        self.convolutions = convolutions
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
@@ -32,6 +44,8 @@ class ChannelsLast(fx.Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if n.target in _VIEWS:  # valid for the row-major strides of the trace alone
             return aten.reshape(*args)
+        if self.convolutions and n.target is aten.convolution.default:
+            args = (laid_out(args[0]), *args[1:])
         shapes = {t.shape for t in _tensors((args, kwargs)) if is_channels_last(t)}
         if not shapes:
             return super().run_node(n)
@@ -39,6 +53,13 @@ class ChannelsLast(fx.Interpreter):
             args = (laid_out(args[0]), *args[1:])
         result = self.call_function(n.target, args, kwargs)
         return _pytree.tree_map_only(Tensor, lambda t: laid_out(t) if t.shape in shapes else t, result)
+
+
+def runs_channels_last(module: fx.GraphModule) -> bool:
+    """Whether Inductor will lay out the graph's convolutions channels last."""
+    from torch._inductor.graph import GraphLowering
+
+    return GraphLowering.decide_layout_opt(module, is_inference=False)
 
 
 def is_channels_last(tensor: Tensor) -> bool:

@@ -25,15 +25,20 @@ from loadmaster.models.memory.plan import Schedule, Stage
 Saved = fx.Node | int | HostCopy
 
 
-def emit(operators: Operators, schedule: Schedule) -> tuple[fx.GraphModule, fx.GraphModule]:
+def emit(
+    operators: Operators, schedule: Schedule, *, channels_last: bool = False
+) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Forward and backward graph of a schedule, as AOTAutograd expects them from a partition.
+
+    Args:
+        channels_last: what runs the graphs lays out images so: they travel to the host and back as they are.
 
     Raises:
         InputError: the schedule does not fit the operators, or reads a result that it has dropped.
     """
     expect_fit(operators, schedule)
-    backward, saved = _backward_graph(operators, schedule)
-    forward = _forward_graph(operators, schedule, saved)
+    backward, saved = _backward_graph(operators, schedule, channels_last)
+    forward = _forward_graph(operators, schedule, saved, channels_last)
     module = operators.joint.module
     return fx.GraphModule(module, forward), fx.GraphModule(module, backward)
 
@@ -74,7 +79,7 @@ def expect_fit(operators: Operators, schedule: Schedule) -> None:
     expect_journeys(operators, schedule)
 
 
-def _forward_graph(operators: Operators, schedule: Schedule, saved: Sequence[Saved]) -> fx.Graph:
+def _forward_graph(operators: Operators, schedule: Schedule, saved: Sequence[Saved], channels_last: bool) -> fx.Graph:
     joint = operators.joint
     graph = fx.Graph()
 
@@ -86,7 +91,7 @@ def _forward_graph(operators: Operators, schedule: Schedule, saved: Sequence[Sav
     emitter = Emitter(operators, graph, missing)
     for primal in joint.primals:
         emitter.held[primal] = graph.node_copy(primal)
-    departures = Departures(operators, schedule, emitter)
+    departures = Departures(operators, schedule, emitter, channels_last=channels_last)
     for compute in schedule.stages[0].computes:
         departures.before(compute.forward)
         group = operators.forward[compute.forward]
@@ -113,7 +118,7 @@ def _forward_graph(operators: Operators, schedule: Schedule, saved: Sequence[Sav
 class _BackwardEmission:
     """The backward graph, stage by stage. What it reads from the forward pass becomes a placeholder."""
 
-    def __init__(self, operators: Operators, schedule: Schedule) -> None:
+    def __init__(self, operators: Operators, schedule: Schedule, channels_last: bool) -> None:
         self.operators = operators
         self.joint = operators.joint
         self.graph = fx.Graph()
@@ -126,7 +131,7 @@ class _BackwardEmission:
         self.from_forward = set(schedule.stages[0].keep)
         self.available = set(schedule.stages[0].keep)
         self.stage = 0
-        self.arrivals = Arrivals(operators, schedule, self.emitter, self._host)
+        self.arrivals = Arrivals(operators, schedule, self.emitter, self._host, channels_last=channels_last)
 
     def _host(self, copy: HostCopy) -> fx.Node:
         name = f"host_{copy.forward}_{copy.result}"
@@ -201,9 +206,9 @@ class _BackwardEmission:
         self.from_forward -= gone
 
 
-def _backward_graph(operators: Operators, schedule: Schedule) -> tuple[fx.Graph, list[Saved]]:
+def _backward_graph(operators: Operators, schedule: Schedule, channels_last: bool) -> tuple[fx.Graph, list[Saved]]:
     joint = operators.joint
-    emission = _BackwardEmission(operators, schedule)
+    emission = _BackwardEmission(operators, schedule, channels_last)
     stages = schedule.stages
     for t in range(1, len(stages)):
         emission.run(t, stages[t], stages[t - 1].keep)

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from loadmaster.errors import InputError
+from loadmaster.executor.memory.channels_last import laid_out
 from loadmaster.executor.memory.emitter import Emitter, encoded_meta
 from loadmaster.executor.memory.implementations.emitting import call
 from loadmaster.executor.memory.operators import Operators
@@ -57,10 +58,14 @@ def expect_journeys(operators: Operators, schedule: Schedule) -> None:
 
 
 class Departures:
-    """Sending, in the forward graph."""
+    """Sending, in the forward graph.
 
-    def __init__(self, operators: Operators, schedule: Schedule, emitter: Emitter) -> None:
-        self.operators, self.emitter = operators, emitter
+    Args:
+        channels_last: the layout that images travel in; that of the trace otherwise.
+    """
+
+    def __init__(self, operators: Operators, schedule: Schedule, emitter: Emitter, *, channels_last: bool) -> None:
+        self.operators, self.emitter, self.channels_last = operators, emitter, channels_last
         self.hosts: dict[HostCopy, fx.Node] = {}
         self._last = operators.last_readers
         self._gone_before = schedule.departures(len(operators.forward))
@@ -78,7 +83,8 @@ class Departures:
         while self._unsent and self._last[self._unsent[0]] < j:
             i = self._unsent.pop(0)
             self._sources[i] = _values_of(self.emitter, i)
-            for n, (source, fake) in enumerate(zip(self._sources[i], fakes_of(self.operators, i), strict=True)):
+            fakes = fakes_of(self.operators, i, channels_last=self.channels_last)
+            for n, (source, fake) in enumerate(zip(self._sources[i], fakes, strict=True)):
                 self.hosts[HostCopy(i, n)] = call(graph, send, source, list(fake.stride()))
         waits = []
         for i in [i for i, gone in self._gone_before.items() if gone <= j]:
@@ -99,12 +105,20 @@ class Arrivals:
 
     Args:
         host: the new node that holds a saved value.
+        channels_last: as they were sent.
     """
 
     def __init__(
-        self, operators: Operators, schedule: Schedule, emitter: Emitter, host: Callable[[HostCopy], fx.Node]
+        self,
+        operators: Operators,
+        schedule: Schedule,
+        emitter: Emitter,
+        host: Callable[[HostCopy], fx.Node],
+        *,
+        channels_last: bool,
     ) -> None:
         self.operators, self.schedule, self.emitter = operators, schedule, emitter
+        self.channels_last = channels_last
         self._host = host
         self._hosts: dict[HostCopy, fx.Node] = {}
         self._under_way: dict[tuple[int, int], list[fx.Node]] = {}
@@ -130,7 +144,7 @@ class Arrivals:
 
     def _start(self, i: int) -> list[fx.Node]:
         started = []
-        for n, fake in enumerate(fakes_of(self.operators, i)):
+        for n, fake in enumerate(fakes_of(self.operators, i, channels_last=self.channels_last)):
             copy = HostCopy(i, n)
             if copy not in self._hosts:
                 self._hosts[copy] = self._host(copy)
@@ -145,17 +159,16 @@ def _values_of(emitter: Emitter, i: int) -> list[fx.Node]:
     return [emitter.encoded[i]] if group.encoding is not None else [emitter.value(r) for r in group.results]
 
 
-def fakes_of(operators: Operators, i: int) -> list[torch.Tensor]:
-    """Fake tensors like the results of forward operator i."""
+def fakes_of(operators: Operators, i: int, *, channels_last: bool) -> list[torch.Tensor]:
+    """Fake tensors like the results of forward operator i, as they travel."""
     group = operators.forward[i]
-    if group.encoding is not None:
-        return [encoded_meta(operators, i)["val"]]
-    return [root.meta["val"] for root in group.results]
+    metas = [root.meta for root in group.results] if group.encoding is None else [encoded_meta(operators, i)]
+    return [laid_out(meta["val"]) if channels_last else meta["val"] for meta in metas]
 
 
 def host_fake(operators: Operators, copy: HostCopy) -> torch.Tensor:
     """A fake tensor like a copy on the host."""
-    fake = fakes_of(operators, copy.forward)[copy.result]
+    fake = fakes_of(operators, copy.forward, channels_last=False)[copy.result]
     with torch.no_grad():
         host: torch.Tensor = send(fake, list(fake.stride()))
     return host

@@ -67,3 +67,17 @@ def test_convolutions_get_their_gradient_channels_last():
     assert seen == [True]
     torch.testing.assert_close(dx, expected[0])
     torch.testing.assert_close(dw, expected[1])
+
+
+def test_convolutions_can_start_it():
+    x, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    made = fx.Graph()
+    image, kernel = made.placeholder("image"), made.placeholder("kernel")
+    rest = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    node = made.call_function(aten.convolution.default, (image, kernel, *rest))
+    made.output(made.call_function(aten.relu.default, (node,)))
+    module = fx.GraphModule(torch.nn.Module(), made)
+    assert not is_channels_last(ChannelsLast(module).run(x, weight))
+    result = ChannelsLast(module, convolutions=True).run(x, weight)
+    assert is_channels_last(result)
+    torch.testing.assert_close(result, torch.relu(torch.conv2d(x, weight, padding=1)))

@@ -153,6 +153,29 @@ def test_inductor_carries_them_too(captured, name):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
+def test_images_travel_as_they_lie_under_inductor(captured, monkeypatch):
+    """Channels last, in a forward pass cut at its waits too: a copy between layouts takes time and memory."""
+    model, inputs, loss, problem = captured["convnet"]
+    by_hand = travelling(problem, schedule(problem, lambda i: True), lambda i: True, lambda i: 2)
+    assert any(gone < len(problem.forward) for gone in by_hand.gone_before)
+    seen = []
+    flat = transfers._flat
+
+    def watched(tensor, stride):
+        seen.append((tensor.detach(), tuple(stride)))
+        return flat(tensor, stride)
+
+    monkeypatch.setattr(transfers, "_flat", watched)
+    got = gradients(model, inputs, loss, plan(problem, by_hand), backend="inductor")
+    assert all(tensor.stride() == stride for tensor, stride in seen)
+    images = [tensor for tensor, _ in seen if tensor.dim() == 4]
+    assert len(images) > len(by_hand.offload)  # most results are images, each sent and fetched
+    assert all(image.is_contiguous(memory_format=torch.channels_last) for image in images)
+    for a, b in zip(got, gradients(model, inputs, loss, None), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
 def test_bytes_stand_on_the_device_from_the_issue_to_the_last_read_only(captured):
     """The graphs say it: a source is an argument of its wait, a fetch starts at the stage that issues it."""
     model, inputs, loss, problem = captured["mlp"]
