@@ -77,7 +77,7 @@ def expect_one_tensor(joint: Joint) -> None:
     Raises:
         InputError: naming the shapes found.
     """
-    results = joint.forward_outputs[len(joint.mutated) :]
+    results = joint.outcome
     found = [tuple(t.shape) for n in results if isinstance(n, fx.Node) for t in tensors(n.meta.get("val"))]
     if len(results) != 1 or len(joint.tangents) != 1 or joint.producer(joint.roots[results[0]]).op != "call_function":
         remedy = "Plan a module that computes and returns a single tensor."

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.emitter import Emitter, encoded_meta, placeholder
+from loadmaster.executor.memory.implementations.emitting import call
 from loadmaster.executor.memory.joint import Joint
 from loadmaster.executor.memory.offload import REMEDY, Arrivals, Departures, HostCopy, expect_journeys, host_fake
 from loadmaster.executor.memory.operators import ForwardGroup, Operators
@@ -109,9 +111,11 @@ def _forward_graph(operators: Operators, schedule: Schedule, saved: Sequence[Sav
             return departures.hosts[value]
         return emitter.encoded[value] if isinstance(value, int) else emitter.value(value)
 
-    outputs = [emitter.value(n) if isinstance(n, fx.Node) else n for n in joint.forward_outputs]
+    outputs = [emitter.value(n) if isinstance(n, fx.Node) else n for n in joint.returned]
     outputs += map(held, saved)
-    _finish(joint, graph, outputs, slice(0, len(joint.forward_outputs)), len(saved))
+    for primal, new in zip(joint.written, joint.forward_outputs, strict=False):
+        call(graph, torch.ops.aten.copy_.default, emitter.value(primal), emitter.value(new))
+    _finish(joint, graph, outputs, slice(len(joint.written), len(joint.forward_outputs)), len(saved))
     return graph
 
 

@@ -98,25 +98,51 @@ class Joint:
 
     Attributes:
         module: the graph module; every node carries its fake result in ``meta["val"]``.
-        forward_outputs: what the forward graph returns (updated buffers first, then the loss).
+        forward_outputs: what the forward pass makes for its caller: new values of buffers first, then the loss.
         backward_outputs: gradients of the inputs, None where an input has none.
         mutated: primals with another value once the forward pass is over (running statistics).
+        written: those of them that the forward graph writes itself, in the order of the first forward outputs.
     """
 
     module: fx.GraphModule
     forward_outputs: tuple[Any, ...]
     backward_outputs: tuple[Any, ...]
     mutated: frozenset[fx.Node] = frozenset()
+    written: tuple[fx.Node, ...] = ()
 
     @classmethod
     def split(cls, module: fx.GraphModule, forward_output_count: int) -> Joint:
-        """The joint graph of AOTAutograd, whose first outputs belong to the forward pass."""
-        outputs = tuple(cast(Sequence[Any], module.graph.output_node().args[0]))
-        descriptions = module.graph.output_node().meta.get("desc", ())
+        """The joint graph of AOTAutograd, whose first outputs belong to the forward pass.
+
+        It ends with copies into the buffers that the forward pass updates. Here what they copy is returned instead,
+        before all else; the forward graph that is emitted ends with them again.
+        """
+        copies = module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        written, values = tuple(n.args[0] for n in copies), tuple(n.args[1] for n in copies)
+        for node in copies:
+            module.graph.erase_node(node)
+        end = module.graph.output_node()
+        outputs = tuple(cast(Sequence[Any], end.args[0]))
+        descriptions = end.meta.get("desc", ())
         updated = [d.mutated_input for d in descriptions if hasattr(d, "mutated_input")]
         primals = module.graph.find_nodes(op="placeholder")
         mutated = frozenset(n for n in primals if "desc" in n.meta and n.meta["desc"] in updated)
-        return cls(module, outputs[:forward_output_count], outputs[forward_output_count:], mutated)
+        end.args = ([*values, *outputs],)
+        if descriptions:
+            end.meta["desc"] = [*(None for _ in values), *descriptions]
+        forward, backward = outputs[:forward_output_count], outputs[forward_output_count:]
+        return cls(module, (*values, *forward), backward, mutated | frozenset(written), written)
+
+    @property
+    def returned(self) -> tuple[Any, ...]:
+        """What the forward graph returns to its caller; what it writes itself is not returned."""
+        return self.forward_outputs[len(self.written) :]
+
+    @cached_property
+    def outcome(self) -> tuple[Any, ...]:
+        """What the user gets: no new values of buffers, nor inputs handed back as they are (``self.calls += 1``)."""
+        values = self.forward_outputs[len(self.mutated) :]
+        return tuple(n for n in values if not isinstance(n, fx.Node) or n not in self._primal_set)
 
     @cached_property
     def nodes(self) -> tuple[fx.Node, ...]:

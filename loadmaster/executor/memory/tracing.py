@@ -67,7 +67,13 @@ def compiled(partition: Partition, compiler: Compiler) -> Callable[..., torch.Te
         expect_gradients(joint)
         return partition(joint)
 
-    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, inference_compiler=compiler, partition_fn=split)
+    backend = aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        inference_compiler=compiler,
+        partition_fn=split,
+        keep_inference_input_mutations=True,  # in training, too: running statistics are updated inside the graph
+    )
 
     return torch.compile(_own_call(), backend=backend, fullgraph=True, dynamic=False)
 
@@ -111,7 +117,7 @@ def expect_scalar_loss(joint: Joint) -> None:
     Raises:
         InputError: naming the shape found.
     """
-    loss = joint.forward_outputs[-1]
+    loss = (joint.outcome or joint.returned)[-1]
     shapes = [tuple(t.shape) for t in tensors(loss.meta.get("val"))] if isinstance(loss, fx.Node) else []
     if len(joint.tangents) != 1 or len(shapes) != 1 or any(d != 1 for d in shapes[0]):
         found = [tuple(t.shape) for n in joint.tangents for t in tensors(n.meta.get("val"))]

@@ -73,15 +73,18 @@ class Replay:
         """The same under a schedule, node by node; or as lowered for a compiler, but not compiled."""
         forward, backward = emit(self.operators, schedule)
         with torch.no_grad():
-            returned = list(self._run(forward, [a.clone() for a in self._given], lowered=lowered))
-            count = len(self.joint.forward_outputs)
+            given = [a.clone() for a in self._given]
+            returned = list(self._run(forward, list(given), lowered=lowered))
+            count = len(self.joint.returned)
             gradients = self._run(backward, [*returned[count:], *self._tangents], lowered=lowered)
-        return returned[:count] + list(gradients)
+        written = [given[self.joint.primals.index(primal)] for primal in self.joint.written]
+        return [*written, *returned[:count], *gradients]
 
     def _run(self, module: fx.GraphModule, arguments: list[Any], *, lowered: bool) -> Any:
         if lowered:
-            run = backends._lower(module, arguments)
-            torch.manual_seed(SEED)  # lowering runs the graph, and draws
+            # Lowering runs the graph: it draws, and updates buffers.
+            run = backends._lower(module, [a.clone() for a in arguments], channels_last=False)
+            torch.manual_seed(SEED)
             return run(*arguments)
         torch.manual_seed(SEED)
         return backends.eager(module, arguments)(arguments)

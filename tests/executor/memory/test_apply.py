@@ -15,6 +15,9 @@ from torch.nn import functional as F
 
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture
+from loadmaster.executor.memory.capture import trace
+from loadmaster.executor.memory.emission import emit
+from loadmaster.executor.memory.grouping import group
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.plan import Compute, Stage
 from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transformer_case
@@ -202,6 +205,52 @@ def test_awkward_models(keep):
     for p, p0 in zip(model.parameters(), twin.parameters(), strict=True):
         assert (p.grad is None) == (p0.grad is None)
         assert p.grad is None or torch.equal(p.grad, p0.grad)
+
+
+class Writing(nn.Module):
+    """Writes to a buffer, to its input, and to a parameter before it is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("average", torch.zeros(8))
+
+    def forward(self, x):
+        x.add_(1)
+        with torch.no_grad():
+            self.first.weight.mul_(0.9)
+        y = self.first(x).tanh()
+        with torch.no_grad():
+            self.average.lerp_(y.mean(0), 0.1)
+        return (self.second(y) - self.average).pow(2).mean()
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_what_the_model_writes_is_written_once(keep):
+    torch.manual_seed(0)
+    model = Writing().double()
+    x = torch.randn(4, 8, dtype=torch.float64)
+    problem = capture(model, (x.clone(),), hardware="cpu", backend="eager")
+    twin, x0 = copy.deepcopy(model), x.clone()
+    step = apply(plan(problem, schedule(problem, lambda i: keep)), model, backend="eager")
+    for _ in range(2):
+        assert torch.equal(step(x), twin(x0))
+    step(x).backward()
+    twin(x0).backward()
+    assert torch.equal(x, x0) and torch.equal(model.average, twin.average)
+    for p, p0 in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, p0) and torch.equal(p.grad, p0.grad)
+
+
+def test_the_forward_graph_writes_running_statistics_itself(captured):
+    """A compiler fuses the copies; returned values would be copied one by one after every step."""
+    model, inputs, loss, problem = captured["convnet"]
+    forward, _ = emit(group(trace(model, inputs, loss)), schedule(problem, lambda i: True))
+    copies = forward.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    assert len(copies) == len({n.args[0] for n in copies}) == len(list(model.buffers()))
+    assert all(n.args[0].op == "placeholder" for n in copies)
+    returned = forward.graph.output_node().args[0]
+    assert returned[0].meta["val"].shape == ()  # the loss comes first
 
 
 def test_a_plan_for_another_model_or_batch_is_refused(captured):
