@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 MARK = "@@ "
+# Cores that only a row that is alone runs on, where there are twice as many others.
+OWN_CORES = 4
 
 
 class Link:
@@ -22,6 +25,19 @@ class Link:
         self._hears, self._says = hears, says
         self.waited_s = 0.0
         self._depth = 0
+        self._cores: set[int] = set()
+        self._shared: set[int] = set()
+
+    def leave_cores(self) -> None:
+        """Run on some of the cores from now on, on all of them only when this row is alone.
+
+        Planners of other rows go on while a row measures. On the same cores they would hold up its launches, and a step
+        whose kernels are short takes as long as they do.
+        """
+        self._cores = os.sched_getaffinity(0)
+        if len(self._cores) >= 3 * OWN_CORES:
+            self._shared = set(sorted(self._cores)[OWN_CORES:])
+            _run_on(self._shared)
 
     def say(self, word: str, **facts: Any) -> None:
         """Tell the scheduler."""
@@ -36,12 +52,16 @@ class Link:
             start = time.perf_counter()
             self._hears.readline()
             self.waited_s += time.perf_counter() - start
+            if self._shared:
+                _run_on(self._cores)
         self._depth += 1
         try:
             yield
         finally:
             self._depth -= 1
             if not self._depth:
+                if self._shared:
+                    _run_on(self._shared)
                 self.say("done")
 
     @contextlib.contextmanager
@@ -52,6 +72,13 @@ class Link:
             yield
         finally:
             self.say("back")
+
+
+def _run_on(cores: set[int]) -> None:
+    """All threads of this process, and what it starts from now on."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended since
+            os.sched_setaffinity(int(thread), cores)
 
 
 def run_trials_alone(link: Link) -> None:

@@ -199,6 +199,7 @@ def main() -> None:
     order = json.loads(sys.argv[1])
     facts: dict[str, Any] = {}
     try:
+        link.leave_cores()
         run_trials_alone(link)
         runner = Runner(order, link)
         facts = runner.facts
