@@ -10,7 +10,7 @@ from torch._inductor.utils import run_and_get_code
 
 from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
-from loadmaster.executor.costs.profiled import Profiler
+from loadmaster.executor.costs.profiled import Profiler, without_bias
 from loadmaster.executor.costs.traffic import flops, is_atomic, is_free, node_bytes
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.models.hardware import catalogue, hardware
@@ -194,3 +194,26 @@ def test_devices_that_are_not_there_are_refused():
         profiled(torch.device("meta"))
     with pytest.raises(InputError, match=r"hardware: .*a100-80gb"):
         roofline("a99")
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_compiler_takes_the_bias_from_a_convolution(transposed):
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3), torch.randn(4)
+    rest = ([1, 1], [1, 1], [1, 1], transposed, [0, 0], 1)
+    args, read_bytes = without_bias(aten.convolution.default, (x, weight, bias, *rest))
+    result = aten.convolution(*args)
+    assert read_bytes == 0
+    torch.testing.assert_close(result + bias[:, None, None], aten.convolution(x, weight, bias, *rest))
+    for mask in ([True, True, True], [False, True, True], [True, True, False], [False, False, True]):
+        given = (result, x, weight, [4], *rest, mask)
+        args, read_bytes = without_bias(aten.convolution_backward.default, given)
+        assert read_bytes == (result.numel() * 4 if mask[2] else 0)
+        got, expected = aten.convolution_backward(*args), aten.convolution_backward(*given)
+        for wanted, a, b in zip(mask[:2], got, expected, strict=False):
+            assert not wanted or torch.equal(a, b)
+
+
+def test_other_operators_are_measured_as_they_are():
+    args = (torch.randn(2, 3), torch.randn(3, 4))
+    assert without_bias(aten.mm.default, args) == (args, 0)
