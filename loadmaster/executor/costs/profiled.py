@@ -21,7 +21,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.costs.materialize import index_limit, materialize
 from loadmaster.executor.costs.model import CostModel
 from loadmaster.executor.costs.roofline import CONVOLUTIONS, Roofline
-from loadmaster.executor.costs.traffic import atomic_bytes, is_atomic, is_free, tensor_bytes, tensors, value_of
+from loadmaster.executor.costs.traffic import generated, is_free, tensor_bytes, tensors, value_of
 from loadmaster.executor.costs.workspace import workspace_formula_bytes
 from loadmaster.executor.memory.measure import cpu_peak_bytes
 from loadmaster.models.hardware import hardware, hardware_reported_as
@@ -50,8 +50,9 @@ class Profiler:
     Args:
         device: where to run the operators.
         limit_s: total time for measuring; estimates from then on.
-        compiled: the operators will be compiled: additions by index take the time of the bytes that they move, and on
-            a GPU so do the biases of convolutions (:func:`without_bias`).
+        compiled: the operators will be compiled: what Inductor generates kernels for takes the time of the bytes that
+            they move (:func:`~loadmaster.executor.costs.traffic.generated`), on a GPU the biases of convolutions too
+            (:func:`without_bias`).
         channels_last: measure convolutions in this memory format, whatever the strides of their fake tensors:
             compilers choose it for the whole graph after tracing.
     """
@@ -73,14 +74,15 @@ class Profiler:
         """Median time of the operator on its own, us."""
         if is_free(node):
             return 0.0
-        if self.compiled and is_atomic(node):
-            return self.move_us(atomic_bytes(node), kernels=2)
+        made = generated(node) if self.compiled else None
+        if made is not None:
+            return self.move_us(*made)
         measured = self._measure(node)
         return self._estimated_us(node) if measured is None else measured.time_us
 
     def workspace_bytes(self, node: fx.Node) -> int:
         """The allocator's peak beside inputs and results."""
-        if is_free(node) or (self.compiled and is_atomic(node)):
+        if is_free(node) or (self.compiled and generated(node) is not None):
             return 0
         measured = self._measure(node)
         return workspace_formula_bytes(node) if measured is None else measured.workspace_bytes

@@ -30,6 +30,9 @@ SCATTERS = frozenset({aten.index_put.default, aten._unsafe_index_put.default})
 # Formats whose additions Inductor leaves to the device's atomic ones, whatever the GPU.
 ATOMIC = frozenset({torch.float64, torch.float32, torch.float16})
 
+# Elements of the largest window of a pool whose reads Inductor unrolls; larger ones are measured as PyTorch runs them.
+WINDOW_LIMIT = 25
+
 # How much longer than one pass over inputs and results PyTorch's own kernels take, measured on an H200 with the
 # ResNet-50 and GPT-2-medium of examples/ (float32, and bfloat16 autocast).
 SLOWDOWN: dict[object, float] = {
@@ -145,9 +148,22 @@ def is_atomic(node: fx.Node) -> bool:
     return bool(accumulates) and not masked and value_of(node).dtype in ATOMIC
 
 
-def atomic_bytes(node: fx.Node) -> int:
-    """Bytes that those additions move: the result is made first, then read and written again."""
-    return node_bytes(node) + 2 * value_bytes(value_of(node))
+def generated(node: fx.Node) -> tuple[int, int] | None:
+    """Bytes moved and kernels, where Inductor generates kernels for what PyTorch runs far slower; None elsewhere.
+
+    The result of atomic additions is made first, then read and written again. A max-pool is one pass, in which windows
+    that overlap are read from the cache.
+    """
+    if is_atomic(node):
+        return node_bytes(node) + 2 * value_bytes(value_of(node)), 2
+    if node.target is aten.max_pool2d_with_indices.default and math.prod(_window(node.args[1])) <= WINDOW_LIMIT:
+        return node_bytes(node), 1
+    return None
+
+
+def _window(sizes: Any) -> Sequence[int]:
+    """Height and width of a pool's window: one number stands for both."""
+    return [*sizes, *sizes][:2]
 
 
 def slowdown(node: fx.Node) -> float:

@@ -11,7 +11,7 @@ from torch._inductor.utils import run_and_get_code
 from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
 from loadmaster.executor.costs.profiled import Profiler, without_bias
-from loadmaster.executor.costs.traffic import flops, is_atomic, is_free, node_bytes
+from loadmaster.executor.costs.traffic import flops, generated, is_atomic, is_free, node_bytes
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.models.hardware import catalogue, hardware
 from tests.executor.tape import Tape
@@ -80,15 +80,38 @@ def test_additions_by_index_that_a_compiler_generates_take_their_bytes(dtype, in
     assert eager.node_us(node) == roofline("cpu").node_us(node)
 
 
-@pytest.mark.parametrize(("dtype", "generated"), [(torch.float32, True), (torch.int64, False)])
-def test_inductor_generates_the_additions_that_count_as_generated(dtype, generated):
+@pytest.mark.parametrize(("dtype", "in_place"), [(torch.float32, True), (torch.int64, False)])
+def test_inductor_generates_the_additions_that_count_as_generated(dtype, in_place):
     def scatter(target, at, values):
         return target.index_put([at], values, accumulate=True)
 
     example = torch.zeros(64, dtype=dtype), torch.randint(64, (512,)), torch.ones(512, dtype=dtype)
     result, (code,) = run_and_get_code(torch.compile(scatter, dynamic=False), *example)
-    assert ("aten.index_put" not in code) is generated
+    assert ("aten.index_put" not in code) is in_place
     assert torch.equal(result, scatter(*example))
+
+
+@pytest.mark.parametrize(("window", "in_one_pass"), [([3, 3], True), ([5], True), ([7, 7], False)])
+def test_pools_that_a_compiler_generates_take_their_bytes(window, in_one_pass):
+    tape = Tape()
+    node = tape.call(aten.max_pool2d_with_indices.default, tape.input(2, 3, 20, 20), window, [2, 2], [1, 1])
+    cpu = torch.device("cpu")
+    compiled, eager = (profiled(cpu, limit_s=0.0, compiled=c) for c in (True, False))
+    results, indices = node.meta["val"]
+    moved = 2 * 3 * 20 * 20 * 4 + results.numel() * 4 + indices.numel() * 8
+    assert (generated(node) == (moved, 1)) is in_one_pass
+    if in_one_pass:
+        assert compiled.node_us(node) == compiled.move_us(moved)
+        assert compiled.workspace_bytes(node) == 0
+    assert eager.node_us(node) == roofline("cpu").node_us(node)
+
+    def pool(x):
+        return torch.nn.functional.max_pool2d(x, (window * 2)[:2], stride=2, padding=1, return_indices=True)
+
+    x = torch.randn(2, 3, 20, 20)
+    (result, at), (code,) = run_and_get_code(torch.compile(pool, dynamic=False), x)
+    assert not in_one_pass or "aten.max_pool2d_with_indices" not in code
+    assert torch.equal(result, pool(x)[0]) and torch.equal(at, pool(x)[1])
 
 
 def test_fused_kernels_take_their_bytes_and_their_launches():
