@@ -18,6 +18,7 @@ GATHERS = frozenset(
     {
         aten.embedding.default,
         aten.index.Tensor,
+        aten._unsafe_index.Tensor,
         aten.index_select.default,
         aten.gather.default,
         aten.nll_loss_forward.default,

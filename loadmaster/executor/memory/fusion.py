@@ -81,6 +81,8 @@ _ALSO_FUSIBLE = frozenset(
         "scalar_tensor",
         "repeat",
         "gather",
+        "index",
+        "_unsafe_index",
         "embedding",
         "flip",
         "native_batch_norm",

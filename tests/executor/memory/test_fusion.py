@@ -7,6 +7,7 @@ import operator
 import pytest
 import torch
 from torch import fx
+from torch._inductor.utils import run_and_get_code
 
 from loadmaster.executor.memory.fusion import is_elementwise, is_fusible, steps, traffic
 from loadmaster.executor.memory.joint import Joint
@@ -99,3 +100,23 @@ def test_broadcasts_and_looked_up_rows_count_what_is_read():
     spread = tape.call(aten.expand.default, tape.input(1, 64), [64, 64])
     total = tape.call(aten.add.Tensor, x, spread)
     assert moved(tape, [total], [total]).moved_bytes == 4 * (64 * 64 * 2 + 64)
+
+
+def test_upsampling_into_a_concatenation_is_one_kernel():
+    """What a decoder does: the enlarged image is never there on its own, and the small one is read once."""
+    tape = Tape()
+    small, skip = tape.input(N, C, H // 2, H // 2), tape.input(N, C, H, H)
+    rows, columns = tape.input(H, 1, dtype=torch.int64), tape.input(H, dtype=torch.int64)
+    large = tape.call(aten._unsafe_index.Tensor, small, [None, None, rows, columns])
+    both = tape.call(aten.cat.default, [skip, large], 1)
+    found = moved(tape, [large, both], [both])
+    assert found.kernels == 1
+    assert found.moved_bytes == BIG // 4 + BIG + 2 * BIG + 2 * 8 * H  # both inputs, the result, the indices
+
+    def decode(small, skip):
+        return torch.cat([skip, torch.nn.functional.interpolate(small, scale_factor=2.0)], 1)
+
+    example = torch.randn(N, C, H // 2, H // 2), torch.randn(N, C, H, H)
+    result, (code,) = run_and_get_code(torch.compile(decode, dynamic=False), *example)
+    assert code.count("empty_strided_cpu((") == 1  # the concatenation alone is allocated
+    assert torch.equal(result, decode(*example))
