@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from loadmaster.executor.costs.model import CostModel
-from loadmaster.executor.costs.traffic import flops, is_free, node_bytes, precision, slowdown
+from loadmaster.executor.costs.traffic import flops, generated, is_free, node_bytes, precision, slowdown
 from loadmaster.executor.costs.workspace import workspace_formula_bytes
 from loadmaster.models.hardware import DType, Hardware, hardware
 
@@ -33,22 +33,27 @@ class Roofline:
     Attributes:
         hardware: the entry.
         tf32_matmul, tf32_convolution: whether float32 products run in TF32 where the device has it.
+        compiled: whether Inductor runs the operators, which generates faster kernels for some.
     """
 
     hardware: Hardware
     tf32_matmul: bool
     tf32_convolution: bool
+    compiled: bool = False
 
     def node_us(self, node: fx.Node) -> float:
         """Time of one operator on its own, us."""
         if is_free(node):
             return 0.0
+        made = generated(node) if self.compiled else None
+        if made is not None:
+            return self.move_us(*made)
         move_us = self._move_us(node_bytes(node)) * slowdown(node)
         return max(self._compute_us(node), move_us) + self.hardware.launch_us
 
     def workspace_bytes(self, node: fx.Node) -> int:
         """From the registered formulas."""
-        return workspace_formula_bytes(node)
+        return 0 if self.compiled and generated(node) is not None else workspace_formula_bytes(node)
 
     def move_us(self, size_bytes: int, kernels: int = 1) -> float:
         """Bytes over bandwidth, and a launch per kernel, us."""
@@ -69,8 +74,11 @@ class Roofline:
         return size_bytes / (self.hardware.dram_gbps * self.hardware.dram_share * 1e3)
 
 
-def roofline(hardware_name: str) -> CostModel:
+def roofline(hardware_name: str, *, compiled: bool = False) -> CostModel:
     """Estimated costs on a device of the catalogue, under PyTorch's present TF32 settings.
+
+    Args:
+        compiled: for a step that Inductor compiles, not for one that runs operator by operator.
 
     Raises:
         InputError: no such entry.
@@ -79,4 +87,5 @@ def roofline(hardware_name: str) -> CostModel:
         hardware(hardware_name),
         tf32_matmul=torch.get_float32_matmul_precision() != "highest",
         tf32_convolution=torch.backends.cudnn.allow_tf32,
+        compiled=compiled,
     )

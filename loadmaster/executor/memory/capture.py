@@ -196,7 +196,7 @@ def capture_step(
     operators = group(trace(model, inputs, loss, expect), offer, fused=fused)
     device = device_of(model, inputs)
     if costs is None and hardware is not None:
-        costs = roofline(hardware)
+        costs = roofline(hardware, compiled=fused)
     elif costs is None:
         channels_last = fused and runs_channels_last(operators.joint.module)
         costs = profiled(device, compiled=fused, channels_last=channels_last)
