@@ -242,3 +242,31 @@ def test_a_compiler_takes_the_bias_from_a_convolution(transposed):
 def test_other_operators_are_measured_as_they_are():
     args = (torch.randn(2, 3), torch.randn(3, 4))
     assert without_bias(aten.mm.default, args) == (args, 0)
+
+
+@pytest.mark.parametrize("groups", [1, 4, 8])
+def test_both_gradients_of_a_convolution_compute_as_much_as_the_convolution_each(groups):
+    tape = Tape()
+    x, weight = tape.input(2, 8, 9, 9), tape.input(16, 8 // groups, 3, 3)
+    rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], groups)
+    forward = tape.call(aten.convolution.default, x, weight, None, *rest)
+    products = 2 * 9 * 9 * 16 * (8 // groups) * 3 * 3
+    assert flops(forward) == 2 * products
+    for mask in ([True, True, False], [True, False, False], [False, True, True]):
+        backward = tape.call(aten.convolution_backward.default, forward, x, weight, [16], *rest, mask)
+        assert flops(backward) == 2 * products * sum(mask[:2])
+
+
+def test_few_channels_take_longer_for_the_same_work():
+    tape = Tape()
+    rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    times = []
+    for channels, size in ((32, 256), (64, 128), (128, 64), (256, 32)):  # as many operations each
+        x, weight = tape.input(64, channels, size, size), tape.input(channels, channels, 3, 3)
+        forward = tape.call(aten.convolution.default, x, weight, None, *rest)
+        backward = tape.call(aten.convolution_backward.default, forward, x, weight, None, *rest, [True, True, False])
+        model = roofline("h200")
+        times.append(model.node_us(forward))
+        assert model.node_us(backward) > 2 * times[-1] - model.hardware.launch_us
+    assert times[0] > 1.9 * times[1] > 3.5 * times[2]
+    assert times[3] <= times[2]
