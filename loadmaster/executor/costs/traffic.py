@@ -50,7 +50,7 @@ SLOWDOWN: dict[object, float] = {
     aten.clone.default: 2.0,
     aten._log_softmax.default: 1.5,
     aten._softmax.default: 1.5,
-    aten.convolution_backward.default: 1.5,
+    aten.convolution_backward.default: 1.5,  # the gradient is read for either result; all networks of examples/
 }
 
 # The same of both gradients of a depthwise convolution, measured with MobileNet-V2: 1.5 to 3.5.

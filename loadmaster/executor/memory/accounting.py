@@ -45,7 +45,7 @@ class Accountant:
         buffers = {
             self.joint.roots[n]
             for n in self.joint.forward_outputs
-            if isinstance(n, fx.Node) and n is not self.joint.outcome[-1] and self.joint.roots[n] not in operators.owner
+            if isinstance(n, fx.Node) and n is not self.joint.loss and self.joint.roots[n] not in operators.owner
         }
         held = sum(self.joint.bytes_of(r) for r in buffers | set(operators.pinned) if not self.joint.is_resident(r))
         self.resident_bytes = resident_bytes + held

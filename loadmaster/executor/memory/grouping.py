@@ -178,7 +178,7 @@ class _Grouping:
     def _forward(self) -> list[ForwardGroup]:
         joint = self.joint
         members = self._merged()
-        loss = joint.producer(joint.roots[joint.outcome[-1]])
+        loss = joint.producer(joint.roots[joint.loss])
         side = [
             n
             for n in members

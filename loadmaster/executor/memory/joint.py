@@ -144,6 +144,11 @@ class Joint:
         values = self.forward_outputs[len(self.mutated) :]
         return tuple(n for n in values if not isinstance(n, fx.Node) or n not in self._primal_set)
 
+    @property
+    def loss(self) -> Any:
+        """The loss of a step, or the result of a block; an input where nothing else is returned."""
+        return (self.outcome or self.returned)[-1]
+
     @cached_property
     def nodes(self) -> tuple[fx.Node, ...]:
         """All nodes in execution order."""

@@ -117,7 +117,7 @@ def expect_scalar_loss(joint: Joint) -> None:
     Raises:
         InputError: naming the shape found.
     """
-    loss = (joint.outcome or joint.returned)[-1]
+    loss = joint.loss
     shapes = [tuple(t.shape) for t in tensors(loss.meta.get("val"))] if isinstance(loss, fx.Node) else []
     if len(joint.tangents) != 1 or len(shapes) != 1 or any(d != 1 for d in shapes[0]):
         found = [tuple(t.shape) for n in joint.tangents for t in tensors(n.meta.get("val"))]
