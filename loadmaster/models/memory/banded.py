@@ -7,7 +7,7 @@ Sets: as in :mod:`relaxation`; the groups are here called slots h = 0..H-1, slot
 may recompute the results of a *band* (:mod:`bands`), all at the start of its first stage.
 
 Variables (binary unless said):
-    s[h,i]  result i is on the device when slot h starts; one column serves until something can happen to i
+    s[h,i]  result i is on the device when slot h starts; one column until something can happen to i, then continuous
     r[h,i], y[h,i,c], q[h,i]  slot h recomputes i, with implementation c, in place
     d[k,l], y0[i,c], q0[i]    backward implementation; forward implementation, in place
     z[i], z[h,i]  continuous: encoded result i is computed beside a parent that runs in place (section 4.3.4)
@@ -28,8 +28,7 @@ Constraints:
 (4.8b)  what the last stage of a slot reads from storage is stored into the next - `add_presence`
 (4.10)  where running j in place overwrites u: q[h,j] <= r[h,j]; q[h,j] + v[a_h,u] <= 1; q[h,j] + r[h,n] <= 1 for later
         readers n of u; in the forward pass likewise, with s[0,u] and s[0,n] (1 if n encodes nothing) - `add_in_place`
-(4.8c)  e[h,i] <= v[a_h + 1,i]; where v is binary anyway, or the slot is one stage, e is v, or s[h+1,i] -
-        `add_recompute_memory`
+(4.8c)  e[h,i] <= v[a_h + 1,i], s[h+1,i] in a slot of one stage; e is that itself if binary - `add_recompute_memory`
 (4.14)  slot h recomputes j: workspace + r (m_j + |L_j|) + bytes elsewhere <= M - `add_recompute_memory`
 (4.15)  x follows the bytes from result to result; x <= M - `add_levels`
 (4.12)  backward k: workspace + gradients + sum(m_i v[k,i]) <= M - `add_backward_memory`
@@ -127,6 +126,7 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
         self.fetch = self._fetches(events)
         self.add_late_columns()
         self.stored = np.full((slots + 1, self.count), -1, dtype=np.int64)
+        self._parts: set[int] = set()  # continuous columns that say what is present
         for i, when in enumerate(events):
             self._add_storage(i, when)
         self.recompute = self._cells("recompute", self.allowed)
@@ -134,7 +134,6 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
         self._encoded_in_place = np.full((slots, self.count), -1, dtype=np.int64)
         self.recompute_choices: dict[tuple[int, int], tuple[IntArray, tuple[int, ...]]] = {}
         self._spent: list[Row] = [Row() for _ in range(slots)]
-        self._present: set[int] = set()  # columns of v
         self._keep_columns: set[int] = set()  # columns of e
         # For each slot, of what its first stage's backward reads: whether that stage keeps it.
         self._kept: list[dict[int, Row]] = []
@@ -164,11 +163,13 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
             before = h - 1
             if before in events and before != last:
                 column = int(self.builder.columns("stored", 1, upper=1.0, integer=True)[0])
-            elif before == last:
-                column = self._presence("stored") if before in self._read_in[i] else -1
-            elif before > last:
-                column = -1
+            elif before >= last:
+                column = self._in_part("stored") if before == last and before in self._read_in[i] else -1
             self.stored[h, i] = column
+
+    def _in_part(self, name: str) -> int:
+        self._parts.add(column := self._presence(name))
+        return column
 
     def _add_recompute(self, h: int, i: int) -> None:
         f = self.problem.forward[i]
@@ -268,8 +269,7 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
                 touched.add(i)
                 needs = self._needs[k, i]
                 if current[i]:
-                    column = Row({self._presence("present"): 1.0})
-                    self._present |= column.keys()
+                    column = Row({self._in_part("present"): 1.0})
                     self._le("present", Row(needs).plus(column, -1.0), 0.0)
                     self._le("present", Row(current[i]).plus(column, -1.0), 0.0)
                     current[i] = column
@@ -361,7 +361,7 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
 
     def _keeps(self, later: Row) -> Row:
         """Whether the first stage of a slot keeps a result that it reads: whole, or not at all."""
-        if not self._present & later.keys():
+        if not self._parts & later.keys():
             return later  # binary as it stands
         column = int(self.builder.columns("kept", 1, upper=1.0, integer=True)[0])
         self._le("kept", Row({column: 1.0}).plus(later, -1.0), 0.0)

@@ -106,7 +106,7 @@ def _auto(search: Search) -> None:
         slots = portfolio[rounds % len(portfolio)]
         share_s, seed = RESTRICT_SHARE * limit_s, rounds // len(portfolio)
         status = search.restrict(slots, share_s, seed=seed, offload=rounds > 0)
-        if status is not SolverStatus.INFEASIBLE and search.may_squeeze and not search.done():
+        if search.may_squeeze and not search.done():
             squeeze(search, portfolio, share_s)
         if status is not SolverStatus.OPTIMAL and not search.is_small:
             while search.best is not None and not search.done():

@@ -195,6 +195,26 @@ def test_a_result_is_kept_whole_or_not_at_all() -> None:
 
 
 @pytest.mark.usefixtures("every_choice")
+def test_what_is_kept_into_the_next_slot_is_kept_whole() -> None:
+    """The same across slots: half of what backward 2 reads would fit beside the gradients of backward 3."""
+    one = (Implementation(1.0, 0),)
+    forwards = (
+        ForwardOperator(0, "f", (), 4 * UNIT, (), 0, 0, one, one),
+        ForwardOperator(1, "encoded", (0,), UNIT, (0,), 4 * UNIT, 0, one, one, encodes=0),
+        ForwardOperator(2, "loss", (), 0, (), 0, 0, one, one),
+    )
+    backwards = tuple(
+        BackwardOperator(k, "b", size * UNIT, live * UNIT, 0, (BackwardImplementation(1.0, 0, needs),))
+        for k, (needs, size, live) in enumerate((((), 8, 0), ((0,), 0, 0), ((1,), 0, 5)), start=1)
+    )
+    problem = MemoryProblem("halves", forwards, backwards)
+    allowed = np.array([[False, False, False], [True, True, False], [False, False, False]])
+    for budget, fits in ((8, False), (9, True)):
+        restriction = Banded(problem, budget * UNIT, [1, 2, 3], allowed, offload=False)
+        assert (planned(restriction, budget * UNIT) is not None) == fits
+
+
+@pytest.mark.usefixtures("every_choice")
 @pytest.mark.parametrize("seed", range(40, 44))
 def test_the_least_budget_is_the_least_that_has_a_plan(seed: int) -> None:
     problem = random_problem(seed, operators=6, in_place=0.5, encodings=0.3, unit_bytes=UNIT)
