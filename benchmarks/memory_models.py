@@ -4,8 +4,11 @@
     python benchmarks/memory_models.py --out DIR --device cpu --small     a trial
 
 Every model is built from its configuration with random weights. The budget is a share of what the plain eager step of
-the same model takes. A row is a process of its own; rows are in DIR/rows.json after each, and a run goes on from them
-or from those in benchmarks/results (not with --fresh).
+the same model takes. Plain torch.compile is measured beside it: where the launches of many short kernels take longer
+than the kernels do, its step is no shorter than eager's either, and a plan's is not.
+
+A row is a process of its own; rows are in DIR/rows.json after each, and a run goes on from them or from those in
+benchmarks/results (not with --fresh).
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.gpu.budgets import Row  # noqa: E402
+from benchmarks.gpu.budgets import Row, plain  # noqa: E402
 from benchmarks.gpu.figures import gib, milliseconds  # noqa: E402
 from benchmarks.gpu.session import Session, parser  # noqa: E402
 from benchmarks.gpu.zoo import ZOO  # noqa: E402
@@ -29,10 +32,10 @@ NORM_TOLERANCE = {False: 1e-3, True: 2e-2}
 
 
 def wanted(models: Sequence[str]) -> list[Row]:
-    """Three rows for each model."""
+    """Four rows for each model."""
     rows: list[Row] = []
     for name in models:
-        rows += [{"case": name, "method": "capture"}, {"case": name, "method": "eager"}]
+        rows += [{"case": name, "method": "capture"}, {"case": name, "method": "eager"}, plain(name)]
         rows.append({"case": name, "method": "loadmaster", "budget": f"share {SHARE}"})
     return rows
 
@@ -41,9 +44,9 @@ def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """One line for each model that any row is there of."""
     found = []
     for name in dict.fromkeys(row["case"] for row in rows):
-        captured, eager, planned = (
+        captured, eager, compiled, planned = (
             next((r for r in reversed(rows) if (r["case"], r["method"]) == (name, method)), {})
-            for method in ("capture", "eager", "loadmaster")
+            for method in ("capture", "eager", "compile", "loadmaster")
         )
         runs = "step_us" in planned
         norms, same = compared(planned, eager, autocast=ZOO[name].autocast)
@@ -60,6 +63,7 @@ def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "runs": runs,
                 "step_ms": milliseconds(planned.get("step_us")),
                 "eager_step_ms": milliseconds(eager.get("step_us")),
+                "compiled_step_ms": milliseconds(compiled.get("step_us")),
                 "budget_gib": gib(planned.get("budget_bytes")),
                 "peak_gib": gib(planned.get("peak_bytes")),
                 "eager_peak_gib": gib(eager.get("peak_bytes")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -74,9 +75,7 @@ class Remembered:
         if self.held is not None:
             self.held.__exit__(None, None, None)
             self.held = None
-            part = self.path.with_suffix(".part")
-            part.write_text(json.dumps({"nodes": self.nodes, "moves": self.moves}))
-            part.replace(self.path)
+            _share(self.path, {"nodes": self.nodes, "moves": self.moves})
 
     def _of(self, node: fx.Node) -> list[float]:
         key = str(operator_key(node))
@@ -89,6 +88,13 @@ class Remembered:
         if self.held is None and not self.closed:
             self.held = self.alone()
             self.held.__enter__()
+
+
+def _share(path: Path, document: dict[str, Any]) -> None:
+    """Write a file that other rows may be reading or writing."""
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps(document))
+    part.replace(path)
 
 
 @contextlib.contextmanager
@@ -192,7 +198,7 @@ def under_budget(
     try:
         fitted = fitter.fit(planner, budget_bytes, tries)
     finally:
-        corrections.write_text(json.dumps(asdict(fitter.learned)))
+        _share(corrections, asdict(fitter.learned))
     chosen = fitted.tries[fitted.chosen]
     facts |= {
         "gap": fitted.plan.gap,
