@@ -11,11 +11,12 @@ from loadmaster.models.memory.presets import chain, example
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner import PlanOptions, PlanProgress, plan
 from loadmaster.planner.effort import Effort
+from loadmaster.planner.memory import squeeze as squeezing
 from loadmaster.planner.memory.search import Search, Slots
 from loadmaster.planner.memory.squeeze import squeeze
 from loadmaster.planner.memory.windows import improve, windowed
 from loadmaster.solvers.process import solve
-from loadmaster.solvers.solution import SolveOptions, SolverStatus
+from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus, StoppedBy
 
 MIB, GIB = 1 << 20, 1 << 30
 SLOTS = Slots(30, 4, 6)
@@ -51,6 +52,17 @@ def test_less_than_any_plan_takes_is_not_found():
     assert check(problem, schedule, verdict.peak_bytes).ok and verdict.peak_bytes > 2 * MIB
 
 
+def test_where_a_window_saves_nothing_the_next_is_wider(squeezed, monkeypatch):
+    search, _ = squeezed
+    widths: list[int] = []
+    monkeypatch.setattr(squeezing, "windowed", lambda *arguments: widths.append(arguments[3] - arguments[2]))
+    nothing = Solution(SolverStatus.NO_SOLUTION, StoppedBy.TIME, None, None, None, 0.0, 0.0, 0, "none", "0")
+    monkeypatch.setattr(Search, "solved", lambda *_, **__: nothing)
+    search.nearest, search.best, search.verdict = (search.best, search.verdict), None, None
+    squeeze(search, [SLOTS] * 4, 60.0)
+    assert len(widths) == 4 and widths == sorted(set(widths))
+
+
 def test_windows_make_a_first_plan_better(squeezed):
     search, _ = squeezed
     search.effort.options = PlanOptions(time_limit_s=300)
@@ -77,8 +89,10 @@ def test_a_window_leaves_all_else_as_it_is(squeezed):
         assert np.array_equal(getattr(whole, name), getattr(restriction.program, name))
 
 
-def test_where_restrictions_show_nothing_squeeze_and_windows_plan(mobilenet, monkeypatch):
-    monkeypatch.setattr(Search, "restrict", lambda *_, **__: SolverStatus.FEASIBLE)
+@pytest.mark.parametrize("status", [SolverStatus.NO_SOLUTION, SolverStatus.INFEASIBLE])
+def test_where_restrictions_show_nothing_squeeze_and_windows_plan(mobilenet, monkeypatch, status):
+    """Whether a restriction has no plan or only shows none: another one may have."""
+    monkeypatch.setattr(Search, "restrict", lambda *_, **__: status)
     phases: list[str] = []
     options = PlanOptions(budget_bytes=5 * GIB, time_limit_s=60, gap=0.1)
     found = plan(mobilenet, options, on_progress=lambda p: phases.append(p.phase))
