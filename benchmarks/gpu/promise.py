@@ -18,11 +18,12 @@ from torch import fx, nn
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.costs.profiled import operator_key
 from loadmaster.executor.memory import capture as capturing
+from loadmaster.executor.memory.capture import device_of
 from loadmaster.executor.memory.fit import Fitter
 from loadmaster.executor.memory.implementations import registry
+from loadmaster.executor.memory.link import host_link
 from loadmaster.executor.memory.offer import Offer
 from loadmaster.executor.memory.tries import Correction
-from loadmaster.models.hardware import hardware
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import HostLink, MemoryProblem
 from loadmaster.planner import PlanOptions, plan
@@ -169,8 +170,12 @@ def under_budget(
         LimitReachedError: no plan was found in time.
     """
     start = time.perf_counter()
-    host = hardware("h200")
-    link = HostLink(host.to_host_gbps, host.from_host_gbps) if offload else False
+    link: HostLink | bool = False
+    if offload:
+        device = device_of(model, inputs)
+        with alone():
+            link = host_link(device, None if device.type == "cuda" else "h200")
+        facts |= {"to_host_gbps": link.to_host_gbps, "from_host_gbps": link.from_host_gbps}
     with remembering(costs, alone):
         fitter = Fitter(
             model,
