@@ -30,7 +30,7 @@ from loadmaster.executor.memory.reserve import allocator_reserve_bytes, has_left
 from loadmaster.executor.memory.timeline import Timeline, record
 from loadmaster.executor.memory.tracing import Loss, batch_of
 from loadmaster.executor.memory.trial import ran_out, runner, trial, untouched
-from loadmaster.executor.memory.tries import Correction, Try, broken, describe, factors, infeasible
+from loadmaster.executor.memory.tries import Correction, Try, broken, describe, factors, infeasible, launches_bind
 from loadmaster.executor.memory.wrappers import ddp_of
 from loadmaster.models.memory.checker import Check, check, check_plan
 from loadmaster.models.memory.corrected import least_resident_bytes, with_resident
@@ -287,6 +287,8 @@ class Fitter:
         if self.device.type == "cuda":
             timeline = self.profiled(candidate.step)
             measured = [timeline.products_us, timeline.moves_us]
+            if (warning := launches_bind(busy_us, sum(measured))) is not None:
+                logger.warning("%s", warning)
         return factors(busy_us, measured, planned)
 
 

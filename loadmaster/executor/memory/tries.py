@@ -11,6 +11,8 @@ from loadmaster.executor.memory.measure import Measurement
 from loadmaster.models.memory.plan import MemoryPlan
 
 _MIB = 1 << 20
+# Of a step; the gaps between kernels that are launched in time take a few percent.
+_IDLE_DEVICE_SHARE = 0.15
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,22 @@ def factors(busy_us: float, measured_us: Sequence[float], planned_us: Sequence[f
     pairs = zip(measured_us, planned_us, strict=True)
     products, moves = (busy_us * m / total / p if m > 0 and p > 0 and busy_us > 0 else 1.0 for m, p in pairs)
     return products, moves
+
+
+def launches_bind(step_us: float, kernels_us: float) -> str | None:
+    """What to say of a step that takes much longer than its kernels; None of any other.
+
+    Args:
+        step_us: without waits for copies.
+        kernels_us: of all kernels together.
+    """
+    idle_us = step_us - kernels_us
+    if idle_us <= _IDLE_DEVICE_SHARE * step_us:
+        return None
+    return (
+        f"the device is idle for {idle_us / 1e3:.1f} of {step_us / 1e3:.1f} ms: the processor takes longer to launch "
+        "this step's kernels than they run. A larger batch hides that."
+    )
 
 
 def describe(tried: Try) -> str:

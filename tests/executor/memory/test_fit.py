@@ -17,7 +17,7 @@ from loadmaster.executor.memory import fit as fitting
 from loadmaster.executor.memory.fit import Fitter, fit
 from loadmaster.executor.memory.measure import Measurement
 from loadmaster.executor.memory.reserve import LARGE_BYTES, allocator_reserve_bytes
-from loadmaster.executor.memory.tries import Correction, Try, accuracy, describe, factors
+from loadmaster.executor.memory.tries import Correction, Try, accuracy, describe, factors, launches_bind
 from loadmaster.models.memory.checker import check
 from tests.executor.memory import schedules
 from tests.executor.memory.hand_planner import HandPlanner, keep_everything_peak, keep_nothing_peak
@@ -420,6 +420,13 @@ def test_factors_by_hand():
     assert factors(80.0, (30.0, 10.0), (40.0, 40.0)) == (1.5, 0.5)
     assert factors(80.0, (40.0, 0.0), (40.0, 0.0)) == (2.0, 1.0)
     assert factors(0.0, (0.0, 0.0), (1.0, 1.0)) == (1.0, 1.0)
+
+
+def test_a_step_that_waits_for_its_launches_is_told_from_one_that_computes() -> None:
+    said = launches_bind(31_400.0, 20_800.0)
+    assert said is not None and "idle for 10.6 of 31.4 ms" in said and "larger batch" in said
+    assert launches_bind(52_000.0, 50_000.0) is None
+    assert launches_bind(0.0, 0.0) is None
 
 
 def test_the_reserve_by_hand(problem):
