@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 MARK = "@@ "
-# Cores that only a row that is alone runs on, where there are twice as many others.
+# Cores that only a row that is alone runs on, and it on no others, where there are twice as many others.
 OWN_CORES = 4
 
 
@@ -25,18 +25,18 @@ class Link:
         self._hears, self._says = hears, says
         self.waited_s = 0.0
         self._depth = 0
-        self._cores: set[int] = set()
+        self._own: set[int] = set()
         self._shared: set[int] = set()
 
     def leave_cores(self) -> None:
-        """Run on some of the cores from now on, on all of them only when this row is alone.
+        """Run on some of the cores from now on, and on the others when this row is alone.
 
         Planners of other rows go on while a row measures. On the same cores they would hold up its launches, and a step
         whose kernels are short takes as long as they do.
         """
-        self._cores = os.sched_getaffinity(0)
-        if len(self._cores) >= 3 * OWN_CORES:
-            self._shared = set(sorted(self._cores)[OWN_CORES:])
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) >= 3 * OWN_CORES:
+            self._own, self._shared = set(cores[:OWN_CORES]), set(cores[OWN_CORES:])
             _run_on(self._shared)
 
     def say(self, word: str, **facts: Any) -> None:
@@ -53,7 +53,7 @@ class Link:
             self._hears.readline()
             self.waited_s += time.perf_counter() - start
             if self._shared:
-                _run_on(self._cores)
+                _run_on(self._own)
         self._depth += 1
         try:
             yield
