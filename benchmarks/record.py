@@ -31,6 +31,13 @@ def write(name: str, payload: dict[str, Any]) -> Path:
     return path
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file whole or not at all, whatever other processes read or write there meanwhile."""
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_text(text)
+    part.replace(path)
+
+
 def machine() -> dict[str, Any]:
     """The processor, its cores as this process may use them, the system, and the GPU if torch is loaded."""
     found: dict[str, Any] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from benchmarks.record import write_whole
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.costs.profiled import operator_key
 from loadmaster.executor.memory import capture as capturing
@@ -76,7 +76,7 @@ class Remembered:
         if self.held is not None:
             self.held.__exit__(None, None, None)
             self.held = None
-            _share(self.path, {"nodes": self.nodes, "moves": self.moves})
+            write_whole(self.path, json.dumps({"nodes": self.nodes, "moves": self.moves}))
 
     def _of(self, node: fx.Node) -> list[float]:
         key = str(operator_key(node))
@@ -89,13 +89,6 @@ class Remembered:
         if self.held is None and not self.closed:
             self.held = self.alone()
             self.held.__enter__()
-
-
-def _share(path: Path, document: dict[str, Any]) -> None:
-    """Write a file that other rows may be reading or writing."""
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(document))
-    part.replace(path)
 
 
 @contextlib.contextmanager
@@ -169,13 +162,13 @@ def under_budget(
         BudgetError: no plan keeps the budget.
         LimitReachedError: no plan was found in time.
     """
-    start = time.perf_counter()
     link: HostLink | bool = False
     if offload:
         device = device_of(model, inputs)
         with alone():
             link = host_link(device, None if device.type == "cuda" else "h200")
         facts |= {"to_host_gbps": link.to_host_gbps, "from_host_gbps": link.from_host_gbps}
+    start = time.perf_counter()
     with remembering(costs, alone):
         fitter = Fitter(
             model,
@@ -203,7 +196,7 @@ def under_budget(
     try:
         fitted = fitter.fit(planner, budget_bytes, tries)
     finally:
-        _share(corrections, asdict(fitter.learned))
+        write_whole(corrections, json.dumps(asdict(fitter.learned)))
     chosen = fitted.tries[fitted.chosen]
     facts |= {
         "gap": fitted.plan.gap,

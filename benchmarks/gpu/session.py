@@ -81,9 +81,7 @@ class Session:
 
     def note(self) -> None:
         """Keep what is there."""
-        part = self.path.with_suffix(".part")
-        part.write_text(json.dumps({"runs": self.runs, "rows": self.rows}, indent=1))
-        part.replace(self.path)
+        record.write_whole(self.path, json.dumps({"runs": self.runs, "rows": self.rows}, indent=1))
 
     def measure(self, wanted: Sequence[Row]) -> None:
         """Measure the rows that are missing, as far as the time goes."""

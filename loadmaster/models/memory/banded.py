@@ -126,7 +126,6 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
         self.fetch = self._fetches(events)
         self.add_late_columns()
         self.stored = np.full((slots + 1, self.count), -1, dtype=np.int64)
-        self._parts: set[int] = set()  # continuous columns that say what is present
         for i, when in enumerate(events):
             self._add_storage(i, when)
         self.recompute = self._cells("recompute", self.allowed)
@@ -163,13 +162,11 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
             before = h - 1
             if before in events and before != last:
                 column = int(self.builder.columns("stored", 1, upper=1.0, integer=True)[0])
-            elif before >= last:
-                column = self._in_part("stored") if before == last and before in self._read_in[i] else -1
+            elif before == last:
+                column = self._presence("stored") if before in self._read_in[i] else -1
+            elif before > last:
+                column = -1
             self.stored[h, i] = column
-
-    def _in_part(self, name: str) -> int:
-        self._parts.add(column := self._presence(name))
-        return column
 
     def _add_recompute(self, h: int, i: int) -> None:
         f = self.problem.forward[i]
@@ -269,7 +266,7 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
                 touched.add(i)
                 needs = self._needs[k, i]
                 if current[i]:
-                    column = Row({self._in_part("present"): 1.0})
+                    column = Row({self._presence("present"): 1.0})
                     self._le("present", Row(needs).plus(column, -1.0), 0.0)
                     self._le("present", Row(current[i]).plus(column, -1.0), 0.0)
                     current[i] = column
@@ -361,7 +358,7 @@ class Banded(BandedOffload, BandedPoints, ForwardQueue, Grouped):
 
     def _keeps(self, later: Row) -> Row:
         """Whether the first stage of a slot keeps a result that it reads: whole, or not at all."""
-        if not self._parts & later.keys():
+        if not self._presences & later.keys():
             return later  # binary as it stands
         column = int(self.builder.columns("kept", 1, upper=1.0, integer=True)[0])
         self._le("kept", Row({column: 1.0}).plus(later, -1.0), 0.0)

@@ -59,6 +59,7 @@ class Grouped:
         self._objective = Row()
         self._constant = 0.0
         self._rows: dict[str, RowList] = {}
+        self._presences: set[int] = set()  # continuous, in [0, 1]
 
     # -- writing rows ------------------------------------------------------------------------------------------------
 
@@ -84,7 +85,9 @@ class Grouped:
         return cells
 
     def _presence(self, name: str) -> int:
-        return int(self.builder.columns(name, 1, upper=1.0)[0])
+        column = int(self.builder.columns(name, 1, upper=1.0)[0])
+        self._presences.add(column)
+        return column
 
     def _cost(self, column: int, cost: float) -> None:
         self._objective.also(int(column), cost)

@@ -2,8 +2,8 @@
 
 ``auto`` first asks the boundary relaxation for a bound (a second), then a portfolio of banded restrictions for plans,
 each started from the best so far, in turn with relaxations of more boundaries, and on small graphs the exact
-formulation. Under a tight budget a restriction may show no plan for long: its bytes are minimized then, until the
-budget holds them. Where a large restriction is not solved to its end, windows of it go on. The other methods are
+formulation. Under a tight budget a restriction may have no plan, or show none for long: bytes are minimized then, until
+the budget holds them. Where a large restriction is not solved to its end, windows of it go on. The other methods are
 baselines; their bound is that of the relaxation too, so gaps compare.
 """
 

@@ -172,22 +172,27 @@ def test_schedules_of_a_band_are_points_of_it(seed: int) -> None:
     assert solved(restriction, start=schedule).objective == pytest.approx(point.objective)
 
 
-@pytest.mark.usefixtures("every_choice")
-def test_a_result_is_kept_whole_or_not_at_all() -> None:
-    """Kept by half, what backward 2 reads would leave room for its encoded result, and then for backward 3."""
+def with_an_encoded_result(backwards: tuple[BackwardOperator, ...]) -> MemoryProblem:
+    """A result of four units, its encoded one of one unit, and the loss."""
     one = (Implementation(1.0, 0),)
     forwards = (
         ForwardOperator(0, "f", (), 4 * UNIT, (), 0, 0, one, one),
         ForwardOperator(1, "encoded", (0,), UNIT, (0,), 4 * UNIT, 0, one, one, encodes=0),
         ForwardOperator(2, "loss", (), 0, (), 0, 0, one, one),
     )
+    return MemoryProblem("halves", forwards, backwards)
+
+
+@pytest.mark.usefixtures("every_choice")
+def test_a_result_is_kept_whole_or_not_at_all() -> None:
+    """Kept by half, what backward 2 reads would leave room for its encoded result, and then for backward 3."""
     reads: tuple[tuple[tuple[int, ...], ...], ...] = (((),), ((0,),), ((1,), (0, 1)), ((1,), (0, 1)))
     results = (8, 0, 5, 5)
     backwards = tuple(
         BackwardOperator(k, "b", size * UNIT, 0, 0, tuple(BackwardImplementation(1.0, 0, needs) for needs in choices))
         for k, (choices, size) in enumerate(zip(reads, results, strict=True), start=1)
     )
-    problem = MemoryProblem("halves", forwards, backwards)
+    problem = with_an_encoded_result(backwards)
     allowed = np.array([[False, False, False], [True, True, False]])
     for budget, fits in ((8, False), (9, True)):
         restriction = Banded(problem, budget * UNIT, [1, 2], allowed, offload=False)
@@ -197,17 +202,11 @@ def test_a_result_is_kept_whole_or_not_at_all() -> None:
 @pytest.mark.usefixtures("every_choice")
 def test_what_is_kept_into_the_next_slot_is_kept_whole() -> None:
     """The same across slots: half of what backward 2 reads would fit beside the gradients of backward 3."""
-    one = (Implementation(1.0, 0),)
-    forwards = (
-        ForwardOperator(0, "f", (), 4 * UNIT, (), 0, 0, one, one),
-        ForwardOperator(1, "encoded", (0,), UNIT, (0,), 4 * UNIT, 0, one, one, encodes=0),
-        ForwardOperator(2, "loss", (), 0, (), 0, 0, one, one),
-    )
     backwards = tuple(
         BackwardOperator(k, "b", size * UNIT, live * UNIT, 0, (BackwardImplementation(1.0, 0, needs),))
         for k, (needs, size, live) in enumerate((((), 8, 0), ((0,), 0, 0), ((1,), 0, 5)), start=1)
     )
-    problem = MemoryProblem("halves", forwards, backwards)
+    problem = with_an_encoded_result(backwards)
     allowed = np.array([[False, False, False], [True, True, False], [False, False, False]])
     for budget, fits in ((8, False), (9, True)):
         restriction = Banded(problem, budget * UNIT, [1, 2, 3], allowed, offload=False)
