@@ -20,6 +20,9 @@ from loadmaster.executor.memory.implementations.cross_entropy_rows import cross_
 from loadmaster.executor.memory.implementations.kernels import has_kernels
 
 MIN_ROWS = 256  # fewer would starve the matrix product
+# Where rows of logits start: from and to rows that start anywhere (50,257 classes) matrix products take kernels several
+# times slower, for their alignment alone. Source: NVIDIA, Matrix Multiplication Background, on tensor cores.
+ROW_BYTES = 128
 
 
 def chunk_rows(width: int) -> int:
@@ -34,6 +37,12 @@ def chunk_rows(width: int) -> int:
 def default_chunks(rows: int, width: int) -> int:
     """How many chunks these rows are cut into."""
     return max(1, -(-rows // chunk_rows(width)))
+
+
+def row_stride(classes: int, element_bytes: int) -> int:
+    """Elements from one row of a chunk's logits to the next."""
+    each = ROW_BYTES // element_bytes
+    return -(-classes // each) * each
 
 
 def exact(dtype: torch.dtype) -> torch.dtype:
@@ -142,10 +151,11 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, chunks: int) ->
     """The rows of each chunk and their logits, all in one buffer: a chunk's logits are gone with the next one."""
     count = hidden.shape[0]
     step = max(1, -(-count // chunks))
-    buffer = hidden.new_empty((min(step, count), weight.shape[1]))
+    classes = weight.shape[1]
+    buffer = hidden.new_empty((min(step, count), row_stride(classes, hidden.element_size())))
     for start in range(0, count, step):
         rows = slice(start, min(start + step, count))
-        logits = buffer[: rows.stop - start]
+        logits = buffer[: rows.stop - start, :classes]
         if bias is None:
             torch.mm(hidden[rows], weight, out=logits)
         else:
@@ -196,17 +206,17 @@ def _workspace(
     dtype: torch.dtype,
     differentiate: str,
 ) -> int:
-    precise, rows = exact(hidden.dtype), -(-hidden.shape[0] // chunks)
-    per_logit = hidden.element_size()
+    precise, rows, classes = exact(hidden.dtype), -(-hidden.shape[0] // chunks), weight.shape[1]
+    per_row = row_stride(classes, hidden.element_size()) * hidden.element_size()
     product = 0
     if not has_kernels(hidden.device):
         # Widened logits, one temporary beside them, and each chunk's share of a 16-bit weight's gradient.
-        per_logit += precise.itemsize * (2 if hidden.dtype != precise else 1)
+        per_row += classes * precise.itemsize * (2 if hidden.dtype != precise else 1)
         narrow = differentiate == "all" and hidden.dtype != precise
         product = weight.numel() * hidden.element_size() if narrow else 0
     # Losses, and what is compared and counted of the targets.
-    per_row = precise.itemsize + 3 * torch.bool.itemsize + 2 * targets.element_size()
-    return max(rows * weight.shape[1] * per_logit, product) + hidden.shape[0] * per_row + product
+    per_target = precise.itemsize + 3 * torch.bool.itemsize + 2 * targets.element_size()
+    return max(rows * per_row, product) + hidden.shape[0] * per_target + product
 
 
 register_workspace(linear_cross_entropy._opoverload, _workspace)

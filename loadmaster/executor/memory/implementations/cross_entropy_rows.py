@@ -29,7 +29,7 @@ def cross_entropy_rows(
     """Write the rows' losses to ``losses`` and, if asked for, their gradients over the logits.
 
     Args:
-        logits: [rows, classes], contiguous.
+        logits: [rows, classes], each row contiguous.
         targets: int64 [rows]; rows that hold ``ignore_index`` have no loss and no gradient.
         class_weights: [classes] or None.
         losses: [rows], float32 or float64: what everything is computed in.

@@ -16,6 +16,7 @@ from loadmaster.executor.memory.implementations.cross_entropy import (
     chunk_rows,
     default_chunks,
     linear_cross_entropy,
+    row_stride,
 )
 from loadmaster.executor.memory.implementations.cross_entropy_rows import scaled
 
@@ -286,3 +287,10 @@ def test_bad_input_names_the_field(changed, field):
     with pytest.raises(InputError) as caught:
         chunked_linear_cross_entropy(**(arguments | changed))
     assert caught.value.field == field
+
+
+@given(classes=st.integers(1, 200_000), element_bytes=st.sampled_from([2, 4, 8]))
+def test_rows_of_logits_start_at_multiples_of_128_bytes_and_are_no_longer_than_that_asks(classes, element_bytes):
+    stride = row_stride(classes, element_bytes)
+    assert stride * element_bytes % 128 == 0
+    assert 0 <= (stride - classes) * element_bytes < 128

@@ -30,6 +30,7 @@ def _cross_entropy_rows(
     all_weights,
     losses,
     count,
+    stride,
     ignored,
     KEPT: tl.constexpr,
     SPREAD: tl.constexpr,
@@ -40,7 +41,7 @@ def _cross_entropy_rows(
     row = tl.program_id(0).to(tl.int64)
     kind: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     target = tl.load(targets + row)
-    place = logits + row * count
+    place = logits + row * stride
     if target == ignored:
         tl.store(losses + row, 0.0)
         if GRADIENTS:
@@ -120,6 +121,7 @@ def cross_entropy_rows(
             None if class_weights is None else class_weights.sum(dtype=losses.dtype),
             losses,
             count,
+            logits.stride(0),
             ignore_index,
             KEPT=1 - smoothing,
             SPREAD=smoothing / count,
