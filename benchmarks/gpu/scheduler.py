@@ -58,16 +58,23 @@ class Scheduler:
         rows: measured so far, by earlier runs too; this run's are added.
         order: what workers are told (device, folder, small).
         note: called after every finished row.
+        run_number: that rows are marked with.
     """
 
     def __init__(
-        self, wanted: Sequence[Row], rows: list[Row], limits: Limits, order: dict[str, Any], note: Callable[[], None]
+        self,
+        wanted: Sequence[Row],
+        rows: list[Row],
+        limits: Limits,
+        order: dict[str, Any],
+        note: Callable[[], None],
+        run_number: int,
     ) -> None:
         self.rows = rows
         self.limits = limits
         self.order = order
         self.note = note
-        self.run_number = 1 + max((row.get("run", 0) for row in rows), default=0)
+        self.run_number = run_number
         self.began = time.monotonic()
         self.pending = self._missing(wanted)
         self.heard: queue.Queue[tuple[Process, dict[str, Any] | None]] = queue.Queue()

@@ -73,11 +73,15 @@ class Session:
     def _join(self, other: dict[str, Any]) -> None:
         """Take in another run's rows, its runs numbered on. What it planned takes the place of earlier plans for the
         same; earlier rows of PyTorch's stay, for the plans that were measured beside them."""
-        last = max((run["run"] for run in self.runs), default=0)
+        last = self._last_run()
         replaced = {identity(row) for row in other["rows"] if row["method"] in ("capture", "loadmaster")}
         self.rows[:] = [row for row in self.rows if identity(row) not in replaced]
         self.rows += [{**row, "run": last + row["run"]} for row in other["rows"]]
         self.runs += [{**run, "run": last + run["run"]} for run in other["runs"]]
+
+    def _last_run(self) -> int:
+        """The number of the last run, also of one whose rows are all to be measured again."""
+        return max((run["run"] for run in self.runs), default=0)
 
     def note(self) -> None:
         """Keep what is there."""
@@ -93,10 +97,11 @@ class Session:
             self.rows[:] = [row for row in self.rows if identity(row) not in asked]
         order = {"device": a.device, "folder": str(a.out.resolve()), "small": a.small}
         limits = Limits(a.wall - (time.monotonic() - self.began), a.margin, a.jobs, _memory_gib(a.device))
-        scheduler = Scheduler(wanted, self.rows, limits, order, self.note)
+        number = self._last_run() + 1
+        scheduler = Scheduler(wanted, self.rows, limits, order, self.note, number)
         date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
         versions = ", ".join(f"{name} {number}" for name, number in record.versions().items())
-        self.runs.append({"run": scheduler.run_number, "date": date, "command": record.command(), "versions": versions})
+        self.runs.append({"run": number, "date": date, "command": record.command(), "versions": versions})
         scheduler.run()
         self.note()
 

@@ -68,7 +68,8 @@ ABOVE = {"case": "resnet50", "method": "loadmaster", "budget": "above", "group":
 
 
 def run(wanted, rows, tmp_path, limits=LIMITS):
-    scheduler.Scheduler(wanted, rows, limits, {"folder": str(tmp_path)}, lambda: None).run()
+    number = 1 + max((row["run"] for row in rows), default=0)
+    scheduler.Scheduler(wanted, rows, limits, {"folder": str(tmp_path)}, lambda: None, number).run()
     return FakeProcess.events
 
 

@@ -85,3 +85,12 @@ def test_runs_on_other_gpus_are_joined(results):
         ("unet", 4.0, 3),
     ]
     assert [run["run"] for run in joined.runs] == [1, 2, 3]
+
+
+def test_a_run_has_a_number_of_its_own_also_after_one_whose_rows_are_gone(results):
+    first = begun(results)
+    first.runs.append({"run": 2})
+    first.note()
+    again = begun(results, "--device", "cpu")
+    again.measure([])
+    assert [run["run"] for run in again.runs] == [1, 2, 3]
