@@ -6,6 +6,7 @@ only the costs are measured, operator by operator, when they are not estimated.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from torch import fx, nn
 from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
 from loadmaster.executor.memory.accounting import Accountant
+from loadmaster.executor.memory.advice import advice
 from loadmaster.executor.memory.backends import eager, expect_backend
 from loadmaster.executor.memory.channels_last import runs_channels_last
 from loadmaster.executor.memory.grouping import group
@@ -34,6 +36,8 @@ from loadmaster.models.memory.problem import (
     InPlace,
     MemoryProblem,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class _TracedError(Exception):
@@ -193,8 +197,11 @@ def capture_step(
     held = held_by("ddp" if wrapped and parallel is None else parallel, ranks, model, state_bytes)
     expect_backend(backend)
     fused = backend == "inductor"
-    operators = group(trace(model, inputs, loss, expect), offer, fused=fused)
+    joint = trace(model, inputs, loss, expect)
     device = device_of(model, inputs)
+    for sentence in advice(joint, on_gpu=device.type == "cuda" or hardware is not None):
+        logger.warning("%s", sentence)
+    operators = group(joint, offer, fused=fused)
     if costs is None and hardware is not None:
         costs = roofline(hardware, compiled=fused)
     elif costs is None:
