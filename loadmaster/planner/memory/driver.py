@@ -35,8 +35,14 @@ from loadmaster.solvers.solution import Progress, SolveOptions, SolverStatus, re
 # Restrictions in the order tried. Few slots first: they answer in seconds on graphs of hundreds of operators. The later
 # ones have finer slots, wider bands, or reach further back for long skips; each starts from the best plan so far.
 PORTFOLIO = (Slots(30, 4, 6), Slots(45, 5, 6), Slots(40, 6, 12), Slots(60, 4, 4), Slots(30, 8, 12), Slots(90, 8, 0))
+# On graphs of more stage-by-operator cells than this a narrow band comes before all others: a wide one's first plan is
+# poor there, and its next may be ten seconds away. But it comes soon, also where a narrow band has none: it is looked
+# for during this share of the time limit, and kept in reserve.
+LARGE_CELLS = 12_000
+NARROW = Slots(30, 2, 0)
+RESERVE_SHARE = 0.12
 # With a host link, offload joins after the first and multiplies the choices: narrow bands answer in time then.
-OFFLOADING = (PORTFOLIO[0], Slots(30, 2, 0), Slots(45, 2, 0), *PORTFOLIO[1:])
+OFFLOADING = (NARROW, Slots(45, 2, 0))
 # On graphs of up to this many stage-by-operator cells, a slot for every stage that reads something new, and no band, is
 # worth trying early: tight budgets there want results computed again and again.
 SMALL_CELLS = 4_000
@@ -93,9 +99,15 @@ def _auto(search: Search) -> None:
     search.say("start", f"{len(problem.forward)} forward and {len(problem.backward)} backward operators")
     search.adopt(plain.formulate(problem), "plain")
     search.relax(1, RELAX_SHARE * limit_s)
-    portfolio = OFFLOADING if problem.may_offload else PORTFOLIO
-    if _cells(problem) <= SMALL_CELLS:
-        portfolio = (portfolio[0], EVERY_STAGE, *portfolio[1:])
+    is_large = _cells(problem) > LARGE_CELLS
+    first, *others = (NARROW, *PORTFOLIO) if is_large else PORTFOLIO
+    early = (EVERY_STAGE,) if _cells(problem) <= SMALL_CELLS else ()
+    portfolio = (first, *early, *(OFFLOADING if problem.may_offload else ()), *others)
+    if is_large and not search.done():
+        search.reserve = Search(problem, search.budget_bytes, search.effort, bound=search.bound)
+        search.reserve.restrict(PORTFOLIO[0], RESERVE_SHARE * limit_s, offload=False)
+        if search.reserve.done():
+            search.draw_on_reserve()
     proofs = iter(_proofs(search))
     fruitless, enough = 0, len(portfolio) if _cells(problem) <= EXACT_CELLS else math.inf
     for rounds in itertools.count():
@@ -106,6 +118,7 @@ def _auto(search: Search) -> None:
         slots = portfolio[rounds % len(portfolio)]
         share_s, seed = RESTRICT_SHARE * limit_s, rounds // len(portfolio)
         status = search.restrict(slots, share_s, seed=seed, offload=rounds > 0)
+        search.draw_on_reserve()
         if search.may_squeeze and not search.done():
             squeeze(search, portfolio, share_s)
         if status is not SolverStatus.OPTIMAL and not search.is_small:

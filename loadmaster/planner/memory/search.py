@@ -66,6 +66,8 @@ class Search:
 
     Attributes:
         nearest: while there is no plan, a schedule that takes more than the budget, and what its check says of it.
+        reserve: another search, whose plan this one reports but does not start from, until it draws on it: a search
+            that starts from a poor plan ends near it.
     """
 
     problem: MemoryProblem
@@ -77,6 +79,7 @@ class Search:
     method: str = ""
     bound: float | None = None
     infeasible: bool = False
+    reserve: Search | None = None
 
     # -- where we stand ----------------------------------------------------------------------------------------------
 
@@ -97,7 +100,8 @@ class Search:
 
     def say(self, phase: str, message: str, objective: float | None = None) -> None:
         """Report to the caller."""
-        self.effort.say(phase, message, self.objective if objective is None else objective, self.bound)
+        best = _lesser(self.objective, None if self.reserve is None else self.reserve.objective)
+        self.effort.say(phase, message, _lesser(objective, best), self.bound)
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
@@ -237,6 +241,12 @@ class Search:
         elif self.verdict is None or verdict.objective < self.verdict.objective:
             self.best, self.verdict, self.method = schedule, verdict, method
         return verdict
+
+    def draw_on_reserve(self) -> None:
+        """Take the reserve's plan if it is better, and have no reserve any more."""
+        if self.reserve is not None and self.reserve.best is not None:
+            self.adopt(self.reserve.best, self.reserve.method)
+        self.reserve = None
 
     def gap_is_proved(self) -> bool:
         """Whether the plan in hand is within the asked gap."""

@@ -91,7 +91,8 @@ def test_equals_the_twin(instance: Instance, seed: int, heuristic: str, backward
     assert solution.objective == pytest.approx(twin(ordered, LIMIT))
     verdict = check(instance, formulation.schedule(solution))
     assert verdict.ok, verdict.violations
-    assert verdict.time_ns <= solution.objective * (1 + 1e-9)
+    # The solver keeps its rows to 1e-6; times are whole nanoseconds.
+    assert verdict.time_ns <= solution.objective + 1e-3
 
 
 def best_merging_ns(ordered: Ordered, limit: int) -> int:

@@ -18,7 +18,8 @@ from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.presets import chain, example
 from loadmaster.models.memory.problem import HostLink, MemoryProblem
 from loadmaster.planner import PlanProgress
-from loadmaster.planner.memory import search
+from loadmaster.planner.memory import driver, search
+from loadmaster.planner.memory.search import Search, Slots
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import SolveOptions, SolverStatus
 from tests.models.memory.brute_force import best_objective
@@ -366,3 +367,25 @@ def test_reports_only_get_better(seed: int) -> None:
     if plan.objective is not None:
         assert plan.bound is not None
         assert bounds[-1] <= plan.bound
+
+
+def test_what_is_in_reserve_is_reported_and_kept_where_the_narrow_band_has_no_plan(monkeypatch) -> None:
+    problem = mobilenet()
+    asked: list[Slots] = []
+    restrict = Search.restrict
+
+    def no_narrow_plans(self: Search, slots: Slots, limit_s: float, **options: Any) -> SolverStatus:
+        asked.append(slots)
+        if slots == driver.NARROW:
+            self.say("plans, narrow", "none")
+            return SolverStatus.NO_SOLUTION
+        return restrict(self, slots, limit_s, **options)
+
+    monkeypatch.setattr(Search, "restrict", no_narrow_plans)
+    plan, reports = reported(problem, budget_bytes=8 * GIB, gap=0.0, time_limit_s=20)
+    assert asked[:2] == [driver.PORTFOLIO[0], driver.NARROW]
+    assert_sound(problem, plan)
+    objectives = [r.objective for r in reports if r.objective is not None]
+    assert objectives == sorted(objectives, reverse=True)
+    first = next(i for i, r in enumerate(reports) if r.objective is not None)
+    assert all(r.objective is not None for r in reports[first:])
