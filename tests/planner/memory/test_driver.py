@@ -369,6 +369,7 @@ def test_reports_only_get_better(seed: int) -> None:
         assert bounds[-1] <= plan.bound
 
 
+@pytest.mark.slow
 def test_what_is_in_reserve_is_reported_and_kept_where_the_narrow_band_has_no_plan(monkeypatch) -> None:
     problem = mobilenet()
     asked: list[Slots] = []
