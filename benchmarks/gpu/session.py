@@ -97,11 +97,11 @@ class Session:
             self.rows[:] = [row for row in self.rows if identity(row) not in asked]
         order = {"device": a.device, "folder": str(a.out.resolve()), "small": a.small}
         limits = Limits(a.wall - (time.monotonic() - self.began), a.margin, a.jobs, _memory_gib(a.device))
-        number = self._last_run() + 1
-        scheduler = Scheduler(wanted, self.rows, limits, order, self.note, number)
+        run_number = self._last_run() + 1
+        scheduler = Scheduler(wanted, self.rows, limits, order, self.note, run_number)
         date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
         versions = ", ".join(f"{name} {number}" for name, number in record.versions().items())
-        self.runs.append({"run": number, "date": date, "command": record.command(), "versions": versions})
+        self.runs.append({"run": run_number, "date": date, "command": record.command(), "versions": versions})
         scheduler.run()
         self.note()
 

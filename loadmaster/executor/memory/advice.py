@@ -17,7 +17,7 @@ from torch import fx
 
 from loadmaster.executor.costs.traffic import flops
 from loadmaster.executor.memory.joint import Joint, tensor_bytes
-from loadmaster.executor.memory.tracing import last_place
+from loadmaster.executor.memory.tracing import place_of
 
 aten = torch.ops.aten
 
@@ -49,7 +49,7 @@ def written_out_attention(joint: Joint) -> Iterator[str]:
         size_bytes = sum(tensor_bytes(node.meta["val"]) for node in found)
         places = f"{len(found)} place" if len(found) == 1 else f"{len(found)} places, the first"
         yield (
-            f"attention is written out in {places}{_place(found[0])}. Its scores take {size_bytes / 2**20:,.0f} MiB, "
+            f"attention is written out in {places}{place_of(found[0])}. Its scores take {size_bytes / 2**20:,.0f} MiB, "
             "kept or computed again; torch.nn.functional.scaled_dot_product_attention computes the same without them."
         )
 
@@ -66,7 +66,7 @@ def unaligned_products(joint: Joint) -> Iterator[str]:
         each, kind = _ROW_BYTES // dtype.itemsize, str(dtype).removeprefix("torch.")
         yield (
             f"{len(set(nodes))} large matrix products have rows of {row:,} {kind}, the first"
-            f"{_place(nodes[0])}. They run several times slower than with a multiple of {each}: make that size "
+            f"{place_of(nodes[0])}. They run several times slower than with a multiple of {each}: make that size "
             f"{-(-row // each) * each:,}, and leave what is added unused."
         )
 
@@ -90,7 +90,3 @@ def _reaches(softmax: fx.Node, neighbours: Callable[[fx.Node], Iterable[fx.Node]
                 seen.add(node)
                 ahead.append(node)
     return False
-
-
-def _place(node: fx.Node) -> str:
-    return last_place(str(node.meta.get("stack_trace", "")))

@@ -102,7 +102,7 @@ def expect_static_shapes(graph: fx.Graph) -> None:
     for node in graph.nodes:
         for tensor in tensors(node.meta.get("val")):
             if not all(isinstance(size, int) for size in tensor.shape):
-                where = last_place(str(node.meta.get("stack_trace", "")))
+                where = place_of(node)
                 raise InputError(
                     "model",
                     str(node.target),
@@ -170,7 +170,7 @@ def _untraceable(error: Exception) -> InputError:
     """What the tracer said, in one sentence: reason, explanation, and the last line of the user's code it names."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     reasons = [lines[0], *(line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:"))]
-    where = last_place(str(error))
+    where = _last_place(str(error))
     problem = f"cannot be traced as one graph{where}: {'. '.join(r.rstrip('.') for r in reasons)}"
     remedy = "Rewrite that line without Python that depends on tensor values, or move it out of the step."
     if "bind arguments" in lines[0].lower():  # a call with too many or too few
@@ -180,7 +180,12 @@ def _untraceable(error: Exception) -> InputError:
     return InputError("model", type(error).__name__, problem, remedy)
 
 
-def last_place(trace: str) -> str:
+def place_of(node: fx.Node) -> str:
+    """The user's line that a node comes from, as " at ..."; empty where that is not known."""
+    return _last_place(str(node.meta.get("stack_trace", "")))
+
+
+def _last_place(trace: str) -> str:
     """The last file, line and code of a printed stack, as " at ..."; empty where there is none."""
     lines = [line.strip() for line in trace.splitlines() if line.strip()]
     places = [i for i, line in enumerate(lines) if line.startswith("File ")]

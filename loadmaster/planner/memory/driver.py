@@ -103,7 +103,7 @@ def _auto(search: Search) -> None:
     first, *others = (NARROW, *PORTFOLIO) if is_large else PORTFOLIO
     early = (EVERY_STAGE,) if _cells(problem) <= SMALL_CELLS else ()
     portfolio = (first, *early, *(OFFLOADING if problem.may_offload else ()), *others)
-    if is_large and not search.done():
+    if is_large and search.best is None and not search.done():
         search.reserve = Search(problem, search.budget_bytes, search.effort, bound=search.bound)
         search.reserve.restrict(PORTFOLIO[0], RESERVE_SHARE * limit_s, offload=False)
         if search.reserve.done():

@@ -172,7 +172,7 @@ class Search:
         def live(progress: Progress) -> None:
             nonlocal latest
             latest = progress.objective
-            self.say(phase, f"{progress.nodes} nodes", _lesser(progress.objective, self.objective))
+            self.say(phase, f"{progress.nodes} nodes", progress.objective)
 
         deadline = time.monotonic() + PATIENCE_SHARE * limit_s
 
