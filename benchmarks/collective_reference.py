@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks import record
-from loadmaster.models.collective import presets
 from loadmaster.models.collective.bounds import lower_bound
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
-from loadmaster.models.collective.profiles import load_profile, published_profile
 from loadmaster.models.collective.sketch_files import published_sketch, read_sketch
-from loadmaster.models.collective.topology import Link, Topology
+from loadmaster.models.topologies import presets
+from loadmaster.models.topologies.profiles import load_profile, published_profile
+from loadmaster.models.topologies.topology import Link, Topology
 from loadmaster.planner import PlanOptions, plan
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -14,7 +14,7 @@ from loadmaster.models.collective.collectives import chunks_of, pieces
 from loadmaster.models.collective.instance import Chunk
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Form, Send
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
-from loadmaster.models.collective.topology import Link, Topology
+from loadmaster.models.topologies.topology import Link, Topology
 
 COLLECTIVES: tuple[Collective, ...] = ("allreduce", "allgather", "reduce_scatter", "alltoall")
 _ROOTED = ("broadcast", "reduce", "scatter", "gather")

@@ -19,13 +19,14 @@ from loadmaster.executor.costs import CostModel
 from loadmaster.executor.costs.profiled import operator_key
 from loadmaster.executor.memory import capture as capturing
 from loadmaster.executor.memory.capture import device_of
-from loadmaster.executor.memory.fit import Fitter
+from loadmaster.executor.memory.fit.fit import Fitter
+from loadmaster.executor.memory.fit.tries import Correction
 from loadmaster.executor.memory.implementations import registry
-from loadmaster.executor.memory.link import host_link
-from loadmaster.executor.memory.offer import Offer
-from loadmaster.executor.memory.tries import Correction
+from loadmaster.executor.memory.operators.implementation_filter import Offer
+from loadmaster.executor.steps.host_link import host_link
+from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory.plan import MemoryPlan
-from loadmaster.models.memory.problem import HostLink, MemoryProblem
+from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner import PlanOptions, plan
 
 Alone = Callable[[], AbstractContextManager[None]]

@@ -86,7 +86,8 @@ def run_trials_alone(link: Link) -> None:
     kernels, until they are measured."""
     import torch._functorch.config as functorch_config
 
-    from loadmaster.executor.memory import backends, fit
+    from loadmaster.executor.memory.fit import fit
+    from loadmaster.executor.memory.run import backends
 
     functorch_config.force_non_lazy_backward_lowering = True  # before the first run
     turn = contextlib.ExitStack()

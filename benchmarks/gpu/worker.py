@@ -23,7 +23,7 @@ from benchmarks.gpu.talk import Link, run_trials_alone
 from loadmaster.errors import BudgetError, LimitReachedError
 from loadmaster.executor import measure
 from loadmaster.executor.memory.capture import capture
-from loadmaster.executor.memory.measure import queued_us
+from loadmaster.executor.steps.measure import queued_us
 from loadmaster.models.memory.minimum import minimum_budget
 
 WARM_UP = 2

@@ -9,12 +9,12 @@ try:
 except ImportError:
     raise MissingExtraError("torch", "torch") from None
 
-from loadmaster.executor.memory.apply import PlannedStep, apply, apply_to_blocks
-from loadmaster.executor.memory.blocks import capture_block
 from loadmaster.executor.memory.capture import capture
-from loadmaster.executor.memory.fit import Fitted, fit
-from loadmaster.executor.memory.measure import Measurement, measure
-from loadmaster.executor.memory.offer import Offer
+from loadmaster.executor.memory.fit.fit import Fitted, fit
+from loadmaster.executor.memory.operators.implementation_filter import Offer
+from loadmaster.executor.memory.run.apply import PlannedStep, apply, apply_to_blocks
+from loadmaster.executor.memory.run.blocks import capture_block
+from loadmaster.executor.steps.measure import Measurement, measure
 
 __all__ = [
     "Fitted",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from loadmaster.executor.memory.fit_command import main
+from loadmaster.executor.memory.fit.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,6 +18,23 @@ DType = Literal["float64", "float32", "tf32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)
+class HostLink:
+    """The link to host memory: bandwidths in GB/s (1e9 bytes per second) and room for offloaded tensors."""
+
+    to_host_gbps: float
+    from_host_gbps: float
+    capacity_bytes: int | None = None
+
+    def to_host_us(self, size_bytes: int) -> float:
+        """Time to send that many bytes to the host."""
+        return size_bytes / (self.to_host_gbps * 1e3)
+
+    def from_host_us(self, size_bytes: int) -> float:
+        """Time to bring that many bytes back."""
+        return size_bytes / (self.from_host_gbps * 1e3)
+
+
+@dataclass(frozen=True)
 class Hardware:
     """One device.
 

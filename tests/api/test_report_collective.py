@@ -23,7 +23,7 @@ from loadmaster.api.report.collective.view import View, view
 from loadmaster.models.collective.instance import Chunk
 from loadmaster.models.collective.plan import Algorithm
 from loadmaster.models.collective.problem import Collective
-from loadmaster.models.collective.topology import Topology
+from loadmaster.models.topologies.topology import Topology
 from tests.models.collective.handmade import along_trees, one_after_another, table
 from tests.models.collective.tiny import problem, ring, switched
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import loadmaster
+from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.presets import chain
-from loadmaster.models.memory.problem import HostLink, MemoryProblem
+from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner import PlanOptions, cache_key
 
 GIB = 1 << 30

@@ -15,14 +15,14 @@ from loadmaster.api.columns import table
 from loadmaster.api.units import parse_bytes, show_bytes
 from loadmaster.errors import InputError
 from loadmaster.models.collective.collectives import ROOTED, pieces
-from loadmaster.models.collective.networks import read_network
-from loadmaster.models.collective.presets import catalogue, preset
 from loadmaster.models.collective.problem import Collective, CollectiveProblem, Sketch
-from loadmaster.models.collective.profiles import load_profile, profile_names, published_profile
 from loadmaster.models.collective.sketch_files import published_sketch, read_sketch, sketch_names
-from loadmaster.models.collective.topology import Topology
 from loadmaster.models.documents import load_document
 from loadmaster.models.kinds import KINDS, read_problem, write_problem
+from loadmaster.models.topologies.networks import read_network
+from loadmaster.models.topologies.presets import catalogue, preset
+from loadmaster.models.topologies.profiles import load_profile, profile_names, published_profile
+from loadmaster.models.topologies.topology import Topology
 
 # Chunks of a custom collective are listed in the problem document itself.
 _COLLECTIVES = tuple(name for name in get_args(Collective) if name != "custom")

@@ -35,7 +35,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class LinkCost:
-    """What was fitted, as :class:`loadmaster.models.collective.topology.Link` takes it.
+    """What was fitted, as :class:`loadmaster.models.topologies.topology.Link` takes it.
 
     Attributes:
         error: median of the relative differences between the fit and its samples.

@@ -43,7 +43,7 @@ class Probed:
     """What came of a probe.
 
     Attributes:
-        topology: the document that ``loadmaster.models.collective.networks`` reads.
+        topology: the document that ``loadmaster.models.topologies.networks`` reads.
         costs: of each class of links.
         report: in words.
     """

@@ -23,7 +23,7 @@ from loadmaster.executor.costs.model import CostModel
 from loadmaster.executor.costs.roofline import CONVOLUTIONS, Roofline
 from loadmaster.executor.costs.traffic import generated, is_free, tensor_bytes, tensors, value_of
 from loadmaster.executor.costs.workspace import workspace_formula_bytes
-from loadmaster.executor.memory.measure import cpu_peak_bytes
+from loadmaster.executor.steps.measure import cpu_peak_bytes
 from loadmaster.models.hardware import hardware, hardware_reported_as
 
 logger = logging.getLogger(__name__)

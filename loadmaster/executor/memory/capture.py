@@ -16,22 +16,22 @@ from torch import fx, nn
 
 from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
-from loadmaster.executor.memory.accounting import Accountant
-from loadmaster.executor.memory.advice import advice
-from loadmaster.executor.memory.backends import eager, expect_backend
-from loadmaster.executor.memory.channels_last import runs_channels_last
-from loadmaster.executor.memory.grouping import group
-from loadmaster.executor.memory.joint import Joint, is_compute, tensor_bytes, tensors
-from loadmaster.executor.memory.link import host_link as link_of
-from loadmaster.executor.memory.offer import EVERYTHING, Offer
-from loadmaster.executor.memory.operators import ForwardGroup, Operators
-from loadmaster.executor.memory.tracing import Loss, Step, batch_of, clear_errors, compiled, expect_scalar_loss
-from loadmaster.executor.memory.wrappers import Held, Parallel, ddp_of, held_by, own_module
+from loadmaster.executor.memory.operators.accounting import Accountant
+from loadmaster.executor.memory.operators.advice import advice
+from loadmaster.executor.memory.operators.grouping import group
+from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, Offer
+from loadmaster.executor.memory.operators.operators import ForwardGroup, Operators
+from loadmaster.executor.memory.run.backends import eager, expect_backend
+from loadmaster.executor.memory.run.channels_last import runs_channels_last
+from loadmaster.executor.steps.host_link import host_link as link_of
+from loadmaster.executor.steps.step_graph import StepGraph, is_compute, tensor_bytes, tensors
+from loadmaster.executor.steps.tracing import Loss, Step, batch_of, clear_errors, compiled, expect_scalar_loss
+from loadmaster.executor.steps.wrappers import Held, Parallel, ddp_of, held_by, own_module
+from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory.problem import (
     BackwardImplementation,
     BackwardOperator,
     ForwardOperator,
-    HostLink,
     Implementation,
     InPlace,
     MemoryProblem,
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 class _TracedError(Exception):
     """Ends a trace as soon as the joint graph is there. Never leaves this module."""
 
-    def __init__(self, joint: Joint) -> None:
+    def __init__(self, joint: StepGraph) -> None:
         super().__init__("traced")
         self.joint = joint
 
@@ -52,8 +52,8 @@ def trace(
     model: nn.Module,
     inputs: Sequence[Any],
     loss: Loss | None = None,
-    expect: Callable[[Joint], None] = expect_scalar_loss,
-) -> Joint:
+    expect: Callable[[StepGraph], None] = expect_scalar_loss,
+) -> StepGraph:
     """The joint graph of one training step, prepared for planning.
 
     Args:
@@ -64,7 +64,7 @@ def trace(
     """
     model = own_module(model)
 
-    def partition(joint: Joint) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def partition(joint: StepGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
         expect(joint)
         raise _TracedError(joint)
 
@@ -187,7 +187,7 @@ def capture_step(
     host_link: HostLink | bool = False,
     offer: Offer = EVERYTHING,
     name: str | None = None,
-    expect: Callable[[Joint], None] = expect_scalar_loss,
+    expect: Callable[[StepGraph], None] = expect_scalar_loss,
 ) -> CapturedStep:
     """As :func:`capture`, before the problem is written down; ``expect`` as for :func:`trace`."""
     inputs = batch_of(inputs)

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from loadmaster.errors import InputError, LoadmasterError
-from loadmaster.executor.memory.backends import COMPILERS
 from loadmaster.executor.memory.capture import capture
 from loadmaster.executor.memory.files import problem_document
-from loadmaster.executor.memory.tracing import Loss
-from loadmaster.executor.memory.wrappers import PARALLEL
+from loadmaster.executor.memory.run.backends import COMPILERS
+from loadmaster.executor.steps.tracing import Loss
+from loadmaster.executor.steps.wrappers import PARALLEL
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "none": lambda parameters: torch.optim.SGD(parameters, lr=0.1),

@@ -24,8 +24,8 @@ from loadmaster.models.collective.problem import (
     SwitchPolicy,
 )
 from loadmaster.models.collective.problem_rules import LARGEST_BYTES, check_problem
-from loadmaster.models.collective.topology import Link, Topology
 from loadmaster.models.documents import PLAN_SCHEMA, PROBLEM_SCHEMA, Document, StrictModel, expect_schema, parse
+from loadmaster.models.topologies.topology import Link, Topology
 
 # More ranks, or more links, than any topology in a plan's reach has.
 LARGEST_RANK_COUNT = 4096

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from loadmaster.models.canonical import plain, sha256
 from loadmaster.models.collective.instance import Chunk
-from loadmaster.models.collective.topology import Topology
+from loadmaster.models.topologies.topology import Topology
 
 KIND = "collective"
 

@@ -8,7 +8,7 @@ from loadmaster.errors import InputError
 from loadmaster.models.collective.collectives import ROOTED, chunk_bytes, pieces
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import CollectiveProblem
-from loadmaster.models.collective.topology import LARGEST_NS
+from loadmaster.models.topologies.topology import LARGEST_NS
 
 # One exbibyte: a size above it is a mistake in units.
 LARGEST_BYTES = 1 << 60

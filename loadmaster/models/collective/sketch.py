@@ -27,7 +27,7 @@ from dataclasses import replace
 from loadmaster.errors import InputError
 from loadmaster.models.collective.instance import Chunk
 from loadmaster.models.collective.problem import Sketch, Strategy
-from loadmaster.models.collective.topology import Link, Topology
+from loadmaster.models.topologies.topology import Link, Topology
 
 _WISH: Mapping[Strategy, int] = {"uc-min": 1, "free": 0, "uc-max": -1}
 # Of the sum of 1/n over lanes: what is above 1 by less is a float's last bits.

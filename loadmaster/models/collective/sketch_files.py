@@ -30,12 +30,12 @@ from pydantic import Field
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.problem import Collective, Sketch, Strategy, SwitchPolicy
-from loadmaster.models.collective.shipped import Shipped
 from loadmaster.models.collective.sketch import lanes_per_nic
-from loadmaster.models.collective.topology import Topology
 from loadmaster.models.documents import Document, StrictModel, load_document, parse
+from loadmaster.models.shipped import Shipped
+from loadmaster.models.topologies.topology import Topology
 
-_SHIPPED = Shipped("sketches", "sketch_file", "sketch")
+_SHIPPED = Shipped("loadmaster.models.collective", "sketches", "sketch_file", "sketch")
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.I)
 _SUFFIX_BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
-from loadmaster.models.collective.topology import Topology
+from loadmaster.models.topologies.topology import Topology
 
 # A group of more elements than this costs more to follow than it saves.
 LARGEST_GROUP = 4096

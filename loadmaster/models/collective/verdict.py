@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from loadmaster.models.collective.plan import Send
-from loadmaster.models.collective.topology import Topology
+from loadmaster.models.topologies.topology import Topology
 
 
 @dataclass(frozen=True)

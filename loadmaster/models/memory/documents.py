@@ -21,6 +21,7 @@ from loadmaster.models.documents import (
     expect_schema,
     parse,
 )
+from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory.graph_rules import check_graph
 from loadmaster.models.memory.plan import (
     Blocker,
@@ -36,7 +37,6 @@ from loadmaster.models.memory.problem import (
     BackwardImplementation,
     BackwardOperator,
     ForwardOperator,
-    HostLink,
     Implementation,
     InPlace,
     MemoryProblem,

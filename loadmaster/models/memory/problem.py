@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from loadmaster.models.canonical import plain, sha256
+from loadmaster.models.hardware import HostLink
 from loadmaster.solvers.program import FloatArray, IntArray
 
 KIND = "memory"
@@ -105,23 +106,6 @@ class BackwardOperator:
     fixed_bytes: int
     implementations: tuple[BackwardImplementation, ...]
     node: str | None = None
-
-
-@dataclass(frozen=True)
-class HostLink:
-    """The link to host memory: bandwidths in GB/s (1e9 bytes per second) and room for offloaded tensors."""
-
-    to_host_gbps: float
-    from_host_gbps: float
-    capacity_bytes: int | None = None
-
-    def to_host_us(self, size_bytes: int) -> float:
-        """Time to send that many bytes to the host."""
-        return size_bytes / (self.to_host_gbps * 1e3)
-
-    def from_host_us(self, size_bytes: int) -> float:
-        """Time to bring that many bytes back."""
-        return size_bytes / (self.from_host_gbps * 1e3)
 
 
 def last_readers(inputs: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.symmetry import closure, holders_of
-from loadmaster.models.collective.topology import Topology
+from loadmaster.models.topologies.topology import Topology
 from loadmaster.planner.collective.prune import finish_ns, in_order, retime
 
 

@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 
 from loadmaster.models.collective.instance import Symmetry
-from loadmaster.models.collective.topology import Link, Topology
+from loadmaster.models.topologies.topology import Link, Topology
 
 
 def balanced_routes(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadmaster.models.collective.instance import Instance, Symmetry
-from loadmaster.models.collective.topology import Link
+from loadmaster.models.topologies.topology import Link
 
 Lanes = Literal["all", "rails", "one"]
 

@@ -24,7 +24,7 @@ from loadmaster.models.collective.problem import CollectiveProblem, Sketch
 from loadmaster.models.collective.reach import unreachable
 from loadmaster.models.collective.rotations import generator, rotation
 from loadmaster.models.collective.sketch import local_ranks
-from loadmaster.models.collective.topology import Topology
+from loadmaster.models.topologies.topology import Topology
 
 # More chunks than this in all, and more parts of a piece are not tried: what they gain in pipelining is little by then.
 MOST_CHUNKS = 1024

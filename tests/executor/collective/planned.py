@@ -6,7 +6,7 @@ from loadmaster.models.collective.collectives import chunks_of
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Form
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
-from loadmaster.models.collective.topology import Topology
+from loadmaster.models.topologies.topology import Topology
 from tests.models.collective.schedules import random_schedule
 from tests.models.collective.tiny import problem, ring, switched
 

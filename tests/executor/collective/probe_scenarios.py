@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from loadmaster.errors import InputError
 from loadmaster.executor.collective.probe import probe
-from loadmaster.models.collective.networks import read_network
+from loadmaster.models.topologies.networks import read_network
 
 
 def measures(rank):

@@ -11,11 +11,11 @@ import torch
 from torch import fx, nn
 
 from loadmaster.executor import capture
-from loadmaster.executor.memory import backends
-from loadmaster.executor.memory.emission import emit
-from loadmaster.executor.memory.grouping import group
-from loadmaster.executor.memory.joint import Joint
-from loadmaster.executor.memory.tracing import Step, compiled
+from loadmaster.executor.memory.operators.grouping import group
+from loadmaster.executor.memory.run import backends
+from loadmaster.executor.memory.run.emission import emit
+from loadmaster.executor.steps.step_graph import StepGraph
+from loadmaster.executor.steps.tracing import Step, compiled
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from tests.executor.memory import schedules
@@ -38,7 +38,7 @@ class Replay:
         model = copy.deepcopy(model)
         self._given: list[Any] = []
 
-        def partition(joint: Joint) -> tuple[fx.GraphModule, fx.GraphModule]:
+        def partition(joint: StepGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
             self.joint = joint
             self.operators = group(joint, fused=fused)
             return emit(self.operators, schedules.schedule(self.problem, lambda i: True))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loadmaster.executor.memory.advice import advice
 from loadmaster.executor.memory.capture import capture, trace
+from loadmaster.executor.memory.operators.advice import advice
 
 
 class Attention(nn.Module):

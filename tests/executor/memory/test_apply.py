@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture
 from loadmaster.executor.memory.capture import trace
-from loadmaster.executor.memory.emission import emit
-from loadmaster.executor.memory.grouping import group
+from loadmaster.executor.memory.operators.grouping import group
+from loadmaster.executor.memory.run.emission import emit
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.plan import Compute, Stage
 from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transformer_case

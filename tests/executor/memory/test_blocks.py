@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import loadmaster
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, apply_to_blocks, capture_block, measure
-from loadmaster.executor.memory.apply import Planned
+from loadmaster.executor.memory.run.apply import Planned
 from tests.executor.memory.models import ConvNet, Mlp, Transformer
 from tests.executor.memory.schedules import plan, schedule
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import fx
 
-from loadmaster.executor.memory.channels_last import ChannelsLast, is_channels_last, laid_out
+from loadmaster.executor.memory.run.channels_last import ChannelsLast, is_channels_last, laid_out
 
 aten = torch.ops.aten
 

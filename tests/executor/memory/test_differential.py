@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from loadmaster.executor.memory.emission import emit
+from loadmaster.executor.memory.run.emission import emit
 from loadmaster.models.memory.checker import check
 from tests.executor.memory.replay import Replay
 

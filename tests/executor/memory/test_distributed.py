@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, apply_to_blocks, capture, capture_block, measure
-from loadmaster.executor.memory.apply import Planned
 from loadmaster.executor.memory.command import main
-from loadmaster.executor.memory.wrappers import held_by
+from loadmaster.executor.memory.run.apply import Planned
+from loadmaster.executor.steps.wrappers import held_by
 from loadmaster.models.memory.checker import check
 from tests.executor.memory.models import Mlp, Transformer, convnet_case, mlp_case, transformer_case
 from tests.executor.memory.ranks import RANKS, outcomes

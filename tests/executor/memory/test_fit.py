@@ -13,11 +13,11 @@ import torch
 from loadmaster.errors import BudgetError, CheckFailedError, InputError, LimitReachedError
 from loadmaster.executor import apply, capture, measure
 from loadmaster.executor.costs import roofline
-from loadmaster.executor.memory import fit as fitting
-from loadmaster.executor.memory.fit import Fitter, fit
-from loadmaster.executor.memory.measure import Measurement
-from loadmaster.executor.memory.reserve import LARGE_BYTES, allocator_reserve_bytes
-from loadmaster.executor.memory.tries import Correction, Try, accuracy, describe, factors, launches_bind
+from loadmaster.executor.memory.fit import fit as fitting
+from loadmaster.executor.memory.fit.fit import Fitter, fit
+from loadmaster.executor.memory.fit.reserve import LARGE_BYTES, allocator_reserve_bytes
+from loadmaster.executor.memory.fit.tries import Correction, Try, accuracy, describe, factors, launches_bind
+from loadmaster.executor.steps.measure import Measurement
 from loadmaster.models.memory.checker import check
 from tests.executor.memory import schedules
 from tests.executor.memory.hand_planner import HandPlanner, keep_everything_peak, keep_nothing_peak

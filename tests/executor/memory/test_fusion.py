@@ -9,8 +9,8 @@ import torch
 from torch import fx
 from torch._inductor.utils import run_and_get_code
 
-from loadmaster.executor.memory.fusion import is_elementwise, is_fusible, steps, traffic
-from loadmaster.executor.memory.joint import Joint
+from loadmaster.executor.memory.operators.fusion import is_elementwise, is_fusible, steps, traffic
+from loadmaster.executor.steps.step_graph import StepGraph
 from tests.executor.tape import Tape
 
 aten = torch.ops.aten
@@ -21,7 +21,7 @@ BIG = 4 * N * C * H * H  # bytes of one float32 activation
 def moved(tape: Tape, nodes, written):
     """Traffic of the nodes; ``written`` are read by somebody else."""
     tape.graph.output(tuple(written))
-    joint = Joint(fx.GraphModule(torch.nn.Module(), tape.graph), (), ())
+    joint = StepGraph(fx.GraphModule(torch.nn.Module(), tape.graph), (), ())
     return traffic(joint, nodes, written)
 
 

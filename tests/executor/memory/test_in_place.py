@@ -11,10 +11,10 @@ from torch import nn
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture
 from loadmaster.executor.memory.capture import trace
-from loadmaster.executor.memory.emission import emit
-from loadmaster.executor.memory.grouping import group
-from loadmaster.executor.memory.operators import Operators
-from loadmaster.executor.memory.trial import trial
+from loadmaster.executor.memory.fit.trial import trial
+from loadmaster.executor.memory.operators.grouping import group
+from loadmaster.executor.memory.operators.operators import Operators
+from loadmaster.executor.memory.run.emission import emit
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.plan import Compute, MemoryPlan, Stage

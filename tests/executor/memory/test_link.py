@@ -9,10 +9,9 @@ import torch
 
 from loadmaster.errors import InputError
 from loadmaster.executor import capture
-from loadmaster.executor.memory import link
 from loadmaster.executor.memory.command import main
-from loadmaster.models.hardware import hardware
-from loadmaster.models.memory.problem import HostLink
+from loadmaster.executor.steps import host_link as link
+from loadmaster.models.hardware import HostLink, hardware
 from tests.executor.memory.models import mlp_case
 
 

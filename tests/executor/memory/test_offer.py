@@ -11,8 +11,8 @@ import torch
 from loadmaster.errors import InputError
 from loadmaster.executor import Offer, apply, capture
 from loadmaster.executor.memory.capture import trace
-from loadmaster.executor.memory.grouping import group
 from loadmaster.executor.memory.implementations import registry
+from loadmaster.executor.memory.operators.grouping import group
 from tests.executor.memory.models import convnet_case
 from tests.executor.memory.schedules import plan, schedule
 

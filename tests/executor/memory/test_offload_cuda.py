@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from loadmaster.executor import apply, capture, measure
-from loadmaster.executor.memory import transfers
-from loadmaster.executor.memory.pinned import pool_of
+from loadmaster.executor.steps import transfers
+from loadmaster.executor.steps.pinned import pool_of
+from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.plan import MemoryPlan
-from loadmaster.models.memory.problem import HostLink, MemoryProblem
+from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner import plan as plan_problem
 from loadmaster.planner.options import PlanOptions
 from tests.executor.memory.models import Transformer

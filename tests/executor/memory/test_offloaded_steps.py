@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture
-from loadmaster.executor.memory import transfers
 from loadmaster.executor.memory.capture import trace
-from loadmaster.executor.memory.emission import emit
-from loadmaster.executor.memory.grouping import group
+from loadmaster.executor.memory.operators.grouping import group
+from loadmaster.executor.memory.run.emission import emit
+from loadmaster.executor.steps import transfers
+from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.plan import Fetch, MemoryPlan, Schedule
-from loadmaster.models.memory.problem import HostLink, MemoryProblem
+from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner import plan as plan_problem
 from loadmaster.planner.options import PlanOptions
 from tests.executor.memory.models import convnet_case, mlp_case, transformer_case

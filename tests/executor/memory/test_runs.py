@@ -8,9 +8,9 @@ import torch
 from torch import fx, nn
 
 from loadmaster.executor.memory.capture import trace
-from loadmaster.executor.memory.grouping import group
-from loadmaster.executor.memory.operators import Operators
-from loadmaster.executor.memory.runs import Run
+from loadmaster.executor.memory.operators.grouping import group
+from loadmaster.executor.memory.operators.operators import Operators
+from loadmaster.executor.memory.operators.runs import Run
 
 ROWS, WIDTH = 64, 32
 BIG = 4 * ROWS * WIDTH

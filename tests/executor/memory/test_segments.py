@@ -14,10 +14,10 @@ from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 
-from loadmaster.executor.memory import backends
-from loadmaster.executor.memory.backends import eager, inductor
-from loadmaster.executor.memory.measure import cpu_peak_bytes
-from loadmaster.executor.memory.segments import STAGE, chain, cut, is_staged
+from loadmaster.executor.memory.run import backends
+from loadmaster.executor.memory.run.backends import eager, inductor
+from loadmaster.executor.memory.run.segments import STAGE, chain, cut, is_staged
+from loadmaster.executor.steps.measure import cpu_peak_bytes
 
 aten = torch.ops.aten
 

@@ -12,9 +12,9 @@ from torch._C._autograd import DeviceType
 
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture, measure
-from loadmaster.executor.memory import timeline as timelines
-from loadmaster.executor.memory.snapshot import record_snapshot
-from loadmaster.executor.memory.timeline import Span, Timeline, record, side_by_side
+from loadmaster.executor.steps import timeline as timelines
+from loadmaster.executor.steps.snapshot import record_snapshot
+from loadmaster.executor.steps.timeline import Span, Timeline, record, side_by_side
 from loadmaster.models.memory.checker import check
 from tests.executor.memory.models import convnet_case
 from tests.executor.memory.schedules import plan, schedule

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture, measure
-from loadmaster.executor.memory import backends
-from loadmaster.executor.memory.apply import Planned
+from loadmaster.executor.memory.run import backends
+from loadmaster.executor.memory.run.apply import Planned
 from loadmaster.models.memory.checker import check
 from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transformer_case
 from tests.executor.memory.schedules import plan, schedule

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
-from loadmaster.executor.memory import pinned
-from loadmaster.executor.memory.pinned import HostPool
-from loadmaster.executor.memory.transfers import fetch, fetched, send, sent
+from loadmaster.executor.steps import pinned
+from loadmaster.executor.steps.pinned import HostPool
+from loadmaster.executor.steps.transfers import fetch, fetched, send, sent
 
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu])]
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from loadmaster.executor.memory.tracing import Step
-from loadmaster.executor.memory.trial import runner, trial, untouched
+from loadmaster.executor.memory.fit.trial import runner, trial, untouched
+from loadmaster.executor.steps.tracing import Step
 
 
 class Restless(nn.Module):

@@ -7,7 +7,7 @@ import torch
 
 from loadmaster.errors import BudgetError, InputError
 from loadmaster.executor import apply, capture
-from loadmaster.executor.memory import apply as applying
+from loadmaster.executor.memory.run import apply as applying
 from tests.executor.memory.models import mlp_case
 from tests.executor.memory.schedules import plan, schedule
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.plan import Send
-from loadmaster.models.collective.topology import Link
+from loadmaster.models.topologies.topology import Link
 
 
 def holds(instance: Instance, sends: Sequence[Send]) -> bool:

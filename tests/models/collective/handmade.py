@@ -10,7 +10,7 @@ from loadmaster.models.collective.collectives import chunks_of
 from loadmaster.models.collective.instance import Chunk
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Form, Send
 from loadmaster.models.collective.problem import CollectiveProblem
-from loadmaster.models.collective.topology import Topology
+from loadmaster.models.topologies.topology import Topology
 
 STEP_NS = 1_000_000
 

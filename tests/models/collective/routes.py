@@ -7,7 +7,7 @@ import random
 from hypothesis import strategies as st
 
 from loadmaster.models.collective.instance import Chunk, Instance
-from loadmaster.models.collective.topology import Link, Topology
+from loadmaster.models.topologies.topology import Link, Topology
 
 
 def random_routes(instance: Instance, seed: int) -> list[list[int]]:

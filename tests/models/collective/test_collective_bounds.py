@@ -13,7 +13,7 @@ from loadmaster.models.collective.checker import check
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective
-from loadmaster.models.collective.topology import Link, Topology
+from loadmaster.models.topologies.topology import Link, Topology
 from tests.models.collective.optimal_schedules import Search
 from tests.models.collective.tiny import problem, ring, switched
 

@@ -17,7 +17,7 @@ from loadmaster.models.collective.lowering import Message, messages_of
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Send
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
 from loadmaster.models.collective.replay import replay, replay_messages
-from loadmaster.models.collective.topology import Link, Topology
+from loadmaster.models.topologies.topology import Link, Topology
 from tests.models.collective.clockwork import holds
 from tests.models.collective.schedules import random_schedule, ring_allgather
 from tests.models.collective.tiny import EVEN, problem, ring, switched

@@ -18,7 +18,7 @@ from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Send, Unreachable
 from loadmaster.models.collective.problem import CollectiveProblem, Sketch, SwitchPolicy
 from loadmaster.models.collective.reach import unreachable
-from loadmaster.models.collective.topology import Link, Topology
+from loadmaster.models.topologies.topology import Link, Topology
 from tests.models.collective.tiny import problem, ring, switched
 
 SKETCH = Sketch(

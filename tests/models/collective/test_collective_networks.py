@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
-from loadmaster.models.collective.networks import read_network
-from loadmaster.models.collective.topology import Link
+from loadmaster.models.topologies.networks import read_network
+from loadmaster.models.topologies.topology import Link
 
 
 def link(source: int, target: int, **more: Any) -> dict[str, Any]:

@@ -6,10 +6,10 @@ import networkx as nx
 import pytest
 
 from loadmaster.errors import InputError
-from loadmaster.models.collective.clusters import DGX1_DOUBLE, DGX1_SINGLE
-from loadmaster.models.collective.presets import Preset, catalogue, fat_tree, preset, ring, torus
 from loadmaster.models.collective.symmetry import holders_of
-from loadmaster.models.collective.topology import Topology
+from loadmaster.models.topologies.clusters import DGX1_DOUBLE, DGX1_SINGLE
+from loadmaster.models.topologies.presets import Preset, catalogue, fat_tree, preset, ring, torus
+from loadmaster.models.topologies.topology import Topology
 
 
 def graph(topology: Topology) -> nx.DiGraph:

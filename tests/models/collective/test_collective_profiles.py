@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from loadmaster.errors import InputError
-from loadmaster.models.collective.profiles import load_profile, profile_names, published_profile
-from loadmaster.models.collective.topology import Topology
+from loadmaster.models.topologies.profiles import load_profile, profile_names, published_profile
+from loadmaster.models.topologies.topology import Topology
 
 # File -> bytes of its chunk, ns of its unit; by hand.
 KNOWN = {

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.logical import instance_of
-from loadmaster.models.collective.presets import preset
 from loadmaster.models.collective.problem import Collective, Sketch, SwitchPolicy
-from loadmaster.models.collective.profiles import load_profile, published_profile
 from loadmaster.models.collective.reach import unreachable
 from loadmaster.models.collective.sketch_files import published_sketch, read_sketch, sketch_names
-from loadmaster.models.collective.topology import Link, Topology
+from loadmaster.models.topologies.presets import preset
+from loadmaster.models.topologies.profiles import load_profile, published_profile
+from loadmaster.models.topologies.topology import Link, Topology
 from tests.models.collective.tiny import problem, switched
 
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from loadmaster.errors import InputError
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
 from loadmaster.models.collective.logical import instance_of
-from loadmaster.models.collective.presets import preset
 from loadmaster.models.collective.problem import Collective, CollectiveProblem, Sketch, SwitchPolicy
-from loadmaster.models.collective.profiles import load_profile, published_profile
 from loadmaster.models.collective.rotations import chunk_images, rotation
 from loadmaster.models.collective.sketch import logical_topology
 from loadmaster.models.collective.sketch_files import published_sketch, read_sketch
 from loadmaster.models.collective.symmetry import breaks_chunks, breaks_topology
-from loadmaster.models.collective.topology import Topology
+from loadmaster.models.topologies.presets import preset
+from loadmaster.models.topologies.profiles import load_profile, published_profile
+from loadmaster.models.topologies.topology import Topology
 from tests.models.collective.tiny import problem, ring, switched
 
 CHUNK_BYTES = {"1KB": 2**10, "1MB": 2**20}

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from loadmaster.errors import InputError
-from loadmaster.models.collective.presets import preset
 from loadmaster.models.collective.problem import Collective, SwitchPolicy
-from loadmaster.models.collective.profiles import load_profile, published_profile
 from loadmaster.models.collective.sketch_files import published_sketch, read_sketch, sketch_names
-from loadmaster.models.collective.topology import Topology
+from loadmaster.models.topologies.presets import preset
+from loadmaster.models.topologies.profiles import load_profile, published_profile
+from loadmaster.models.topologies.topology import Topology
 
 LISTING_B1: dict[str, Any] = {
     "intranode_sketch": {

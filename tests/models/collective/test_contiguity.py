@@ -16,7 +16,7 @@ from loadmaster.models.collective.contiguity import Contiguity
 from loadmaster.models.collective.earliest import alone, time_ns
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
 from loadmaster.models.collective.ordering import HEURISTICS, Ordered, order
-from loadmaster.models.collective.topology import Link, Topology
+from loadmaster.models.topologies.topology import Link, Topology
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import SolveOptions, SolverStatus
 from tests.models.collective.routes import random_routes, small_instances

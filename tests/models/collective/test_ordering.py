@@ -15,7 +15,7 @@ from loadmaster.models.collective.hops import colliding, hops_of, orbits
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
 from loadmaster.models.collective.ordering import HEURISTICS, order, order_of
 from loadmaster.models.collective.plan import Send
-from loadmaster.models.collective.topology import Link, Topology
+from loadmaster.models.topologies.topology import Link, Topology
 from tests.models.collective.routes import random_routes, small_instances
 from tests.models.collective.tiny import ring, switched
 

@@ -14,7 +14,7 @@ from loadmaster.models.collective.hops import hops_of
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective, Sketch, SwitchPolicy
-from loadmaster.models.collective.topology import Topology
+from loadmaster.models.topologies.topology import Topology
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus
 from tests.models.collective.routing_twin import routing_twin

@@ -14,9 +14,9 @@ from loadmaster.models.collective import routing_bound
 from loadmaster.models.collective.bounds import lower_bound
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.logical import instance_of
-from loadmaster.models.collective.presets import torus
 from loadmaster.models.collective.problem import Collective, Sketch
-from loadmaster.models.collective.topology import Link, Topology
+from loadmaster.models.topologies.presets import torus
+from loadmaster.models.topologies.topology import Link, Topology
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import SolverStatus
 from tests.models.collective.optimal_schedules import Search

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from loadmaster.models.collective.bounds import NEVER
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.logical import instance_of
-from loadmaster.models.collective.presets import preset
 from loadmaster.models.collective.problem import Collective
 from loadmaster.models.collective.throughput import throughput_bound_ns
-from loadmaster.models.collective.topology import Link, Topology
+from loadmaster.models.topologies.presets import preset
+from loadmaster.models.topologies.topology import Link, Topology
 from tests.models.collective.optimal_schedules import Search
 from tests.models.collective.tiny import problem, ring, switched
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
-from loadmaster.models.collective.topology import Link, Topology
+from loadmaster.models.topologies.topology import Link, Topology
 
 EVEN: tuple[Collective, ...] = (
     "allgather",

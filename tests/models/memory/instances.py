@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory.problem import (
     BackwardImplementation,
     BackwardOperator,
     ForwardOperator,
-    HostLink,
     Implementation,
     InPlace,
     MemoryProblem,

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory import banded, monet
 from loadmaster.models.memory.banded import Banded
 from loadmaster.models.memory.bands import BoolArray, band, everything, slots_of_stages, with_pairs
@@ -18,7 +19,6 @@ from loadmaster.models.memory.problem import (
     BackwardImplementation,
     BackwardOperator,
     ForwardOperator,
-    HostLink,
     Implementation,
     MemoryProblem,
     Objective,

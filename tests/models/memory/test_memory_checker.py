@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
+from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory import chen, gist, plain
 from loadmaster.models.memory.checker import check, check_plan
 from loadmaster.models.memory.plan import Compute, MemoryPlan, Schedule, Stage
@@ -17,7 +18,6 @@ from loadmaster.models.memory.problem import (
     BackwardImplementation,
     BackwardOperator,
     ForwardOperator,
-    HostLink,
     Implementation,
     InPlace,
     MemoryProblem,

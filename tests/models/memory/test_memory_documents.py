@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
+from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory import plain
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.documents import read_plan, read_problem, write_plan, write_problem
 from loadmaster.models.memory.plan import Blocker, Compute, Fetch, Infeasibility, MemoryPlan, Schedule, Stage
 from loadmaster.models.memory.presets import example, example_names
-from loadmaster.models.memory.problem import HostLink, MemoryProblem
+from loadmaster.models.memory.problem import MemoryProblem
 from tests.models.memory.instances import random_problem
 
 Document = dict[str, Any]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory import banded, banded_offload
 from loadmaster.models.memory.banded import Banded
 from loadmaster.models.memory.bands import everything
@@ -17,7 +18,6 @@ from loadmaster.models.memory.problem import (
     BackwardImplementation,
     BackwardOperator,
     ForwardOperator,
-    HostLink,
     Implementation,
     MemoryProblem,
 )

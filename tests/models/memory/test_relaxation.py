@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory import monet, relaxation, relaxation_links
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.presets import example, example_names, reference
-from loadmaster.models.memory.problem import HostLink, MemoryProblem, Objective
+from loadmaster.models.memory.problem import MemoryProblem, Objective
 from loadmaster.models.memory.reach import MIB, groups_of
 from loadmaster.models.memory.relaxation import Relaxation
 from loadmaster.solvers.process import solve

@@ -7,11 +7,11 @@ import pytest
 from loadmaster.models.collective.collectives import chunks_of
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.logical import instance_of
-from loadmaster.models.collective.networks import read_network
-from loadmaster.models.collective.presets import preset
 from loadmaster.models.collective.problem import Collective, CollectiveProblem, Sketch
 from loadmaster.models.collective.reach import unreachable
 from loadmaster.models.collective.symmetry import closure
+from loadmaster.models.topologies.networks import read_network
+from loadmaster.models.topologies.presets import preset
 from loadmaster.planner.collective.sketches import candidates, chunk_counts
 from tests.models.collective.tiny import problem, ring, switched
 

@@ -11,9 +11,9 @@ from loadmaster.models.collective.checker import check
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Send
-from loadmaster.models.collective.presets import preset
 from loadmaster.models.collective.problem import Collective, Sketch, SwitchPolicy
-from loadmaster.models.collective.topology import Link, Topology
+from loadmaster.models.topologies.presets import preset
+from loadmaster.models.topologies.topology import Link, Topology
 from loadmaster.planner.collective.dispatch import dispatch
 from loadmaster.planner.collective.greedy import Searcher, list_schedule
 from loadmaster.planner.collective.ground import Ground

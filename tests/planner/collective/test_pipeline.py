@@ -11,7 +11,7 @@ from loadmaster.models.collective.checker import check
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective, Sketch
-from loadmaster.models.collective.topology import Topology
+from loadmaster.models.topologies.topology import Topology
 from loadmaster.planner.collective.pipeline import pipeline
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.options import PlanOptions, PlanProgress

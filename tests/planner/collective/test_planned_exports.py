@@ -9,7 +9,7 @@ import pytest
 from loadmaster.models.collective.exports.msccl import msccl_xml
 from loadmaster.models.collective.exports.mscclpp import mscclpp_plan
 from loadmaster.models.collective.problem import Collective
-from loadmaster.models.collective.topology import Topology
+from loadmaster.models.topologies.topology import Topology
 from loadmaster.planner import plan
 from tests.models.collective import test_export_msccl as msccl
 from tests.models.collective import test_export_mscclpp as mscclpp

@@ -13,9 +13,9 @@ from loadmaster.models.collective.checker import check
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Send
-from loadmaster.models.collective.presets import preset
 from loadmaster.models.collective.problem import Collective, Sketch
-from loadmaster.models.collective.topology import Link, Topology
+from loadmaster.models.topologies.presets import preset
+from loadmaster.models.topologies.topology import Link, Topology
 from loadmaster.planner.collective.greedy import Searcher
 from loadmaster.planner.collective.reversal import choose_roots, gathering, relabelled, relabelling, reversed_summing
 from tests.models.collective.schedules import expect_symmetric

@@ -11,12 +11,13 @@ import pytest
 
 from loadmaster import planner
 from loadmaster.errors import CancelledError, CheckFailedError, InputError, LimitReachedError
+from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory import minimum, monet, plain
 from loadmaster.models.memory.checker import check, check_plan
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.presets import chain, example
-from loadmaster.models.memory.problem import HostLink, MemoryProblem
+from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner import PlanProgress
 from loadmaster.planner.memory import driver, search
 from loadmaster.planner.memory.search import Search, Slots

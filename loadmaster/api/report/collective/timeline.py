@@ -20,8 +20,8 @@ from loadmaster.models.collective.collectives import chunks_of
 from loadmaster.models.collective.instance import Chunk
 from loadmaster.models.collective.plan import Algorithm
 from loadmaster.models.collective.problem import CollectiveProblem
-from loadmaster.models.collective.topology import Topology
 from loadmaster.models.collective.verdict import Check, Journey
+from loadmaster.models.topologies.topology import Topology
 
 LARGEST_ROWS = 100
 LONGEST_LABEL = 32

@@ -15,8 +15,8 @@ from torch import Tensor, fx
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.executor.memory.implementations.emitting import aten, call, with_strides_of
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
-from loadmaster.executor.memory.implementations.layouts import dense_bytes
 from loadmaster.executor.memory.implementations.registry import Recompute, Value
+from loadmaster.executor.steps.layouts import dense_bytes
 
 # Position of the "training" argument: without training the saved statistics are empty.
 TRAINING = {

@@ -17,7 +17,7 @@ from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.executor.memory.implementations.chunks import chunk_bytes, chunks, laid_out_like, row_major_bytes
 from loadmaster.executor.memory.implementations.emitting import aten, call
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
-from loadmaster.executor.memory.implementations.layouts import dense_bytes
+from loadmaster.executor.steps.layouts import dense_bytes
 
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9

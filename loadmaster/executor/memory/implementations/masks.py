@@ -16,7 +16,7 @@ from torch import Tensor
 from loadmaster.errors import InputError
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
-from loadmaster.executor.memory.implementations.layouts import dense_bytes, ordered_strides
+from loadmaster.executor.steps.layouts import dense_bytes, ordered_strides
 
 BITS = 8
 IMAGE_DIMENSIONS = 4  # from here on the second dimension is the channels

@@ -13,7 +13,7 @@ from torch import Tensor
 from loadmaster.errors import InputError
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
-from loadmaster.executor.memory.implementations.layouts import dense_bytes
+from loadmaster.executor.steps.layouts import dense_bytes
 
 MESSAGE = "a normalization's weight is too close to zero to recover its input: plan without norm_output_weighted"
 

@@ -14,8 +14,8 @@ from torch._prims_common import suggest_memory_format
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.executor.memory.implementations.emitting import aten, call, calls, source, with_strides_of
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
-from loadmaster.executor.memory.implementations.layouts import dense_bytes
 from loadmaster.executor.memory.implementations.registry import Site, Value
+from loadmaster.executor.steps.layouts import dense_bytes
 
 BACKWARD = aten.max_pool2d_with_indices_backward.default
 WINDOW_LIMIT = 256  # offsets are one byte

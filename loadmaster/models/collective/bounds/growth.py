@@ -37,7 +37,7 @@ from functools import cached_property
 import numpy as np
 
 from loadmaster.models.collective.bounds.network import NEVER, BoolArray, IntArray, Machine, Network, numbered
-from loadmaster.models.collective.topology import Link
+from loadmaster.models.topologies.topology import Link
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from loadmaster.models.collective.exports.streams import (
 from loadmaster.models.collective.lowering import lower
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
-from loadmaster.models.collective.topology import Topology
+from loadmaster.models.topologies.topology import Topology
 
 OPERATIONS_PER_BLOCK = 64
 CHANNELS_PER_OPERATION = 8

@@ -12,10 +12,10 @@ from joint_graphs import arguments, flat, joint_graph, substitute
 from torch import nn
 
 from loadmaster.errors import InputError
-from loadmaster.executor.memory.implementations.layouts import is_dense
 from loadmaster.executor.memory.implementations.masks import masked_gradient, pack_inside, packed_shape
 from loadmaster.executor.memory.implementations.prepare import prepare
 from loadmaster.executor.memory.implementations.registry import alternatives
+from loadmaster.executor.steps.layouts import is_dense
 
 BY_NAME = {a.name: a for a in alternatives()}
 

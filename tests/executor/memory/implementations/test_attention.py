@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from loadmaster.executor.costs.traffic import flops
 from loadmaster.executor.memory.implementations.attention import draw_seed, seed_attention, seeded_attention
 from loadmaster.executor.memory.implementations.emitting import call
-from loadmaster.executor.memory.joint import is_random
+from loadmaster.executor.steps.step_graph import is_random
 
 aten = torch.ops.aten
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

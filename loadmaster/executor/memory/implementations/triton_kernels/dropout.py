@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loadmaster.executor.memory.implementations.layouts import dense, row_major_steps
 from loadmaster.executor.memory.implementations.triton_kernels.launch import BLOCK, grid, is_wide, positions
+from loadmaster.executor.steps.layouts import dense, row_major_steps
 
 SPLITMIX_GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 SPLITMIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)

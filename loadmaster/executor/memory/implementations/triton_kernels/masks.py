@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loadmaster.executor.memory.implementations.layouts import dense, ordered_strides
 from loadmaster.executor.memory.implementations.masks import empty_mask, packed_dim, packed_size
 from loadmaster.executor.memory.implementations.triton_kernels.launch import grid, is_wide, positions
+from loadmaster.executor.steps.layouts import dense, ordered_strides
 
 BLOCK = 512  # bytes of a mask per program
 

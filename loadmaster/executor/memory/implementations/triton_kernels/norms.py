@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loadmaster.executor.memory.implementations.layouts import dense
 from loadmaster.executor.memory.implementations.triton_kernels.launch import BLOCK, grid, is_wide, positions
+from loadmaster.executor.steps.layouts import dense
 
 
 @triton.jit

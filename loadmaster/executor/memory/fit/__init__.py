@@ -1,0 +1,1 @@
+"""Fitting a step to its budget: planned, run, measured, corrected."""

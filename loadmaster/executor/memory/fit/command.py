@@ -1,0 +1,132 @@
+"""The command behind ``loadmaster fit``: a step is fitted here, and planned by the process that started this one.
+
+Lines of JSON go out on standard output: ``{"problem": document}`` asks for a plan, ``{"tried": {...}}`` tells of a
+trial, ``{"fitted": {...}}`` of the end. A line on standard input answers each question: ``{"plan": document}``, or
+``{"limit": text}`` where planning took too long. What the model itself prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from loadmaster.errors import InputError, LimitReachedError, LoadmasterError
+from loadmaster.executor.memory.capture import device_of
+from loadmaster.executor.memory.command import add_step_arguments, make_step
+from loadmaster.executor.memory.files import plan_from, problem_document
+from loadmaster.executor.memory.fit.fit import Fitted, Fitter
+from loadmaster.executor.memory.fit.tries import Try, describe
+from loadmaster.executor.steps.snapshot import expect_history, record_snapshot
+from loadmaster.executor.steps.timeline import side_by_side
+from loadmaster.models.memory.plan import MemoryPlan
+from loadmaster.models.memory.problem import MemoryProblem
+
+INTERRUPTED = 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    p = argparse.ArgumentParser(prog="python -m loadmaster.executor.fit", description=__doc__)
+    p.add_argument("factory", help="MODULE:FUNCTION returning (model, inputs) or (model, inputs, loss)")
+    p.add_argument("--budget-bytes", type=int, required=True, help="what the measured peak must not exceed")
+    p.add_argument("--tries", type=int, default=3, help="plans that are run at most (3)")
+    p.add_argument("--fragmentation", choices=["ignore", "count"], default="ignore", help="count reserved bytes")
+    p.add_argument("--fragmentation-reserve-bytes", type=int, default=0, help="of the budget, kept free")
+    p.add_argument("--trace", type=Path, help="write the planned and the measured step as one Chrome trace")
+    p.add_argument("--snapshot", type=Path, help="write the measured step's memory snapshot (CUDA)")
+    add_step_arguments(p)
+    return p
+
+
+class Parent:
+    """The process that plans, at the other end of two pipes."""
+
+    def __init__(self, questions: TextIO, answers: TextIO) -> None:
+        self._questions, self._answers = questions, answers
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """One line."""
+        self._questions.write(json.dumps(message) + "\n")
+        self._questions.flush()
+
+    def plan(self, problem: MemoryProblem) -> MemoryPlan:
+        """Ask for a plan, and wait for it.
+
+        Raises:
+            InputError: the answer is no plan, or the other process is gone.
+            LimitReachedError: planning took too long.
+        """
+        self.tell({"problem": problem_document(problem)})
+        line = self._answers.readline()
+        if not line:
+            raise InputError("plan", "nothing", "did not come: the planning process is gone", "Run loadmaster fit.")
+        answer = json.loads(line)
+        if "limit" in answer:
+            raise LimitReachedError(answer["limit"])
+        return plan_from(answer["plan"], "standard input")
+
+
+def tried_document(tried: Try) -> dict[str, Any]:
+    """A try as JSON."""
+    return {**asdict(tried), "kept": tried.kept, "time_error": tried.time_error, "text": describe(tried)}
+
+
+def run(arguments: argparse.Namespace, parent: Parent) -> None:
+    """Fit, tell, and write what was asked for.
+
+    Raises:
+        InputError: the factory, the device or the model cannot be used.
+        BudgetError: no plan keeps the budget.
+    """
+    made = make_step(arguments)
+    if arguments.snapshot is not None:
+        expect_history(device_of(made.model, made.inputs))
+    reserve = None if arguments.fragmentation == "count" else arguments.fragmentation_reserve_bytes
+    with made.precision:
+        fitter = Fitter(
+            made.model,
+            made.inputs,
+            made.loss,
+            optimizer=made.optimizer,
+            backend=arguments.backend,
+            name=arguments.name,
+            gradients_held=arguments.gradients_held,
+            host_link=arguments.offload,
+            fragmentation_reserve_bytes=reserve,
+            on_try=lambda tried: parent.tell({"tried": tried_document(tried)}),
+        )
+        fitted = fitter.fit(parent.plan, arguments.budget_bytes, arguments.tries)
+        _write(arguments, fitter, fitted)
+    parent.tell({"fitted": {"problem_sha256": fitted.problem.sha256, "chosen": fitted.chosen}})
+
+
+def _write(arguments: argparse.Namespace, fitter: Fitter, fitted: Fitted) -> None:
+    if arguments.trace is not None:
+        trace = side_by_side(fitted.problem, fitted.plan, fitter.profiled(fitted.step))
+        arguments.trace.write_text(json.dumps(trace))
+    if arguments.snapshot is not None:
+        snapshot = fitter.alone(fitted.step, lambda step: record_snapshot(step, fitter.device))
+        arguments.snapshot.write_bytes(pickle.dumps(snapshot))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    arguments = parser().parse_args(argv)
+    # The first line that the model's own code prints must not be taken for an answer.
+    questions = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
+        run(arguments, Parent(questions, sys.stdin))
+    except LoadmasterError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0

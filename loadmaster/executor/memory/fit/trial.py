@@ -1,0 +1,140 @@
+"""Trial steps: a planned step is run and measured, and the user's model is left exactly as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from loadmaster.executor.memory.capture import device_of, optimizer_state_bytes
+from loadmaster.executor.steps.measure import Measurement, measure
+from loadmaster.executor.steps.step_graph import tensor_bytes, tensors
+from loadmaster.executor.steps.tracing import Step
+
+MISSING_SHARE = 0.02  # of the budget: counted beyond what there is where a step runs out of memory; nobody knows
+WARM_UP = 2  # the first step compiles, the second makes what libraries make lazily
+
+Call = Callable[..., torch.Tensor]
+
+
+@contextlib.contextmanager
+def untouched(step: Step, inputs: Sequence[Any]) -> Iterator[int]:
+    """Run steps inside, and leave no trace of them. Gives the bytes of the gradients that are set aside meanwhile.
+
+    On leaving, parameters, buffers and inputs have the values and objects they had, gradients set aside are back, and
+    the random generators of the CPU and of the step's device stand where they stood. Copies are held in host memory,
+    so that the device's peak is the step's own. Hooks on parameters and inputs do not run: they may step an optimizer.
+    """
+    held = {id(t): t for t in (*step.parameters(), *step.buffers(), *tensors(tuple(inputs)))}.values()
+    copies = [(t, t.detach().to("cpu", copy=True)) for t in held]
+    registered = [(m, dict(m._buffers)) for m in step.modules()]
+    gradients = [(t, t.grad) for t in held if t.is_leaf]
+    device = device_of(step, inputs)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _unhooked([t for t, _ in gradients]):
+        try:
+            for tensor, _ in gradients:
+                tensor.grad = None
+            yield sum(tensor_bytes(gradient) for _, gradient in gradients if gradient is not None)
+        finally:
+            for tensor, gradient in gradients:
+                tensor.grad = gradient
+            for module, buffers in registered:
+                module._buffers.update(buffers)
+            with torch.no_grad():
+                for tensor, copy in copies:
+                    if not _same(tensor.detach().cpu(), copy):
+                        tensor.copy_(copy)
+
+
+@contextlib.contextmanager
+def _unhooked(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Take off what users hang on gradients. Emptied in place: the handles that remove hooks know their dictionary."""
+    hooks = [h for t in leaves for h in (t._backward_hooks, getattr(t, "_post_accumulate_grad_hooks", None)) if h]
+    kept = [dict(h) for h in hooks]
+    for hook in hooks:
+        hook.clear()
+    try:
+        yield
+    finally:
+        for hook, before in zip(hooks, kept, strict=True):
+            hook.update(before)
+
+
+def _same(now: torch.Tensor, before: torch.Tensor) -> bool:
+    """Equal, NaN where NaN was: what nobody changed need not be writable (an expanded input)."""
+    return torch.equal(now, before) or bool(((now == before) | ((now != now) & (before != before))).all())
+
+
+def runner(call: Call, step: Step, inputs: Sequence[Any], *, gradients_held: bool) -> Callable[[], None]:
+    """One forward and backward pass; the gradients stay and are added to, or are dropped at its end."""
+    leaves = [t for t in (*step.parameters(), *tensors(tuple(inputs))) if t.is_leaf and t.requires_grad]
+
+    @torch.enable_grad()
+    def run() -> None:
+        call(*inputs).backward()  # type: ignore[no-untyped-call]
+        if not gradients_held:
+            for tensor in leaves:
+                tensor.grad = None
+
+    return run
+
+
+def trial(
+    call: Call,
+    step: Step,
+    inputs: Sequence[Any],
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    gradients_held: bool = False,
+    repeats: int = 5,
+) -> Measurement:
+    """Measure a step, inside :func:`untouched`.
+
+    Peaks count what training will hold: gradients set aside are left out, and optimizer state that the first step of
+    the optimizer makes is added. On CUDA the allocator gives back what warming up has left in its cache, so that the
+    reserved bytes are those of the steps themselves.
+
+    Args:
+        call: what takes the inputs and returns the loss.
+        step: model and loss.
+        repeats: timed steps.
+    """
+    device = device_of(step, inputs)
+    state = [] if optimizer is None else [t for s in optimizer.state.values() for t in tensors(list(s.values()))]
+    coming_bytes = 0 if optimizer is None or state else optimizer_state_bytes(optimizer)
+    with untouched(step, inputs) as set_aside_bytes:
+        run = runner(call, step, inputs, gradients_held=gradients_held)
+        for _ in range(WARM_UP):
+            run()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        gradients = [p.grad for p in step.parameters() if p.grad is not None]
+        resident = (*step.parameters(), *step.buffers(), *tensors(tuple(inputs)), *state, *gradients)
+        found = measure(run, resident=resident, device=device, warmup=0, repeats=repeats)
+    # What is resident on the CPU was listed; CUDA's allocator counts everything there is.
+    difference = coming_bytes - (set_aside_bytes if device.type == "cuda" else 0)
+    return Measurement(
+        found.peak_bytes + difference,
+        found.resident_bytes + difference,
+        found.step_us,
+        found.requested_bytes + difference,
+        found.reserved_bytes + difference,
+    )
+
+
+def ran_out(device: torch.device, budget_bytes: int) -> Measurement:
+    """In place of a measurement: a step needs more than this process can have of the device, and than the budget.
+
+    Call it when the exception is gone: its frames hold what the step had.
+    """
+    gc.collect()
+    present_bytes = available_bytes = 0
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        present_bytes = torch.cuda.memory_allocated(device)
+        available_bytes = torch.cuda.memory_reserved(device) + torch.cuda.mem_get_info(device)[0]
+    needed_bytes = max(budget_bytes, available_bytes) + int(MISSING_SHARE * budget_bytes)
+    return Measurement(needed_bytes, present_bytes, 0.0, needed_bytes, needed_bytes, ran_out=True)

@@ -1,0 +1,139 @@
+"""Bytes and times of the operators of a step, in the terms of the memory problem.
+
+What an operator's run (:mod:`loadmaster.executor.memory.operators.runs`) holds at its peak beyond the operator's
+result is the operator's workspace. It can be negative for a backward operator that frees what it read before its last
+result appears. Gradients that return to the user stay, the others go after their last reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from torch import fx
+
+from loadmaster.executor.costs.model import CostModel
+from loadmaster.executor.memory.operators.emitter import Emitter, stand_in
+from loadmaster.executor.memory.operators.operators import BackwardGroup, Choice, ForwardGroup, Operators
+from loadmaster.executor.memory.operators.runs import Run, Usage
+
+
+@dataclass(frozen=True)
+class BackwardUsage:
+    """Bytes around one backward operator: gradients alive before it, resident bytes, result, and peak inside."""
+
+    live_bytes: int
+    fixed_bytes: int
+    output_bytes: int
+    workspace_bytes: tuple[int, ...]
+    time_us: tuple[float, ...]
+
+
+class Accountant:
+    """Costs and sizes of one step's operators.
+
+    Args:
+        fused: whether the nodes of an operator run as fused kernels (Inductor) or one by one (eager).
+        resident_bytes: parameters, buffers, inputs, optimizer state.
+    """
+
+    def __init__(self, operators: Operators, costs: CostModel, *, fused: bool, resident_bytes: int) -> None:
+        self.operators = operators
+        self.joint = operators.joint
+        self.costs = costs
+        self.fused = fused
+        buffers = {
+            self.joint.roots[n]
+            for n in self.joint.forward_outputs
+            if isinstance(n, fx.Node) and n is not self.joint.loss and self.joint.roots[n] not in operators.owner
+        }
+        held = sum(self.joint.bytes_of(r) for r in buffers | set(operators.pinned) if not self.joint.is_resident(r))
+        self.resident_bytes = resident_bytes + held
+
+    def output_bytes(self, group: ForwardGroup) -> int:
+        """m_i."""
+        if group.encoding is not None:
+            return self._encoding(group).result_bytes
+        return sum(self.joint.bytes_of(r) for r in group.results)
+
+    def forward(self, group: ForwardGroup) -> Usage:
+        """In the forward pass."""
+        if group.encoding is not None:
+            return self._usage(self._encoding(group))
+
+        def emit(emitter: Emitter) -> None:
+            for node in (*group.nodes, *group.side):
+                emitter.run(node)
+
+        pinned = set(self.operators.pinned)
+        results = [r for n in (*group.nodes, *group.side) for r in self.joint.results[n] if r in pinned]
+        run = self._run(emit, (*group.results, *results))
+        usage = self._usage(run)
+        # Pinned results are counted as resident.
+        return Usage(usage.time_us, usage.peak_bytes - sum(self.joint.bytes_of(r) for r in results))
+
+    def recompute(self, group: ForwardGroup) -> Usage:
+        """In the backward pass, where some nodes have a cheaper way to run again."""
+        if group.encoding is not None:
+            return self._usage(self._encoding(group))
+        return self._usage(self._run(lambda emitter: emitter.recompute(group), group.results))
+
+    def backward(self) -> list[BackwardUsage]:
+        """All backward operators, in order."""
+        joint = self.joint
+        returned = {joint.roots[n] for n in joint.backward_outputs if isinstance(n, fx.Node)}
+        order = [n for b in self.operators.backward for n in b.nodes]
+        made_here = {r for n in order for r in joint.results[n]}
+        last: dict[fx.Node, int] = {}
+        for b in self.operators.backward:
+            last.update(dict.fromkeys((r for r in joint.reads(b.nodes) if r in made_here), b.id))
+        live: dict[fx.Node, int] = {}
+        fixed = self.resident_bytes
+        usages = []
+        for b in self.operators.backward:
+            before = sum(live.values())
+            start = fixed
+            made = {r for n in b.nodes for r in joint.results[n]}
+            results = [r for r in made if r in returned or last.get(r, -1) > b.id]
+            dying = [r for r in live if last[r] == b.id and r not in returned]
+            runs = [self._usage(self._choice(b, c, results), dying) for c in b.choices]
+            fixed += sum(joint.bytes_of(r) for r in results if r in returned)
+            live.update((r, joint.bytes_of(r)) for r in results if r not in returned)
+            live = {r: size for r, size in live.items() if last[r] > b.id}
+            output = sum(size for r, size in live.items() if r in made)
+            usages.append(
+                BackwardUsage(
+                    before,
+                    fixed,
+                    output,
+                    tuple(start + usage.peak_bytes - fixed - output for usage in runs),
+                    tuple(usage.time_us for usage in runs),
+                )
+            )
+        return usages
+
+    def _choice(self, group: BackwardGroup, choice: Choice, results: Collection[fx.Node]) -> Run:
+        def encoded(emitter: Emitter, i: int) -> fx.Node:
+            made = self._encoding(self.operators.forward[i]).results[0]
+            return stand_in(emitter.graph, f"encoded_{i}", made)
+
+        def emit(emitter: Emitter) -> None:
+            for i in choice.inlined:
+                emitter.recompute(self.operators.forward[i])
+            for node in group.nodes:
+                emitter.differentiate(node, choice, lambda i: encoded(emitter, i))
+
+        return self._run(emit, results)
+
+    def _run(self, emit: Callable[[Emitter], object], results: Collection[fx.Node]) -> Run:
+        return Run.emitted(
+            self.operators, emit, lambda emitter: [emitter.held[r] for r in results if r in emitter.held]
+        )
+
+    def _encoding(self, group: ForwardGroup) -> Run:
+        return Run.emitted(
+            self.operators, lambda emitter: emitter.encode(group), lambda emitter: [emitter.encoded[group.id]]
+        )
+
+    def _usage(self, run: Run, dying: Collection[fx.Node] = ()) -> Usage:
+        return run.usage(self.costs, fused=self.fused, dying=dying)

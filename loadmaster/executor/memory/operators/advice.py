@@ -1,0 +1,92 @@
+"""What a model's own code costs that no plan can put right, found in its graph, with the remedy.
+
+A plan decides about the operators that a model was written in. Two ways to write one cost more than memory can buy
+back, and ``torch.compile`` rewrites some of both on its own:
+
+- attention as two products and a softmax, whose scores a fused kernel never holds (:func:`written_out_attention`);
+- matrix products whose rows start between multiples of 16 bytes, for which libraries have slow kernels only
+  (:func:`unaligned_products`; the chunked loss aligns its own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import fx
+
+from loadmaster.executor.costs.traffic import flops
+from loadmaster.executor.steps.step_graph import StepGraph, tensor_bytes
+from loadmaster.executor.steps.tracing import place_of
+
+aten = torch.ops.aten
+
+_BATCHED_PRODUCTS = (aten.bmm.default, aten.baddbmm.default)
+_PRODUCTS = (aten.mm.default, aten.addmm.default, *_BATCHED_PRODUCTS)
+# Tensor cores read and write rows that start at multiples of this.
+_ROW_BYTES = 16
+# Smaller products are over before their kernel matters: ten microseconds on a GPU of today.
+_WORTH_FLOP = 1e10
+
+
+def advice(joint: StepGraph, *, on_gpu: bool) -> list[str]:
+    """Sentences for whoever wrote the model; empty for most.
+
+    Args:
+        on_gpu: whether the step is to run on one.
+    """
+    return [*written_out_attention(joint), *(unaligned_products(joint) if on_gpu else ())]
+
+
+def written_out_attention(joint: StepGraph) -> Iterator[str]:
+    """What to say of softmaxes between two batched products."""
+    found = [
+        node
+        for node in joint.module.graph.find_nodes(op="call_function", target=aten._softmax.default)
+        if _reaches(node, lambda n: n.all_input_nodes) and _reaches(node, lambda n: joint.forward & n.users.keys())
+    ]
+    if found:
+        size_bytes = sum(tensor_bytes(node.meta["val"]) for node in found)
+        places = f"{len(found)} place" if len(found) == 1 else f"{len(found)} places, the first"
+        yield (
+            f"attention is written out in {places}{place_of(found[0])}. Its scores take {size_bytes / 2**20:,.0f} MiB, "
+            "kept or computed again; torch.nn.functional.scaled_dot_product_attention computes the same without them."
+        )
+
+
+def unaligned_products(joint: StepGraph) -> Iterator[str]:
+    """What to say of large products with a matrix whose rows are no multiple of 16 bytes."""
+    sizes: dict[tuple[int, torch.dtype], list[fx.Node]] = {}
+    for node in joint.module.graph.nodes:
+        if node.target in _PRODUCTS and flops(node) >= _WORTH_FLOP:
+            for value in (node.meta["val"], *(n.meta["val"] for n in node.all_input_nodes)):
+                if value.dim() > 1 and (row := _odd_row(value)):
+                    sizes.setdefault((row, value.dtype), []).append(node)
+    for (row, dtype), nodes in sizes.items():
+        each, kind = _ROW_BYTES // dtype.itemsize, str(dtype).removeprefix("torch.")
+        yield (
+            f"{len(set(nodes))} large matrix products have rows of {row:,} {kind}, the first"
+            f"{place_of(nodes[0])}. They run several times slower than with a multiple of {each}: make that size "
+            f"{-(-row // each) * each:,}, and leave what is added unused."
+        )
+
+
+def _odd_row(matrix: torch.Tensor) -> int:
+    """From one row (or column) of a matrix to the next, in elements, if that is no multiple of 16 bytes; else 0."""
+    step = max(matrix.stride()[-2:])
+    return step if step * matrix.element_size() % _ROW_BYTES else 0
+
+
+def _reaches(softmax: fx.Node, neighbours: Callable[[fx.Node], Iterable[fx.Node]]) -> bool:
+    """Whether there is a batched product on this side, with nothing in between but work on each score."""
+    count = softmax.meta["val"].numel()
+    seen, ahead = {softmax}, [softmax]
+    while ahead:
+        for node in neighbours(ahead.pop()):
+            if node.target in _BATCHED_PRODUCTS:
+                return True
+            value = node.meta.get("val")
+            if node not in seen and isinstance(value, torch.Tensor) and value.numel() == count:
+                seen.add(node)
+                ahead.append(node)
+    return False

@@ -1,0 +1,219 @@
+"""What a compiler makes of a run of operators: kernels of their own, and fused kernels with what those move.
+
+Matrix products, convolutions, attention, and every operator that is not known to fuse run as kernels of their own.
+Consecutive other operators fuse: what only they read never reaches memory and is computed again wherever a kernel
+needs it, so a fused kernel reads the run's inputs and writes its results. A reduction across rows (the statistics of
+BatchNorm, the gradient of a bias) ends a kernel, for every element must be seen before the first result is known;
+a reduction along rows that fit a block (LayerNorm, softmax) does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from loadmaster.executor.costs.traffic import FREE, GATHERS, flops, tensors, value_bytes, value_of
+from loadmaster.executor.memory.implementations.decompositions import decompositions
+from loadmaster.executor.steps.step_graph import StepGraph
+
+aten = torch.ops.aten
+
+ROW_LIMIT = 8192  # longer rows are read twice: once for their statistics, once for the result
+SMALL = 16  # a result with this many times fewer bytes than what was read is a statistic
+
+CREATED = frozenset({"new_zeros", "new_full", "new_ones", "zeros_like", "ones_like", "full_like"})
+"""Operators that read an input for its shape alone: nothing is gained by running them when the input is made."""
+
+ROW_LOCAL = frozenset(
+    {
+        aten.native_layer_norm.default,
+        aten._softmax.default,
+        aten._log_softmax.default,
+        aten._softmax_backward_data.default,
+        aten._log_softmax_backward_data.default,
+        aten._fused_rms_norm.default,
+    }
+)
+"""Operators whose statistics run along the last dimensions."""
+
+ACROSS_ROWS = frozenset(
+    {
+        aten.native_batch_norm.default,
+        aten._native_batch_norm_legit.default,
+        aten._native_batch_norm_legit_functional.default,
+        aten.native_batch_norm_backward.default,
+        aten.native_group_norm.default,
+        aten.native_group_norm_backward.default,
+    }
+)
+"""Operators that reduce across rows inside, whether or not anybody reads the statistics."""
+
+_ALSO_FUSIBLE = frozenset(
+    {
+        "_to_copy",
+        "copy",
+        "hardtanh_backward",
+        "hardswish_backward",
+        "leaky_relu_backward",
+        "elu_backward",
+        "softplus_backward",
+        "cat",
+        "stack",
+        "slice_backward",
+        "select_backward",
+        "slice_scatter",
+        "select_scatter",
+        "constant_pad_nd",
+        "full",
+        "full_like",
+        "zeros",
+        "zeros_like",
+        "ones_like",
+        "new_zeros",
+        "new_full",
+        "new_ones",
+        "new_empty_strided",
+        "arange",
+        "scalar_tensor",
+        "repeat",
+        "gather",
+        "index",
+        "_unsafe_index",
+        "embedding",
+        "flip",
+        "native_batch_norm",
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit_functional",
+        "native_batch_norm_backward",
+        "native_layer_norm",
+        "native_layer_norm_backward",
+        "native_group_norm",
+        "native_group_norm_backward",
+        "_fused_rms_norm",
+        "_fused_rms_norm_backward",
+        "_softmax",
+        "_log_softmax",
+        "_softmax_backward_data",
+        "_log_softmax_backward_data",
+        "nll_loss_forward",
+        "nll_loss_backward",
+        "var_mean",
+        "avg_pool2d",
+        "_adaptive_avg_pool2d",
+        "_adaptive_avg_pool2d_backward",
+        "upsample_nearest2d",
+    }
+)
+
+
+def is_fusible(node: fx.Node) -> bool:
+    """Whether a compiler runs the operator inside a kernel that it generates, together with its neighbours."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or flops(node):
+        return False
+    if target in decompositions() or target in FREE:
+        return True
+    if torch.Tag.pointwise in target.tags or torch.Tag.reduction in target.tags:
+        return True
+    return target.namespace == "aten" and target._opname in _ALSO_FUSIBLE
+
+
+def is_elementwise(node: fx.Node) -> bool:
+    """Whether it also computes every element from a few others: computed again inside its readers for next to nothing.
+
+    Reductions and what reads whole rows are not.
+    """
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or not is_fusible(node):
+        return False
+    return torch.Tag.pointwise in target.tags or target._opname in ("_to_copy", "copy") or target in decompositions()
+
+
+def is_created(node: fx.Node) -> bool:
+    """Whether the operator reads no values, only a shape."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._opname in CREATED
+
+
+def steps(nodes: Sequence[fx.Node], *, fused: bool) -> list[list[fx.Node]]:
+    """Compute nodes in order, cut into what runs as one: maximal fused runs, or single operators."""
+    found: list[list[fx.Node]] = []
+    for node in nodes:
+        if fused and found and is_fusible(node) and is_fusible(found[-1][-1]):
+            found[-1].append(node)
+        else:
+            found.append([node])
+    return found
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that a fused run moves, and the number of kernels it takes."""
+
+    moved_bytes: int
+    kernels: int
+
+
+def traffic(joint: StepGraph, nodes: Sequence[fx.Node], written: Collection[fx.Node]) -> Traffic:
+    """What a fused run moves.
+
+    Args:
+        joint: the graph.
+        nodes: fusible compute nodes, in order.
+        written: roots made by them that are read elsewhere.
+    """
+    made = {r for n in nodes for r in joint.results[n]}
+    views: dict[fx.Node, dict[fx.Node, int]] = {}  # by root: what is read of it, with its bytes
+    reach: dict[fx.Node, frozenset[fx.Node]] = {}  # by root made here: what computing it again reads
+    level: dict[fx.Node, int] = {}  # by root made here: reductions that must be over before
+    reduced: dict[int, frozenset[fx.Node]] = {}
+    for node in nodes:
+        sources: frozenset[fx.Node] = frozenset()
+        after = 0
+        for argument in node.all_input_nodes:
+            root = joint.roots[argument]
+            if root in made:
+                sources |= reach.get(root, frozenset())
+                after = max(after, level.get(root, 0))
+            else:
+                size = value_bytes(value_of(argument))
+                if node.target in GATHERS:
+                    size = min(size, value_bytes(value_of(node)))
+                views.setdefault(root, {})[argument] = size
+                sources |= {root}
+        read = sum(joint.bytes_of(r) for r in sources)
+        small = {r for r in joint.results[node] if joint.bytes_of(r) * SMALL <= read}
+        crosses = node.target in ACROSS_ROWS or (bool(small) and not _along_rows(node))
+        if crosses:
+            reduced[after] = reduced.get(after, frozenset()) | sources
+        for root in joint.results[node]:
+            statistic = crosses and root in small
+            reach[root] = frozenset() if statistic else sources
+            level[root] = after + 1 if crosses else after
+    last = frozenset().union(*(reach[r] for r in written if r in reach))
+    passes = [*reduced.values(), *([last] if last or not reduced else [])]
+
+    def bytes_of(root: fx.Node) -> int:
+        return min(joint.bytes_of(root), sum(views[root].values()))
+
+    moved = sum(bytes_of(r) for p in passes for r in p)
+    moved += sum(min(joint.bytes_of(r), value_bytes(value_of(r))) for r in written)
+    return Traffic(moved, len(passes))
+
+
+def _along_rows(node: fx.Node) -> bool:
+    """Whether every statistic of a reduction comes from one contiguous row of at most :data:`ROW_LIMIT` elements."""
+    source = next((t for n in node.all_input_nodes for t in tensors(value_of(n))), None)
+    if source is None or source.dim() == 0:
+        return True
+    if node.target in ROW_LOCAL:
+        return source.shape[-1] <= ROW_LIMIT
+    dims = next((a for a in node.args[1:2] if isinstance(a, list | tuple)), None)
+    if not dims:
+        return False
+    positions = sorted(d % source.dim() for d in dims if isinstance(d, int))
+    trailing = positions == list(range(source.dim() - len(positions), source.dim()))
+    return trailing and math.prod(source.shape[p] for p in positions) <= ROW_LIMIT

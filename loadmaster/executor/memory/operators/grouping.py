@@ -1,0 +1,334 @@
+"""Grouping the nodes of a joint graph into forward and backward operators.
+
+Forward: a compute node whose results one other node alone reads, and the backward pass does not (small statistics
+aside), is merged into its reader, since keeping what it makes never helps. Nodes that only update buffers run once,
+beside an operator. Backward: nodes in graph order, save that gradients of parameters come as early as they can. Run
+node by node, they are merged where holding the same forward results for longer costs nothing or next to nothing. Where
+a compiler fuses, a backward operator is a maximal run of nodes that fuse, and elementwise forward results that it reads
+may be computed inside it instead of being kept or recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import fx
+
+from loadmaster.executor.memory.implementations import registry
+from loadmaster.executor.memory.operators.fusion import SMALL, is_created, is_elementwise, is_fusible
+from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, Offer
+from loadmaster.executor.memory.operators.in_place import overwritable
+from loadmaster.executor.memory.operators.operators import BackwardGroup, Choice, Encoding, ForwardGroup, Operators
+from loadmaster.executor.steps.step_graph import StepGraph, is_collective, is_compute, is_mutating, is_random
+
+_SMALL_SHARE = 2000  # results below this share of all that the backward pass reads are not worth a decision
+
+OfferedSite = tuple[registry.BackwardAlternative, registry.Site]
+
+
+def group(joint: StepGraph, offer: Offer = EVERYTHING, *, fused: bool = False) -> Operators:
+    """Group a joint graph into operators.
+
+    Args:
+        offer: the implementations to offer.
+        fused: for a backend that fuses operators.
+
+    Raises:
+        InputError: the offer leaves out an implementation that is not registered.
+    """
+    return _Grouping(joint, offer, fused=fused).operators()
+
+
+def _parameter_gradients_first(joint: StepGraph, nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """Backward nodes with those that only lead to a returned gradient moved up to where they can first run.
+
+    A layer's parameter gradient reads a forward result, its input gradient often none: in this order the result is
+    free before the input gradient is allocated. Source: MONeT, 003_283bdbbccdcfdb68.txt, section 4.4.
+    """
+    inside = set(nodes)
+    sources = {n: {s for r in joint.reads([n]) if (s := joint.producer(r)) in inside} for n in nodes}
+    readers: dict[fx.Node, list[fx.Node]] = {n: [] for n in nodes}
+    for node in nodes:
+        for source in sources[node]:
+            readers[source].append(node)
+    # A parameter gradient, or what is only cast or reduced to one.
+    last = {n for n in nodes if not readers[n]}
+    waiting = [n for n in nodes if n in last or (len(readers[n]) == 1 and readers[n][0] in last)]
+    order: dict[fx.Node, None] = {}
+    for node in nodes:
+        for early in [n for n in waiting if n not in order]:
+            if sources[early] <= order.keys():
+                order[early] = None
+        order.setdefault(node)
+    return list(order)
+
+
+class _Grouping:
+    def __init__(self, joint: StepGraph, offer: Offer, *, fused: bool) -> None:
+        self.joint = joint
+        self.fused = fused
+        self.inlines = fused and offer.inline
+        compute = [n for n in joint.nodes if is_compute(n)]
+        self.forward_nodes = [n for n in compute if n in joint.forward]
+        self.backward_nodes = _parameter_gradients_first(joint, [n for n in compute if n not in joint.forward])
+        self.recomputes: dict[fx.Node, tuple[registry.Recompute, ...]] = {}
+        for node in self.forward_nodes:
+            found = tuple(r for root in joint.results[node] if (r := registry.recompute_node(root)) is not None)
+            if found:
+                self.recomputes[node] = found
+        self.sites: dict[fx.Node, list[OfferedSite]] = {}
+        for alternative in offer.alternatives():
+            for site in alternative.sites(joint.module):
+                if self.inlines and self._is_inlining(site):
+                    continue
+                self.sites.setdefault(site.backward, []).append((alternative, site))
+        self.pinned = self._pinned()
+        self.wanted = self._wanted()
+        self.read_forward = set(joint.reads(self.forward_nodes))
+        self.owner: dict[fx.Node, int] = {}
+        made = {r for n in self.forward_nodes for r in joint.results[n]}
+        self.small_bytes = sum(joint.bytes_of(r) for r in made & self.wanted) // _SMALL_SHARE
+
+    def operators(self) -> Operators:
+        forward, encoded = self._with_derived(self._forward())
+        if self.fused:
+            over = overwritable(self.joint, forward, self.wanted)
+            forward = [replace(f, overwrites=over.get(f.id)) for f in forward]
+        self.forward = forward
+        backward = self._backward(encoded)
+        return Operators(self.joint, tuple(forward), tuple(backward), self.owner, self.pinned, self.recomputes)
+
+    def _is_inlining(self, site: registry.Site) -> bool:
+        """Whether the alternative only reads what can be computed inside the operator anyway."""
+        producers = [self.joint.producer(self.joint.roots[s]) for s in site.sources]
+        return site.parent is None and self._is_cheap(producers)
+
+    def _is_cheap(self, nodes: Sequence[fx.Node]) -> bool:
+        """Whether a fused operator can compute what these nodes make inside itself for next to nothing."""
+        return all(is_elementwise(n) or n in self.recomputes for n in nodes)
+
+    def _pinned(self) -> tuple[fx.Node, ...]:
+        """Results that a special recomputation reads, those it does not make, and statistics beside a large result.
+
+        Were these not pinned, a backward operator that reads an operator's statistics alone would need all it makes.
+        """
+        read = set(self.joint.reads(self.backward_nodes))
+        found: dict[fx.Node, None] = {}
+        for node in self.forward_nodes:
+            sizes = {r: self.joint.bytes_of(r) for r in self.joint.results[node]}
+            largest = max(sizes.values(), default=0)
+            found.update(dict.fromkeys(r for r, size in sizes.items() if r in read and size * SMALL <= largest))
+        for node, recomputes in self.recomputes.items():
+            own = set(self.joint.reads([node]))
+            sources = [self.joint.roots[s] for r in recomputes for s in r.sources]
+            kept = [r for r in sources if r not in own and not self.joint.is_resident(r)]
+            made = {r.node for r in recomputes}
+            kept += [r for r in self.joint.results[node] if r not in made]
+            found.update(dict.fromkeys(kept))
+        return tuple(found)
+
+    def _wanted(self) -> set[fx.Node]:
+        """Roots that some way of running the backward pass reads."""
+        roots = self.joint.roots
+        wanted = set(self.joint.reads(self.backward_nodes))
+        wanted.update(roots[n] for n in self.joint.backward_outputs if isinstance(n, fx.Node))
+        for offered in self.sites.values():
+            for _, site in offered:
+                wanted.update(roots[s] for s in site.sources)
+                if site.parent is not None:
+                    wanted.add(roots[site.parent])
+        return wanted
+
+    def _recomputable(self, node: fx.Node) -> bool:
+        if node in self.recomputes:
+            return True
+        if any(r in self.joint.mutated for r in self.joint.reads([node])):
+            return False
+        return not (is_random(node) or is_mutating(node) or is_collective(node))
+
+    def _merged(self) -> dict[fx.Node, list[fx.Node]]:
+        """Forward nodes by the node that makes the operator's results."""
+        joint = self.joint
+        outputs = {joint.roots[n] for n in joint.forward_outputs if isinstance(n, fx.Node)}
+        readers: dict[fx.Node, dict[fx.Node, None]] = {n: {} for n in self.forward_nodes}
+        for node in self.forward_nodes:
+            for root in joint.reads([node]):
+                if (source := joint.producer(root)) in readers:
+                    readers[source][node] = None
+        members: dict[fx.Node, list[fx.Node]] = {n: [n] for n in self.forward_nodes}
+        for node in self.forward_nodes:
+            # Statistics of a normalization are made once, whichever operator it is part of.
+            again = [r.node for r in self.recomputes.get(node, ())] if self.fused else []
+            exposed = any(
+                r in outputs or r in self.pinned or (r in self.wanted and joint.bytes_of(r) > self.small_bytes)
+                for r in again or joint.results[node]
+            )
+            if exposed or len(readers[node]) != 1 or not self._recomputable(node):
+                continue
+            reader = next(iter(readers[node]))
+            # A normalization fuses with the activation that reads it; run node by node it is worth a decision.
+            special = node in self.recomputes or reader in self.recomputes
+            if special and not (self.fused and is_fusible(node) and is_fusible(reader)):
+                continue
+            if self._recomputable(reader):
+                members[reader][:0] = members.pop(node)
+        return members
+
+    def _forward(self) -> list[ForwardGroup]:
+        joint = self.joint
+        members = self._merged()
+        loss = joint.producer(joint.roots[joint.loss])
+        side = [
+            n
+            for n in members
+            if n is not loss
+            and not any(r in self.wanted or r in self.read_forward or r in self.pinned for r in joint.results[n])
+        ]
+        order = [n for n in members if n is not loss and n not in set(side)] + [loss]
+        place = {m: i for i, n in enumerate(order) for m in members[n]}
+        beside: dict[int, list[fx.Node]] = {}
+        for node in side:
+            producers = [joint.producer(r) for r in joint.reads(members[node])]
+            last = max((place[p] for p in producers if p in place), default=0)
+            beside.setdefault(last, []).extend(members[node])
+        groups = []
+        for i, node in enumerate(order):
+            nodes = tuple(sorted(members[node], key=joint.position.__getitem__))
+            results = tuple(
+                r
+                for n in nodes
+                for r in joint.results[n]
+                if r not in self.pinned and (r in self.wanted or (n is node and r in self.read_forward))
+            )
+            inputs = {self.owner[r] for r in joint.reads(nodes) if r in self.owner}
+            self.owner.update(dict.fromkeys(results, i))
+            recomputable = all(self._recomputable(n) for n in nodes)
+            groups.append(
+                ForwardGroup(i, nodes, results, tuple(sorted(inputs)), recomputable, tuple(beside.get(i, ())))
+            )
+        return groups
+
+    def _with_derived(self, forward: list[ForwardGroup]) -> tuple[list[ForwardGroup], dict[registry.Site, int]]:
+        """Put what is derived from an operator's result right after it, and renumber."""
+        derived: dict[int, list[Encoding | fx.Node]] = {f.id: [] for f in forward}
+        for f in forward:
+            parts = [r for r in f.results if self._is_part(r)]
+            derived[f.id] += parts if len(parts) < len(f.results) else []
+        for backward, offered in self.sites.items():
+            self.sites[backward] = usable = [(a, s) for a, s in offered if self._usable(s)]
+            for alternative, site in usable:
+                if site.parent is not None:
+                    parent = self.owner[self.joint.roots[site.parent]]
+                    derived[parent].append(Encoding(alternative, site))
+        number: dict[int, int] = {}
+        groups: list[ForwardGroup] = []
+        encoded: dict[registry.Site, int] = {}
+        owner: dict[fx.Node, int] = {}
+        for f in forward:
+            number[f.id] = parent = len(groups)
+            parts = [d for d in derived[f.id] if isinstance(d, fx.Node)]
+            results = tuple(r for r in f.results if r not in parts)
+            inputs = tuple(number[j] for j in f.inputs)
+            groups.append(replace(f, id=parent, inputs=inputs, results=results))
+            owner.update(dict.fromkeys(results, parent))
+            for d in derived[f.id]:
+                i = len(groups)
+                part = ForwardGroup(i, (), (), (parent,), f.recomputable, encodes=parent)
+                if isinstance(d, fx.Node):
+                    groups.append(replace(part, results=(d,)))
+                    owner[d] = i
+                else:
+                    groups.append(replace(part, encoding=d))
+                    encoded[d.site] = i
+        self.owner = owner
+        return groups, encoded
+
+    def _is_part(self, root: fx.Node) -> bool:
+        """Whether a result is worth a decision of its own: large, and read by the backward pass alone."""
+        return root not in self.read_forward and self.joint.bytes_of(root) > self.small_bytes
+
+    def _usable(self, site: registry.Site) -> bool:
+        """Whether the plan can hold what the alternative reads (an input, say, has no operator to encode)."""
+        roots = self.joint.roots
+        if site.parent is not None and roots[site.parent] not in self.owner:
+            return False
+        held = [roots[s] for s in site.sources]
+        return all(r in self.owner or r in self.pinned or self.joint.is_resident(r) for r in held)
+
+    def _needs(self, nodes: Sequence[fx.Node]) -> set[int]:
+        return {self.owner[r] for r in self.joint.reads(nodes) if r in self.owner}
+
+    def _is_small(self, node: fx.Node) -> bool:
+        return sum(self.joint.bytes_of(r) for r in self.joint.results[node]) <= self.small_bytes
+
+    def _joins(self, before: Sequence[fx.Node], node: fx.Node) -> bool:
+        """Whether a backward node joins the operator before it."""
+        if self.fused:
+            return self._fuses(before, node)
+        held, needs = self._needs(before), self._needs([node])
+        if node in self.sites or not held:
+            plain = not held and not any(n in self.sites for n in before)
+            light = all(self._is_small(n) for n in before)
+            return plain and (light or (not needs and node not in self.sites))
+        if not needs <= held:
+            return False
+        return self._continues(before, node)
+
+    def _fuses(self, before: Sequence[fx.Node], node: fx.Node) -> bool:
+        if not is_fusible(node) or not is_fusible(before[-1]) or is_created(node):
+            return False
+        return self._continues(before, node)
+
+    def _continues(self, before: Sequence[fx.Node], node: fx.Node) -> bool:
+        """Whether a node reads what the nodes before it make, or makes next to nothing itself."""
+        made = {r for n in before for r in self.joint.results[n]}
+        return self._is_small(node) or any(r in made for r in self.joint.reads([node]))
+
+    def _inlinable(self, nodes: Sequence[fx.Node]) -> list[int]:
+        """Forward operators that a fused backward operator can compute inside itself."""
+        if not (self.inlines and all(map(is_fusible, nodes))):
+            return []
+        found = []
+        for i in sorted(self._needs(nodes)):
+            f = self.forward[i]
+            if f.nodes and self._is_cheap(f.nodes) and f.recomputable:
+                found.append(i)
+        return found
+
+    def _with_inlined(self, choice: Choice, nodes: Sequence[fx.Node]) -> list[Choice]:
+        """The choice, and the same with each elementwise forward result, and with all, computed inside."""
+        usable = [i for i in self._inlinable(nodes) if i in choice.needs]
+        sets = [(i,) for i in usable] + ([tuple(usable)] if len(usable) > 1 else [])
+        found = [choice]
+        for inlined in sets:
+            inputs = {j for i in inlined for j in self.forward[i].inputs}
+            needs = tuple(sorted(set(choice.needs) - set(inlined) | inputs - set(inlined)))
+            if not inputs & set(inlined):
+                found.append(replace(choice, needs=needs, inlined=inlined))
+        return found
+
+    def _backward(self, encoded: dict[registry.Site, int]) -> list[BackwardGroup]:
+        runs: list[list[fx.Node]] = []
+        for node in self.backward_nodes:
+            if runs and self._joins(runs[-1], node):
+                runs[-1].append(node)
+            else:
+                runs.append([node])
+        # A gradient that is a forward result as it stands must be there when the pass returns.
+        returned = [self.joint.roots[n] for n in self.joint.backward_outputs if isinstance(n, fx.Node)]
+        at_end = {self.owner[r] for r in returned if r in self.owner}
+        groups = []
+        for k, run in enumerate(runs, start=1):
+            end = at_end if k == len(runs) else set()
+            choices = [Choice(tuple(sorted(self._needs(run) | end)))]
+            for alternative, site in (o for n in run for o in self.sites.get(n, ())):
+                needs = self._needs([n for n in run if n is not site.backward]) | end
+                needs |= {self.owner[r] for s in site.sources if (r := self.joint.roots[s]) in self.owner}
+                code = encoded.get(site) if site.parent is not None else None
+                if code is not None:
+                    needs.add(code)
+                choices.append(Choice(tuple(sorted(needs)), alternative, site, code))
+            choices = [v for c in choices for v in self._with_inlined(c, run)]
+            groups.append(BackwardGroup(k, tuple(run), tuple(choices)))
+        return groups

@@ -1,0 +1,148 @@
+"""The operators of a training step: nodes of the joint graph grouped into what a plan decides about.
+
+:mod:`loadmaster.executor.memory.operators.grouping` does the grouping. It depends on the graph and on the registered
+implementations only, never on costs, so that a plan finds the same operators in the process that runs it.
+``fingerprint`` says so: it ends the name of every captured problem.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+
+from loadmaster.executor.memory.implementations.registry import BackwardAlternative, Recompute, Site
+from loadmaster.executor.steps.step_graph import StepGraph, tensors
+from loadmaster.models.memory.plan import Compute
+from loadmaster.models.memory.problem import last_readers
+
+FINGERPRINT_DIGITS = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """How a forward operator encodes another one's result for one backward node."""
+
+    alternative: BackwardAlternative
+    site: Site
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardGroup:
+    """One forward operator.
+
+    Attributes:
+        nodes: its compute nodes in order; the last one makes the result that forward operators read.
+        results: roots that others read: what is kept or recomputed.
+        inputs: forward operators it reads, ascending.
+        side: nodes that only update buffers: run once, in the forward pass.
+        encodes: the operator that this one is derived from, and in whose stage alone it can be had; it has no nodes
+            of its own then.
+        encoding: how it is encoded. None with ``encodes`` set: a large result that only the backward pass reads
+            (indices of a max-pool), made by the operator itself and kept or dropped on its own.
+        overwrites: the operator whose result a compiler can write this one's over.
+    """
+
+    id: int
+    nodes: tuple[fx.Node, ...]
+    results: tuple[fx.Node, ...]
+    inputs: tuple[int, ...]
+    recomputable: bool = True
+    side: tuple[fx.Node, ...] = ()
+    encodes: int | None = None
+    encoding: Encoding | None = None
+    overwrites: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The graph node that names this operator in documents."""
+        if self.encoding is None:
+            return (self.results if self.encodes is not None else self.nodes)[-1].name
+        return f"{self.encoding.alternative.name}:{self.encoding.site.backward.name}"
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """One way to run a backward operator: the graph as it stands, or an alternative in place of one node.
+
+    Attributes:
+        needs: forward operators whose results it reads, ascending.
+        encoded: the one of them that is the encoded result, if the alternative reads one.
+        inlined: forward operators computed again inside the operator, for it alone; their inputs are among the needs.
+    """
+
+    needs: tuple[int, ...]
+    alternative: BackwardAlternative | None = None
+    site: Site | None = None
+    encoded: int | None = None
+    inlined: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class BackwardGroup:
+    """One backward operator k = 1..K: compute nodes in order, and the ways to run them."""
+
+    id: int
+    nodes: tuple[fx.Node, ...]
+    choices: tuple[Choice, ...]
+
+    @property
+    def name(self) -> str:
+        """The graph node that names this operator in documents."""
+        return self.nodes[-1].name
+
+
+@dataclass(frozen=True, eq=False)
+class Operators:
+    """The step's operators.
+
+    Attributes:
+        owner: for every root of the forward pass that is kept or recomputed, its operator.
+        pinned: roots of the forward pass that stay in memory for the backward pass: small statistics that a
+            recomputation reuses instead of making them again.
+        recomputes: for nodes that are computed again in another way than the first time: how to make their results
+            (those that stay pinned left out).
+    """
+
+    joint: StepGraph
+    forward: tuple[ForwardGroup, ...]
+    backward: tuple[BackwardGroup, ...]
+    owner: dict[fx.Node, int]
+    pinned: tuple[fx.Node, ...] = ()
+    recomputes: dict[fx.Node, tuple[Recompute, ...]] = field(default_factory=dict)
+
+    def written_over(self, compute: Compute) -> ForwardGroup | None:
+        """The operator whose result goes where this one runs in place; None where it does not, or cannot."""
+        over = self.forward[compute.forward].overwrites if compute.in_place else None
+        return None if over is None else self.forward[over]
+
+    @cached_property
+    def last_readers(self) -> tuple[int, ...]:
+        """For every forward operator, the last one that reads its results; itself where none does."""
+        return last_readers([f.inputs for f in self.forward])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the structure: nodes, sizes, operators and implementations. Costs and weights do not enter."""
+        described: list[object] = [self._describe(n) for n in self.joint.nodes]
+        described += [[f.name, f.inputs, [r.name for r in f.results], f.recomputable] for f in self.forward]
+        for b in self.backward:
+            choices = [[c.needs, c.alternative.name if c.alternative else None, c.inlined] for c in b.choices]
+            described.append([b.name, choices])
+        return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:FINGERPRINT_DIGITS]
+
+    def _describe(self, node: fx.Node) -> list[object]:
+        shapes = [[list(t.shape), list(t.stride()), str(t.dtype), t.device.type] for t in tensors(node.meta.get("val"))]
+        arguments = fx.node.map_aggregate((node.args, node.kwargs), self._plain)
+        return [node.op, str(node.target), str(arguments), shapes]
+
+    def _plain(self, argument: object) -> Any:
+        """An argument as every process has it: nodes by their place, devices without the number of the rank's own."""
+        if isinstance(argument, fx.Node):
+            return f"%{self.joint.position[argument]}"
+        return argument.type if isinstance(argument, torch.device) else argument

@@ -1,0 +1,111 @@
+"""Runs of operators, replayed for their time and their highest bytes.
+
+A run is a graph of its own that holds what a plan would emit for one operator, with stand-ins for what it reads. Its
+nodes go one after another, or, where a compiler fuses, in fused steps
+(:mod:`loadmaster.executor.memory.operators.fusion`): of a fused step only what others read reaches memory. Results
+appear when their step runs, on top of the workspace that the cost model names, and go after their last reader; a fused
+step writes a result over what goes with it, where it can (:mod:`loadmaster.executor.memory.operators.in_place`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from loadmaster.executor.costs.model import CostModel
+from loadmaster.executor.costs.traffic import is_free
+from loadmaster.executor.memory.operators.emitter import Emitter, stand_in
+from loadmaster.executor.memory.operators.fusion import is_fusible, steps, traffic
+from loadmaster.executor.memory.operators.in_place import shared_bytes
+from loadmaster.executor.memory.operators.operators import Operators
+from loadmaster.executor.steps.step_graph import StepGraph, is_compute
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Time of a run and its highest bytes beside what was there before (results included)."""
+
+    time_us: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """What would be emitted for one operator.
+
+    Attributes:
+        joint: the graph.
+        results: roots in it that others read.
+        stand_ins: by root of the original graph, its stand-in here.
+    """
+
+    joint: StepGraph
+    results: tuple[fx.Node, ...]
+    stand_ins: dict[fx.Node, fx.Node]
+
+    @classmethod
+    def emitted(
+        cls, operators: Operators, emit: Callable[[Emitter], object], results: Callable[[Emitter], Iterable[fx.Node]]
+    ) -> Run:
+        """The run that ``emit`` emits; ``results`` names the new nodes that others read."""
+        graph = fx.Graph()
+        known: dict[fx.Node, fx.Node] = {}
+
+        def missing(root: fx.Node) -> fx.Node:
+            known[root] = stand_in(graph, root.name, root)
+            return known[root]
+
+        emitter = Emitter(operators, graph, missing)
+        emit(emitter)
+        read = tuple(results(emitter))
+        graph.output(read)
+        joint = StepGraph(fx.GraphModule(operators.joint.module, graph), (), ())
+        return cls(joint, tuple(dict.fromkeys(joint.roots[n] for n in read)), known)
+
+    @property
+    def result_bytes(self) -> int:
+        """Of all results that others read."""
+        return sum(self.joint.bytes_of(r) for r in self.results)
+
+    def usage(self, costs: CostModel, *, fused: bool, dying: Collection[fx.Node] = ()) -> Usage:
+        """Replay the run.
+
+        Args:
+            dying: roots of the original graph that go after their last reader in this run.
+        """
+        joint = self.joint
+        cut = steps([n for n in joint.nodes if is_compute(n)], fused=fused)
+        last: dict[fx.Node, int] = {}
+        for i, step in enumerate(cut):
+            last.update(dict.fromkeys(joint.reads(step), i))
+        going = {self.stand_ins[r] for r in dying if r in self.stand_ins}
+        alive: dict[fx.Node, int] = {}
+        freed = peak = 0
+        time_us = 0.0
+        for i, step in enumerate(cut):
+            apart = not fused or not is_fusible(step[0])
+            made = [r for n in step for r in joint.results[n]]
+            written = [r for r in made if apart or r in self.results or last.get(r, -1) > i]
+            alive.update((r, joint.bytes_of(r)) for r in written)
+            workspace = max(costs.workspace_bytes(n) for n in step) if apart else 0
+            if not apart:
+                dead = [r for r in (*alive, *going) if last.get(r) == i and r not in made and r not in self.results]
+                workspace -= shared_bytes(joint, step, written, dead)
+            peak = max(peak, sum(alive.values()) - freed + workspace)
+            freed += sum(joint.bytes_of(r) for r in going if last.get(r) == i)
+            alive = {r: size for r, size in alive.items() if r in self.results or last.get(r, -1) > i}
+            time_us += self._step_us(step, written, costs, apart=apart)
+        return Usage(time_us, peak)
+
+    def _step_us(
+        self, step: Sequence[fx.Node], written: Collection[fx.Node], costs: CostModel, *, apart: bool
+    ) -> float:
+        if apart:
+            return sum(costs.node_us(n) for n in step)
+        running = [n for n in step if not is_free(n)]
+        if not running:
+            return 0.0
+        moved = traffic(self.joint, running, written)
+        return costs.move_us(moved.moved_bytes, moved.kernels)

@@ -1,0 +1,259 @@
+"""Applying a plan: a model becomes a training step that keeps, drops and recomputes what the plan says."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from typing import Any, Literal, cast, get_args
+
+import torch
+import torch._dynamo.config as dynamo_config
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from loadmaster.errors import InputError
+from loadmaster.executor.memory.capture import device_of
+from loadmaster.executor.memory.operators.grouping import group
+from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, Offer
+from loadmaster.executor.memory.operators.operators import FINGERPRINT_DIGITS
+from loadmaster.executor.memory.run.backends import COMPILERS, Backend, expect_backend
+from loadmaster.executor.memory.run.blocks import without_elsewhere
+from loadmaster.executor.memory.run.channels_last import runs_channels_last
+from loadmaster.executor.memory.run.emission import emit
+from loadmaster.executor.memory.run.watch import PeakWatch
+from loadmaster.executor.steps.guards import Situation, differences, situation
+from loadmaster.executor.steps.step_graph import StepGraph, tensors
+from loadmaster.executor.steps.tracing import Loss, Step, clear_errors, compiled, compiled_plainly
+from loadmaster.executor.steps.transfers import let_go
+from loadmaster.executor.steps.wrappers import ddp_of, own_module, standing_in
+from loadmaster.models.memory.plan import MemoryPlan, Schedule
+
+Unplanned = Literal["refuse", "run"]
+
+
+class _NoPlanError(InputError):
+    """None of the plans is for this graph. Leaves this module as a plain :class:`InputError`."""
+
+
+class Planned:
+    """What is compiled under some plans: shared by steps alike, the blocks of a transformer.
+
+    Attributes:
+        call: ``call(step, *inputs)`` under the plans. Raises :class:`InputError` for a graph that none is for.
+        plain: the same without a plan.
+    """
+
+    def __init__(self, plans: Sequence[MemoryPlan], backend: Backend, offer: Offer = EVERYTHING) -> None:
+        self.plans = tuple(plans)
+        self.backend = backend
+        self.offer = offer
+        self.call = compiled(self.partition, COMPILERS[backend])
+        self.plain: Callable[..., torch.Tensor] = Step.__call__ if backend == "eager" else compiled_plainly()
+
+    def partition(self, joint: StepGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """The two graphs of the plan that is for this joint graph."""
+        channels_last = self.backend == "inductor" and runs_channels_last(joint.module)
+        found = []
+        for fused in (True, False):  # a plan made for one backend runs on the other, though not as fast or as small
+            operators = group(joint, self.offer, fused=fused)
+            for plan in self.plans:
+                if _fingerprint(plan) == operators.fingerprint:
+                    schedule = without_elsewhere(schedule_of(plan), len(operators.forward))
+                    return emit(operators, schedule, channels_last=channels_last)
+            found.append(operators.fingerprint)
+        where = " and ".join(sorted({t.device.type for n in joint.primals for t in tensors(n.meta.get("val"))}))
+        planned = ", ".join(map(_fingerprint, self.plans))
+        raise _NoPlanError(
+            "plan.name",
+            ", ".join(plan.name for plan in self.plans),
+            f"was made for the graph {planned}, this step on {where} is {' or '.join(found)}",
+            f"Capture this model on {where} with this batch, loss, precision, mode and offer, and plan again.",
+        )
+
+
+class PlannedStep(nn.Module):
+    """A training step under a plan: ``loss = step(*inputs); loss.backward()``.
+
+    The model is the user's own: its parameters receive the gradients, its buffers are updated, and it is what to
+    save. The plan is put in place at the first call. A call that becomes another graph (another batch shape,
+    precision, mode, frozen parameter) needs a plan of its own. Without gradients (``torch.no_grad``) there is nothing
+    to plan for: the step then runs as plain PyTorch would run it, whatever the shapes.
+
+    Raises (when called):
+        InputError: the model cannot be traced, or no plan was made for this model, batch, loss and precision.
+    """
+
+    def __init__(
+        self, planned: Planned, model: nn.Module, loss: Loss | None, unplanned: Unplanned, *, enforce: bool
+    ) -> None:
+        super().__init__()
+        self.planned = planned
+        self.step = Step(own_module(model), loss)
+        # In a tuple, which hides it: its parameters are the model's.
+        self._ddp = tuple(wrapper for wrapper in [ddp_of(model)] if wrapper is not None)
+        self._unplanned = unplanned
+        self._watch = PeakWatch(planned.plans) if enforce else None
+        self._first: Situation | None = None
+        self._without: dict[Hashable, list[Situation]] = {}
+
+    @property
+    def plans(self) -> tuple[MemoryPlan, ...]:
+        """The plans it runs under."""
+        return self.planned.plans
+
+    # Inside another compiled function the plan would be lost without a word.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, *inputs: Any) -> torch.Tensor:
+        """The loss of one batch."""
+        let_go()
+        for ddp in self._ddp:
+            if ddp.module is not self:
+                with standing_in(ddp, self):
+                    return cast(torch.Tensor, ddp(*inputs))
+        if not torch.is_grad_enabled() or self._is_known_unplanned(inputs):
+            return self.planned.plain(self.step, *inputs)
+        try:
+            # PyTorch would cut the graph in pieces along the buckets of DistributedDataParallel.
+            with dynamo_config.patch(optimize_ddp=False), clear_errors():
+                call = partial(self.planned.call, self.step)
+                watch = self._watch
+                loss = call(*inputs) if watch is None else watch.watched(call, inputs, device_of(self.step, inputs))
+        except _NoPlanError as error:
+            return self._without_plan(inputs, error)
+        except InputError:
+            own_module(self.step.model)  # it may have been wrapped since: a better reason
+            raise
+        if self._first is None:
+            self._first = situation(self.step.model, inputs)
+        return loss
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlannedStep:
+        """A step of its own on a copy of the model: what is compiled belongs to one model."""
+        if self._ddp:
+            raise InputError(
+                "step", "DistributedDataParallel", "cannot be copied", "Copy the model, and wrap the copy."
+            )
+        model, loss = copy.deepcopy((self.step.model, self.step.loss), memo)
+        planned = Planned(self.plans, self.planned.backend, self.planned.offer)
+        return PlannedStep(planned, model, loss, self._unplanned, enforce=self._watch is not None)
+
+    def _is_known_unplanned(self, inputs: Sequence[Any]) -> bool:
+        if not self._without:
+            return False
+        known = self._without.get(_key(inputs))
+        return known is not None and situation(self.step.model, inputs) in known
+
+    def _without_plan(self, inputs: Sequence[Any], error: _NoPlanError) -> torch.Tensor:
+        now = situation(self.step.model, inputs)
+        problem = error.problem
+        if self._first is not None:
+            problem += f": {differences(self._first, now) or 'the model itself changes from call to call'}"
+        # That the first step has a plan says that the plans are for this model.
+        if self._unplanned == "refuse" or self._first is None:
+            raise InputError(error.field, error.value, problem, error.remedy)
+        warnings.warn(f"Runs without a plan and its budget: {problem}.", stacklevel=2)
+        self._without.setdefault(_key(inputs), []).append(now)
+        return self.planned.plain(self.step, *inputs)
+
+
+def _key(inputs: Sequence[Any]) -> Hashable:
+    return tuple(tuple(t.shape) for t in pytree.tree_leaves(tuple(inputs)) if isinstance(t, torch.Tensor))
+
+
+def _fingerprint(plan: MemoryPlan) -> str:
+    return plan.name.rpartition("-")[2]
+
+
+def schedule_of(plan: MemoryPlan) -> Schedule:
+    """The plan's schedule.
+
+    Raises:
+        InputError: the plan is infeasible and has none.
+    """
+    if plan.schedule is None:
+        raise InputError("plan.status", plan.status, "has no schedule to apply", "Plan again with a larger budget.")
+    return plan.schedule
+
+
+def apply(
+    plan: MemoryPlan | Sequence[MemoryPlan],
+    model: nn.Module,
+    loss: Loss | None = None,
+    *,
+    backend: Backend = "inductor",
+    offer: Offer = EVERYTHING,
+    unplanned: Unplanned = "refuse",
+    enforce: bool = False,
+) -> PlannedStep:
+    """A training step that runs under the plan.
+
+    Args:
+        plan: a plan for the problem that :func:`~loadmaster.executor.memory.capture.capture` made from this model,
+            this loss and inputs of these shapes; or several, for batches of several shapes.
+        model, loss: as they were captured. The model may be wrapped in ``DistributedDataParallel``; FSDP2's
+            ``fully_shard`` goes around the step that this returns. Or a block of a model, for a plan of
+            :func:`~loadmaster.executor.memory.run.blocks.capture_block`.
+        backend: ``inductor`` compiles the planned graphs, ``eager`` runs them operator by operator.
+        offer: the one that the plan was captured with.
+        unplanned: what to do with a batch that no plan is for (the short last one of an epoch), once a planned one
+            has run: ``refuse`` it, or ``run`` it without a plan, with a warning and no word on its memory.
+        enforce: hold the second to fourth step against the plan's budget: a backward pass that ends with a higher
+            peak of CUDA's allocator raises a :class:`~loadmaster.errors.BudgetError`.
+
+    Returns:
+        A module: ``loss = step(*inputs)``, then ``loss.backward()`` and the optimizer's step as usual.
+
+    Raises:
+        InputError: a plan is of another kind or infeasible, the backend is unknown, or a wrapper acts inside the
+            model. A plan for another model is found out at the first call.
+    """
+    return PlannedStep(_planned(plan, backend, unplanned, offer), model, loss, unplanned, enforce=enforce)
+
+
+def apply_to_blocks(
+    plan: MemoryPlan | Sequence[MemoryPlan],
+    blocks: Iterable[nn.Module],
+    *,
+    backend: Backend = "inductor",
+    offer: Offer = EVERYTHING,
+    unplanned: Unplanned = "refuse",
+) -> list[PlannedStep]:
+    """Blocks alike, each under the plan: what to put in their places, before ``fully_shard`` goes around each.
+
+    Args:
+        plan: for a problem of :func:`~loadmaster.executor.memory.run.blocks.capture_block`, or several.
+        blocks: they share what is compiled, as far as they are alike.
+        backend, offer, unplanned: as for :func:`apply`.
+
+    Raises:
+        InputError: as for :func:`apply`.
+    """
+    planned = _planned(plan, backend, unplanned, offer)
+    return [PlannedStep(planned, block, None, unplanned, enforce=False) for block in blocks]
+
+
+def _planned(plan: MemoryPlan | Sequence[MemoryPlan], backend: Backend, unplanned: Unplanned, offer: Offer) -> Planned:
+    plans = (plan,) if isinstance(plan, MemoryPlan) else tuple(plan)
+    if not plans:
+        raise InputError("plan", plans, "is no plan", "Give at least one.")
+    for given in plans:
+        _expect_applicable(given)
+    expect_backend(backend)
+    if unplanned not in get_args(Unplanned):
+        raise InputError("unplanned", unplanned, "is unknown", f"Choose one of: {', '.join(get_args(Unplanned))}.")
+    return Planned(plans, backend, offer)
+
+
+def _expect_applicable(plan: MemoryPlan) -> None:
+    if plan.kind != "memory":
+        raise InputError("plan.kind", plan.kind, "is not a memory plan", "Give a plan of the kind memory.")
+    schedule_of(plan)
+    if len(_fingerprint(plan)) != FINGERPRINT_DIGITS:
+        raise InputError(
+            "plan.name",
+            plan.name,
+            "does not end with the fingerprint of a captured graph",
+            "Apply plans of captured problems, under the name that capture gave them.",
+        )

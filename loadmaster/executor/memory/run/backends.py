@@ -1,0 +1,166 @@
+"""What runs the two graphs: eagerly, in their own order, or through Inductor."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, cast
+
+from torch import Tensor, fx
+from torch._guards import TracingContext, detect_fake_mode
+from torch._inductor import config
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.decomposition import select_decomp_table
+from torch.compiler import config as compiler_config
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.graph import _BoxedCodeGen
+
+from loadmaster.errors import InputError
+from loadmaster.executor.memory.implementations.decompositions import decompositions
+from loadmaster.executor.memory.run.channels_last import ChannelsLast, runs_channels_last
+from loadmaster.executor.memory.run.segments import Runner, Segment, chain, cut, is_staged
+from loadmaster.executor.steps.tracing import Compiler
+from loadmaster.executor.steps.transfers import send
+
+Backend = Literal["inductor", "eager"]
+
+
+def eager(module: fx.GraphModule, _inputs: Sequence[Any]) -> Runner:
+    """Run the graph node by node in its order.
+
+    The arguments come as one list that is emptied on entry, and every name dies at its last use: a saved activation
+    is freed as soon as the backward pass has read it for the last time.
+    """
+    module.graph.set_codegen(_BoxedCodeGen())
+    module.recompile()
+    forward = module.forward
+
+    def run(arguments: list[Any]) -> Any:
+        return forward(arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def inductor(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
+    """Compile the graph with Inductor, its own reordering for memory off; segment by segment where it is cut."""
+    sends = bool(module.graph.find_nodes(op="call_function", target=send))
+    channels_last = sends and runs_channels_last(module)
+    if not is_staged(module):
+        lowered = _lower(module, inputs, channels_last=channels_last)
+        return _compile(lowered, inputs)
+    segments = cut(module)
+    compiled: dict[Hashable, Runner] = {}
+    fakes = dict(zip((n.name for n in module.graph.find_nodes(op="placeholder")), inputs, strict=True))
+    not_ours = frozenset(fakes)
+    holders = Counter(_storages(inputs))
+    runners = []
+    for segment in segments:
+        given = [fakes[name] for name in segment.reads]
+        lowered = _lower(segment.module, given, channels_last=channels_last)
+        made = lowered.graph.output_node()
+        results = list(cast(Sequence[fx.Node], made.args[0]))
+        fakes.update(zip(segment.makes, (n.meta["val"] for n in results), strict=True))
+        holders.update(_storages(fakes[name] for name in segment.makes))
+        # The segments that follow are lowered for exactly these strides.
+        made.meta["user_visible_output_idxs"] = list(range(len(results)))
+        donated = _donated(segment, not_ours, fakes, holders)
+        key = (_key(lowered, given), donated)
+        if key not in compiled:
+            # What a segment returns is not what the graph returns.
+            with TracingContext.report_output_strides():
+                compiled[key] = _compile(lowered, given, donated)
+        runners.append(compiled[key])
+    _report_strides(module, fakes)
+    return chain(module, segments, runners)
+
+
+def _report_strides(module: fx.GraphModule, fakes: Mapping[str, Any]) -> None:
+    """Tell AOTAutograd the strides of a forward graph's results: the backward graph is compiled for them."""
+    context = TracingContext.try_get()
+    if context is not None and context.output_strides is not None:
+        for node in cast(Sequence[Any], module.graph.output_node().args[0]):
+            fake = fakes[node.name] if isinstance(node, fx.Node) else None
+            context.output_strides.append(fake.stride() if isinstance(fake, Tensor) else None)
+
+
+def _lower(module: fx.GraphModule, inputs: Sequence[Any], *, channels_last: bool) -> fx.GraphModule:
+    """The graph after Inductor's decompositions and those of our own operators; channels last from the start, or from
+    where a result is."""
+    # Constants that decompositions create must be fake like the inputs.
+    fake_mode = detect_fake_mode(inputs)
+    with contextlib.nullcontext() if fake_mode is None else fake_mode:
+        table = {**select_decomp_table(), **decompositions()}
+        run = ChannelsLast(module, convolutions=channels_last).run
+        lowered: fx.GraphModule = make_fx(run, decomposition_table=table)(*inputs)
+    return lowered
+
+
+def _key(module: fx.GraphModule, inputs: Sequence[Any]) -> Hashable:
+    """Equal for graphs that compile to the same code; a graph with constants of its own equals no other."""
+    if module.graph.find_nodes(op="get_attr"):
+        return id(module)
+    described = [(str(t.dtype), str(t.device), tuple(t.shape), t.stride()) for t in inputs]
+    return module.code, tuple(described)
+
+
+def _donated(
+    segment: Segment, not_ours: frozenset[str], fakes: Mapping[str, Any], holders: Mapping[int, int]
+) -> tuple[int, ...]:
+    """Places among a segment's inputs that it may write over: made by segments before it, read by none after it, and
+    no other value shares their memory.
+
+    Args:
+        not_ours: inputs of the graph.
+        holders: how many values have each storage.
+    """
+    return tuple(
+        place
+        for place, name in enumerate(segment.reads)
+        if name in segment.frees - not_ours and all(holders[s] == 1 for s in _storages([fakes[name]]))
+    )
+
+
+def _storages(fakes: Iterable[Any]) -> list[int]:
+    return [fake.untyped_storage()._cdata for fake in fakes if isinstance(fake, Tensor)]
+
+
+def _compile(module: fx.GraphModule, inputs: Sequence[Any], donated: Sequence[int] = ()) -> Runner:
+    with config.patch(reorder_for_peak_memory=False, reorder_for_locality=False), _donating(donated):
+        # Inductor asks which inputs it may write over where it takes a graph for a backward graph.
+        runner: Runner = compile_fx_inner(module, list(inputs), is_backward=bool(donated))
+    return runner
+
+
+@contextlib.contextmanager
+def _donating(places: Sequence[int]) -> Iterator[None]:
+    """Let Inductor write over the inputs at these places, instead of those of the whole backward graph.
+
+    Its caches know a graph, not what it may write over: the places enter their keys.
+    """
+    if not places:
+        yield
+        return
+    metadata = TracingContext.get().fw_metadata
+    assert metadata is not None
+    whole, metadata.bw_donated_idxs = metadata.bw_donated_idxs, list(places)
+    tag = f"{compiler_config.cache_key_tag} writes over {places}"
+    try:
+        with compiler_config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
+            yield
+    finally:
+        metadata.bw_donated_idxs = whole
+
+
+COMPILERS: dict[Backend, Compiler] = {"inductor": inductor, "eager": eager}
+
+
+def expect_backend(backend: str) -> None:
+    """Refuse a backend that there is none of.
+
+    Raises:
+        InputError: naming those there are.
+    """
+    if backend not in COMPILERS:
+        raise InputError("backend", backend, "is unknown", f"Choose one of: {', '.join(COMPILERS)}.")

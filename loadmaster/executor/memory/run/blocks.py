@@ -1,0 +1,113 @@
+"""Planning one block of a model at a time, for wrappers that act between the blocks (``fully_shard`` on each).
+
+A block keeps some of its results from its forward to its backward pass, while all the other blocks run. So it has two
+limits: what it keeps, and what it takes at most while it runs itself. With N blocks alike, none of which keeps more
+than ``kept_bytes``, a step's peak is at most that of everything else, (N - 1) * ``kept_bytes``, and ``budget_bytes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import fx, nn
+
+from loadmaster.errors import InputError
+from loadmaster.executor.costs import CostModel
+from loadmaster.executor.memory.capture import capture_step, own_bytes
+from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, Offer
+from loadmaster.executor.steps.step_graph import StepGraph, tensors
+from loadmaster.executor.steps.tracing import batch_of
+from loadmaster.models.memory.plan import Schedule
+from loadmaster.models.memory.problem import ForwardOperator, Implementation, MemoryProblem
+
+ELSEWHERE = "everything else"
+"""The last forward operator of a block's problem: the time between its passes, when what it keeps is held."""
+
+
+def capture_block(
+    block: nn.Module,
+    inputs: Sequence[Any],
+    *,
+    kept_bytes: int,
+    budget_bytes: int,
+    hardware: str | None = None,
+    costs: CostModel | None = None,
+    backend: str = "inductor",
+    offer: Offer = EVERYTHING,
+    name: str | None = None,
+) -> MemoryProblem:
+    """The memory problem of one block: plan it under its own budget, and apply the plan to every block alike.
+
+    Args:
+        block: a module that returns one tensor.
+        inputs: what the model gives it, with ``requires_grad`` set where it is set there.
+        kept_bytes: most that the block may keep from its forward to its backward pass, beside its inputs.
+        budget_bytes: most that it may take while it runs: its parameters, inputs and gradients with what it keeps.
+        hardware, costs, backend, offer, name: as for :func:`~loadmaster.executor.memory.capture.capture`.
+
+    Raises:
+        InputError: the block cannot be traced as one graph, returns anything but one tensor, needs no gradient, or
+            a limit is negative.
+    """
+    for field, value in (("kept_bytes", kept_bytes), ("budget_bytes", budget_bytes)):
+        if value < 0:
+            raise InputError(field, value, "is negative", "Give bytes, 0 or more.")
+    inputs = batch_of(inputs)
+    captured = capture_step(
+        block,
+        inputs,
+        hardware=hardware,
+        costs=costs,
+        backend=backend,
+        offer=offer,
+        name=name,
+        expect=expect_one_tensor,
+    )
+    joint = captured.operators.joint
+    # What else is on the device is everything else's; the gradient of the result comes from there, too.
+    resident_bytes = own_bytes(block, inputs) + sum(joint.bytes_of(tangent) for tangent in joint.tangents)
+    return _limited(replace(captured, resident_bytes=resident_bytes).problem(), kept_bytes, budget_bytes)
+
+
+def expect_one_tensor(joint: StepGraph) -> None:
+    """Refuse a block that returns anything but one differentiable tensor.
+
+    Raises:
+        InputError: naming the shapes found.
+    """
+    results = joint.outcome
+    found = [tuple(t.shape) for n in results if isinstance(n, fx.Node) for t in tensors(n.meta.get("val"))]
+    if len(results) != 1 or len(joint.tangents) != 1 or joint.producer(joint.roots[results[0]]).op != "call_function":
+        remedy = "Plan a module that computes and returns a single tensor."
+        raise InputError("block", found, "does not return one tensor that it computes", remedy)
+
+
+def _limited(problem: MemoryProblem, kept_bytes: int, budget_bytes: int) -> MemoryProblem:
+    """With an operator between the passes that leaves room for ``kept_bytes`` of results within the budget."""
+    last = problem.forward[-1]
+    workspace = Implementation(0.0, max(0, budget_bytes - last.fixed_bytes - kept_bytes))
+    elsewhere = ForwardOperator(
+        id=last.id + 1,
+        op=ELSEWHERE,
+        inputs=(),
+        output_bytes=0,
+        live_inputs=(),
+        live_bytes=0,
+        fixed_bytes=last.fixed_bytes,
+        implementations=(workspace,),
+        recompute_implementations=(workspace,),
+        recomputable=False,
+        offloadable=False,
+    )
+    return replace(problem, forward=(*problem.forward, elsewhere), budget_bytes=budget_bytes)
+
+
+def without_elsewhere(schedule: Schedule, operators: int) -> Schedule:
+    """The schedule of a block's problem without the operator that is none of the block's ``operators``."""
+    first = schedule.stages[0]
+    if not first.computes or first.computes[-1].forward != operators:
+        return schedule
+    stages = [replace(s, keep=tuple(i for i in s.keep if i != operators)) for s in schedule.stages]
+    return replace(schedule, stages=(replace(stages[0], computes=first.computes[:-1]), *stages[1:]))

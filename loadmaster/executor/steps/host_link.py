@@ -1,0 +1,80 @@
+"""The host link of a problem: measured where the device is, from the catalogue where it is not."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loadmaster.errors import InputError
+from loadmaster.models.hardware import HostLink
+from loadmaster.models.hardware import hardware as entry_of
+
+PROBE_BYTES = 1 << 28
+PROBES = 9
+HOST_SHARE = 0.5  # of the host's memory: the rest is for the data, and for what else runs there
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def host_link(device: torch.device, hardware: str | None = None) -> HostLink:
+    """The link between a device and its host.
+
+    Args:
+        device: measured, if it is a CUDA device.
+        hardware: an entry of the catalogue instead; the room on its host is not known then, and taken as unlimited.
+
+    Raises:
+        InputError: no such entry, or nothing to measure: the device is the host.
+    """
+    if hardware is not None:
+        entry = entry_of(hardware)
+        return HostLink(entry.to_host_gbps, entry.from_host_gbps)
+    if device.type != "cuda":
+        remedy = "Name a device of the catalogue (hardware), or give a HostLink of your own."
+        raise InputError("host_link", str(device), "has no link to the host that could be measured", remedy)
+    return measured_link(device)
+
+
+def measured_link(device: torch.device) -> HostLink:
+    """Pinned copies of 256 MiB in each direction on their own, the median of nine; room for half the host's memory.
+
+    Raises:
+        InputError: so much host memory cannot be pinned.
+    """
+    try:
+        host = torch.empty(PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:
+        raise InputError(
+            "host_link", PROBE_BYTES, f"cannot be measured: {error}", "Let the process lock more memory (ulimit -l)."
+        ) from error
+    there = torch.empty(PROBE_BYTES, dtype=torch.uint8, device=device)
+    return HostLink(
+        to_host_gbps=_gbps(lambda: host.copy_(there, non_blocking=True)),
+        from_host_gbps=_gbps(lambda: there.copy_(host, non_blocking=True)),
+        capacity_bytes=int(HOST_SHARE * host_bytes()),
+    )
+
+
+def host_bytes() -> int:
+    """The host's memory, or what the container may have of it."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.is_file() else "max"
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def _gbps(copy: Callable[[], object]) -> float:
+    times_ms = []
+    copy()
+    for _ in range(PROBES):
+        start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        stop: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        start.record()
+        copy()
+        stop.record()
+        stop.synchronize()
+        times_ms.append(float(start.elapsed_time(stop)))
+    return PROBE_BYTES / statistics.median(times_ms) / 1e6

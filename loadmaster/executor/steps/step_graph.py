@@ -1,0 +1,232 @@
+"""The joint forward-backward graph of one training step, and what Loadmaster needs to know about its nodes.
+
+The graph comes from AOTAutograd at the level of aten operators. Four notions order it:
+
+- a *compute node* runs a kernel; views and ``getitem`` do not, they are emitted again wherever they are read;
+- the *root* of a node is the node that owns its storage: itself, the input of a view chain, or the element of a
+  compute node with several results;
+- *forward* nodes are the ancestors of the step's outputs, every other compute node belongs to the backward pass;
+- *resident* roots (parameters, buffers, inputs, constants) are in memory all the time.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+_CUDA_BLOCK_BYTES = 512  # the CUDA caching allocator rounds every request up to this
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether the node's result shares the storage of one of its inputs."""
+    target = node.target
+    if target is torch.ops.aten._unsafe_view.default:  # a view that its schema does not declare
+        return True
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    aliases = [r.alias_info for r in target._schema.returns]
+    return any(a is not None and not a.is_write for a in aliases)
+
+
+def is_compute(node: fx.Node) -> bool:
+    """Whether the node runs a kernel, its own or one fused with its neighbours."""
+    return node.op == "call_function" and node.target is not operator.getitem and not is_view(node)
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the node draws random numbers: run twice, it gives two results."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    names = [a.name for a in target._schema.arguments]
+    if "dropout_p" in names:  # attention carries the tag even where it drops nothing
+        at = names.index("dropout_p")
+        chance: Any = node.kwargs.get("dropout_p", node.args[at] if at < len(node.args) else 0.0)
+        return bool(chance != 0)
+    return True
+
+
+def is_mutating(node: fx.Node) -> bool:
+    """Whether the node writes to one of its inputs."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Whether the node communicates: every rank would have to run it again."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target.namespace in ("_c10d_functional", "c10d", "symm_mem")
+
+
+def tensors(value: object) -> Iterator[torch.Tensor]:
+    """The tensors of a node's (possibly nested) result, or among a step's inputs."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list, Mapping)):
+        for element in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors(element)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Bytes the allocator hands out for the tensor's storage."""
+    size = int(tensor.untyped_storage().nbytes())
+    if tensor.device.type == "cuda":
+        return -(-size // _CUDA_BLOCK_BYTES) * _CUDA_BLOCK_BYTES
+    return size
+
+
+def view_source(node: fx.Node) -> fx.Node:
+    """The input whose storage a view shares."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    for argument, schema in zip(node.args, node.target._schema.arguments, strict=False):
+        if isinstance(argument, fx.Node) and (
+            schema.alias_info is not None or node.target is torch.ops.aten._unsafe_view.default
+        ):
+            return argument
+    return node.all_input_nodes[0]
+
+
+@dataclass(frozen=True, eq=False)
+class StepGraph:
+    """A joint graph with its outputs split into those of the step and the gradients.
+
+    Attributes:
+        module: the graph module; every node carries its fake result in ``meta["val"]``.
+        forward_outputs: what the forward pass makes for its caller: new values of buffers first, then the loss.
+        backward_outputs: gradients of the inputs, None where an input has none.
+        mutated: primals with another value once the forward pass is over (running statistics).
+        written: those of them that the forward graph writes itself, in the order of the first forward outputs.
+    """
+
+    module: fx.GraphModule
+    forward_outputs: tuple[Any, ...]
+    backward_outputs: tuple[Any, ...]
+    mutated: frozenset[fx.Node] = frozenset()
+    written: tuple[fx.Node, ...] = ()
+
+    @classmethod
+    def split(cls, module: fx.GraphModule, forward_output_count: int) -> StepGraph:
+        """The joint graph of AOTAutograd, whose first outputs belong to the forward pass.
+
+        It ends with copies into the buffers that the forward pass updates. Here what they copy is returned instead,
+        before all else; the forward graph that is emitted ends with them again.
+        """
+        copies = module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        written, values = tuple(n.args[0] for n in copies), tuple(n.args[1] for n in copies)
+        for node in copies:
+            module.graph.erase_node(node)
+        end = module.graph.output_node()
+        outputs = tuple(cast(Sequence[Any], end.args[0]))
+        descriptions = end.meta.get("desc", ())
+        updated = [d.mutated_input for d in descriptions if hasattr(d, "mutated_input")]
+        primals = module.graph.find_nodes(op="placeholder")
+        mutated = frozenset(n for n in primals if "desc" in n.meta and n.meta["desc"] in updated)
+        end.args = ([*values, *outputs],)
+        if descriptions:
+            end.meta["desc"] = [*(None for _ in values), *descriptions]
+        forward, backward = outputs[:forward_output_count], outputs[forward_output_count:]
+        return cls(module, (*values, *forward), backward, mutated | frozenset(written), written)
+
+    @property
+    def returned(self) -> tuple[Any, ...]:
+        """What the forward graph returns to its caller; what it writes itself is not returned."""
+        return self.forward_outputs[len(self.written) :]
+
+    @cached_property
+    def outcome(self) -> tuple[Any, ...]:
+        """What the user gets: no new values of buffers, nor inputs handed back as they are (``self.calls += 1``)."""
+        values = self.forward_outputs[len(self.mutated) :]
+        return tuple(n for n in values if not isinstance(n, fx.Node) or n not in self._primal_set)
+
+    @property
+    def loss(self) -> Any:
+        """The loss of a step, or the result of a block; an input where nothing else is returned."""
+        return (self.outcome or self.returned)[-1]
+
+    @cached_property
+    def nodes(self) -> tuple[fx.Node, ...]:
+        """All nodes in execution order."""
+        return tuple(self.module.graph.nodes)
+
+    @cached_property
+    def position(self) -> dict[fx.Node, int]:
+        """Place of every node in execution order."""
+        return {node: i for i, node in enumerate(self.nodes)}
+
+    @cached_property
+    def primals(self) -> tuple[fx.Node, ...]:
+        """Placeholders of the forward pass: parameters, buffers, inputs."""
+        return tuple(n for n in self.nodes if n.op == "placeholder" and "tangents" not in str(n.target))
+
+    @cached_property
+    def tangents(self) -> tuple[fx.Node, ...]:
+        """Placeholders of the incoming gradients."""
+        return tuple(n for n in self.nodes if n.op == "placeholder" and "tangents" in str(n.target))
+
+    @cached_property
+    def roots(self) -> dict[fx.Node, fx.Node]:
+        """The owner of every node's storage."""
+        found: dict[fx.Node, fx.Node] = {}
+        for node in self.nodes:
+            if node.target is operator.getitem:
+                source = node.args[0]
+                assert isinstance(source, fx.Node)
+                found[node] = node if is_compute(source) else found[source]
+            elif node.op == "call_function" and is_view(node):
+                found[node] = found[view_source(node)]
+            else:
+                found[node] = node
+        return found
+
+    def producer(self, root: fx.Node) -> fx.Node:
+        """The compute node (or placeholder) that makes a root."""
+        if root.target is operator.getitem:
+            source = root.args[0]
+            assert isinstance(source, fx.Node)
+            return source
+        return root
+
+    @cached_property
+    def forward(self) -> frozenset[fx.Node]:
+        """Ancestors of the step's outputs."""
+        found: set[fx.Node] = set()
+        stack = [n for n in self.forward_outputs if isinstance(n, fx.Node)]
+        while stack:
+            node = stack.pop()
+            if node not in found:
+                found.add(node)
+                stack.extend(node.all_input_nodes)
+        return frozenset(found)
+
+    @cached_property
+    def results(self) -> dict[fx.Node, tuple[fx.Node, ...]]:
+        """Roots that every compute node makes: itself, or its elements when it has several results."""
+        made: dict[fx.Node, tuple[fx.Node, ...]] = {}
+        for node in self.nodes:
+            if is_compute(node):
+                elements = tuple(u for u in node.users if u.target is operator.getitem)
+                several = isinstance(node.meta.get("val"), (tuple, list))
+                made[node] = elements if several else (node,)
+        return made
+
+    def reads(self, nodes: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
+        """Roots the nodes read, in order of first read, without repetition."""
+        return tuple(dict.fromkeys(self.roots[i] for n in nodes for i in n.all_input_nodes))
+
+    def bytes_of(self, root: fx.Node) -> int:
+        """Bytes of a root's storage."""
+        return sum(tensor_bytes(t) for t in tensors(root.meta.get("val")))
+
+    def is_resident(self, root: fx.Node) -> bool:
+        """Whether a root is a parameter, a buffer, an input or a constant."""
+        return root.op == "get_attr" or root in self._primal_set
+
+    @cached_property
+    def _primal_set(self) -> frozenset[fx.Node]:
+        return frozenset(self.primals)

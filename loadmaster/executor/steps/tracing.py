@@ -1,0 +1,192 @@
+"""Tracing a training step into its joint graph, through torch.compile and AOTAutograd.
+
+One path for capture and for apply: the same decompositions (none), the same passes, so that a plan made from the one
+fits the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import fx, nn
+from torch._dynamo import exc
+from torch._dynamo.backends.common import aot_autograd
+
+from loadmaster.errors import InputError, LoadmasterError
+from loadmaster.executor.memory.implementations.prepare import prepare
+from loadmaster.executor.steps.step_graph import StepGraph, tensors
+
+Loss = Callable[..., torch.Tensor]
+Partition = Callable[[StepGraph], tuple[fx.GraphModule, fx.GraphModule]]
+Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+class Step(nn.Module):
+    """Model and loss as one module: ``step(*inputs)`` is the scalar loss.
+
+    Args:
+        loss: called as ``loss(model(*inputs[:-1]), inputs[-1])``: the last input is the target. None: the model
+            returns the loss itself, ``model(*inputs)``.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss | None) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, *inputs: Any) -> torch.Tensor:
+        """The loss of one batch, a scalar."""
+        if self.loss is None:
+            return cast(torch.Tensor, self.model(*inputs))
+        return self.loss(self.model(*inputs[:-1]), inputs[-1])
+
+
+def batch_of(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The inputs of a step as a tuple.
+
+    Raises:
+        InputError: a tensor was given, which would be taken apart into its rows.
+    """
+    if isinstance(inputs, torch.Tensor):
+        raise InputError("inputs", tuple(inputs.shape), "is a tensor", "Give a tuple of what a step takes: (x, y).")
+    return tuple(inputs)
+
+
+def compiled(partition: Partition, compiler: Compiler) -> Callable[..., torch.Tensor]:
+    """``call(step, *inputs)`` under torch.compile with a partition and a compiler of our own.
+
+    Nothing runs before the first call. Steps alike (the blocks of a transformer) share what is compiled.
+    """
+
+    def split(module: fx.GraphModule, _inputs: object, *, num_fwd_outputs: int, **_: Any) -> Any:
+        expect_static_shapes(module.graph)
+        joint = StepGraph.split(prepare(module), num_fwd_outputs)
+        expect_gradients(joint)
+        return partition(joint)
+
+    backend = aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        inference_compiler=compiler,
+        partition_fn=split,
+        keep_inference_input_mutations=True,  # in training, too: running statistics are updated inside the graph
+    )
+
+    return torch.compile(_own_call(), backend=backend, fullgraph=True, dynamic=False)
+
+
+def compiled_plainly() -> Callable[..., torch.Tensor]:
+    """``call(step, *inputs)`` as torch.compile has it by default, without a plan."""
+    return torch.compile(_own_call())
+
+
+def _own_call() -> Callable[..., torch.Tensor]:
+    # torch.compile keeps its caches per code object: every plan gets one of its own, so that plans for
+    # one model never count as recompilations of each other.
+    def call(step: Step, *inputs: Any) -> torch.Tensor:
+        return cast(torch.Tensor, step(*inputs))
+
+    call.__code__ = call.__code__.replace(co_firstlineno=call.__code__.co_firstlineno)
+    return call
+
+
+def expect_static_shapes(graph: fx.Graph) -> None:
+    """Refuse a graph in which a shape depends on the data: nobody can plan for bytes that are not known.
+
+    Raises:
+        InputError: naming the operator and the user's line.
+    """
+    for node in graph.nodes:
+        for tensor in tensors(node.meta.get("val")):
+            if not all(isinstance(size, int) for size in tensor.shape):
+                where = place_of(node)
+                raise InputError(
+                    "model",
+                    str(node.target),
+                    f"makes a shape that depends on the data{where}",
+                    "Use an operator whose result has a fixed shape, such as a mask.",
+                )
+
+
+def expect_scalar_loss(joint: StepGraph) -> None:
+    """Refuse a step that returns anything but one scalar.
+
+    Raises:
+        InputError: naming the shape found.
+    """
+    loss = joint.loss
+    shapes = [tuple(t.shape) for t in tensors(loss.meta.get("val"))] if isinstance(loss, fx.Node) else []
+    if len(joint.tangents) != 1 or len(shapes) != 1 or any(d != 1 for d in shapes[0]):
+        found = [tuple(t.shape) for n in joint.tangents for t in tensors(n.meta.get("val"))]
+        raise InputError(
+            "loss", found or shapes, "the step does not return one scalar loss", "Return the loss alone, as a scalar."
+        )
+    if joint.producer(joint.roots[loss]).op != "call_function":
+        raise InputError("loss", str(loss), "the loss is an input of the step", "Compute the loss from the model.")
+
+
+def expect_gradients(joint: StepGraph) -> None:
+    """Refuse a step without gradients, and the meta device, where PyTorch silently derives none for some operators.
+
+    Raises:
+        InputError: naming the device or the outputs.
+    """
+    devices = {t.device.type for n in joint.primals for t in tensors(n.meta.get("val"))}
+    if "meta" in devices:
+        remedy = "Build the model on the CPU: nothing of it runs, and hardware says what to estimate for."
+        raise InputError("model", "meta", "is on the meta device, where some operators have no gradient", remedy)
+    if not any(isinstance(n, fx.Node) for n in joint.backward_outputs):
+        raise InputError("model", joint.backward_outputs[:3], "has no gradient to compute", "Check requires_grad.")
+
+
+@contextlib.contextmanager
+def clear_errors(passing: type[Exception] = LoadmasterError) -> Iterator[None]:
+    """Turn the tracer's errors into an :class:`InputError` that names the place and the remedy.
+
+    Args:
+        passing: errors of our own that go through as they are, beside Loadmaster's.
+    """
+    try:
+        yield
+    except exc.BackendCompilerFailed as error:
+        if isinstance(error.inner_exception, (LoadmasterError, passing)):
+            raise error.inner_exception from None
+        raise _untraceable(error.inner_exception) from error
+    except exc.FailOnRecompileLimitHit as error:
+        raise InputError(
+            "model",
+            type(error).__name__,
+            "becomes another graph again and again",
+            "Look for a Python value that changes from call to call; pass it as a tensor, or fix it.",
+        ) from error
+    except (exc.Unsupported, exc.UserError, exc.TorchRuntimeError, exc.InternalTorchDynamoError) as error:
+        raise _untraceable(error) from error
+
+
+def _untraceable(error: Exception) -> InputError:
+    """What the tracer said, in one sentence: reason, explanation, and the last line of the user's code it names."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    reasons = [lines[0], *(line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:"))]
+    where = _last_place(str(error))
+    problem = f"cannot be traced as one graph{where}: {'. '.join(r.rstrip('.') for r in reasons)}"
+    remedy = "Rewrite that line without Python that depends on tensor values, or move it out of the step."
+    if "bind arguments" in lines[0].lower():  # a call with too many or too few
+        remedy = "Give inputs as the model takes them; with a loss, and the target after them: (x, y)."
+    if isinstance(error, exc.TorchRuntimeError):  # an operator refuses its operands
+        remedy = "Check shapes, types and devices of the inputs and the model: without a plan the step fails too."
+    return InputError("model", type(error).__name__, problem, remedy)
+
+
+def place_of(node: fx.Node) -> str:
+    """The user's line that a node comes from, as " at ..."; empty where that is not known."""
+    return _last_place(str(node.meta.get("stack_trace", "")))
+
+
+def _last_place(trace: str) -> str:
+    """The last file, line and code of a printed stack, as " at ..."; empty where there is none."""
+    lines = [line.strip() for line in trace.splitlines() if line.strip()]
+    places = [i for i, line in enumerate(lines) if line.startswith("File ")]
+    return " at " + ": ".join(lines[places[-1] : places[-1] + 2]) if places else ""

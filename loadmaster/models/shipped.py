@@ -1,0 +1,51 @@
+"""Documents that come with the package: published profiles and sketches, in the ``data`` folder of their room."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+from loadmaster.errors import InputError
+from loadmaster.models.documents import Document
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """One folder.
+
+    Attributes:
+        room: the package whose ``data`` holds it.
+        folder: its name there.
+        field, noun: of refusals: where a user names one, and what it is called.
+    """
+
+    room: str
+    folder: str
+    field: str
+    noun: str
+
+    @cached_property
+    def _path(self) -> Traversable:
+        return files(self.room) / "data" / self.folder
+
+    def names(self) -> list[str]:
+        """Without their endings, ascending."""
+        return sorted(
+            entry.name.removesuffix(".json") for entry in self._path.iterdir() if entry.name.endswith(".json")
+        )
+
+    def read(self, name: str) -> Document:
+        """One of them, as published.
+
+        Raises:
+            InputError: there is none of this name.
+        """
+        names = self.names()
+        if name not in names:
+            raise InputError(self.field, name, f"no such {self.noun}", f"Choose one of: {', '.join(names)}.")
+        document = json.loads((self._path / f"{name}.json").read_text("utf-8"))
+        assert isinstance(document, dict)
+        return document

@@ -1,0 +1,1 @@
+"""Networks of GPUs: ranks, links and shared resources; presets and published profiles."""
