@@ -1,10 +1,11 @@
-"""Fused planned collectives against NCCL and torch's own symmetric-memory kernels, in one run, interleaved.
+"""Planned collectives against NCCL and torch's own symmetric-memory kernels, in one run, interleaved.
 
     torchrun --nproc-per-node 8 benchmarks/collective_gpu.py --wall 420
     torchrun --nproc-per-node 2 benchmarks/collective_gpu.py --smoke        # a minute: is everything right?
     torchrun --nproc-per-node 2 benchmarks/collective_gpu.py --sweep        # which settings are fastest?
 
-Before a size is timed, results are held against fp32 sums made apart, bit by bit, and against themselves in three runs.
+``loadmaster`` is what a program gets after ``use``: a call of ``torch.distributed``, as ``nccl`` is on the group below;
+``engine`` is the kernel launched directly. Before a size is timed, results are held against fp32 sums made apart, bit by bit, and against themselves in three runs.
 A sample is the mean of some calls one after another between two events (or of the same calls in a CUDA graph), on the
 slowest rank; methods take turns, and a row is the median and quartiles of samples. Sizes are in order of importance:
 small ones of all collectives first. ``--wall`` ends a run in time to write.
@@ -157,7 +158,7 @@ def sample(play: Callable[[], Any], repeats: int) -> float:
     return start.elapsed_time(end) * 1e3
 
 
-def measure(run: Run, case: Any, engine: Any) -> dict[str, dict[str, dict[str, float]]]:
+def measure(run: Run, case: Any, engine: Any, planned: Any) -> dict[str, dict[str, dict[str, float]]]:
     """Per mode and method: median and quartiles in us."""
     import torch
     import torch.distributed as dist
@@ -165,9 +166,8 @@ def measure(run: Run, case: Any, engine: Any) -> dict[str, dict[str, dict[str, f
     from benchmarks.collective.calls import methods
 
     count = calls_per_sample(case.size_bytes)
-    group = dist.distributed_c10d._get_default_group()
     plays: dict[tuple[str, str], tuple[Callable[[], Any], int]] = {}
-    for name, call in methods(case, engine, group):
+    for name, call in methods(case, engine, planned, planned.inner):
         call()
         torch.cuda.synchronize()
         plays["eager", name] = (call, count)
@@ -372,6 +372,12 @@ def main() -> None:
             print(write(f"{a.name}_sweep_{ranks}", {"command": " ".join(sys.argv), **asdict(run), "rows": rows}))
         dist.destroy_process_group()
         return
+    from loadmaster.executor.collective import use
+
+    switched = use(
+        [(engine.problem, engine.plan) for engine in made.values()],
+        engines=[lambda problem, plan, group, place: made[problem.collective]],
+    )
     rows = []
     left = order(a.collectives, a.largest, a.smallest)
     while left:
@@ -384,7 +390,7 @@ def main() -> None:
             say(f"WRONG {collective} {size}: " + "; ".join(wrong_here))
             rows.append({"collective": collective, "size_bytes": size, "wrong": wrong_here})
             continue
-        found = measure(run, case, made[collective])
+        found = measure(run, case, made[collective], switched.group)
         rows.append({**row_of(case, made[collective], found), "right": True})
         say(describe(rows[-1]))
         torch.cuda.empty_cache()
@@ -393,6 +399,8 @@ def main() -> None:
         rows.sort(key=lambda row: (a.collectives.index(row["collective"]), row["size_bytes"]))
         document = {"command": " ".join(command), **asdict(run), "dtype": a.dtype, "rows": rows, "left_out": left}
         print(write(f"{a.name}_{ranks}", document))
+        print(switched.stats())
+    switched.disable()
     dist.destroy_process_group()
 
 

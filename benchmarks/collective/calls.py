@@ -69,24 +69,39 @@ def fused(case: Case, engine: FusedEngine) -> Callable[[torch.Tensor, torch.Tens
     return lambda output, input: engine.run(algorithm, output, input, dist.ReduceOp.SUM, size)
 
 
-def methods(case: Case, engine: FusedEngine, group: dist.ProcessGroup) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Each method by name, as a call on buffers of its own."""
-    given, ours = case.input_of(case.rank), case.empty()
+def methods(
+    case: Case, engine: FusedEngine, planned: dist.ProcessGroup, inner: dist.ProcessGroup
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Each method by name, as a call on buffers of its own.
+
+    ``loadmaster`` and ``nccl`` are the same call of ``torch.distributed``, on the planned group and on the one that it
+    stands on; ``engine`` is the kernel launched directly, without ``torch.distributed``.
+    """
+    given, direct = case.input_of(case.rank), case.empty()
+    yield "loadmaster", called(case, given, planned)
     call = fused(case, engine)
-    yield "loadmaster", lambda: call(ours, given)
-    theirs = case.empty()
+    yield "engine", lambda: call(direct, given)
+    yield "nccl", called(case, given, inner)
+    if case.collective == "allreduce":
+        yield from _symmetric(case, given, inner)
+
+
+def called(case: Case, given: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], Any]:
+    """The collective as a program calls it, on an output of its own."""
+    output = case.empty()
     match case.collective:
         case "allgather":
-            yield "nccl", lambda: dist.all_gather_into_tensor(theirs, given)
+            return lambda: dist.all_gather_into_tensor(output, given, group=group)
         case "reduce_scatter":
-            yield "nccl", lambda: dist.reduce_scatter_tensor(theirs, given)
+            return lambda: dist.reduce_scatter_tensor(output, given, group=group)
         case "alltoall":
-            yield "nccl", lambda: dist.all_to_all_single(theirs, given)
+            return lambda: dist.all_to_all_single(output, given, group=group)
         case "allreduce":
             # In place: after many calls it adds up infinities, as fast as anything else.
-            theirs.copy_(given)
-            yield "nccl", lambda: dist.all_reduce(theirs)
-            yield from _symmetric(case, given, group)
+            output.copy_(given)
+            return lambda: dist.all_reduce(output, group=group)
+        case other:
+            raise ValueError(f"{other} is not measured here")
 
 
 def _symmetric(
