@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pytest
 
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory.problem import (
@@ -16,6 +20,14 @@ from loadmaster.models.memory.problem import (
     MemoryProblem,
     Objective,
 )
+from tests.models.memory.brute_force import best_objectives
+
+UNIT = 1 << 20
+
+
+def seeds(fast: Iterable[int], slow: Iterable[int]) -> list[Any]:
+    """Parameters of a test on random instances: those of the fast core, and more that are marked slow."""
+    return [*fast, *(pytest.param(seed, marks=pytest.mark.slow) for seed in slow)]
 
 
 def random_problem(
@@ -27,6 +39,7 @@ def random_problem(
     encodings: float = 0.3,
     choices: int = 2,
     once_only: float = 0.0,
+    roomy_in_place: float = 0.0,
     objective: Objective = "time",
     host_link: HostLink | None = None,
     unit_bytes: int = 1,
@@ -37,12 +50,12 @@ def random_problem(
         skips, in_place, encodings, once_only: how likely an operator reads an earlier result too, may run in place,
             has an encoded result (one more forward operator), must not be recomputed.
         choices: most implementations an operator has.
+        roomy_in_place: how likely running in place takes workspace instead of saving it.
         objective: with "energy" every implementation has an energy, unrelated to its time.
         unit_bytes: sizes are 1..9 of these.
     """
-    return _Generator(seed, operators, skips, in_place, encodings, choices, once_only, unit_bytes).problem(
-        objective, host_link
-    )
+    chances = (skips, in_place, encodings, once_only, roomy_in_place)
+    return _Generator(seed, operators, chances, choices, unit_bytes).problem(objective, host_link)
 
 
 def budgets(problem: MemoryProblem, fractions: tuple[float, ...]) -> list[int]:
@@ -57,26 +70,52 @@ def budgets(problem: MemoryProblem, fractions: tuple[float, ...]) -> list[int]:
     return [int(least + fraction * max(most - least, 1)) for fraction in fractions]
 
 
+@functools.cache
+def tight_cases(seed: int) -> tuple[MemoryProblem, tuple[tuple[int, float], ...]]:
+    """A tiny graph and its frontier: budgets at which the optimum falls, those one unit short of them, each optimum.
+
+    Long skips, encoded results, in-place operators that save or take workspace, results that must not be recomputed;
+    in every other graph the gradients are small, so that what is kept decides.
+    """
+    operators = 4 + seed % 2
+    generator = functools.partial(
+        random_problem,
+        seed,
+        operators=operators,
+        skips=0.5,
+        in_place=0.7,
+        once_only=0.1,
+        roomy_in_place=0.3,
+        choices=2 if seed % 8 == 0 else 1,
+        objective="energy" if seed % 3 == 1 else "time",
+        unit_bytes=UNIT,
+    )
+    problem = generator(encodings=0.4 if operators == 4 else 0.1)
+    if len(problem.forward) > 7:  # too many schedules to try them all
+        problem = generator(encodings=0.0)
+    if seed % 4 < 2:
+        light = [replace(b, output_bytes=b.output_bytes // 4, live_bytes=b.live_bytes // 4) for b in problem.backward]
+        problem = replace(problem, backward=tuple(light))
+    least, most = budgets(problem, (0.0, 1.0))
+    every = range(max(0, least - 10 * UNIT), most + 10 * UNIT, UNIT)
+    best = best_objectives(problem, every)
+    falls = [n for n in range(1, len(best)) if best[n] < best[n - 1]]
+    return problem, tuple((every[n], best[n]) for n in sorted({*falls, *(n - 1 for n in falls)}))
+
+
 class _Generator:
-    def __init__(
-        self,
-        seed: int,
-        operators: int,
-        skips: float,
-        in_place: float,
-        encodings: float,
-        choices: int,
-        once_only: float,
-        unit_bytes: int,
-    ) -> None:
+    def __init__(self, seed: int, operators: int, chances: tuple[float, ...], choices: int, unit_bytes: int) -> None:
         self.random = np.random.default_rng(seed)
         self.seed = seed
         self.operators = operators
-        self.chance_of_skip = skips
-        self.chance_of_in_place = in_place
-        self.chance_of_encoding = encodings
+        (
+            self.chance_of_skip,
+            self.chance_of_in_place,
+            self.chance_of_encoding,
+            self.chance_of_once,
+            self.chance_of_room,
+        ) = chances
         self.choices = choices
-        self.chance_of_once = once_only
         self.unit_bytes = unit_bytes
         self.parameters = self._bytes(0, 4)
 
@@ -139,10 +178,12 @@ class _Generator:
         return made, encoded
 
     def _in_place(self, overwrites: int, output_bytes: int) -> InPlace:
+        # The draw is left out where it decides nothing: the other tests' graphs stay what they are.
+        roomy = self.chance_of_room > 0 and self._chance(self.chance_of_room)
         return InPlace(
             overwrites=overwrites,
             time_delta_us=self._cost(-2, 1),
-            workspace_delta_bytes=-output_bytes,
+            workspace_delta_bytes=self._bytes(1, 4) if roomy else -output_bytes,
             energy_delta_uj=self._cost(-2, 1),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -27,13 +28,12 @@ from loadmaster.models.memory.reach import groups_of
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import Solution, SolveOptions
 from tests.models.memory.grouped_twins import banded_twin
-from tests.models.memory.instances import budgets, random_problem
+from tests.models.memory.instances import UNIT, budgets, random_problem, seeds, tight_cases
 from tests.models.memory.twins import optimum
 
 # PuLP announces another way to make variables; the one used here works in all of 3.x.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-UNIT = 1 << 20
 OBJECTIVES: tuple[Objective, ...] = ("time", "energy")
 # A link that carries one MiB in about two of the microseconds that operators take.
 LINK = HostLink(to_host_gbps=UNIT / 2e3, from_host_gbps=UNIT / 3e3, capacity_bytes=12 * UNIT)
@@ -119,6 +119,22 @@ def test_points_are_plans_at_their_price(seed: int) -> None:
         if found is not None:
             assert exact is not None
             assert exact <= check(problem, found[1], budget).objective + 1e-6
+
+
+@pytest.mark.usefixtures("every_choice")
+@pytest.mark.parametrize("seed", seeds(range(10), range(10, 200)))
+def test_with_a_slot_for_every_stage_it_is_exact(seed: int) -> None:
+    """And with fewer slots its points are plans, none of them better than the best."""
+    problem, cases = tight_cases(seed)
+    every_stage = list(range(1, problem.stage_count))
+    for budget, best in cases:
+        for starts in (every_stage, slot_starts(problem, seed), [1]):
+            allowed = all_recomputations(problem, starts)
+            found = planned(Banded(problem, budget, starts, allowed, offload=False, to_the_byte=True), budget)
+            objective = math.inf if found is None else found[0]
+            assert objective >= best - 1e-6
+            if starts == every_stage:
+                assert objective == pytest.approx(best)
 
 
 @pytest.mark.parametrize("seed", range(4))

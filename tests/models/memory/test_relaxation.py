@@ -19,13 +19,12 @@ from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus
 from tests.models.memory.brute_force import best_objective
 from tests.models.memory.grouped_twins import relaxation_twin
-from tests.models.memory.instances import budgets, random_problem
+from tests.models.memory.instances import UNIT, budgets, random_problem, seeds, tight_cases
 from tests.models.memory.twins import optimum
 
 # PuLP announces another way to make variables; the one used here works in all of 3.x.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-UNIT = 1 << 20
 OBJECTIVES: tuple[Objective, ...] = ("time", "energy")
 # A link that carries one MiB in about two of the microseconds that operators take.
 LINK = HostLink(to_host_gbps=UNIT / 2e3, from_host_gbps=UNIT / 3e3, capacity_bytes=12 * UNIT)
@@ -73,12 +72,11 @@ def test_array_and_pulp_twin_have_the_same_optimum(seed: int, monkeypatch: pytes
         assert bound(problem, budget, starts) == pytest.approx(math.inf if twin is None else twin)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(range(10), range(10, 200)))
 def test_no_schedule_beats_it(seed: int) -> None:
     """With any grouping, of all the schedules there are. No point of it: no schedule at all."""
-    problem = random_problem(seed, operators=3, in_place=0.7, encodings=0.5, once_only=0.2, unit_bytes=UNIT)
-    for budget in budgets(problem, (0.15, 0.45)):
-        best = best_objective(problem, budget)
+    problem, cases = tight_cases(seed)
+    for budget, best in cases:
         for starts in groupings(problem):
             assert bound(problem, budget, starts) <= best * (1 + 1e-6)
 
