@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from loadmaster.executor import apply, measure
-from loadmaster.executor.memory.files import read_plan
+from loadmaster.models.documents import load_document
+from loadmaster.models.memory.documents import read_plan
 
 SEED = 0
 LEARNING_RATE = 0.01
@@ -76,7 +77,7 @@ def compare(factory: str, plan_path: Path, steps: int, backend: str) -> dict[str
     torch.manual_seed(SEED)
     model, inputs, loss = getattr(importlib.import_module(module), name)()
     twin = copy.deepcopy(model)
-    plan = read_plan(plan_path)
+    plan = read_plan(load_document(plan_path))
 
     planned = apply(plan, model, loss, backend=backend)
 

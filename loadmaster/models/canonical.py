@@ -1,7 +1,9 @@
-"""The one byte string of a document, and its hash: what identifies a problem, whoever wrote its JSON."""
+"""Typed data as plain JSON values, the one byte string of a document, and its hash: what identifies a problem."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -9,12 +11,27 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """Drop what is None and turn tuples into lists, all the way down."""
+    """Dataclasses as objects, tuples as lists, sets as ascending lists, keys as text, without what is None.
+
+    Classes that say ``leave_out_defaults`` are written without the fields that are at their default.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        given = ((name, getattr(value, name), default) for name, default in _fields(value.__class__))
+        return {name: plain(v) for name, v, default in given if v is not None and v != default}
     if isinstance(value, Mapping):
-        return {k: plain(v) for k, v in value.items() if v is not None}
+        return {str(k): plain(v) for k, v in value.items() if v is not None}
+    if isinstance(value, frozenset):
+        return sorted(value)
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     return value
+
+
+@functools.cache
+def _fields(type_: type[Any]) -> tuple[tuple[str, Any], ...]:
+    """The fields of a dataclass, each with the value at which it is left out (or MISSING, which nothing equals)."""
+    leaves_out = getattr(type_, "leave_out_defaults", False)
+    return tuple((f.name, f.default if leaves_out else dataclasses.MISSING) for f in dataclasses.fields(type_))
 
 
 def canonical_json(document: Mapping[str, Any]) -> bytes:

@@ -1,32 +1,33 @@
 """Problem and plan documents: the JSON envelope that every kind shares, how it is read and refused.
 
-A document is ``{"schema": "loadmaster/problem/1", "kind": ..., ...}``. Unknown fields are refused, versions are
+A document is ``{"schema": "loadmaster/problem/1", "kind": ..., ...}``; the other fields are those of the kind's
+dataclass, whose annotations (:mod:`loadmaster.models.fields`) are the rules. Unknown fields are refused, versions are
 checked, and every refusal is an :class:`~loadmaster.errors.InputError` that names the field. The kinds
 themselves are listed in :mod:`loadmaster.models.kinds`.
+
+pydantic is imported by the first document that is read.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import BaseModel, ConfigDict, ValidationError
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from loadmaster.errors import InputError
+from loadmaster.models.canonical import plain
+from loadmaster.models.json_text import dump_json, parse_json
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 PROBLEM_SCHEMA = "loadmaster/problem/1"
 PLAN_SCHEMA = "loadmaster/plan/1"
 
 Document = Mapping[str, Any]
-ModelT = TypeVar("ModelT", bound=BaseModel)
+ReadT = TypeVar("ReadT")
 
-
-class StrictModel(BaseModel):
-    """Base of all document models: unknown fields refused, no silent conversion of text to numbers."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 
 
 def load_document(source: Document | str | Path) -> Document:
@@ -38,17 +39,21 @@ def load_document(source: Document | str | Path) -> Document:
     if isinstance(source, Mapping):
         return source
     path = Path(source)
+
+    def refused(_: object, problem: str) -> InputError:
+        return InputError("path", str(path), problem, "Give the path of a JSON document.")
+
     try:
-        document = json.loads(path.read_bytes())
+        content = path.read_bytes()
     except FileNotFoundError:
-        raise InputError("path", str(path), "no such file", "Give the path of a JSON document.") from None
+        raise refused(None, "no such file") from None
     except IsADirectoryError:
-        raise InputError("path", str(path), "is a directory", "Give the path of a JSON document.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError("path", str(path), f"is not JSON: {error}", "Give a JSON document.") from None
-    if not isinstance(document, dict):
-        raise InputError("path", str(path), "holds no JSON object", "Give a document: an object with schema and kind.")
-    return document
+        raise refused(None, "is a directory") from None
+    except OSError as error:
+        raise refused(None, f"cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise refused(None, f"is no path: {error}") from None
+    return parse_json(content, refused)
 
 
 def expect_schema(document: Document, schema: str) -> None:
@@ -81,27 +86,62 @@ def expect_problem(plan_problem_sha256: str, problem_sha256: str) -> None:
         )
 
 
-def parse(model: type[ModelT], document: Document) -> ModelT:
-    """Validate a document against its pydantic model.
+def read(type_: type[ReadT], schema: str, document: Document) -> ReadT:
+    """A dataclass from its document.
+
+    Raises:
+        InputError: another schema or version, unknown fields, values out of range; names the field.
+    """
+    expect_schema(document, schema)
+    return parse(type_, {"kind": None, **{name: value for name, value in document.items() if name != "schema"}})
+
+
+def write(schema: str, value: Any) -> dict[str, Any]:
+    """The document of a dataclass; what is short comes first, so that its head says what it is."""
+    fields = plain(value)
+    short_first = sorted(fields.items(), key=lambda item: isinstance(item[1], dict | list))
+    return {"schema": schema, "kind": fields["kind"], **dict(short_first)}
+
+
+def _adapter(type_: type[ReadT]) -> TypeAdapter[ReadT]:
+    """How that type is read; made once, because it takes as long as reading a large document."""
+    from pydantic import TypeAdapter
+
+    if type_ not in _ADAPTERS:
+        _ADAPTERS[type_] = TypeAdapter(type_)
+    return _ADAPTERS[type_]
+
+
+def parse(type_: type[ReadT], document: Document) -> ReadT:
+    """Validate a document against a dataclass or a pydantic model.
 
     Raises:
         InputError: for the first refusal; its message counts the others.
     """
+    from pydantic import ValidationError
+
+    # As JSON text, not as Python objects: there a list may stand for a tuple or a set, and nothing else may.
+    text = dump_json(document)
     try:
-        return model.model_validate(dict(document))
+        return _adapter(type_).validate_json(text)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        first = details[0]
-        field = field_path(first["loc"]) or "document"
-        more = f" ({len(details) - 1} more fields are wrong too)" if len(details) > 1 else ""
-        kind = first["type"]
-        if kind == "extra_forbidden":
-            problem, remedy = "is not a field of this document", "Remove it, or check its spelling."
-        elif kind == "missing":
-            problem, remedy = "is missing", "Add it."
-        else:
-            problem, remedy = first["msg"][:1].lower() + first["msg"][1:], "Correct the value."
-        raise InputError(field, None if kind == "missing" else first.get("input"), problem + more, remedy) from None
+    first = details[0]
+    if first["type"] == "json_invalid":
+        parse_json(text.encode(), lambda found, problem: InputError("document", found, problem, "Correct it."))
+    reason = first.get("ctx", {}).get("error")
+    if isinstance(reason, InputError):
+        raise reason
+    field = field_path(first["loc"]) or "document"
+    more = f" ({len(details) - 1} more fields are wrong too)" if len(details) > 1 else ""
+    kind = first["type"]
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        problem, remedy = "is not a field of this document", "Remove it, or check its spelling."
+    elif kind == "missing":
+        problem, remedy = "is missing", "Add it."
+    else:
+        problem, remedy = first["msg"][:1].lower() + first["msg"][1:], "Correct the value."
+    raise InputError(field, None if kind == "missing" else first.get("input"), problem + more, remedy)
 
 
 def field_path(location: tuple[int | str, ...]) -> str:

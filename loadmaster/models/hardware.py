@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from loadmaster.errors import InputError
+from loadmaster.models.fields import Gbps, Size
 
 GIB = 2**30
 DType = Literal["float64", "float32", "tf32", "bfloat16", "float16"]
@@ -21,9 +22,9 @@ DType = Literal["float64", "float32", "tf32", "bfloat16", "float16"]
 class HostLink:
     """The link to host memory: bandwidths in GB/s (1e9 bytes per second) and room for offloaded tensors."""
 
-    to_host_gbps: float
-    from_host_gbps: float
-    capacity_bytes: int | None = None
+    to_host_gbps: Gbps
+    from_host_gbps: Gbps
+    capacity_bytes: Size | None = None
 
     def to_host_us(self, size_bytes: int) -> float:
         """Time to send that many bytes to the host."""

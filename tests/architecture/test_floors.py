@@ -26,6 +26,7 @@ OUTSIDE = {
     "pulp": {"solvers"},
     "networkx": {"models", "planner"},
     "pydantic": {"models", "api"},
+    "pydantic_core": {"models"},
     "matplotlib": {"api"},
     "fastapi": {"api"},
     "starlette": {"api"},

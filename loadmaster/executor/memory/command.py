@@ -18,10 +18,10 @@ from torch import nn
 
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor.memory.capture import capture
-from loadmaster.executor.memory.files import problem_document
 from loadmaster.executor.memory.run.backends import COMPILERS
 from loadmaster.executor.steps.tracing import Loss
 from loadmaster.executor.steps.wrappers import PARALLEL
+from loadmaster.models.memory.documents import write_problem
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "none": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
@@ -138,7 +138,7 @@ def run(arguments: argparse.Namespace) -> None:
             ranks=arguments.ranks,
             name=arguments.name,
         )
-    text = json.dumps(problem_document(problem))
+    text = json.dumps(write_problem(problem))
     if arguments.output is None:
         sys.stdout.write(text + "\n")
     else:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from loadmaster.models.topologies.topology import Link, Topology
+from loadmaster.models.fields import Size
+from loadmaster.models.topologies.topology import Link, Rank, Topology
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,11 @@ class Chunk:
         senders: the only ranks that may send it to another node; None: any.
     """
 
-    size_bytes: int
-    sources: tuple[int, ...]
-    targets: tuple[int, ...]
+    size_bytes: Size
+    sources: tuple[Rank, ...]
+    targets: tuple[Rank, ...]
     reduces: bool = False
-    senders: frozenset[int] | None = None
+    senders: frozenset[Rank] | None = None
 
     @property
     def goes_on(self) -> bool:

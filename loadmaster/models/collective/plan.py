@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
-PlanStatus = Literal["optimal", "feasible", "infeasible"]
+from loadmaster.models.collective.problem import Count
+from loadmaster.models.envelope import Plan
+from loadmaster.models.fields import Bounds, Index, PositiveSize, Seconds, Size
+from loadmaster.models.topologies.topology import LARGEST_NS, Rank
+
+Time = Annotated[int, Bounds(ge=0, le=LARGEST_NS)]
 
 Form = Literal["direct", "gather"]
 """How an algorithm reaches the postcondition: ``direct``: its sends do it, sums on the way. ``gather``: every rank
@@ -23,10 +27,12 @@ class Send:
         combines: the target adds what arrives to its own part; otherwise it keeps a copy.
     """
 
-    start_ns: int
-    source: int
-    target: int
-    chunks: tuple[int, ...]
+    leave_out_defaults: ClassVar = True
+
+    start_ns: Time
+    source: Rank
+    target: Rank
+    chunks: tuple[Index, ...]
     combines: bool = False
 
 
@@ -47,17 +53,17 @@ class Algorithm:
         seconds: that took.
     """
 
-    size_bytes: int
-    chunk_count: int
+    size_bytes: PositiveSize
+    chunk_count: Count
     form: Form
     sends: tuple[Send, ...]
-    time_ns: int
-    bound_ns: int
+    time_ns: Time
+    bound_ns: Time
     bound_by: str
-    throughput_bound_ns: int
-    from_bytes: int = 0
+    throughput_bound_ns: Time
+    from_bytes: Size = 0
     method: str = ""
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
 
     @property
     def gap(self) -> float:
@@ -76,42 +82,25 @@ class Unreachable:
         why: in words, with the remedy.
     """
 
-    chunk: int
-    rank: int
-    reached: tuple[int, ...]
+    chunk: Index
+    rank: Rank
+    reached: tuple[Rank, ...]
     why: str
 
 
-@dataclass(frozen=True)
-class CollectivePlan:
+@dataclass(frozen=True, kw_only=True)
+class CollectivePlan(Plan):
     """A checked answer to a collective problem.
 
     Attributes:
-        status: optimal (within the asked gap), feasible (stopped by a limit) or infeasible.
-        objective, bound, gap: of the times of all algorithms together, in ``unit``.
+        objective, bound, gap: of the times of all algorithms together.
         algorithms: by size, ascending; empty when infeasible.
-        stopped_by: gap, time, cancel, proof, or method.
-        seconds: wall seconds of ``build``, ``solve``, ``check``.
-        check: the checker's verdict.
     """
 
-    name: str
-    problem_sha256: str
-    status: PlanStatus
-    objective: float | None
-    bound: float | None
-    gap: float | None
-    unit: str
-    method: str
-    stopped_by: str
-    seconds: Mapping[str, float]
-    solver: Mapping[str, Any]
-    check: Mapping[str, Any]
-    algorithms: tuple[Algorithm, ...]
+    algorithms: tuple[Algorithm, ...] = ()
     infeasibility: Unreachable | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
 
-    kind: str = "collective"
+    kind: Literal["collective"] = "collective"
 
     def algorithm_for(self, size_bytes: int) -> Algorithm:
         """The algorithm of the table for a size: the last whose ``from_bytes`` is not above it."""

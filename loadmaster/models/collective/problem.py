@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from loadmaster.models.canonical import plain, sha256
 from loadmaster.models.collective.instance import Chunk
-from loadmaster.models.topologies.topology import Topology
-
-KIND = "collective"
+from loadmaster.models.fields import READING, AsText, Bounds, Name, PositiveSize, Size
+from loadmaster.models.topologies.topology import Rank, Topology
 
 Collective = Literal[
     "allgather",
@@ -28,12 +27,15 @@ Collective = Literal[
 
 Strategy = Literal["uc-max", "uc-min", "free"]
 
+Count = Annotated[int, Bounds(ge=1, le=1 << 20)]
+_LocalRank = Annotated[int, AsText()]
+
 
 @dataclass(frozen=True)
 class SwitchPolicy:
     """A switch-hyperedge: local ranks around it, and how many of its links a schedule should use."""
 
-    ranks: tuple[int, ...]
+    ranks: tuple[Rank, ...]
     strategy: Strategy = "free"
 
 
@@ -54,14 +56,14 @@ class Sketch:
         size_bytes: as in the problem; None: the problem's.
     """
 
-    name: str = "sketch"
+    name: Name = "sketch"
     switches: tuple[SwitchPolicy, ...] = ()
-    internode: Mapping[int, tuple[int, ...]] | None = None
-    relays: Mapping[int, int] = field(default_factory=dict)
-    beta_split: Mapping[int, float] = field(default_factory=dict)
-    symmetry: tuple[tuple[int, int], ...] = ()
-    chunk_count: int | None = None
-    size_bytes: int | None = None
+    internode: Mapping[_LocalRank, tuple[Rank, ...]] | None = None
+    relays: Mapping[_LocalRank, Rank] = field(default_factory=dict)
+    beta_split: Mapping[_LocalRank, Annotated[float, Bounds(gt=0)]] = field(default_factory=dict)
+    symmetry: tuple[tuple[Count, Count], ...] = ()
+    chunk_count: Count | None = None
+    size_bytes: PositiveSize | None = None
 
 
 @dataclass(frozen=True)
@@ -79,18 +81,20 @@ class CollectiveProblem:
         sketch: None: the planner tries some.
     """
 
-    name: str
+    name: Name
     topology: Topology
     collective: Collective
-    sizes_bytes: tuple[int, ...]
-    chunk_counts: tuple[int, ...] = ()
-    root: int | None = None
-    pair_bytes: tuple[tuple[int, ...], ...] | None = None
+    sizes_bytes: Annotated[tuple[PositiveSize, ...], Bounds(min_length=1, max_length=64)]
+    chunk_counts: Annotated[tuple[Count, ...], Bounds(max_length=64)] = ()
+    root: Rank | None = None
+    pair_bytes: tuple[tuple[Size, ...], ...] | None = None
     custom: tuple[Chunk, ...] | None = None
     sketch: Sketch | None = None
     title: str | None = None
 
-    kind: str = KIND
+    kind: Literal["collective"] = "collective"
+
+    __pydantic_config__: ClassVar = READING
 
     @property
     def unit(self) -> str:
@@ -100,19 +104,16 @@ class CollectiveProblem:
     @cached_property
     def sha256(self) -> str:
         """Identity: everything but the names."""
-        document: dict[str, Any] = asdict(self)
-        identity = {key: value for key, value in document.items() if key not in ("name", "title")}
-        return sha256(plain(_ordered(identity)))
+        identity = {name: value for name, value in plain(self).items() if name not in ("name", "title")}
+        return sha256(_one_form(identity))
 
 
-def _ordered(value: Any) -> Any:
-    """Sets as ascending lists, keys as text, and one form of whole numbers: what is left of them in JSON."""
-    if isinstance(value, Mapping):
-        return {str(key): _ordered(item) for key, item in value.items()}
-    if isinstance(value, frozenset):
-        return sorted(value)
-    if isinstance(value, list | tuple):
-        return [_ordered(item) for item in value]
+def _one_form(value: Any) -> Any:
+    """One form of whole numbers: 25 GB/s and 25.0 GB/s are the same, whoever wrote the JSON."""
+    if isinstance(value, dict):
+        return {key: _one_form(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_one_form(item) for item in value]
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value

@@ -8,10 +8,9 @@ from loadmaster.errors import InputError
 from loadmaster.models.collective.collectives import ROOTED, chunk_bytes, pieces
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import CollectiveProblem
+from loadmaster.models.fields import LARGEST_BYTES
 from loadmaster.models.topologies.topology import LARGEST_NS
 
-# One exbibyte: a size above it is a mistake in units.
-LARGEST_BYTES = 1 << 60
 # More chunks than this cannot be planned one by one in any time worth waiting for.
 LARGEST_CHUNK_COUNT = 1 << 18
 

@@ -23,15 +23,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
-
-from pydantic import Field
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.problem import Collective, Sketch, Strategy, SwitchPolicy
 from loadmaster.models.collective.sketch import lanes_per_nic
-from loadmaster.models.documents import Document, StrictModel, load_document, parse
+from loadmaster.models.documents import Document, load_document, parse
+from loadmaster.models.fields import READING, Bounds
 from loadmaster.models.shipped import Shipped
 from loadmaster.models.topologies.topology import Topology
 
@@ -40,34 +40,40 @@ _SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.I)
 _SUFFIX_BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 T = TypeVar("T")
-_Rank = Annotated[int, Field(ge=0)]
+_Rank = Annotated[int, Bounds(ge=0)]
 
 
-class _Intranode(StrictModel):
+@dataclass(frozen=True, kw_only=True)
+class _Intranode:
     strategy: Literal["switch", "none"]
     switches: list[list[_Rank]] | None = None
     switch_hyperedge_strategy: list[Strategy] | None = None
 
 
-class _Internode(StrictModel):
+@dataclass(frozen=True, kw_only=True)
+class _Internode:
     strategy: Literal["relay"] = "relay"
     internode_conn: Literal["direct-map", "fully-connected"] | dict[str, list[_Rank]]
     gpus_to_sender_rev_map: dict[str, list[_Rank]] | None = None
-    chunk_to_relay_map: Annotated[list[_Rank], Field(min_length=2, max_length=2)] | None = None
-    beta_split: dict[str, Annotated[float, Field(ge=1)]] | None = None
+    chunk_to_relay_map: Annotated[list[_Rank], Bounds(min_length=2, max_length=2)] | None = None
+    beta_split: dict[str, Annotated[float, Bounds(ge=1)]] | None = None
     enforce_ordering: bool = False
 
 
-class _Hyperparameters(StrictModel):
-    input_chunkup: Annotated[int, Field(ge=1)] | None = None
-    input_size: Annotated[int, Field(ge=1)] | str | None = None
+@dataclass(frozen=True, kw_only=True)
+class _Hyperparameters:
+    input_chunkup: Annotated[int, Bounds(ge=1)] | None = None
+    input_size: Annotated[int, Bounds(ge=1)] | str | None = None
 
 
-class _File(StrictModel):
-    nnodes: Annotated[int, Field(ge=1)] | None = None
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    __pydantic_config__: ClassVar = READING
+
+    nnodes: Annotated[int, Bounds(ge=1)] | None = None
     intranode_sketch: _Intranode
     internode_sketch: _Internode | None = None
-    symmetry_offsets: list[Annotated[list[int], Field(min_length=2, max_length=2)]] = Field(default_factory=list)
+    symmetry_offsets: list[Annotated[list[int], Bounds(min_length=2, max_length=2)]] = field(default_factory=list)
     hyperparameters: _Hyperparameters = _Hyperparameters()
 
 

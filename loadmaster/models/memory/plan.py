@@ -8,10 +8,23 @@ arrive at stage t. What backward k reads, its stage keeps too, unless it compute
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
-PlanStatus = Literal["optimal", "feasible", "infeasible"]
+from loadmaster.models.envelope import Plan, Total
+from loadmaster.models.fields import Bounds, Entries, Index, MayBeMissing, Size
+from loadmaster.models.memory.problem import LARGEST_COST
+
+# What :meth:`loadmaster.models.memory.verdict.Check.summary` records.
+_Us = Annotated[float, Bounds(ge=0, le=1e9 * LARGEST_COST)]
+CHECKED: Mapping[str, Any] = {
+    "ok": bool,
+    "peak_bytes": Index,
+    "peak_at": str,
+    **dict.fromkeys(("time_us", "forward_us", "recompute_us", "backward_us", "stall_us"), _Us),
+    "recomputed": Index,
+    "offloaded_bytes": Index,
+}
 
 
 @dataclass(frozen=True)
@@ -22,8 +35,10 @@ class Compute:
     ``in_place`` says that its parent runs in place.
     """
 
-    forward: int
-    implementation: int = 0
+    leave_out_defaults: ClassVar = True
+
+    forward: Index
+    implementation: Index = 0
     in_place: bool = False
 
 
@@ -32,17 +47,19 @@ class Fetch:
     """An offloaded result on its way back: sent when stage ``issued_at`` starts, on the device when this stage
     starts. Its bytes count from ``issued_at`` on."""
 
-    forward: int
-    issued_at: int
+    forward: Index
+    issued_at: Index
 
 
 @dataclass(frozen=True)
 class Stage:
     """One stage. ``implementation`` is of the backward operator (None in stage 0); ``keep`` is ascending."""
 
+    leave_out_defaults: ClassVar = True
+
     computes: tuple[Compute, ...]
-    implementation: int | None
-    keep: tuple[int, ...]
+    implementation: Annotated[Index | None, MayBeMissing()]
+    keep: tuple[Index, ...]
     fetches: tuple[Fetch, ...] = ()
 
 
@@ -59,8 +76,8 @@ class Schedule:
     """
 
     stages: tuple[Stage, ...]
-    offload: tuple[int, ...] = ()
-    gone_before: tuple[int, ...] = ()
+    offload: tuple[Index, ...] = ()
+    gone_before: tuple[Index, ...] = ()
 
     def departures(self, forward_count: int) -> dict[int, int]:
         """For each result sent, in sending order, the operator that starts when it is gone."""
@@ -74,7 +91,7 @@ class Blocker:
 
     tensor: str
     op: str
-    size_bytes: int
+    size_bytes: Size
 
 
 @dataclass(frozen=True)
@@ -88,46 +105,30 @@ class Infeasibility:
         blockers: the tensors resident there, largest first.
     """
 
-    minimum_budget_bytes: int
-    short_bytes: int
+    minimum_budget_bytes: Size
+    short_bytes: Size
     where: str
     blockers: tuple[Blocker, ...]
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan(Plan):
     """A checked answer to a memory problem.
 
     Attributes:
-        status: optimal (within the asked gap), feasible (stopped by a limit) or infeasible.
-        objective, bound, gap: of the step, in ``unit``; the bound comes from a relaxation only. ``gap`` is on the
-            whole step, ``overhead_gap`` on what the budget costs over the unconstrained step.
+        objective, bound, gap: of the step; the bound comes from a relaxation only. ``gap`` is on the whole step,
+            ``overhead_gap`` on what the budget costs over the unconstrained step.
         unconstrained: objective of the step with memory to spare.
-        method: the strategy whose plan this is (``monet``, ``banded``, ``checkmate``, ...).
-        stopped_by: gap, time, cancel, proof, or method: all that the method has to try has been tried.
-        seconds: wall seconds of ``build``, ``solve``, ``check``.
-        solver: name, version, cpu_seconds, nodes.
-        check: the checker's verdict (see :func:`loadmaster.models.memory.checker.check`).
+        method: ``monet``, ``banded``, ``checkmate``, ...
+        check: see :func:`loadmaster.models.memory.checker.check`.
         schedule: None when infeasible.
     """
 
-    name: str
-    problem_sha256: str
-    budget_bytes: int
-    status: PlanStatus
-    objective: float | None
-    bound: float | None
-    gap: float | None
-    overhead_gap: float | None
-    unconstrained: float
-    unit: str
-    method: str
-    stopped_by: str
-    seconds: Mapping[str, float]
-    solver: Mapping[str, Any]
-    check: Mapping[str, Any]
-    schedule: Schedule | None
+    budget_bytes: Size
+    overhead_gap: float | None = None
+    unconstrained: Total
+    check: Annotated[Mapping[str, Any], Entries(CHECKED)]
+    schedule: Schedule | None = None
     infeasibility: Infeasibility | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
 
-    kind: str = "memory"
+    kind: Literal["memory"] = "memory"

@@ -8,18 +8,23 @@ them. Sizes are bytes, times microseconds, energies microjoules. Source: MONeT, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
 from loadmaster.models.canonical import plain, sha256
+from loadmaster.models.fields import LARGEST_BYTES, READING, Ascending, Bounds, Index, Name, Size
 from loadmaster.models.hardware import HostLink
 from loadmaster.solvers.program import FloatArray, IntArray
 
-KIND = "memory"
+# A year in microseconds (and as good a ceiling for microjoules).
+LARGEST_COST = 3.2e13
 
+Delta = Annotated[int, Bounds(ge=-LARGEST_BYTES, le=LARGEST_BYTES)]
+Cost = Annotated[float, Bounds(ge=0, le=LARGEST_COST)]
+CostDelta = Annotated[float, Bounds(ge=-LARGEST_COST, le=LARGEST_COST)]
 Objective = Literal["time", "energy"]
 Role = Literal["activation", "input", "parameter", "state"]
 
@@ -28,9 +33,9 @@ Role = Literal["activation", "input", "parameter", "state"]
 class Implementation:
     """One way to run a forward operator."""
 
-    time_us: float
-    workspace_bytes: int
-    energy_uj: float | None = None
+    time_us: Cost
+    workspace_bytes: Delta
+    energy_uj: Cost | None = None
     name: str | None = None
 
 
@@ -38,10 +43,10 @@ class Implementation:
 class BackwardImplementation:
     """One way to run a backward operator: ``needs`` are the forward results it reads (D_k^l)."""
 
-    time_us: float
-    workspace_bytes: int
-    needs: tuple[int, ...]
-    energy_uj: float | None = None
+    time_us: Cost
+    workspace_bytes: Delta
+    needs: Annotated[tuple[Index, ...], Ascending()]
+    energy_uj: Cost | None = None
     name: str | None = None
 
 
@@ -49,10 +54,10 @@ class BackwardImplementation:
 class InPlace:
     """The operator may write its result over ``overwrites``; that tensor is then gone for this stage and later ones."""
 
-    overwrites: int
-    time_delta_us: float
-    workspace_delta_bytes: int
-    energy_delta_uj: float | None = None
+    overwrites: Index
+    time_delta_us: CostDelta
+    workspace_delta_bytes: Delta
+    energy_delta_uj: CostDelta | None = None
 
 
 @dataclass(frozen=True)
@@ -71,16 +76,16 @@ class ForwardOperator:
         node: the name of the graph node it was captured from.
     """
 
-    id: int
+    id: Index
     op: str
-    inputs: tuple[int, ...]
-    output_bytes: int
-    live_inputs: tuple[int, ...]
-    live_bytes: int
-    fixed_bytes: int
-    implementations: tuple[Implementation, ...]
-    recompute_implementations: tuple[Implementation, ...]
-    encodes: int | None = None
+    inputs: tuple[Index, ...]
+    output_bytes: Size
+    live_inputs: tuple[Index, ...]
+    live_bytes: Size
+    fixed_bytes: Size
+    implementations: Annotated[tuple[Implementation, ...], Bounds(min_length=1)]
+    recompute_implementations: Annotated[tuple[Implementation, ...], Bounds(min_length=1)]
+    encodes: Index | None = None
     in_place: InPlace | None = None
     recomputable: bool = True
     offloadable: bool = True
@@ -99,12 +104,12 @@ class BackwardOperator:
         node: the name of the graph node it was captured from.
     """
 
-    id: int
+    id: Annotated[int, Bounds(ge=1, le=LARGEST_BYTES)]
     op: str
-    output_bytes: int
-    live_bytes: int
-    fixed_bytes: int
-    implementations: tuple[BackwardImplementation, ...]
+    output_bytes: Size
+    live_bytes: Size
+    fixed_bytes: Size
+    implementations: Annotated[tuple[BackwardImplementation, ...], Bounds(min_length=1)]
     node: str | None = None
 
 
@@ -124,15 +129,17 @@ class MemoryProblem:
     Its identity is :attr:`sha256`.
     """
 
-    name: str
-    forward: tuple[ForwardOperator, ...]
-    backward: tuple[BackwardOperator, ...]
+    name: Name
+    forward: Annotated[tuple[ForwardOperator, ...], Bounds(min_length=1, max_length=20_000)]
+    backward: Annotated[tuple[BackwardOperator, ...], Bounds(min_length=1, max_length=20_000)]
     title: str | None = None
-    budget_bytes: int | None = None
+    budget_bytes: Size | None = None
     objective: Objective = "time"
     host_link: HostLink | None = None
 
-    kind: str = KIND
+    kind: Literal["memory"] = "memory"
+
+    __pydantic_config__: ClassVar = READING
 
     def with_budget(self, budget_bytes: int) -> MemoryProblem:
         """The same problem under another budget."""
@@ -141,7 +148,7 @@ class MemoryProblem:
     @cached_property
     def sha256(self) -> str:
         """Hash of graph, costs and objective: neither the budget nor the names enter it."""
-        identity = plain(asdict(self))
+        identity = plain(self)
         return sha256({k: v for k, v in identity.items() if k not in ("name", "title", "budget_bytes")})
 
     @property

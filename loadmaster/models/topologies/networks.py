@@ -20,26 +20,30 @@ message the largest.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Annotated, Any, ClassVar
 
 from loadmaster.errors import InputError, MissingExtraError
-from loadmaster.models.documents import Document, StrictModel, load_document, parse
+from loadmaster.models.documents import Document, load_document, parse
+from loadmaster.models.fields import READING, Bounds
 from loadmaster.models.topologies.topology import Link, Topology
 
 Ends = tuple[int, int]
 
 
-class _Cost(StrictModel):
+@dataclass(frozen=True, kw_only=True)
+class _Cost:
+    __pydantic_config__: ClassVar = READING
+
     latency_ns: int = 0
     message_ns: int = 0
     gbps: float
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Link(_Cost):
     source: int
     target: int
@@ -47,30 +51,40 @@ class _Link(_Cost):
     switch: int | None = None
 
 
-class _Explicit(StrictModel):
+@dataclass(frozen=True, kw_only=True)
+class _Explicit:
+    __pydantic_config__: ClassVar = READING
+
     name: str = "network"
-    node_of: Annotated[list[int], Field(min_length=1)]
+    node_of: Annotated[list[int], Bounds(min_length=1)]
     links: list[_Link]
     resources: list[str] | None = None
-    switches: list[list[int]] = Field(default_factory=list)
+    switches: list[list[int]] = field(default_factory=list)
 
 
-class _Graph(StrictModel):
+@dataclass(frozen=True, kw_only=True)
+class _Graph:
+    __pydantic_config__: ClassVar = READING
+
     name: str | None = None
     directed: bool = False
     multigraph: bool = False
-    graph: dict[str, Any] = Field(default_factory=dict)
+    graph: dict[str, Any] = field(default_factory=dict)
     nodes: list[Any]
     edges: list[Any] | None = None
     links: list[Any] | None = None
 
 
-class _Vertex(StrictModel):
+@dataclass(frozen=True, kw_only=True)
+class _Vertex:
+    __pydantic_config__: ClassVar = READING
+
     id: str | int
     node: int = 0
     switch: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Edge(_Cost):
     resources: list[str] | None = None
 

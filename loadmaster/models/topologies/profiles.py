@@ -13,13 +13,13 @@ Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.3 and Table 5.1; its reposito
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field
+from typing import Annotated, ClassVar
 
 from loadmaster.errors import InputError
-from loadmaster.models.documents import Document, StrictModel, load_document, parse
+from loadmaster.models.documents import Document, load_document, parse
+from loadmaster.models.fields import READING, Bounds
 from loadmaster.models.shipped import Shipped
 from loadmaster.models.topologies.clusters import Cost, NodeWiring, cluster, dgx1_wires
 from loadmaster.models.topologies.topology import Topology
@@ -31,17 +31,20 @@ _UNIT_BYTES = {"KB": 2**10, "MB": 2**20}
 # scaled until little was lost. Alpha is 0.3 us in all of them.
 _PUBLISHED_UNIT_NS = {"DGX2_1MB": 1000, "NDv2_1MB": 1000, "NDv2_32KB": 100, "DGX2_1KB": 10, "NDv2_1KB": 10}
 
-_Cost = Annotated[float, Field(ge=0)]
+_Cost = Annotated[float, Bounds(ge=0)]
 _Matrix = list[list[float]]
 
 
-class _Profile(StrictModel):
+@dataclass(frozen=True, kw_only=True)
+class _Profile:
+    __pydantic_config__: ClassVar = READING
+
     """The fields of a profile file. ``chunk_bytes`` and ``unit_ns`` are ours, for profiles of other names."""
 
     name: str
-    gpus_per_node: Annotated[int, Field(ge=1, le=128)]
+    gpus_per_node: Annotated[int, Bounds(ge=1, le=128)]
     alpha: _Cost
-    nics_per_node: Annotated[int, Field(ge=1)] = 1
+    nics_per_node: Annotated[int, Bounds(ge=1)] = 1
     remote_alpha: _Cost | None = None
     remote_beta: float | None = None
     remote_invbw: float | None = None
@@ -50,8 +53,8 @@ class _Profile(StrictModel):
     links: list[list[int]] | None = None
     betas: _Matrix | None = None
     invbws: _Matrix | None = None
-    chunk_bytes: Annotated[int, Field(ge=1)] | None = None
-    unit_ns: Annotated[float, Field(gt=0)] | None = None
+    chunk_bytes: Annotated[int, Bounds(ge=1)] | None = None
+    unit_ns: Annotated[float, Bounds(gt=0)] | None = None
 
 
 def profile_names() -> list[str]:

@@ -18,12 +18,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 from loadmaster.errors import InputError
+from loadmaster.models.fields import Bounds, Index, Name
 
 # A year: a time above it is a mistake in units.
 LARGEST_NS = 32 * 10**15
 LARGEST_GBPS = 1e9
+# More ranks, or more links, than any topology in a plan's reach has.
+LARGEST_RANK_COUNT = 4096
+LARGEST_LINK_COUNT = 1 << 18
+
+Rank = Annotated[int, Bounds(ge=0, lt=LARGEST_RANK_COUNT)]
+_MostRanks, _MostLinks = Bounds(max_length=LARGEST_RANK_COUNT), Bounds(max_length=LARGEST_LINK_COUNT)
 
 
 @dataclass(frozen=True)
@@ -38,13 +46,13 @@ class Link:
         switch: index into the topology's switches where the link is a way through one.
     """
 
-    source: int
-    target: int
+    source: Rank
+    target: Rank
     latency_ns: int
     message_ns: int
     gbps: float
-    resources: tuple[int, ...]
-    switch: int | None = None
+    resources: tuple[Index, ...]
+    switch: Index | None = None
 
     def occupancy_ns(self, size_bytes: int) -> int:
         """How long a message of that size holds the link's resources."""
@@ -67,11 +75,11 @@ class Topology:
         switches: the ranks around each switch.
     """
 
-    name: str
-    node_of: tuple[int, ...]
-    links: tuple[Link, ...]
-    resources: tuple[str, ...]
-    switches: tuple[tuple[int, ...], ...] = ()
+    name: Name
+    node_of: Annotated[tuple[Index, ...], _MostRanks]
+    links: Annotated[tuple[Link, ...], _MostLinks]
+    resources: Annotated[tuple[str, ...], _MostLinks]
+    switches: Annotated[tuple[tuple[Rank, ...], ...], _MostRanks] = ()
 
     def __post_init__(self) -> None:
         _check(self)

@@ -16,9 +16,8 @@ from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture, measure
 from loadmaster.executor.memory.capture import optimizer_state_bytes
 from loadmaster.executor.memory.command import main
-from loadmaster.executor.memory.files import problem_document, read_plan
 from loadmaster.models.memory.checker import check
-from loadmaster.models.memory.documents import read_problem, write_plan, write_problem
+from loadmaster.models.memory.documents import read_problem, write_problem
 from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transformer_case
 from tests.executor.memory.schedules import plan, schedule
 
@@ -27,9 +26,7 @@ from tests.executor.memory.schedules import plan, schedule
 def test_documents_read_back_and_structure_is_deterministic(case):
     problems = [capture(*case(), hardware="h200") for _ in range(2)]
     assert problems[0].sha256 == problems[1].sha256
-    document = json.loads(json.dumps(problem_document(problems[0])))
-    assert read_problem(document) == problems[0]
-    assert document == write_problem(problems[0])
+    assert read_problem(json.loads(json.dumps(write_problem(problems[0])))) == problems[0]
     loss = problems[0].forward[-1]
     assert not any(loss.id in f.inputs for f in problems[0].forward)
 
@@ -169,22 +166,6 @@ def test_losses_that_are_no_scalar_and_models_without_gradients():
         capture(Mlp(), (torch.randn(2, 16), torch.randn(2, 16)), F.mse_loss, hardware="h200")
     with pytest.raises(InputError, match="hardware"):
         capture(Mlp(), (torch.randn(2, 16), torch.randn(2, 16)), F.mse_loss, hardware="abacus")
-
-
-def test_plans_are_read_without_pydantic(tmp_path):
-    problem = capture(*mlp_case(), hardware="cpu")
-    chosen = plan(problem, schedule(problem, lambda i: i % 2 == 0))
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps(write_plan(chosen)))
-    assert read_plan(path) == chosen
-    path.write_text(json.dumps({"schema": "loadmaster/plan/2", "kind": "memory"}))
-    with pytest.raises(InputError, match="schema"):
-        read_plan(path)
-    with pytest.raises(InputError, match="cannot be read"):
-        read_plan(tmp_path / "missing.json")
-    path.write_text(json.dumps({"schema": "loadmaster/plan/1", "kind": "memory", "name": "x"}))
-    with pytest.raises(InputError, match="whole"):
-        read_plan(path)
 
 
 FACTORY = """

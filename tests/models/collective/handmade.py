@@ -52,19 +52,19 @@ def table(problem: CollectiveProblem, *algorithms: Algorithm) -> CollectivePlan:
     """A plan of these."""
     objective = sum(a.time_ns for a in algorithms) / 1e3
     return CollectivePlan(
-        problem.name,
-        problem.sha256,
-        "feasible",
-        objective,
-        objective / 2,
-        0.5,
-        "us",
-        "by hand",
-        "method",
-        {"build": 0.0, "solve": 0.0, "check": 0.0},
-        {},
-        {"ok": True},
-        algorithms,
+        name=problem.name,
+        problem_sha256=problem.sha256,
+        status="feasible",
+        objective=objective,
+        bound=objective / 2,
+        gap=0.5,
+        unit="us",
+        method="by hand",
+        stopped_by="method",
+        seconds={"build": 0.0, "solve": 0.0, "check": 0.0},
+        solver={},
+        check={"ok": True},
+        algorithms=algorithms,
     )
 
 

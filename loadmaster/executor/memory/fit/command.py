@@ -20,11 +20,11 @@ from typing import Any, TextIO
 from loadmaster.errors import InputError, LimitReachedError, LoadmasterError
 from loadmaster.executor.memory.capture import device_of
 from loadmaster.executor.memory.command import add_step_arguments, make_step
-from loadmaster.executor.memory.files import plan_from, problem_document
 from loadmaster.executor.memory.fit.fit import Fitted, Fitter
 from loadmaster.executor.memory.fit.tries import Try, describe
 from loadmaster.executor.steps.snapshot import expect_history, record_snapshot
 from loadmaster.executor.steps.timeline import side_by_side
+from loadmaster.models.memory.documents import read_plan, write_problem
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
 
@@ -63,14 +63,14 @@ class Parent:
             InputError: the answer is no plan, or the other process is gone.
             LimitReachedError: planning took too long.
         """
-        self.tell({"problem": problem_document(problem)})
+        self.tell({"problem": write_problem(problem)})
         line = self._answers.readline()
         if not line:
             raise InputError("plan", "nothing", "did not come: the planning process is gone", "Run loadmaster fit.")
         answer = json.loads(line)
         if "limit" in answer:
             raise LimitReachedError(answer["limit"])
-        return plan_from(answer["plan"], "standard input")
+        return read_plan(answer["plan"])
 
 
 def tried_document(tried: Try) -> dict[str, Any]:

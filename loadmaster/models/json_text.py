@@ -1,0 +1,99 @@
+"""JSON text that somebody else wrote, and the place in it that cannot be read.
+
+What is wrong may be no JSON at all, or JSON that means no data: numbers that no type holds, half of a surrogate pair,
+objects in objects without end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from loadmaster.errors import InputError
+
+# Decimal digits that 64 bits never need.
+_LONGEST_INTEGER = 20
+
+
+def parse_json(content: bytes, refused: Callable[[object, str], InputError]) -> dict[str, Any]:
+    """A JSON object.
+
+    Args:
+        refused: what to say of text that is no JSON object, given what was found and what is wrong with it.
+
+    Raises:
+        InputError: it is none, or holds what is no data; then it names the field.
+    """
+    from pydantic_core import from_json
+
+    try:
+        # Editors on Windows put a mark in front, or write UTF-16.
+        text = content.decode(json.detect_encoding(content))
+        document = from_json(text.removeprefix("\ufeff"), allow_inf_nan=False)
+    except UnicodeDecodeError as error:
+        found = content[error.start : error.start + 8]
+        raise refused(found, f"is not UTF-8 at byte {error.start}") from None
+    except ValueError as error:
+        _expect_data(text, refused)
+        if "recursion" in str(error):
+            raise refused("...", "is nested too deeply") from None
+        raise refused(text[:20], f"is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise refused(document, "is no JSON object")
+    return document
+
+
+def dump_json(document: object) -> str:
+    """The JSON text of a document that came as Python objects.
+
+    Raises:
+        InputError: it holds what JSON has no word for, or itself.
+    """
+    try:
+        return json.dumps(document)
+    except RecursionError:
+        raise InputError(
+            "document", "...", "is nested too deeply", "Give a document as Loadmaster writes it."
+        ) from None
+    except (TypeError, ValueError) as error:
+        remedy = "Give objects, lists, text, numbers, true, false and null only."
+        raise InputError("document", "...", f"cannot be written as JSON: {error}", remedy) from None
+
+
+class _NoData(str):
+    """A number as it is written, because no type holds it."""
+
+
+def _expect_data(text: str, refused: Callable[[object, str], InputError]) -> None:
+    """Refuse JSON that means no data, by field; text that is no JSON passes."""
+    try:
+        document = json.loads(text.removeprefix("\ufeff"), parse_constant=_NoData, parse_int=_whole_number)
+    except RecursionError:
+        raise refused("...", "is nested too deeply") from None
+    except ValueError:
+        return
+    left: list[tuple[str, Any]] = [("", document)]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, dict):
+            for key in value:
+                _expect_text(path or "document", key)
+            left += [(f"{path}.{key}" if path else key, part) for key, part in reversed(value.items())]
+        elif isinstance(value, list):
+            left += [(f"{path}[{n}]", part) for n, part in reversed([*enumerate(value)])]
+        elif isinstance(value, _NoData):
+            raise InputError(path, str(value), "is a number that no field holds", "Give a finite number.")
+        elif isinstance(value, str):
+            _expect_text(path, value)
+
+
+def _whole_number(text: str) -> int | _NoData:
+    return int(text) if len(text) <= _LONGEST_INTEGER else _NoData(text)
+
+
+def _expect_text(path: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(path, text, "is half of a surrogate pair, no text", "Give proper Unicode.") from None
