@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tests of one file stay together: they share what is dear to set up.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 .PHONY: demo test test-fast lint serve clean
 
@@ -15,10 +17,10 @@ demo: $(STAMP)           ## the main job on real models, end to end
 	$(BIN)/loadmaster demo
 
 test: lint               ## everything CI runs
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
 
 test-fast: $(STAMP)      ## the fast core
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(PYTEST) -m "not slow"
 
 lint: $(STAMP)           ## style and types
 	$(BIN)/ruff check .

@@ -1,0 +1,28 @@
+"""What every test runs under."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from loadmaster.solvers import process
+from tests.in_process_solves import running_solve
+
+pytest_plugins = ["tests.cpu_seconds"]
+
+# Two workers share two cores: libraries that start a thread for each would have them wait for each other. What is
+# imported later reads it, and so do processes that tests start.
+for library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
+# Here each solve keeps the process of its own that it has outside the tests.
+WITH_PROCESSES = Path(__file__).parent / "solvers"
+
+
+@pytest.fixture(autouse=True)
+def solves_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small solves need no process of their own here, unless the test is marked ``solver_process``."""
+    if request.node.get_closest_marker("solver_process") is None and WITH_PROCESSES not in request.path.parents:
+        monkeypatch.setattr(process, "RunningSolve", running_solve)
