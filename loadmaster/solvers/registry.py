@@ -98,11 +98,19 @@ def available() -> list[SolverInfo]:
     return found
 
 
-def child_environment() -> dict[str, str]:
-    """Environment of a process that finds every package where this one finds it, and stays on one thread."""
+def python_path() -> str:
+    """``PYTHONPATH`` of a process that finds every package where this one finds it.
+
+    Start it with ``python -P``: otherwise the folder it happens to start in comes before them all.
+    """
     places = [place for place in sys.path if place]
     places.append(str(Path(__file__).resolve().parents[2]))
-    return {**os.environ, **_SINGLE_THREADED, "PYTHONPATH": os.pathsep.join(places)}
+    return os.pathsep.join(places)
+
+
+def child_environment() -> dict[str, str]:
+    """Environment of a solve's process: every package where this one finds it, and one thread."""
+    return {**os.environ, **_SINGLE_THREADED, "PYTHONPATH": python_path()}
 
 
 @cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,10 @@ from loadmaster.models.canonical import sha256
 from loadmaster.models.documents import Document
 from loadmaster.planner import PlanProgress
 
-BEHAVIOURS = ("quick", "slow", "loose", "infeasible", "deaf", "crash", "crash_once", "solver_error", "limit", "nothing")
+BEHAVIOURS = (
+    *("quick", "slow", "loose", "infeasible", "deaf", "forking"),
+    *("crash", "crash_once", "solver_error", "limit", "nothing"),
+)
 OPTIMUM = 100.0
 logger = logging.getLogger("loadmaster.fake")
 
@@ -81,8 +85,10 @@ class FakePlanner:
             seconds = time.monotonic() - started
             gap = (objective - OPTIMUM) / objective
             on_progress(PlanProgress(seconds, "search", "looking", objective, OPTIMUM, gap))
-        if behaviour == "deaf":
-            time.sleep(60.0)
+        if behaviour == "forking":
+            self._note_start(problem["marker"], subprocess.Popen(["sleep", "600"]).pid)
+        if behaviour in ("deaf", "forking"):
+            time.sleep(600.0)
         if behaviour == "slow":
             stopped = _wait(problem.get("seconds", 60.0), cancelled)
             return _plan(1.1 * OPTIMUM, "cancel" if stopped else "time")
@@ -93,11 +99,11 @@ class FakePlanner:
         return _plan(OPTIMUM + problem.get("worse_by", {}).get(str(budget_bytes), 0.0), "gap", OPTIMUM)
 
     @staticmethod
-    def _note_start(marker: str | None) -> int:
+    def _note_start(marker: str | None, pid: int | None = None) -> int:
         if marker is None:
             return 1
         with Path(marker).open("a") as notes:
-            notes.write(f"{os.getpid()}\n")
+            notes.write(f"{pid or os.getpid()}\n")
         return len(Path(marker).read_text().splitlines())
 
 

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -59,3 +60,27 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def pids(marker: Path) -> list[int]:
+    """Job processes that have started on a problem with that marker."""
+    return [int(line) for line in marker.read_text().split()] if marker.exists() else []
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    return status(pid)[0] not in ("", "Z")
+
+
+def parent(pid: int) -> int:
+    """The parent of a process (of a job's process, that is the worker); 0 if there is no such process."""
+    return int(status(pid)[1])
+
+
+def status(pid: int) -> tuple[str, str]:
+    """State and parent of a process, as the kernel tells them."""
+    try:
+        state, above, *_ = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "", "0"
+    return state, above

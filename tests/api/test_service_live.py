@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_planner import OPTIMUM, problem
-from running_service import RunningService, free_port, wait_until
+from running_service import RunningService, alive, free_port, parent, pids, wait_until
 
 from loadmaster.api.client import AsyncClient, Client
 from loadmaster.api.documents import PlanResource
@@ -23,30 +23,6 @@ from loadmaster.api.settings import Settings
 from loadmaster.api.store.jobs import Jobs
 from loadmaster.api.store.schema import Database
 from loadmaster.errors import CancelledError, InputError, LimitReachedError, SolverError
-
-
-def pids(marker: Path) -> list[int]:
-    """Job processes that have started on a problem with that marker."""
-    return [int(line) for line in marker.read_text().split()] if marker.exists() else []
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
-    return status(pid)[0] not in ("", "Z")
-
-
-def parent(pid: int) -> int:
-    """The parent of a process (of a job's process, that is the worker); 0 if there is no such process."""
-    return int(status(pid)[1])
-
-
-def status(pid: int) -> tuple[str, str]:
-    """State and parent of a process, as the kernel tells them."""
-    try:
-        state, above, *_ = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return "", "0"
-    return state, above
 
 
 def with_incumbent(handle: Any) -> Callable[[], PlanResource | None]:
@@ -124,6 +100,28 @@ def test_a_killed_worker_is_replaced_and_its_job_runs_again(client: Client, tmp_
     wait_until(lambda: not alive(first))
     states = [event.data["state"] for event in handle.events() if event.type == "state"]
     assert states == ["queued", "running", "queued", "running", "succeeded"]
+
+
+def test_a_killed_workers_job_does_not_wait_for_its_lease(
+    start_service: Callable[..., RunningService], tmp_path: Path
+) -> None:
+    """The supervisor knows at once what a lease of an hour would tell after an hour."""
+    marker = tmp_path / "m"
+    with Client(start_service(workers=1, lease_s=3600.0).url) as client:
+        handle = client.submit(problem("slow", seconds=0.5, marker=str(marker)))
+        wait_until(lambda: pids(marker))
+        os.kill(parent(pids(marker)[0]), signal.SIGKILL)
+        assert handle.wait(60).attempts == 2
+
+
+def test_the_folder_that_a_server_starts_in_is_not_on_its_workers_path(
+    start_service: Callable[..., RunningService], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    with Client(start_service(workers=1).url) as client:
+        assert client.submit(problem()).wait(30).state == "succeeded"
+    assert not (tmp_path / "ran").exists()
 
 
 def test_two_killed_workers_are_a_failure_with_a_reason(client: Client, tmp_path: Path) -> None:

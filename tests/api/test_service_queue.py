@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sqlite3
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -53,7 +54,7 @@ def test_threads_claim_every_job_once(url: str) -> None:
     ids = [submit(jobs, number) for number in range(60)]
     with ThreadPoolExecutor(6) as pool:
         claims = list(pool.map(lambda n: claim_all(url, f"worker-{n}", time.time() + 0.2), range(6)))
-    assert sorted(job for claimed in claims for job in claimed) == ids
+    assert sorted(job for claimed in claims for job in claimed) == sorted(ids)
 
 
 def test_processes_claim_every_job_once(url: str) -> None:
@@ -62,15 +63,120 @@ def test_processes_claim_every_job_once(url: str) -> None:
     start = time.time() + 2.0
     with multiprocessing.get_context("spawn").Pool(3) as pool:
         claims = pool.starmap(claim_all, [(url, f"worker-{n}", start) for n in range(3)])
-    assert sorted(job for claimed in claims for job in claimed) == ids
+    assert sorted(job for claimed in claims for job in claimed) == sorted(ids)
 
 
 def test_the_oldest_comes_first(url: str) -> None:
     jobs, queue = open_queue(url)
     ids = [submit(jobs, number) for number in range(5)]
     claimed = [queue.claim("w") for _ in range(5)]
-    # Ids order by time, and equal milliseconds by chance.
-    assert sorted(ids) == [job.id for job in claimed if job is not None]
+    assert ids == [job.id for job in claimed if job is not None]
+
+
+def test_ids_of_one_process_sort_in_the_order_they_were_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many within a millisecond, then after the clock was set back; never the same one to two threads."""
+    monkeypatch.setattr(schema.time, "time", lambda: 1.7e9)
+    made = [schema.new_id("plan") for _ in range(500)]
+    monkeypatch.setattr(schema.time, "time", lambda: 1.6e9)
+    made += [schema.new_id("plan") for _ in range(500)]
+    assert made == sorted(set(made))
+    with ThreadPoolExecutor(4) as pool:
+        by_thread = list(pool.map(lambda _: [schema.new_id("plan") for _ in range(500)], range(4)))
+    assert all(ids == sorted(ids) for ids in by_thread)
+    assert len({number for ids in by_thread for number in ids}) == 2000
+    assert all(len(number) <= schema.job.c.id.type.length for number in made)
+
+
+# In either order: SQLite chooses among indexes that look alike to it by the order they were made in.
+OLD_INDEXES = [
+    "CREATE INDEX ix_job_state ON job (state)",
+    "CREATE INDEX job_by_cache_key ON job (cache_key, reusable)",
+]
+
+
+def write_with_the_indexes_of_an_earlier_release(url: str, indexes: list[str], analyze: bool, count: int) -> None:
+    """A database with equal jobs that wait."""
+    database = Database(url)
+    first = submit(Jobs(database), key="same")
+    with database.write() as connection:
+        row = dict(connection.execute(sa.select(schema.job)).one()._mapping)
+        connection.execute(
+            sa.insert(schema.job),
+            [{**row, "id": f"{first}_{number:06}", "event_seq": 0} for number in range(count - 1)],
+        )
+        for index in schema.job.indexes:
+            if any(column.name in ("state", "cache_key") for column in index.columns):
+                index.drop(connection)
+        for statement in indexes:
+            connection.exec_driver_sql(statement)
+        if analyze:
+            connection.exec_driver_sql("ANALYZE")
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("indexes", "analyze"), [(OLD_INDEXES, False), (OLD_INDEXES[::-1], False), (OLD_INDEXES, True)]
+)
+def test_the_work_of_a_claim_hardly_grows_with_the_equal_jobs_that_wait(
+    tmp_path: Path, indexes: list[str], analyze: bool
+) -> None:
+    """Counted in instructions of SQLite's machine, not in seconds; in databases that earlier releases wrote."""
+
+    def work_of_claims(count: int) -> list[int]:
+        url = f"sqlite:///{tmp_path / f'{count}.db'}"
+        write_with_the_indexes_of_an_earlier_release(url, indexes, analyze, count)
+        database = Database(url)
+        queue = Queue(database, lease_s=60.0, max_attempts=2)
+        works: list[int] = []
+
+        @sa.event.listens_for(database.engine, "checkout")
+        def count_instructions(connection: sqlite3.Connection, *_: object) -> None:
+            def more() -> None:
+                works[-1] += 100
+
+            connection.set_progress_handler(more, 100)
+
+        works.append(0)
+        job = queue.claim("a")
+        assert job is not None
+        works.append(0)
+        assert queue.claim("b") is None, "an equal one runs"
+        works.append(0)
+        queue.finish(job.id, "a", State.SUCCEEDED, plan=PLAN)
+        with database.write() as connection:
+            done = dict(connection.execute(sa.select(schema.job).where(schema.job.c.id == job.id)).one()._mapping)
+            same = {name: done[name] for name in ("state", "reusable", "plan_sha256", "gap")}
+            half = sa.select(schema.job.c.id).order_by(schema.job.c.id).limit(count // 2)
+            connection.execute(sa.update(schema.job).where(schema.job.c.id.in_(half)).values(**same))
+        works.append(0)
+        answered = queue.claim("b")
+        assert answered is not None
+        assert answered.cached
+        database.close()
+        return [works[0], works[1], works[-1]]
+
+    few, many = work_of_claims(100), work_of_claims(800)
+    # Where an equal job runs, those that wait are passed over one by one.
+    assert many[1] <= 8 * few[1] + 1000
+    assert many[1] <= 20 * 800
+    assert many[0] <= few[0] + 1000
+    assert many[2] <= few[2] + 1000
+
+
+def test_a_lease_begins_when_it_is_written(url: str) -> None:
+    """Not when the worker began to wait for the database, however long that took."""
+    jobs, queue = open_queue(url, lease_s=0.5)
+    submit(jobs)
+    database = Database(url)
+    with ThreadPoolExecutor(1) as pool:
+        with database.write():
+            claimed = pool.submit(queue.claim, "w")
+            time.sleep(1.0)
+            written = time.time()
+        job = claimed.result()
+    assert job is not None
+    assert job.lease_until is not None
+    assert job.lease_until >= written + 0.5
 
 
 def test_of_equal_requests_one_runs_and_the_others_take_its_plan(url: str) -> None:

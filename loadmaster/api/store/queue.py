@@ -42,20 +42,19 @@ class Queue:
 
     def claim(self, owner: str) -> Job | None:
         """Lease the oldest job that waits, or None. Of equal requests only one runs at a time."""
-        candidate, running = schema.job.alias("candidate"), schema.job.alias("running")
-        same_is_running = sa.select(running.c.id).where(
-            running.c.cache_key == candidate.c.cache_key, running.c.state == State.RUNNING.value
-        )
+        # Without a correlation: what runs is looked up once, not once for every job that waits.
+        running = sa.select(schema.job.c.cache_key).where(schema.job.c.state == State.RUNNING.value)
         oldest = (
-            sa.select(candidate.c.id)
-            .where(candidate.c.state == State.QUEUED.value, ~same_is_running.exists())
-            .order_by(candidate.c.id)
+            sa.select(schema.job.c.id)
+            .where(schema.job.c.state == State.QUEUED.value, schema.job.c.cache_key.not_in(running))
+            .order_by(schema.job.c.id)
             .limit(1)
             .with_for_update(skip_locked=True)
             .scalar_subquery()
         )
-        now = time.time()
         with self._database.write() as connection:
+            # Taken when it is this one's turn to write: a lease that began to run out before would be short.
+            now = time.time()
             job_id = connection.execute(
                 sa.update(schema.job)
                 .where(schema.job.c.id == oldest)
@@ -152,8 +151,9 @@ class Queue:
 
     def seen(self, owner: str) -> None:
         """Note that a worker is alive; forget those that have not been for long."""
-        columns, now = schema.worker.c, time.time()
+        columns = schema.worker.c
         with self._database.write() as connection:
+            now = time.time()
             updated = connection.execute(sa.update(schema.worker).where(columns.id == owner).values(seen_at=now))
             if updated.rowcount == 0:
                 connection.execute(sa.insert(schema.worker).values(id=owner, seen_at=now))

@@ -1,12 +1,15 @@
 """The tables, and the database behind them.
 
-Times are seconds since the epoch. Ids sort by time of creation, so that lists and the queue need no other order.
+Times are seconds since the epoch. Ids sort by time of creation, so that lists and the queue need no other order:
+exactly where one process makes them, by the clocks of their machines where several do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +21,6 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from loadmaster.errors import InputError
 
 SCHEMA_VERSION = 1
-_BUSY_TIMEOUT_MS = 30_000
 
 # Buckets of the histograms kept in the table ``tally``; the last one is everything.
 INFINITY = "+Inf"
@@ -66,7 +68,7 @@ job = sa.Table(
     sa.Column("cache_key", sa.String(64), nullable=False),
     sa.Column("idempotency_key", sa.String(255), unique=True),
     sa.Column("request_sha256", sa.String(64), nullable=False),
-    sa.Column("state", sa.String(12), nullable=False, index=True),
+    sa.Column("state", sa.String(12), nullable=False),
     sa.Column("status", sa.String(12)),
     sa.Column("objective", sa.Float),
     sa.Column("bound", sa.Float),
@@ -86,8 +88,15 @@ job = sa.Table(
     sa.Column("finished_at", sa.Float),
     # Number of the latest event; every change of a job writes one, so this is the job's version as well.
     sa.Column("event_seq", sa.Integer, nullable=False, default=0),
-    sa.Index("job_by_cache_key", "cache_key", "reusable"),
+    # The oldest job that waits, and the keys of those that run: both read from the index alone, in its order.
+    sa.Index("job_by_state", "state", "id", "cache_key"),
+    # The latest answer to a request.
+    sa.Index("job_by_answer", "cache_key", "reusable", "id"),
 )
+
+# Of earlier releases. SQLite could choose them for the queue's question, whose cost then grew with the square of
+# the number of equal jobs.
+_DROPPED_INDEXES = ("ix_job_state", "job_by_cache_key")
 
 label = sa.Table(
     "label",
@@ -126,25 +135,38 @@ tally = sa.Table(
 )
 
 
+_RANDOM_BITS = 64
+_last_number = 0
+_numbering = threading.Lock()
+
+
 def new_id(prefix: str) -> str:
-    """A fresh id: prefix, milliseconds since the epoch, randomness. Later ids sort after earlier ones."""
-    return f"{prefix}_{int(time.time() * 1000):012x}{secrets.token_hex(8)}"
+    """A fresh id: prefix, milliseconds since the epoch, randomness. Sorts after all that this process made before."""
+    global _last_number
+    fresh = int(time.time() * 1000) << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
+    with _numbering:
+        # Within a millisecond, and where the clock was set back, a random step on: never by chance before.
+        _last_number = max(fresh, _last_number + 1 + secrets.randbits(_RANDOM_BITS // 2))
+        return f"{prefix}_{_last_number:028x}"
 
 
 class Database:
-    """The database of the service: opens it, creates the tables, refuses another version.
+    """The database of the service: opens it, creates tables and indexes that are missing, refuses another version.
+
+    Args:
+        wait_s: how long a transaction waits for others to end, where only one writes at a time (SQLite).
 
     Raises:
         InputError: the URL cannot be used, or the database was written by another version.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, wait_s: float = 30.0) -> None:
         try:
             parsed = make_url(url)
             url = parsed.render_as_string(hide_password=True)
             if parsed.get_backend_name() == "sqlite":
                 _expect_file(parsed, url)
-            self.engine = _engine(parsed)
+            self.engine = _engine(parsed, wait_s)
             self._write_engine = self.engine.execution_options(loadmaster_write=True)
             found = self._create()
         except (ArgumentError, NoSuchModuleError, ImportError, OSError) as error:
@@ -162,6 +184,11 @@ class Database:
     def _create(self) -> int:
         with self.write() as connection:
             metadata.create_all(connection)
+            # Tables that were there before have the indexes of their day.
+            for index in job.indexes:
+                index.create(connection, checkfirst=True)
+            for name in _DROPPED_INDEXES:
+                connection.exec_driver_sql(f"DROP INDEX IF EXISTS {name}")
             found = connection.execute(sa.select(schema_version.c.version)).scalar()
             if found is not None:
                 return int(found)
@@ -206,7 +233,7 @@ def _unusable(url: str, error: Exception) -> InputError:
     return InputError("database_url", url, f"cannot be opened: {reason}", "Give an SQLAlchemy URL that can.")
 
 
-def _engine(url: sa.URL) -> Engine:
+def _engine(url: sa.URL, wait_s: float) -> Engine:
     if url.get_backend_name() != "sqlite":
         return sa.create_engine(url, pool_pre_ping=True)
     engine = sa.create_engine(url, connect_args={"check_same_thread": False})
@@ -216,7 +243,8 @@ def _engine(url: sa.URL) -> Engine:
         # The driver must not open transactions of its own: _begin does.
         connection.isolation_level = None  # type: ignore[attr-defined]
         cursor = connection.cursor()  # type: ignore[attr-defined]
-        for pragma in (f"busy_timeout={_BUSY_TIMEOUT_MS}", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        wait = f"busy_timeout={math.ceil(1000 * wait_s)}"
+        for pragma in (wait, "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 

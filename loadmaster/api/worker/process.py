@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from loadmaster.api.settings import Settings
 from loadmaster.api.worker.child import CANCEL
 from loadmaster.models.documents import Document
+from loadmaster.solvers.registry import python_path
 
 Message = tuple[str, Any]
 CRASH = "crash"
@@ -60,12 +61,14 @@ class LocalJob:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
+                    "-P",
                     "-m",
                     "loadmaster.api.worker.child",
                     str(theirs.fileno()),
                     str(settings.max_job_memory_bytes),
                 ],
                 pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": python_path()},
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,
                 stderr=self._stderr,

@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.queue import Queue
 from loadmaster.api.worker.worker import new_worker_id
+from loadmaster.solvers.registry import python_path
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +92,8 @@ class _Slot:
         self.worker_id = new_worker_id()
         self._started_at = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "loadmaster.api.worker", self.worker_id, str(os.getpid())],
-            env={**os.environ, **settings.to_environment()},
+            [sys.executable, "-P", "-m", "loadmaster.api.worker", self.worker_id, str(os.getpid())],
+            env={**os.environ, **settings.to_environment(), "PYTHONPATH": python_path()},
             stdin=subprocess.DEVNULL,
             # A Ctrl-C in the terminal is for the server: it stops its workers in good order.
             start_new_session=True,

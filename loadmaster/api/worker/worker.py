@@ -9,9 +9,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.queue import Beat, Queue
@@ -21,7 +22,13 @@ from loadmaster.api.worker.process import CRASH, Launcher, LocalJob, Message, Ru
 
 logger = logging.getLogger(__name__)
 
+ArgumentsP = ParamSpec("ArgumentsP")
+ResultT = TypeVar("ResultT")
+
+# A heartbeat, due after a third of the lease, is tried more than once before the lease runs out.
+_WAIT_SHARE = 0.2
 _DATABASE_PAUSE_S = 2.0
+_RETRY_PAUSE_S = 0.5
 _WATCH_EVERY_S = 0.5
 _STATES = {"optimal": State.SUCCEEDED, "feasible": State.SUCCEEDED, "infeasible": State.INFEASIBLE}
 _LIVE_EVENTS = ("progress", "incumbent", "log")
@@ -45,7 +52,7 @@ class Worker:
         self._launch = launch
         # A plain flag: an Event's lock could be held by the very code that the signal interrupts.
         self._stopping = False
-        self._database = Database(settings.database_url)
+        self._database = Database(settings.database_url, wait_s=_WAIT_SHARE * settings.lease_s)
         self._queue = Queue(self._database, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
 
     def stop(self) -> None:
@@ -102,16 +109,16 @@ class Worker:
                 return
             now = time.monotonic()
             if self._stopping:
-                self._queue.release(job.id, self.id)
+                self._ask(self._queue.release, job.id, self.id)
                 return
             if now >= kill_at:
                 self._overrun(job, cancelling)
                 return
             if now - beat_at > self._settings.lease_s / 3:
-                beat, beat_at = self._queue.beat(job.id, self.id), now
-                self._queue.seen(self.id)
+                beat, beat_at = self._ask(self._queue.beat, job.id, self.id), now
+                self._ask(self._queue.seen, self.id)
             else:
-                beat = self._queue.look(job.id, self.id)
+                beat = self._ask(self._queue.look, job.id, self.id)
             if beat is Beat.LOST:
                 logger.warning("job %s: the lease was lost", job.id)
                 return
@@ -126,7 +133,7 @@ class Worker:
             for kind, content in messages
             if kind in _LIVE_EVENTS
         ]
-        return not events or self._queue.record(job.id, self.id, events)
+        return not events or self._ask(self._queue.record, job.id, self.id, events)
 
     def _conclude(self, job: Job, last: Message, cancelling: bool) -> None:
         kind, content = last
@@ -136,26 +143,42 @@ class Worker:
             state = _STATES[content["status"]]
             if cancelling and state is State.SUCCEEDED:
                 state = State.CANCELLED
-            self._queue.finish(job.id, self.id, state, plan=content)
+            self._ask(self._queue.finish, job.id, self.id, state, plan=content)
         elif kind == "error":
             cancelled = cancelling or content["type"] == "CancelledError"
             state = State.CANCELLED if cancelled else State.FAILED
-            self._queue.finish(job.id, self.id, state, error=None if cancelled else content)
+            self._ask(self._queue.finish, job.id, self.id, state, error=None if cancelled else content)
         elif kind == CRASH and cancelling:
-            self._queue.finish(job.id, self.id, State.CANCELLED)
+            self._ask(self._queue.finish, job.id, self.id, State.CANCELLED)
         else:
             logger.warning("job %s: %s", job.id, content)
-            self._queue.give_up(job.id, self.id, content)
+            self._ask(self._queue.give_up, job.id, self.id, content)
 
     def _overrun(self, job: Job, cancelling: bool) -> None:
         if cancelling:
-            self._queue.finish(job.id, self.id, State.CANCELLED)
+            self._ask(self._queue.finish, job.id, self.id, State.CANCELLED)
             return
         detail = (
             f"Planning did not stop at its time limit of {job.time_limit_s:g} s and was ended "
             f"{self._settings.overrun_s:g} s later."
         )
-        self._queue.finish(job.id, self.id, State.FAILED, error={"type": "LimitReachedError", "detail": detail})
+        error = {"type": "LimitReachedError", "detail": detail}
+        self._ask(self._queue.finish, job.id, self.id, State.FAILED, error=error)
+
+    def _ask(
+        self, call: Callable[ArgumentsP, ResultT], *arguments: ArgumentsP.args, **named: ArgumentsP.kwargs
+    ) -> ResultT:
+        """What the store answers about the job that runs. A store that is busy or away is asked again: the job
+        goes on meanwhile, and whether its lease was lost, the store tells when it is back.
+        """
+        while True:
+            try:
+                return call(*arguments, **named)
+            except (OperationalError, InterfaceError) as error:
+                if self._stopping:
+                    raise
+                logger.warning("the database does not answer; the job goes on: %s", error.orig)
+                time.sleep(_RETRY_PAUSE_S)
 
 
 def work(settings: Settings, *, worker_id: str | None = None, parent_pid: int | None = None) -> None:

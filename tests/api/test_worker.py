@@ -1,0 +1,121 @@
+"""A worker, driven one job at a time in this process; the jobs' own processes are real, but where they are scripted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_planner import OPTIMUM, problem
+from running_service import alive, pids, wait_until
+
+from loadmaster.api.planning import load_planner
+from loadmaster.api.settings import Settings
+from loadmaster.api.store.jobs import Jobs, NewJob
+from loadmaster.api.store.records import Job, State
+from loadmaster.api.store.schema import Database
+from loadmaster.api.worker.process import Message
+from loadmaster.api.worker.worker import Worker
+
+
+class Store:
+    """Submissions to a fresh database, and what became of them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.database = Database(settings.database_url)
+        self.jobs = Jobs(self.database)
+
+    def submit(self, behaviour: str, time_limit_s: float = 60.0, **more: object) -> str:
+        document = problem(behaviour, **more)
+        read = load_planner(self.settings.planner).read(document, {"time_limit_s": time_limit_s})
+        new = NewJob(read.kind, read.name, read.options, read.gap, read.time_limit_s, None, read.cache_key)
+        return self.jobs.submit(new, document, {}, request_sha256="0" * 64).id
+
+    def job(self, job_id: str) -> Job:
+        found = self.jobs.get(job_id)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def open_store(make_settings: Callable[..., Settings]) -> Callable[..., Store]:
+    return lambda **changes: Store(make_settings(**changes))
+
+
+class ScriptedJob:
+    """Says what it is told to, one message at a time."""
+
+    def __init__(self, *messages: Message) -> None:
+        self.messages = list(messages)
+        self.killed = False
+
+    def listen(self, timeout_s: float) -> list[Message]:
+        return [self.messages.pop(0)] if self.messages else []
+
+    def cancel(self) -> None:
+        raise AssertionError("nobody cancels")
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+def test_a_job_far_beyond_its_time_limit_is_ended_with_all_it_started(
+    open_store: Callable[..., Store], tmp_path: Path
+) -> None:
+    store = open_store(overrun_s=0.2)
+    job_id = store.submit("forking", time_limit_s=0.5, marker=str(tmp_path / "m"))
+    # The limit runs from the start of the job's process: under load, it may not come as far as to fork.
+    worker = Worker(store.settings)
+    assert worker.work_once()
+    job = store.job(job_id)
+    assert job.state is State.FAILED
+    assert job.error is not None
+    assert (job.error["type"], "time limit of 0.5 s" in job.error["detail"]) == ("LimitReachedError", True)
+    for pid in pids(tmp_path / "m"):
+        wait_until(lambda pid=pid: not alive(pid))
+
+
+def test_killing_a_job_ends_what_it_started(open_store: Callable[..., Store], tmp_path: Path) -> None:
+    store = open_store(cancel_grace_s=0.1)
+    job_id = store.submit("forking", marker=str(tmp_path / "m"))
+    worker = threading.Thread(target=Worker(store.settings).work_once)
+    worker.start()
+    wait_until(lambda: len(pids(tmp_path / "m")) == 2)
+    store.jobs.cancel(job_id)
+    worker.join()
+    assert store.job(job_id).state is State.CANCELLED
+    for pid in pids(tmp_path / "m"):
+        wait_until(lambda pid=pid: not alive(pid))
+
+
+@pytest.mark.parametrize("last", [("plan", {"status": "optimal", "objective": OPTIMUM}), ("crash", "gone")])
+def test_a_busy_database_is_waited_for_and_the_job_goes_on(
+    open_store: Callable[..., Store], caplog: pytest.LogCaptureFixture, last: Message
+) -> None:
+    """Locked from the first incumbent on, for longer than a transaction waits."""
+    store = open_store(lease_s=1.0, max_attempts=1)
+    job_id = store.submit("quick")
+    locked = threading.Event()
+
+    class Locking(ScriptedJob):
+        def listen(self, timeout_s: float) -> list[Message]:
+            holder.start()
+            locked.wait()
+            return super().listen(timeout_s)
+
+    def hold() -> None:
+        with store.database.write():
+            locked.set()
+            wait_until(lambda: "does not answer" in caplog.text)
+
+    holder = threading.Thread(target=hold)
+    job = Locking(last)
+    with caplog.at_level(logging.WARNING):
+        Worker(store.settings, launch=lambda *_: job).work_once()
+    holder.join()
+    assert job.killed
+    assert store.job(job_id).state is (State.SUCCEEDED if last[0] == "plan" else State.FAILED)
+    assert store.job(job_id).attempts == 1
