@@ -9,11 +9,11 @@ try:
 except ImportError:
     raise MissingExtraError("torch", "torch") from None
 
+from loadmaster.executor.memory.block import capture_block
 from loadmaster.executor.memory.capture import capture
 from loadmaster.executor.memory.fit.fit import Fitted, fit
 from loadmaster.executor.memory.operators.implementation_filter import Offer
 from loadmaster.executor.memory.run.apply import PlannedStep, apply, apply_to_blocks
-from loadmaster.executor.memory.run.blocks import capture_block
 from loadmaster.executor.steps.measure import Measurement, measure
 
 __all__ = [

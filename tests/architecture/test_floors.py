@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from tests.architecture.sources import Source, sources
 
 # Floor -> the floors it stands on.
@@ -88,6 +90,50 @@ def test_kinds_do_not_import_sideways() -> None:
         if kind(source.name) is not None
         for line, module in source.imports()
         if module.startswith("loadmaster.") and kind(module) not in (None, kind(source.name))
+    ]
+    assert wrong == []
+
+
+# Rooms that several kinds use, and what they stand on, in the executor.
+COMMON = {"loadmaster.executor.steps": (), "loadmaster.executor.costs": ("loadmaster.executor.steps",)}
+
+
+def inside(module: str, room: str) -> bool:
+    """Whether a module is a room or in it."""
+    return module == room or module.startswith(f"{room}.")
+
+
+@pytest.mark.parametrize("room", COMMON)
+def test_common_rooms_of_the_executor_know_no_kind(room: str) -> None:
+    here = [source for source in sources() if inside(source.name, room)]
+    assert here
+    wrong = [
+        f"{source.name}:{line}: {module}"
+        for source in here
+        for line, module in source.imports()
+        if (inside(module, "loadmaster.executor") and not any(inside(module, r) for r in (room, *COMMON[room])))
+        or (module.startswith("loadmaster.") and kind(module) is not None)
+    ]
+    assert wrong == []
+
+
+# The rooms of memory in the executor, each standing on those before it. What is in none of them comes before fit.
+STACKED = ("implementations.triton_kernels", "implementations", "operators", "run", "", "fit")
+
+
+def test_rooms_of_memory_are_stacked() -> None:
+    def place(module: str) -> int:
+        return next(i for i, room in enumerate(STACKED) if room and inside(module, f"{memory}.{room}"))
+
+    memory = "loadmaster.executor.memory"
+    level = {source.name: STACKED.index("") for source in sources() if inside(source.name, memory)}
+    level |= {m: place(m) for m in level if any(room and inside(m, f"{memory}.{room}") for room in STACKED)}
+    wrong = [
+        f"{source.name}:{line}: {module}"
+        for source in sources()
+        if source.name in level
+        for line, module in source.imports()
+        if module in level and level[module] > level[source.name]
     ]
     assert wrong == []
 

@@ -2,34 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from loadmaster.executor.costs.traffic import tensors, value_of
+from loadmaster.errors import InputError
+from loadmaster.executor.costs.traffic import value_of
 
 aten = torch.ops.aten
 
 
+IndexLimit = Callable[..., int]
+_limits: dict[Any, IndexLimit] = {}
+
+
+def register_index_limit(op: torch._ops.OpOverload, limit: IndexLimit) -> None:
+    """Say what an operator's integer tensors may hold: indices below ``limit(*arguments)``.
+
+    Raises:
+        InputError: the operator has a limit.
+    """
+    if op in _limits:
+        raise InputError("op", str(op), "already has an index limit", "Register each operator once.")
+    _limits[op] = limit
+
+
 def index_limit(node: fx.Node) -> int:
     """One more than the largest index that the operator's integer arguments may hold; 1 where any other may crash."""
-    target = node.target
-    args: Any = fx.node.map_arg(node.args, value_of)
-    if target in (aten.embedding.default, aten.index_select.default, aten.index.Tensor):
-        return int(args[0].shape[0])
-    if target is aten.embedding_dense_backward.default:
-        return int(args[2])
-    if target in (aten.nll_loss_forward.default, aten.nll_loss_backward.default):
-        scores = args[0] if target is aten.nll_loss_forward.default else args[1]
-        return int(scores.shape[1 if scores.dim() > 1 else 0])
-    if target is aten.max_pool2d_with_indices_backward.default:
-        height, width = args[1].shape[-2:]
-        return int(height * width)
-    if getattr(target, "namespace", "") == "loadmaster" and "cross_entropy" in str(target):
-        weight = max((t for t in tensors(args) if t.dim() == 2), key=lambda t: t.numel())
-        return int(weight.shape[1])
-    return 1
+    limit = _limits.get(node.target)
+    return 1 if limit is None else int(limit(*fx.node.map_arg(node.args, value_of)))
+
+
+def _rows(table: Tensor, *_: object) -> int:
+    return int(table.shape[0])
+
+
+def _classes(scores: Tensor) -> int:
+    return int(scores.shape[1 if scores.dim() > 1 else 0])
+
+
+for _op, _limit in (
+    (aten.embedding.default, _rows),
+    (aten.index_select.default, _rows),
+    (aten.index.Tensor, _rows),
+    (aten.embedding_dense_backward.default, lambda gradient, indices, rows, *_: int(rows)),
+    (aten.nll_loss_forward.default, lambda scores, *_: _classes(scores)),
+    (aten.nll_loss_backward.default, lambda gradient, scores, *_: _classes(scores)),
+    (
+        aten.max_pool2d_with_indices_backward.default,
+        lambda gradient, x, *_: int(x.shape[-2] * x.shape[-1]),
+    ),
+):
+    register_index_limit(_op, _limit)
 
 
 def materialize(value: object, device: torch.device, limit: int) -> Any:

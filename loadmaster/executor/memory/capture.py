@@ -7,25 +7,32 @@ only the costs are measured, operator by operator, when they are not estimated.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
+from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.memory.operators.accounting import Accountant
 from loadmaster.executor.memory.operators.advice import advice
 from loadmaster.executor.memory.operators.grouping import group
+from loadmaster.executor.memory.operators.groups import ForwardGroup, Operators
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, Offer
-from loadmaster.executor.memory.operators.operators import ForwardGroup, Operators
-from loadmaster.executor.memory.run.backends import eager, expect_backend
+from loadmaster.executor.memory.run.backends import expect_backend
 from loadmaster.executor.memory.run.channels_last import runs_channels_last
 from loadmaster.executor.steps.host_link import host_link as link_of
-from loadmaster.executor.steps.step_graph import StepGraph, is_compute, tensor_bytes, tensors
-from loadmaster.executor.steps.tracing import Loss, Step, batch_of, clear_errors, compiled, expect_scalar_loss
+from loadmaster.executor.steps.resident import (
+    cuda_resident_bytes,
+    device_of,
+    gradient_bytes,
+    optimizer_state_bytes,
+    own_bytes,
+)
+from loadmaster.executor.steps.step_graph import StepGraph, is_compute
+from loadmaster.executor.steps.tracing import Loss, batch_of, expect_scalar_loss, trace
 from loadmaster.executor.steps.wrappers import Held, Parallel, ddp_of, held_by, own_module
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory.problem import (
@@ -38,45 +45,6 @@ from loadmaster.models.memory.problem import (
 )
 
 logger = logging.getLogger(__name__)
-
-
-class _TracedError(Exception):
-    """Ends a trace as soon as the joint graph is there. Never leaves this module."""
-
-    def __init__(self, joint: StepGraph) -> None:
-        super().__init__("traced")
-        self.joint = joint
-
-
-def trace(
-    model: nn.Module,
-    inputs: Sequence[Any],
-    loss: Loss | None = None,
-    expect: Callable[[StepGraph], None] = expect_scalar_loss,
-) -> StepGraph:
-    """The joint graph of one training step, prepared for planning.
-
-    Args:
-        expect: raises for a graph that is none of a step.
-
-    Raises:
-        InputError: the step cannot be traced as one graph, needs no gradient, or returns no scalar loss.
-    """
-    model = own_module(model)
-
-    def partition(joint: StepGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
-        expect(joint)
-        raise _TracedError(joint)
-
-    step = Step(model, loss)
-    try:
-        with torch.enable_grad(), clear_errors(passing=_TracedError):
-            compiled(partition, eager)(step, *inputs)
-    except _TracedError as traced:
-        return traced.joint
-    raise InputError(
-        "model", type(model).__name__, "has no gradient to compute", "Give it a parameter that requires one."
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +165,7 @@ def capture_step(
     held = held_by("ddp" if wrapped and parallel is None else parallel, ranks, model, state_bytes)
     expect_backend(backend)
     fused = backend == "inductor"
-    joint = trace(model, inputs, loss, expect)
+    joint = trace(model, inputs, loss, passes=run_passes, expect=expect)
     device = device_of(model, inputs)
     for sentence in advice(joint, on_gpu=device.type == "cuda" or hardware is not None):
         logger.warning("%s", sentence)
@@ -213,7 +181,7 @@ def capture_step(
             costs.node_us(node)  # measured once, now: libraries make their workspaces before resident bytes are read
         present_bytes = held.step_bytes if wrapped else 0
         to_come_bytes = 0 if optimizer is None or optimizer.state else state_bytes
-        resident_bytes = max(resident_bytes, _cuda_resident_bytes(model, device) + to_come_bytes - present_bytes)
+        resident_bytes = max(resident_bytes, cuda_resident_bytes(model, device) + to_come_bytes - present_bytes)
     resident_bytes += held.step_bytes
     if gradients_held:
         resident_bytes += gradient_bytes(model)
@@ -229,65 +197,6 @@ def capture_step(
         held=held,
         host_link=link,
     )
-
-
-def gradient_bytes(model: nn.Module) -> int:
-    """Bytes of the gradients of all parameters that require one."""
-    return _storage_bytes(p for p in model.parameters() if p.requires_grad)
-
-
-def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of the optimizer's state: as it is, or, before the first step, as a step on stand-ins would make it.
-
-    The stand-ins have no memory (device meta). An optimizer that cannot step there counts only what it has.
-    """
-    present = [t for state in optimizer.state.values() for t in tensors(list(state.values()))]
-    if present:
-        return _storage_bytes(present)
-    groups = []
-    for g in optimizer.param_groups:
-        stand_ins = [torch.nn.Parameter(torch.empty_like(p, device="meta")) for p in g["params"]]
-        for p in stand_ins:
-            p.grad = torch.empty_like(p)
-        # Fused kernels exist for real devices only; the state is the same.
-        plainly = dict.fromkeys({"fused", "capturable"} & g.keys(), False)
-        groups.append({**g, "params": stand_ins, **plainly})
-    try:
-        twin = type(optimizer)(groups)  # type: ignore[call-arg]
-        twin.step()
-    except (RuntimeError, TypeError, ValueError):
-        return 0
-    return sum(t.numel() * t.element_size() for s in twin.state.values() for t in tensors(list(s.values())))
-
-
-def own_bytes(model: nn.Module, inputs: Sequence[Any]) -> int:
-    """Parameters, buffers and inputs."""
-    return _storage_bytes((*model.parameters(), *model.buffers(), *tensors(inputs)))
-
-
-def _cuda_resident_bytes(model: nn.Module, device: torch.device) -> int:
-    """What the allocator holds on the device without gradients.
-
-    It counts what nobody else can: workspaces that libraries keep per thread, and whatever else the process holds.
-    """
-    probe = torch.ones(8, 8, device=device, requires_grad=True)
-    torch.autograd.grad((probe @ probe).sum(), probe)  # the backward pass runs in a thread of its own
-    torch.cuda.synchronize(device)
-    gradients = _storage_bytes(p.grad for p in model.parameters() if p.grad is not None)
-    return torch.cuda.memory_allocated(device) - gradients
-
-
-def device_of(model: nn.Module, inputs: Sequence[Any]) -> torch.device:
-    """The device of the first parameter, or of the first input."""
-    for tensor in (*model.parameters(), *tensors(inputs)):
-        return tensor.device
-    return torch.device("cpu")
-
-
-def _storage_bytes(held: Iterable[torch.Tensor]) -> int:
-    """Bytes of the distinct storages of tensors."""
-    distinct = {t.untyped_storage()._cdata: t for t in held}
-    return sum(tensor_bytes(t) for t in distinct.values())
 
 
 def _op(node: fx.Node) -> str:

@@ -1,4 +1,4 @@
-"""The measured timeline of one step: what ran when, and the allocated bytes, beside the planned ones.
+"""The measured timeline of one step: what ran when, and the allocated bytes.
 
 On CUDA the kernels are what ran. The host launches them ahead of the device, and it is the host that allocates: bytes
 that it hands out before a launch count from the moment that kernel starts, which is when the device could first need
@@ -17,14 +17,6 @@ from typing import Any
 import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-
-from loadmaster.models.memory.checker import check_plan
-from loadmaster.models.memory.plan import MemoryPlan
-from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.models.memory.trace import TraceEvent, level, planned_events, process, run
-
-MEASURED = 2
-"""The process number of the measured step in a trace; the planned one is 1."""
 
 # Kernels that Inductor writes (its matrix products apart), PyTorch's own, Loadmaster's, and copies inside the device.
 _MOVES = re.compile(r"triton_(?!tem|mm|bmm|convolution)|_(?!Z)|.*(at::native|Memcpy DtoD|Memset|batch_?norm|bn_[fb]w)")
@@ -164,28 +156,3 @@ def _levels(changes: Iterable[tuple[int, int]], first_ns: int, resident_bytes: i
     for at, size in changes:
         current += size
         yield (at - first_ns) / 1e3, current
-
-
-def side_by_side(problem: MemoryProblem, plan: MemoryPlan, timeline: Timeline) -> dict[str, Any]:
-    """A trace document with the planned step and the measured one, both from 0 on, for https://ui.perfetto.dev.
-
-    Raises:
-        InputError: the plan is another problem's, or holds no schedule.
-    """
-    title = problem.title or problem.name
-    tracks = sorted({s.track for s in timeline.spans})
-    what = "stream" if timeline.device == "cuda" else "thread"
-    events: list[TraceEvent] = planned_events(title, check_plan(problem, plan), plan.budget_bytes)
-    events += process(MEASURED, f"{title} (measured)", {t: f"{what} {t}" for t in tracks})
-    for s in timeline.spans:
-        sort = "copy" if s.is_host_copy else "product" if s.is_product else "move"
-        events.append(run(MEASURED, s.track, s.name, sort, s.start_us, s.duration_us))
-    for at_us, size in timeline.memory:
-        events.append(level(MEASURED, "memory", at_us, allocated_bytes=size))
-    for at_us in (0.0, timeline.memory[-1][0]):
-        events.append(level(MEASURED, "budget", at_us, budget_bytes=plan.budget_bytes))
-    return {
-        "displayTimeUnit": "ms",
-        "traceEvents": events,
-        "otherData": {"problem_sha256": plan.problem_sha256, "budget_bytes": plan.budget_bytes},
-    }

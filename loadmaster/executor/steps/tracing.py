@@ -1,7 +1,7 @@
 """Tracing a training step into its joint graph, through torch.compile and AOTAutograd.
 
-One path for capture and for apply: the same decompositions (none), the same passes, so that a plan made from the one
-fits the other.
+One path for capture and for apply: the same decompositions (none), the same passes, which the caller names, so that a
+plan made from the one fits the other.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch._dynamo import exc
 from torch._dynamo.backends.common import aot_autograd
 
 from loadmaster.errors import InputError, LoadmasterError
-from loadmaster.executor.memory.implementations.prepare import prepare
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 
 Loss = Callable[..., torch.Tensor]
+Passes = Callable[[fx.GraphModule], fx.GraphModule]
 Partition = Callable[[StepGraph], tuple[fx.GraphModule, fx.GraphModule]]
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -55,15 +55,20 @@ def batch_of(inputs: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(inputs)
 
 
-def compiled(partition: Partition, compiler: Compiler) -> Callable[..., torch.Tensor]:
+def compiled(partition: Partition, compiler: Compiler, passes: Passes) -> Callable[..., torch.Tensor]:
     """``call(step, *inputs)`` under torch.compile with a partition and a compiler of our own.
 
     Nothing runs before the first call. Steps alike (the blocks of a transformer) share what is compiled.
+
+    Args:
+        partition: cuts the joint graph into the forward and the backward graph.
+        compiler: of both.
+        passes: what to do with the joint graph before it is cut.
     """
 
     def split(module: fx.GraphModule, _inputs: object, *, num_fwd_outputs: int, **_: Any) -> Any:
         expect_static_shapes(module.graph)
-        joint = StepGraph.split(prepare(module), num_fwd_outputs)
+        joint = StepGraph.split(passes(module), num_fwd_outputs)
         expect_gradients(joint)
         return partition(joint)
 
@@ -76,6 +81,46 @@ def compiled(partition: Partition, compiler: Compiler) -> Callable[..., torch.Te
     )
 
     return torch.compile(_own_call(), backend=backend, fullgraph=True, dynamic=False)
+
+
+class _TracedError(Exception):
+    """Ends a trace as soon as the joint graph is there. Never leaves this module."""
+
+    def __init__(self, graph: StepGraph) -> None:
+        super().__init__("traced")
+        self.graph = graph
+
+
+def trace(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    loss: Loss | None = None,
+    *,
+    passes: Passes,
+    expect: Callable[[StepGraph], None] | None = None,
+) -> StepGraph:
+    """The joint graph of one training step. Nothing of the step runs.
+
+    Args:
+        passes: as for :func:`compiled`.
+        expect: raises for a graph that is none of a step (default: :func:`expect_scalar_loss`).
+
+    Raises:
+        InputError: the step cannot be traced as one graph, needs no gradient, or returns no scalar loss.
+    """
+
+    def partition(graph: StepGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
+        (expect or expect_scalar_loss)(graph)
+        raise _TracedError(graph)
+
+    try:
+        with torch.enable_grad(), clear_errors(passing=_TracedError):
+            compiled(partition, lambda module, _inputs: module, passes)(Step(model, loss), *inputs)
+    except _TracedError as traced:
+        return traced.graph
+    raise InputError(
+        "model", type(model).__name__, "has no gradient to compute", "Give it a parameter that requires one."
+    )
 
 
 def compiled_plainly() -> Callable[..., torch.Tensor]:

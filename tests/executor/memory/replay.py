@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from loadmaster.executor import capture
+from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.memory.operators.grouping import group
 from loadmaster.executor.memory.run import backends
 from loadmaster.executor.memory.run.emission import emit
@@ -55,7 +56,7 @@ class Replay:
             return call
 
         torch.manual_seed(SEED)
-        value = compiled(partition, compiler)(Step(model, loss), *inputs)
+        value = compiled(partition, compiler, run_passes)(Step(model, loss), *inputs)
         value.backward()
         self.first = (value.detach(), [p.grad for p in model.parameters()], list(model.buffers()))
         fakes = [n.meta["val"] for n in self.joint.tangents]

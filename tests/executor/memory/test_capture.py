@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture, measure
-from loadmaster.executor.memory.capture import optimizer_state_bytes
 from loadmaster.executor.memory.command import main
+from loadmaster.executor.steps.resident import optimizer_state_bytes
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.documents import read_problem, write_problem
 from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transformer_case

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from loadmaster.errors import InputError, LimitReachedError, LoadmasterError
-from loadmaster.executor.memory.capture import device_of
 from loadmaster.executor.memory.command import add_step_arguments, make_step
 from loadmaster.executor.memory.fit.fit import Fitted, Fitter
+from loadmaster.executor.memory.fit.side_by_side import side_by_side
 from loadmaster.executor.memory.fit.tries import Try, describe
+from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.snapshot import expect_history, record_snapshot
-from loadmaster.executor.steps.timeline import side_by_side
 from loadmaster.models.memory.documents import read_plan, write_problem
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem

@@ -20,7 +20,7 @@ from torch import nn
 from loadmaster.errors import CheckFailedError, InputError, LimitReachedError
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.costs.corrected import Corrected
-from loadmaster.executor.memory.capture import capture_step, device_of, gradient_bytes
+from loadmaster.executor.memory.capture import capture_step
 from loadmaster.executor.memory.fit.fallback import lower
 from loadmaster.executor.memory.fit.reserve import allocator_reserve_bytes, has_left_overs
 from loadmaster.executor.memory.fit.trial import ran_out, runner, trial, untouched
@@ -29,6 +29,7 @@ from loadmaster.executor.memory.operators.implementation_filter import EVERYTHIN
 from loadmaster.executor.memory.run.apply import PlannedStep, apply
 from loadmaster.executor.memory.run.backends import Backend
 from loadmaster.executor.steps.measure import Measurement
+from loadmaster.executor.steps.resident import device_of, gradient_bytes
 from loadmaster.executor.steps.timeline import Timeline, record
 from loadmaster.executor.steps.tracing import Loss, batch_of
 from loadmaster.executor.steps.wrappers import ddp_of

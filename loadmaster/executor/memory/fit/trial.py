@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from loadmaster.executor.memory.capture import device_of, optimizer_state_bytes
 from loadmaster.executor.steps.measure import Measurement, measure
+from loadmaster.executor.steps.resident import device_of, optimizer_state_bytes
 from loadmaster.executor.steps.step_graph import tensor_bytes, tensors
 from loadmaster.executor.steps.tracing import Step
 

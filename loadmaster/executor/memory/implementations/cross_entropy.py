@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from loadmaster.errors import InputError
+from loadmaster.executor.costs.materialize import register_index_limit
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.executor.memory.implementations.cross_entropy_rows import cross_entropy_rows
 from loadmaster.executor.memory.implementations.kernels import has_kernels
@@ -220,3 +221,4 @@ def _workspace(
 
 
 register_workspace(linear_cross_entropy._opoverload, _workspace)
+register_index_limit(linear_cross_entropy._opoverload, lambda hidden, weight, *_: int(weight.shape[1]))

@@ -16,7 +16,7 @@ from torch import Tensor
 from loadmaster.errors import InputError
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
-from loadmaster.executor.steps.layouts import dense_bytes, ordered_strides
+from loadmaster.executor.steps.layouts import dense, dense_bytes, ordered_strides
 
 BITS = 8
 IMAGE_DIMENSIONS = 4  # from here on the second dimension is the channels
@@ -24,6 +24,8 @@ IMAGE_DIMENSIONS = 4  # from here on the second dimension is the channels
 
 def packed_dim(shape: Sequence[int]) -> int:
     """The dimension whose elements share bytes: the one with the fewest spare bits, channels or the last preferred."""
+    if not shape:
+        return 0
     preferred = 1 if len(shape) >= IMAGE_DIMENSIONS else len(shape) - 1
     candidates = [preferred, *reversed(range(len(shape)))]
     return min(candidates, key=lambda d: packed_size(shape[d]) * BITS / max(1, shape[d]))
@@ -73,7 +75,8 @@ def pack_inside(x: Tensor, low: float, high: float | None = None) -> Tensor:
         uint8 [:func:`packed_shape` of x], in the memory order of ``x``; spare bits are 0.
     """
     if has_kernels(x.device):
-        packed: Tensor = kernels().pack_inside(x, low, high)
+        x = dense(x)
+        packed: Tensor = kernels().pack_inside(x, empty_mask(x), packed_dim(x.shape), low, high)
         return packed
     mask = empty_mask(x).zero_()
     for bit, (elements, bits) in enumerate(_planes(x, mask)):
@@ -102,7 +105,7 @@ def masked_gradient(gradient: Tensor, mask: Tensor) -> Tensor:
     """
     expect_fitting(gradient, mask)
     if has_kernels(gradient.device):
-        masked: Tensor = kernels().masked_gradient(gradient, mask)
+        masked: Tensor = kernels().masked_gradient(gradient, mask, packed_dim(gradient.shape))
         return masked
     result = torch.empty_like(gradient).copy_(gradient)
     for bit, (elements, bits) in enumerate(_planes(result, mask)):

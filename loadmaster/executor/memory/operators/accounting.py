@@ -14,7 +14,7 @@ from torch import fx
 
 from loadmaster.executor.costs.model import CostModel
 from loadmaster.executor.memory.operators.emitter import Emitter, stand_in
-from loadmaster.executor.memory.operators.operators import BackwardGroup, Choice, ForwardGroup, Operators
+from loadmaster.executor.memory.operators.groups import BackwardGroup, Choice, ForwardGroup, Operators
 from loadmaster.executor.memory.operators.runs import Run, Usage
 
 

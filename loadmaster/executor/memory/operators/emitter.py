@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from loadmaster.executor.memory.operators.operators import Choice, ForwardGroup, Operators
+from loadmaster.executor.memory.operators.groups import Choice, ForwardGroup, Operators
 
 Values = dict[fx.Node, fx.Node]
 

@@ -17,9 +17,9 @@ from torch import fx
 
 from loadmaster.executor.memory.implementations import registry
 from loadmaster.executor.memory.operators.fusion import SMALL, is_created, is_elementwise, is_fusible
+from loadmaster.executor.memory.operators.groups import BackwardGroup, Choice, Encoding, ForwardGroup, Operators
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, Offer
 from loadmaster.executor.memory.operators.in_place import overwritable
-from loadmaster.executor.memory.operators.operators import BackwardGroup, Choice, Encoding, ForwardGroup, Operators
 from loadmaster.executor.steps.step_graph import StepGraph, is_collective, is_compute, is_mutating, is_random
 
 _SMALL_SHARE = 2000  # results below this share of all that the backward pass reads are not worth a decision

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from loadmaster.executor.memory.operators.fusion import ACROSS_ROWS, ROW_LOCAL, is_elementwise
-from loadmaster.executor.memory.operators.operators import ForwardGroup
+from loadmaster.executor.memory.operators.groups import ForwardGroup
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 
 

@@ -18,8 +18,8 @@ from loadmaster.executor.costs.model import CostModel
 from loadmaster.executor.costs.traffic import is_free
 from loadmaster.executor.memory.operators.emitter import Emitter, stand_in
 from loadmaster.executor.memory.operators.fusion import is_fusible, steps, traffic
+from loadmaster.executor.memory.operators.groups import Operators
 from loadmaster.executor.memory.operators.in_place import shared_bytes
-from loadmaster.executor.memory.operators.operators import Operators
 from loadmaster.executor.steps.step_graph import StepGraph, is_compute
 
 

@@ -14,16 +14,17 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from loadmaster.errors import InputError
-from loadmaster.executor.memory.capture import device_of
+from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.memory.operators.grouping import group
+from loadmaster.executor.memory.operators.groups import FINGERPRINT_DIGITS
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, Offer
-from loadmaster.executor.memory.operators.operators import FINGERPRINT_DIGITS
 from loadmaster.executor.memory.run.backends import COMPILERS, Backend, expect_backend
-from loadmaster.executor.memory.run.blocks import without_elsewhere
 from loadmaster.executor.memory.run.channels_last import runs_channels_last
+from loadmaster.executor.memory.run.elsewhere import without_elsewhere
 from loadmaster.executor.memory.run.emission import emit
 from loadmaster.executor.memory.run.watch import PeakWatch
 from loadmaster.executor.steps.guards import Situation, differences, situation
+from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 from loadmaster.executor.steps.tracing import Loss, Step, clear_errors, compiled, compiled_plainly
 from loadmaster.executor.steps.transfers import let_go
@@ -49,7 +50,7 @@ class Planned:
         self.plans = tuple(plans)
         self.backend = backend
         self.offer = offer
-        self.call = compiled(self.partition, COMPILERS[backend])
+        self.call = compiled(self.partition, COMPILERS[backend], run_passes)
         self.plain: Callable[..., torch.Tensor] = Step.__call__ if backend == "eager" else compiled_plainly()
 
     def partition(self, joint: StepGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -194,7 +195,7 @@ def apply(
             this loss and inputs of these shapes; or several, for batches of several shapes.
         model, loss: as they were captured. The model may be wrapped in ``DistributedDataParallel``; FSDP2's
             ``fully_shard`` goes around the step that this returns. Or a block of a model, for a plan of
-            :func:`~loadmaster.executor.memory.run.blocks.capture_block`.
+            :func:`~loadmaster.executor.memory.block.capture_block`.
         backend: ``inductor`` compiles the planned graphs, ``eager`` runs them operator by operator.
         offer: the one that the plan was captured with.
         unplanned: what to do with a batch that no plan is for (the short last one of an epoch), once a planned one
@@ -223,7 +224,7 @@ def apply_to_blocks(
     """Blocks alike, each under the plan: what to put in their places, before ``fully_shard`` goes around each.
 
     Args:
-        plan: for a problem of :func:`~loadmaster.executor.memory.run.blocks.capture_block`, or several.
+        plan: for a problem of :func:`~loadmaster.executor.memory.block.capture_block`, or several.
         blocks: they share what is compiled, as far as they are alike.
         backend, offer, unplanned: as for :func:`apply`.
 

@@ -17,7 +17,7 @@ from torch import fx
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.emitting import call
 from loadmaster.executor.memory.operators.emitter import Emitter, encoded_meta, placeholder
-from loadmaster.executor.memory.operators.operators import ForwardGroup, Operators
+from loadmaster.executor.memory.operators.groups import ForwardGroup, Operators
 from loadmaster.executor.memory.run.offload import REMEDY, Arrivals, Departures, HostCopy, expect_journeys, host_fake
 from loadmaster.executor.memory.run.segments import STAGE
 from loadmaster.executor.steps.step_graph import StepGraph

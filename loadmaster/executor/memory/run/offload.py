@@ -16,7 +16,7 @@ from torch import fx
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.emitting import call
 from loadmaster.executor.memory.operators.emitter import Emitter, encoded_meta
-from loadmaster.executor.memory.operators.operators import Operators
+from loadmaster.executor.memory.operators.groups import Operators
 from loadmaster.executor.memory.run.channels_last import laid_out
 from loadmaster.executor.memory.run.segments import STAGE
 from loadmaster.executor.steps.transfers import fetch, fetched, send, sent

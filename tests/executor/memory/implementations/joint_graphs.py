@@ -11,7 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import aot_module, make_boxed_func
 from torch._functorch.partitioners import default_partition
 
-from loadmaster.executor.memory.implementations.prepare import prepare
+from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.memory.implementations.registry import BackwardAlternative, Recompute
 
 
@@ -81,7 +81,7 @@ def prepared_step(
     operators: list[str] = []
 
     def split(joint: fx.GraphModule, *args: Any, **options: Any) -> Any:
-        prepared = prepare(joint, exclude)
+        prepared = run_passes(joint, exclude)
         operators.extend(str(n.target) for n in prepared.graph.nodes if n.op == "call_function")
         return default_partition(prepared, *args, **options)
 

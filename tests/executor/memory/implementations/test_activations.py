@@ -13,7 +13,7 @@ from torch import nn
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.masks import masked_gradient, pack_inside, packed_shape
-from loadmaster.executor.memory.implementations.prepare import prepare
+from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.memory.implementations.registry import alternatives
 from loadmaster.executor.steps.layouts import is_dense
 
@@ -38,7 +38,7 @@ def test_joint_graph_with_the_alternative_gives_the_same_bits(name, activation, 
     module = nn.Sequential(nn.Linear(5, 7), activation, nn.Linear(7, 3)).to(dtype)
     x = 4 * torch.randn(11, 5, dtype=dtype)
     joint = joint_graph(module, x)
-    prepared = prepare(joint)
+    prepared = run_passes(joint)
     changed, sites = substitute(prepared, BY_NAME[name])
     assert sites == 1
     args = arguments(module, [x], [torch.randn(11, 3, dtype=dtype)])
@@ -65,7 +65,7 @@ def test_channels_last_keeps_its_strides(name):
 
 def test_limits_that_the_dtype_rounds_are_no_site():
     module = nn.Sequential(nn.Linear(2, 2), nn.Hardtanh(-0.1, 0.1)).to(torch.bfloat16)
-    joint = prepare(joint_graph(module, torch.randn(2, 2, dtype=torch.bfloat16)))
+    joint = run_passes(joint_graph(module, torch.randn(2, 2, dtype=torch.bfloat16)))
     assert not BY_NAME["hardtanh_input"].sites(joint)
     assert not BY_NAME["hardtanh_mask"].sites(joint)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from joint_graphs import arguments, flat, joint_graph
 from torch import nn
 
-from loadmaster.executor.memory.implementations.prepare import prepare
+from loadmaster.executor.memory.implementations.passes import run_passes
 
 aten = torch.ops.aten
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -18,7 +18,7 @@ TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 2e-2}
 def split(module, x):
     """The prepared joint graph, and what it gives beside what the graph as it stands gives."""
     joint = joint_graph(module, x)
-    prepared = prepare(joint)
+    prepared = run_passes(joint)
     args = arguments(module, [x], [torch.randn_like(module(x))])
     return prepared, flat(prepared(*args)), flat(joint(*args))
 
@@ -93,5 +93,5 @@ def test_left_whole(why):
     joint = joint_graph(nn.Sequential(nn.Conv2d(3, 4, 1), layer), torch.randn(2, 3, 6, 6))
     exclude = ["split_convolution_backward"] if why == "excluded" else []
     count = len(joint.graph.find_nodes(op="call_function", target=aten.convolution.default))
-    prepared = prepare(joint, exclude)
+    prepared = run_passes(joint, exclude)
     assert len(prepared.graph.find_nodes(op="call_function", target=aten.convolution.default)) == count

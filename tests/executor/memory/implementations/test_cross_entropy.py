@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from loadmaster.errors import InputError
+from loadmaster.executor.costs.materialize import index_limit
+from loadmaster.executor.costs.profiled import Profiler
 from loadmaster.executor.memory.implementations.chunked_loss import chunked_linear_cross_entropy
 from loadmaster.executor.memory.implementations.cross_entropy import (
     chunk_rows,
@@ -19,6 +21,7 @@ from loadmaster.executor.memory.implementations.cross_entropy import (
     row_stride,
 )
 from loadmaster.executor.memory.implementations.cross_entropy_rows import scaled
+from tests.executor.tape import Tape
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
@@ -294,3 +297,13 @@ def test_rows_of_logits_start_at_multiples_of_128_bytes_and_are_no_longer_than_t
     stride = row_stride(classes, element_bytes)
     assert stride * element_bytes % 128 == 0
     assert 0 <= (stride - classes) * element_bytes < 128
+
+
+def test_made_up_targets_are_classes_however_many_rows_there_are():
+    """Measuring runs the operator on targets below the limit: above the classes it would fail, and be estimated."""
+    tape = Tape()
+    hidden, weight, targets = tape.input(64, 8), tape.input(8, 3), tape.input(64, dtype=torch.int64)
+    options = (None, 2, -100, True, 0.0, torch.float32, "all")
+    node = tape.call(linear_cross_entropy._opoverload, hidden, weight, None, targets, *options)
+    assert index_limit(node) == 3
+    assert Profiler(torch.device("cpu"), 1.0)._measure(node) is not None

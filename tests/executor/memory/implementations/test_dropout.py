@@ -13,7 +13,7 @@ from torch import nn
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.dropout import kept, seeded_dropout
-from loadmaster.executor.memory.implementations.prepare import prepare
+from loadmaster.executor.memory.implementations.passes import run_passes
 
 MASK = (1 << 64) - 1
 
@@ -77,7 +77,7 @@ class Model(nn.Module):
 def test_prepared_graph_keeps_no_mask_and_differentiates_its_own_forward():
     torch.manual_seed(0)
     module, x = Model(), torch.randn(9, 6, dtype=torch.float64)
-    prepared = prepare(joint_graph(module, x))
+    prepared = run_passes(joint_graph(module, x))
     targets = [str(n.target) for n in prepared.graph.nodes]
     assert not any("native_dropout" in t for t in targets)
     assert sum("seeded_dropout" in t for t in targets) == 4
@@ -106,10 +106,10 @@ def test_prepared_graph_keeps_no_mask_and_differentiates_its_own_forward():
 def test_dropout_without_training_is_left_alone_and_so_is_an_excluded_pass():
     module, x = Model(), torch.randn(2, 6, dtype=torch.float64)
     joint = joint_graph(module, x)
-    kept_as_it_is = prepare(joint, exclude=["seeded_dropout"])
+    kept_as_it_is = run_passes(joint, exclude=["seeded_dropout"])
     assert [str(n.target) for n in kept_as_it_is.graph.nodes] == [str(n.target) for n in joint.graph.nodes]
     with pytest.raises(InputError, match=r"exclude.*seeded_dropout"):
-        prepare(joint, exclude=["nonsense"])
+        run_passes(joint, exclude=["nonsense"])
 
 
 def test_operator_passes_the_framework_checks():

@@ -10,7 +10,7 @@ from torch import nn
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations import registry
 from loadmaster.executor.memory.implementations.emitting import aten, call, calls, source
-from loadmaster.executor.memory.implementations.prepare import prepare
+from loadmaster.executor.memory.implementations.passes import run_passes
 
 BUILT_IN = (
     *("relu_input", "relu_mask", "hardtanh_input", "hardtanh_mask", "max_pool_offsets"),
@@ -81,8 +81,8 @@ def test_prepare_is_deterministic_and_leaves_its_argument_alone():
     module = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3), nn.Dropout(0.1))
     joint = joint_graph(module, torch.randn(2, 4))
     before = str(joint.graph)
-    once, again = prepare(joint), prepare(joint)
+    once, again = run_passes(joint), run_passes(joint)
     assert str(joint.graph) == before
     assert str(once.graph) == str(again.graph) != before
-    assert str(prepare(once).graph) == str(once.graph)
+    assert str(run_passes(once).graph) == str(once.graph)
     assert all("val" in n.meta for n in once.graph.nodes if n.op == "call_function")

@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loadmaster.executor.memory.implementations.masks import empty_mask, packed_dim, packed_size
 from loadmaster.executor.memory.implementations.triton_kernels.launch import grid, is_wide, positions
 from loadmaster.executor.steps.layouts import dense, ordered_strides
 
@@ -47,13 +46,17 @@ def _pack_inside(
     tl.store(packed + byte, bits.to(tl.uint8), mask=byte < count)
 
 
-def pack_inside(x: Tensor, low: float, high: float | None) -> Tensor:
-    """See :func:`loadmaster.executor.memory.implementations.masks.pack_inside`."""
-    x = dense(x)
-    packed = empty_mask(x)
+def pack_inside(x: Tensor, packed: Tensor, dim: int, low: float, high: float | None) -> Tensor:
+    """See :func:`loadmaster.executor.memory.implementations.masks.pack_inside`.
+
+    Args:
+        x: dense.
+        packed: the mask to fill, in the memory order of ``x``; it is returned.
+        dim: the packed dimension.
+    """
     count = packed.numel()
     if count:
-        _pack_inside[grid(count, BLOCK)](x, packed, count, LOW=low, HIGH=high, **_slab(x), BLOCK=BLOCK)
+        _pack_inside[grid(count, BLOCK)](x, packed, count, LOW=low, HIGH=high, **_slab(x, packed, dim), BLOCK=BLOCK)
     return packed
 
 
@@ -79,8 +82,8 @@ def _masked_gradient(
         tl.store(result + slab * ELEMENTS + element, value, mask=valid)
 
 
-def masked_gradient(gradient: Tensor, mask: Tensor) -> Tensor:
-    """See :func:`loadmaster.executor.memory.implementations.masks.masked_gradient`."""
+def masked_gradient(gradient: Tensor, mask: Tensor, dim: int) -> Tensor:
+    """See :func:`loadmaster.executor.memory.implementations.masks.masked_gradient`; ``dim`` is the packed dimension."""
     gradient = dense(gradient)
     result = torch.empty_like(gradient)
     strides = ordered_strides(mask.shape, gradient if gradient.dim() else mask)
@@ -88,15 +91,14 @@ def masked_gradient(gradient: Tensor, mask: Tensor) -> Tensor:
         mask = mask.new_empty_strided(mask.shape, strides).copy_(mask)
     count = mask.numel()
     if count:
-        _masked_gradient[grid(count, BLOCK)](gradient, mask, result, count, **_slab(gradient), BLOCK=BLOCK)
+        _masked_gradient[grid(count, BLOCK)](gradient, mask, result, count, **_slab(gradient, mask, dim), BLOCK=BLOCK)
     return result
 
 
-def _slab(x: Tensor) -> dict[str, int]:
+def _slab(x: Tensor, mask: Tensor, dim: int) -> dict[str, int]:
     if x.dim() == 0:
         return {"ELEMENTS": 1, "BYTES": 1, "WIDE": False}
-    dim = packed_dim(x.shape)
     # A dimension of one element lies nowhere in particular: put it outermost.
     inner = x.stride(dim) if x.shape[dim] != 1 else x.numel()
     size = x.shape[dim]
-    return {"ELEMENTS": size * inner, "BYTES": packed_size(size) * inner, "WIDE": is_wide(x.numel())}
+    return {"ELEMENTS": size * inner, "BYTES": mask.shape[dim] * inner, "WIDE": is_wide(x.numel())}

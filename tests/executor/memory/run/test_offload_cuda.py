@@ -21,8 +21,8 @@ from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner import plan as plan_problem
 from loadmaster.planner.options import PlanOptions
 from tests.executor.memory.models import Transformer
+from tests.executor.memory.run.test_offloaded_steps import random_journeys, staying
 from tests.executor.memory.schedules import plan, schedule, travelling
-from tests.executor.memory.test_offloaded_steps import random_journeys, staying
 
 pytestmark = [
     pytest.mark.gpu,

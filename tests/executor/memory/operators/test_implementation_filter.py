@@ -10,11 +10,11 @@ import torch
 
 from loadmaster.errors import InputError
 from loadmaster.executor import Offer, apply, capture
-from loadmaster.executor.memory.capture import trace
 from loadmaster.executor.memory.implementations import registry
 from loadmaster.executor.memory.operators.grouping import group
 from tests.executor.memory.models import convnet_case
 from tests.executor.memory.schedules import plan, schedule
+from tests.executor.memory.tracing import trace
 
 EVERY_NAME = tuple(a.name for a in registry.alternatives())
 NOTHING = Offer(exclude=EVERY_NAME, inline=False)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import fx, nn
 
-from loadmaster.executor.memory.capture import trace
 from loadmaster.executor.memory.operators.grouping import group
-from loadmaster.executor.memory.operators.operators import Operators
+from loadmaster.executor.memory.operators.groups import Operators
 from loadmaster.executor.memory.operators.runs import Run
+from tests.executor.memory.tracing import trace
 
 ROWS, WIDTH = 64, 32
 BIG = 4 * ROWS * WIDTH

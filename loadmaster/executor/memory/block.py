@@ -15,15 +15,13 @@ from torch import fx, nn
 
 from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel
-from loadmaster.executor.memory.capture import capture_step, own_bytes
+from loadmaster.executor.memory.capture import capture_step
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, Offer
+from loadmaster.executor.memory.run.elsewhere import with_elsewhere
+from loadmaster.executor.steps.resident import own_bytes
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 from loadmaster.executor.steps.tracing import batch_of
-from loadmaster.models.memory.plan import Schedule
-from loadmaster.models.memory.problem import ForwardOperator, Implementation, MemoryProblem
-
-ELSEWHERE = "everything else"
-"""The last forward operator of a block's problem: the time between its passes, when what it keeps is held."""
+from loadmaster.models.memory.problem import MemoryProblem
 
 
 def capture_block(
@@ -68,7 +66,7 @@ def capture_block(
     joint = captured.operators.joint
     # What else is on the device is everything else's; the gradient of the result comes from there, too.
     resident_bytes = own_bytes(block, inputs) + sum(joint.bytes_of(tangent) for tangent in joint.tangents)
-    return _limited(replace(captured, resident_bytes=resident_bytes).problem(), kept_bytes, budget_bytes)
+    return with_elsewhere(replace(captured, resident_bytes=resident_bytes).problem(), kept_bytes, budget_bytes)
 
 
 def expect_one_tensor(joint: StepGraph) -> None:
@@ -82,32 +80,3 @@ def expect_one_tensor(joint: StepGraph) -> None:
     if len(results) != 1 or len(joint.tangents) != 1 or joint.producer(joint.roots[results[0]]).op != "call_function":
         remedy = "Plan a module that computes and returns a single tensor."
         raise InputError("block", found, "does not return one tensor that it computes", remedy)
-
-
-def _limited(problem: MemoryProblem, kept_bytes: int, budget_bytes: int) -> MemoryProblem:
-    """With an operator between the passes that leaves room for ``kept_bytes`` of results within the budget."""
-    last = problem.forward[-1]
-    workspace = Implementation(0.0, max(0, budget_bytes - last.fixed_bytes - kept_bytes))
-    elsewhere = ForwardOperator(
-        id=last.id + 1,
-        op=ELSEWHERE,
-        inputs=(),
-        output_bytes=0,
-        live_inputs=(),
-        live_bytes=0,
-        fixed_bytes=last.fixed_bytes,
-        implementations=(workspace,),
-        recompute_implementations=(workspace,),
-        recomputable=False,
-        offloadable=False,
-    )
-    return replace(problem, forward=(*problem.forward, elsewhere), budget_bytes=budget_bytes)
-
-
-def without_elsewhere(schedule: Schedule, operators: int) -> Schedule:
-    """The schedule of a block's problem without the operator that is none of the block's ``operators``."""
-    first = schedule.stages[0]
-    if not first.computes or first.computes[-1].forward != operators:
-        return schedule
-    stages = [replace(s, keep=tuple(i for i in s.keep if i != operators)) for s in schedule.stages]
-    return replace(schedule, stages=(replace(stages[0], computes=first.computes[:-1]), *stages[1:]))

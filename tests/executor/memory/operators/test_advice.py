@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from loadmaster.executor.memory.capture import capture, trace
+from loadmaster.executor.memory.capture import capture
 from loadmaster.executor.memory.operators.advice import advice
+from tests.executor.memory.tracing import trace
 
 
 class Attention(nn.Module):

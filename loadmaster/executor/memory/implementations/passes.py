@@ -28,7 +28,7 @@ PASSES: dict[str, Callable[[fx.Graph], None]] = {
 """By name, in the order they run. Each changes the graph in place."""
 
 
-def prepare(joint: fx.GraphModule, exclude: Collection[str] = ()) -> fx.GraphModule:
+def run_passes(joint: fx.GraphModule, exclude: Collection[str] = ()) -> fx.GraphModule:
     """The joint graph with every pass applied, except those named in ``exclude``. The argument is left as it is.
 
     Raises:

@@ -10,10 +10,9 @@ from torch import nn
 
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture
-from loadmaster.executor.memory.capture import trace
 from loadmaster.executor.memory.fit.trial import trial
 from loadmaster.executor.memory.operators.grouping import group
-from loadmaster.executor.memory.operators.operators import Operators
+from loadmaster.executor.memory.operators.groups import Operators
 from loadmaster.executor.memory.run.emission import emit
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.minimum import minimum_budget
@@ -23,6 +22,7 @@ from loadmaster.planner import PlanOptions
 from loadmaster.planner import plan as make_plan
 from tests.executor.memory.models import transformer_case
 from tests.executor.memory.schedules import schedule
+from tests.executor.memory.tracing import trace
 
 ROWS, WIDTH = 4096, 256
 BIG = 4 * ROWS * WIDTH

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture
-from loadmaster.executor.memory.capture import trace
 from loadmaster.executor.memory.operators.grouping import group
 from loadmaster.executor.memory.run.emission import emit
 from loadmaster.executor.steps import transfers
@@ -28,6 +27,7 @@ from loadmaster.planner.options import PlanOptions
 from tests.executor.memory.models import convnet_case, mlp_case, transformer_case
 from tests.executor.memory.replay import Replay
 from tests.executor.memory.schedules import plan, schedule, travelling
+from tests.executor.memory.tracing import trace
 
 CASES = {"mlp": mlp_case, "convnet": convnet_case, "transformer": transformer_case}
 LINK = HostLink(to_host_gbps=10.0, from_host_gbps=10.0)

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture
-from loadmaster.executor.memory.capture import trace
 from loadmaster.executor.memory.operators.grouping import group
 from loadmaster.executor.memory.run.emission import emit
 from loadmaster.models.memory.checker import check
@@ -23,6 +22,7 @@ from loadmaster.models.memory.plan import Compute, Stage
 from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transformer_case
 from tests.executor.memory.replay import Replay
 from tests.executor.memory.schedules import plan, schedule
+from tests.executor.memory.tracing import trace
 
 CASES = {"mlp": mlp_case, "convnet": convnet_case, "transformer": transformer_case}
 FUSED = " fused"  # operators as a compiler fuses them; such a plan runs eagerly as well

@@ -1,0 +1,70 @@
+"""What is in memory before a step starts: parameters, buffers, inputs, gradients and the optimizer's state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from loadmaster.executor.steps.step_graph import tensor_bytes, tensors
+
+
+def gradient_bytes(model: nn.Module) -> int:
+    """Bytes of the gradients of all parameters that require one."""
+    return _storage_bytes(p for p in model.parameters() if p.requires_grad)
+
+
+def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of the optimizer's state: as it is, or, before the first step, as a step on stand-ins would make it.
+
+    The stand-ins have no memory (device meta). An optimizer that cannot step there counts only what it has.
+    """
+    present = [t for state in optimizer.state.values() for t in tensors(list(state.values()))]
+    if present:
+        return _storage_bytes(present)
+    groups = []
+    for g in optimizer.param_groups:
+        stand_ins = [torch.nn.Parameter(torch.empty_like(p, device="meta")) for p in g["params"]]
+        for p in stand_ins:
+            p.grad = torch.empty_like(p)
+        # Fused kernels exist for real devices only; the state is the same.
+        plainly = dict.fromkeys({"fused", "capturable"} & g.keys(), False)
+        groups.append({**g, "params": stand_ins, **plainly})
+    try:
+        twin = type(optimizer)(groups)  # type: ignore[call-arg]
+        twin.step()
+    except (RuntimeError, TypeError, ValueError):
+        return 0
+    return sum(t.numel() * t.element_size() for s in twin.state.values() for t in tensors(list(s.values())))
+
+
+def own_bytes(model: nn.Module, inputs: Sequence[Any]) -> int:
+    """Parameters, buffers and inputs."""
+    return _storage_bytes((*model.parameters(), *model.buffers(), *tensors(inputs)))
+
+
+def cuda_resident_bytes(model: nn.Module, device: torch.device) -> int:
+    """What the allocator holds on the device without gradients.
+
+    It counts what nobody else can: workspaces that libraries keep per thread, and whatever else the process holds.
+    """
+    probe = torch.ones(8, 8, device=device, requires_grad=True)
+    torch.autograd.grad((probe @ probe).sum(), probe)  # the backward pass runs in a thread of its own
+    torch.cuda.synchronize(device)
+    gradients = _storage_bytes(p.grad for p in model.parameters() if p.grad is not None)
+    return torch.cuda.memory_allocated(device) - gradients
+
+
+def device_of(model: nn.Module, inputs: Sequence[Any]) -> torch.device:
+    """The device of the first parameter, or of the first input."""
+    for tensor in (*model.parameters(), *tensors(inputs)):
+        return tensor.device
+    return torch.device("cpu")
+
+
+def _storage_bytes(held: Iterable[torch.Tensor]) -> int:
+    """Bytes of the distinct storages of tensors."""
+    distinct = {t.untyped_storage()._cdata: t for t in held}
+    return sum(tensor_bytes(t) for t in distinct.values())
