@@ -70,15 +70,16 @@ class AsyncClient:
     async def frontier(
         self,
         problem: ProblemSource,
-        budgets_bytes: Sequence[int],
+        limits: Sequence[int] | None = None,
         options: Options = None,
         *,
+        budgets_bytes: Sequence[int] | None = None,
         labels: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> FrontierResource:
         """See :meth:`loadmaster.api.client.Client.frontier`."""
         deadline = Deadline(timeout_s)
-        call = protocol.frontier_call(problem, budgets_bytes, options, labels)
+        call = protocol.frontier_call(problem, limits, budgets_bytes, options, labels)
         found = protocol.resource(FrontierResource, await self.call(call))
         while not found.final:
             if deadline.over:
@@ -180,6 +181,10 @@ class AsyncPlanHandle:
         if "result" not in plan.links:
             raise protocol.failure(plan)
         return protocol.json_object(await self._client.call(Call("GET", plan.links["result"])))
+
+    async def export(self, name: str, **numbers: int) -> bytes:
+        """See :meth:`loadmaster.api.client.PlanHandle.export`."""
+        return (await self._client.call(protocol.export_call(self.id, name, numbers))).content
 
     async def log(self, offset: int = 0) -> str:
         """See :meth:`loadmaster.api.client.PlanHandle.log`."""

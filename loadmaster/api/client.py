@@ -90,19 +90,20 @@ class Client:
     def frontier(
         self,
         problem: ProblemSource,
-        budgets_bytes: Sequence[int],
+        limits: Sequence[int] | None = None,
         options: Options = None,
         *,
+        budgets_bytes: Sequence[int] | None = None,
         labels: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> FrontierResource:
-        """Plan a problem under several budgets, and wait for all of them.
+        """Plan a problem under several limits of its kind (or ``budgets_bytes``), and wait for all of them.
 
         Raises:
             WaitTimeoutError: it took longer; the plans go on.
         """
         deadline = Deadline(timeout_s)
-        call = protocol.frontier_call(problem, budgets_bytes, options, labels)
+        call = protocol.frontier_call(problem, limits, budgets_bytes, options, labels)
         found = protocol.resource(FrontierResource, self.call(call))
         while not found.final:
             if deadline.over:
@@ -212,6 +213,16 @@ class PlanHandle:
         if "result" not in plan.links:
             raise protocol.failure(plan)
         return protocol.json_object(self._client.call(Call("GET", plan.links["result"])))
+
+    def export(self, name: str, **numbers: int) -> bytes:
+        """The plan as a report, a picture, a trace, or for other programs: its kind says as what (``links`` of
+        :meth:`state`), and which numbers that takes. Several files come as one ZIP archive.
+
+        Raises:
+            ServiceError: there is no plan to export, or no such export.
+            InputError: the plan cannot be written so, or a number is wrong.
+        """
+        return self._client.call(protocol.export_call(self.id, name, numbers)).content
 
     def log(self, offset: int = 0) -> str:
         """The log from that byte on."""

@@ -14,7 +14,7 @@ FINAL_STATES = frozenset({"succeeded", "infeasible", "failed", "cancelled"})
 LabelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._/-]{1,64}$")]
 LabelValue = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{0,256}$")]
 Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=16)]
-BudgetBytes = Annotated[int, Field(ge=0, le=1 << 60)]
+Limits = Annotated[list[Annotated[int, Field(ge=0, le=1 << 60)]], Field(min_length=1, max_length=64)]
 
 
 class _Incoming(BaseModel):
@@ -30,16 +30,26 @@ class PlanRequest(_Incoming):
 
 
 class FrontierRequest(PlanRequest):
-    """The same problem under several budgets."""
+    """The same problem under several limits, or budgets_bytes for kinds whose limit is that: one of the two."""
 
-    budgets_bytes: Annotated[list[BudgetBytes], Field(min_length=1, max_length=64)]
+    limits: Limits | None = None
+    budgets_bytes: Limits | None = None
+
+
+class LimitDocument(BaseModel):
+    """What a plan is made under: what its kind calls it, how much, of what."""
+
+    name: str
+    value: int
+    unit: str
 
 
 class Sizing(BaseModel):
-    """The answer to a dry run: the request is good, and this large."""
+    """The answer to a dry run: the request is good, and this large. ``budget_bytes``: the limit, where it is that."""
 
     kind: str
     name: str
+    limit: LimitDocument | None = None
     budget_bytes: int | None
     options: dict[str, Any]
     sizes: dict[str, int]
@@ -58,7 +68,10 @@ class FailureDocument(BaseModel):
 
 
 class PlanResource(BaseModel):
-    """A job and where it stands. Objective and bound are in ``unit``; times are seconds since the epoch."""
+    """A job and where it stands. Objective and bound are in ``unit``; times are seconds since the epoch.
+
+    ``budget_bytes`` is the limit of kinds whose limit is that.
+    """
 
     id: str
     kind: str
@@ -66,6 +79,7 @@ class PlanResource(BaseModel):
     labels: dict[str, str]
     state: StateName
     status: Literal["optimal", "feasible", "infeasible"] | None
+    limit: LimitDocument | None = None
     budget_bytes: int | None
     objective: float | None
     bound: float | None
@@ -95,13 +109,14 @@ class PlanPage(BaseModel):
 
 
 class FrontierPoint(BaseModel):
-    """One budget of a frontier.
+    """One limit of a frontier (and ``budget_bytes``, where it is that).
 
-    A plan for a smaller budget fits a larger one, and a bound for a larger budget holds for a smaller one:
+    A plan for a smaller limit serves a larger one, and a bound for a larger limit holds for a smaller one:
     objective and bound are the best over the frontier, ``plan`` is the job whose plan gives that objective.
     """
 
-    budget_bytes: int
+    limit: int | None = None
+    budget_bytes: int | None
     job: str
     state: StateName
     plan: str | None
@@ -111,7 +126,7 @@ class FrontierPoint(BaseModel):
 
 
 class FrontierResource(BaseModel):
-    """A frontier and where it stands; points ascend in budget, their objectives never do."""
+    """A frontier and where it stands; points ascend in limit, their objectives never do."""
 
     id: str
     kind: str

@@ -26,6 +26,7 @@ class Request:
     Attributes:
         options: complete, with the defaults filled in.
         cache_key: equal for requests that have the same answers.
+        limit: of the problem's kind, in its unit; None for kinds without one.
         sizes: how large the problem is, by what it consists of.
     """
 
@@ -34,7 +35,7 @@ class Request:
     options: Mapping[str, Any]
     gap: float
     time_limit_s: float
-    budget_bytes: int | None
+    limit: int | None
     cache_key: str
     sizes: Mapping[str, int]
 
@@ -72,21 +73,17 @@ class FloorPlanner:
             typed = kinds.read_problem(problem)
         except InputError as error:
             raise InputError(f"problem.{error.field}", error.value, error.problem, error.remedy) from None
-        # From here on the budget is in one place only: what identifies a problem leaves its own out.
+        # From here on the limit is in one place only: what identifies a problem leaves its own out.
         asked = planner.settled(typed, asked)
-        if asked.budget_bytes is None and kinds.KINDS[typed.kind].budget_bytes is not None:
-            raise InputError(
-                "problem.budget_bytes", None, "is missing here and in the options", "Give options.budget_bytes."
-            )
         return Request(
             kind=typed.kind,
             name=typed.name,
             options=asked.to_document(),
             gap=asked.gap,
             time_limit_s=asked.time_limit_s,
-            budget_bytes=asked.budget_bytes,
+            limit=asked.given_limit,
             cache_key=planner.cache_key(typed, asked),
-            sizes=kinds.KINDS[typed.kind].sizes(typed),
+            sizes=typed.sizes,
         )
 
     def plan(

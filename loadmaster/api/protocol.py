@@ -153,11 +153,16 @@ def submit_call(problem: ProblemSource, options: Options, labels: Mapping[str, s
 
 
 def frontier_call(
-    problem: ProblemSource, budgets_bytes: Sequence[int], options: Options, labels: Mapping[str, str] | None
+    problem: ProblemSource,
+    limits: Sequence[int] | None,
+    budgets_bytes: Sequence[int] | None,
+    options: Options,
+    labels: Mapping[str, str] | None,
 ) -> Call:
     """POST /v1/frontiers."""
-    body = {**_request(problem, options, labels), "budgets_bytes": list(budgets_bytes)}
-    return Call("POST", "/v1/frontiers", body=body, headers=_key())
+    given = {"limits": limits, "budgets_bytes": budgets_bytes}
+    points = {name: list(values) for name, values in given.items() if values is not None}
+    return Call("POST", "/v1/frontiers", body={**_request(problem, options, labels), **points}, headers=_key())
 
 
 def list_call(state: str | None, kind: str | None, label: tuple[str, str] | None) -> Call:
@@ -171,6 +176,13 @@ def wait_call(plan_id: str, remaining_s: float | None) -> Call:
     """GET /v1/plans/{id}, answered when the plan is final or the wait is over."""
     wait = LONG_POLL_S if remaining_s is None else max(0.0, min(LONG_POLL_S, remaining_s))
     return Call("GET", plan_path(plan_id), {"wait": f"{wait:.3f}"})
+
+
+def export_call(plan_id: str, name: str, numbers: Mapping[str, int]) -> Call:
+    """GET /v1/plans/{id}/export/{name}."""
+    if not name.isidentifier():
+        raise InputError("name", name, "is no name of an export", "Give one that the plan's links name, as in html.")
+    return Call("GET", plan_path(plan_id, f"/export/{name}"), {key: str(value) for key, value in numbers.items()})
 
 
 def plan_path(plan_id: str, rest: str = "") -> str:
@@ -287,10 +299,10 @@ class Deadline:
 
 
 def _request(problem: ProblemSource, options: Options, labels: Mapping[str, str] | None) -> dict[str, Any]:
-    if isinstance(problem, kinds.Problem):
-        document: Document = kinds.write_problem(problem)
+    if isinstance(problem, Mapping | str | Path):
+        document: Document = load_document(problem)
     else:
-        document = load_document(problem)
+        document = kinds.write_problem(problem)
     written = options if options is None or isinstance(options, Mapping) else options.to_document()
     return {"problem": document, "options": dict(written or {}), "labels": dict(labels or {})}
 

@@ -6,12 +6,10 @@ Inside, bytes are integers and times are microseconds; ``5GiB``, ``800MB`` and `
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from loadmaster.errors import InputError
-from loadmaster.models.kinds import Problem
-from loadmaster.models.memory import plain
-from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.kind import Problem
+from loadmaster.models.kinds import kind_named
 
 _FACTORS = {
     "": 1,
@@ -27,33 +25,8 @@ _FACTORS = {
 }
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[A-Za-z]*)", re.ASCII)
 _SHARE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*%", re.ASCII)
+_LONGEST_COUNT = 18
 _REMEDY = "Give bytes, or a number with B, kB, MB, GB, TB, KiB, MiB, GiB or TiB, as in 5GiB."
-
-
-@dataclass(frozen=True)
-class Budget:
-    """A budget as the user wrote it: bytes, or a share of the peak of the unconstrained step."""
-
-    size_bytes: int | None
-    share: float | None = None
-
-    @property
-    def text(self) -> str:
-        """The budget as a user may write it."""
-        return f"{self.size_bytes}B" if self.share is None else f"{100 * self.share:g}%"
-
-    def resolve(self, problem: Problem, field: str = "--budget") -> int:
-        """The budget in bytes.
-
-        Raises:
-            InputError: naming ``field``, when the problem is of a kind that has no budget.
-        """
-        if not isinstance(problem, MemoryProblem):
-            raise InputError(field, self.text, f"means nothing to {problem.kind}", "Leave it out.")
-        if self.share is None:
-            assert self.size_bytes is not None
-            return self.size_bytes
-        return int(self.share * plain.peak_bytes(problem))
 
 
 def parse_bytes(text: str, field: str) -> int:
@@ -78,21 +51,42 @@ def parse_bytes(text: str, field: str) -> int:
     return int(size)
 
 
-def parse_budget(text: str, field: str = "--budget") -> Budget:
-    """A size, or a percentage of the unconstrained peak (``50%``).
+def parse_limit(text: str, problem: Problem, field: str) -> int:
+    """A limit of the problem's kind, in its unit: a size or a number, or a share (``50%``) of the kind's whole.
 
     Raises:
-        InputError: it is neither, or the percentage is not above 0.
+        InputError: naming ``field``: it is neither, is not above 0, or the kind has no limit.
     """
+    limit = kind_named(problem.kind).limit
+    if limit is None:
+        raise InputError(field, text, f"means nothing to {problem.kind}", "Leave it out.")
     match = _SHARE.fullmatch(text.strip())
-    if match is None:
-        if "%" in text:
-            raise InputError(field, text, "is not a percentage", "Write it as 50%.")
-        return Budget(parse_bytes(text, field))
-    share = float(match["number"]) / 100
-    if not 0 < share <= 100:
-        raise InputError(field, text, "is not a usable share of the peak", "Give a percentage above 0, as in 50%.")
-    return Budget(None, share)
+    if match is not None:
+        share = float(match["number"]) / 100
+        if not 0 < share <= 100:
+            raise InputError(
+                field, text, f"is not a usable share of {limit.whole_words}", "Give more than 0%, as in 50%."
+            )
+        return limit.share(problem, share)
+    if "%" in text:
+        raise InputError(field, text, "is not a percentage", "Write it as 50%.")
+    return parse_bytes(text, field) if limit.unit == "bytes" else _parse_count(text, field, limit.unit)
+
+
+def _parse_count(text: str, field: str, unit: str) -> int:
+    if not (text.strip().isascii() and text.strip().isdecimal()) or len(text) > _LONGEST_COUNT:
+        raise InputError(field, text, f"is no number of {unit}", "Give a whole number, or a percentage, as in 50%.")
+    return int(text)
+
+
+def show_limit(value: int, unit: str) -> str:
+    """A limit in its unit."""
+    return show_bytes(value) if unit == "bytes" else f"{value} {unit}"
+
+
+def limit_scale(largest: float, unit: str) -> tuple[float, str]:
+    """As :func:`byte_scale`, for a limit of any unit."""
+    return byte_scale(largest) if unit == "bytes" else (1.0, unit)
 
 
 def show_bytes(size_bytes: float) -> str:

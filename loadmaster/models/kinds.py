@@ -1,124 +1,188 @@
-"""The kinds of problem, by name: what the service, the command line and the planner need to know of each.
+"""The kinds of problem: the one place that lists them.
 
-A new kind is one more entry here and the same word on every floor.
+A kind of this package is one more entry of :data:`KINDS`. A kind of another package is one entry point of the group
+``loadmaster.kinds`` that names its :class:`~loadmaster.models.kind.Kind`. Either way command line, service, client and
+pages serve it (see docs/add-a-kind.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from loadmaster.errors import InputError
-from loadmaster.models.collective import checker as collective_checker
-from loadmaster.models.collective import documents as collective_documents
-from loadmaster.models.collective.plan import CollectivePlan
-from loadmaster.models.collective.problem import CollectiveProblem
-from loadmaster.models.collective.problem_rules import check_problem
 from loadmaster.models.documents import Document, load_document
-from loadmaster.models.memory import checker as memory_checker
-from loadmaster.models.memory import documents as memory_documents
-from loadmaster.models.memory.graph_rules import check_graph
-from loadmaster.models.memory.plan import MemoryPlan
-from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.kind import Export, Kind, Limit, Number, Plan, Problem, Verdict, resolve
 
-# Of every kind there is; more kinds widen these unions.
-Problem = MemoryProblem | CollectiveProblem
-Plan = MemoryPlan | CollectivePlan
+__all__ = [
+    "KINDS",
+    "Plan",
+    "Problem",
+    "Verdict",
+    "all_kinds",
+    "check_plan",
+    "find_kind",
+    "kind_named",
+    "read_plan",
+    "read_problem",
+    "write_plan",
+    "write_problem",
+]
 
-ProblemT = TypeVar("ProblemT", bound=Problem)
-PlanT = TypeVar("PlanT", bound=Plan)
+ENTRY_POINTS = "loadmaster.kinds"
+_INSTANCES = Number("instances", 1, "parallel copies of every transfer")
 
-
-class Verdict(Protocol):
-    """What every kind's checker says: whether the plan holds, why not, and the objective of its own replay."""
-
-    @property
-    def ok(self) -> bool: ...
-
-    @property
-    def violations(self) -> tuple[str, ...]: ...
-
-    @property
-    def objective(self) -> float: ...
-
-    def summary(self) -> dict[str, object]: ...
-
-
-@dataclass(frozen=True)
-class Kind(Generic[ProblemT, PlanT]):
-    """The functions of one kind.
-
-    Attributes:
-        expect: refuses (InputError) a typed problem that means nothing; problems read from documents have passed it.
-        sizes: how large a problem is, for a person who waits for its plan.
-        budget_bytes: the budget that a problem brings, if it does; None for kinds that are not planned under one.
-    """
-
-    name: str
-    question: str
-    read_problem: Callable[[Document], ProblemT]
-    write_problem: Callable[[ProblemT], dict[str, Any]]
-    expect: Callable[[ProblemT], None]
-    read_plan: Callable[[Document], PlanT]
-    write_plan: Callable[[PlanT], dict[str, Any]]
-    check: Callable[[ProblemT, PlanT], Verdict]
-    sizes: Callable[[ProblemT], dict[str, int]]
-    budget_bytes: Callable[[ProblemT], int | None] | None = None
-
-
-KINDS: dict[str, Kind[Any, Any]] = {
+KINDS: dict[str, Kind] = {
     "memory": Kind(
         name="memory",
         question="under a byte budget, keep, recompute or offload each activation; which implementation, when?",
-        read_problem=memory_documents.read_problem,
-        write_problem=memory_documents.write_problem,
-        expect=lambda problem: check_graph(problem.forward, problem.backward, problem.objective),
-        read_plan=memory_documents.read_plan,
-        write_plan=memory_documents.write_plan,
-        check=memory_checker.check_plan,
-        sizes=lambda problem: {"forward": len(problem.forward), "backward": len(problem.backward)},
-        budget_bytes=lambda problem: problem.budget_bytes,
+        documents="loadmaster.models.memory.documents",
+        validate="loadmaster.models.memory.graph_rules:check_problem",
+        check="loadmaster.models.memory.checker:check_plan",
+        plan="loadmaster.planner.memory.driver:plan_memory",
+        methods=("auto", "monet", "checkmate", "chen", "gist", "plain"),
+        limit=Limit(
+            name="budget",
+            plural="budgets",
+            field="budget_bytes",
+            unit="bytes",
+            whole="loadmaster.models.memory.plain:peak_bytes",
+            whole_words="the peak with memory to spare",
+            points="loadmaster.models.memory.budgets:spread",
+            with_bound="loadmaster.planner.memory.driver:with_bound",
+            extras="loadmaster.api.report.memory.views:frontier_extras",
+        ),
+        views="loadmaster.api.report.memory.views",
+        exports=(
+            Export(
+                name="html",
+                help="a report that opens offline",
+                media_type="text/html",
+                write="loadmaster.api.report.memory.views:html",
+                suffix=".html",
+            ),
+            Export(
+                name="png",
+                help="memory over the step as a picture",
+                media_type="image/png",
+                write="loadmaster.api.report.memory.views:png",
+                suffix=".png",
+            ),
+            Export(
+                name="trace",
+                help="a Chrome trace",
+                media_type="application/json",
+                write="loadmaster.api.report.memory.views:trace",
+                suffix=".json",
+                hint="open it at https://ui.perfetto.dev",
+            ),
+            Export(
+                name="snapshot",
+                help="planned memory for PyTorch's viewer",
+                media_type="application/octet-stream",
+                write="loadmaster.api.report.memory.snapshot:snapshot_bytes",
+                suffix=".pickle",
+                hint="open it at https://pytorch.org/memory_viz",
+            ),
+        ),
+        new="loadmaster.api.cli.new_memory",
+        capture="loadmaster.executor.memory.command:main",
     ),
     "collective": Kind(
         name="collective",
         question="over which links, in which order, does each chunk of a collective travel?",
-        read_problem=collective_documents.read_problem,
-        write_problem=collective_documents.write_problem,
-        expect=check_problem,
-        read_plan=collective_documents.read_plan,
-        write_plan=collective_documents.write_plan,
-        check=collective_checker.check_plan,
-        sizes=lambda problem: {
-            "ranks": problem.topology.rank_count,
-            "links": len(problem.topology.links),
-            "sizes": len(problem.sizes_bytes),
-        },
+        documents="loadmaster.models.collective.documents",
+        validate="loadmaster.models.collective.problem_rules:check_problem",
+        check="loadmaster.models.collective.checker:check_plan",
+        plan="loadmaster.planner.collective.driver:plan_collective",
+        methods=("auto", "greedy", "pipeline", "cpsat"),
+        views="loadmaster.api.report.collective.views",
+        exports=(
+            Export(
+                name="html",
+                help="a report that opens offline",
+                media_type="text/html",
+                write="loadmaster.api.report.collective.views:html",
+                suffix=".html",
+            ),
+            Export(
+                name="png",
+                help="time by size, and who sends when, as a picture",
+                media_type="image/png",
+                write="loadmaster.api.report.collective.views:png",
+                suffix=".png",
+            ),
+            Export(
+                name="trace",
+                help="a Chrome trace",
+                media_type="application/json",
+                write="loadmaster.api.report.collective.views:trace",
+                suffix=".json",
+                hint="open it at https://ui.perfetto.dev",
+            ),
+            Export(
+                name="msccl",
+                help="MSCCL XML, a file for each algorithm",
+                media_type="application/xml",
+                write="loadmaster.api.report.collective.views:msccl",
+                numbers=(_INSTANCES,),
+            ),
+            Export(
+                name="mscclpp",
+                help="MSCCL++ execution plans, one for each algorithm",
+                media_type="application/json",
+                write="loadmaster.api.report.collective.views:mscclpp",
+                numbers=(_INSTANCES,),
+            ),
+        ),
+        new="loadmaster.api.cli.new_collective",
     ),
 }
 
 
-def kind_of(document: Document) -> Kind[Any, Any]:
-    """The kind a document names.
+@cache
+def installed_kinds() -> Mapping[str, Kind]:
+    """The kinds of other packages."""
+    return {entry.name: entry.load() for entry in entry_points(group=ENTRY_POINTS) if entry.name not in KINDS}
+
+
+def all_kinds() -> Mapping[str, Kind]:
+    """Every kind there is, by name. Loads none of them."""
+    return {**KINDS, **installed_kinds()}
+
+
+def find_kind(name: object) -> Kind | None:
+    """The kind of that name, or None."""
+    if not isinstance(name, str):
+        return None
+    return KINDS.get(name) or installed_kinds().get(name)
+
+
+def kind_named(name: object) -> Kind:
+    """The kind of that name.
 
     Raises:
-        InputError: no or an unknown ``kind``.
+        InputError: it is no kind's name.
     """
-    name = document.get("kind")
-    if isinstance(name, str) and name in KINDS:
-        return KINDS[name]
-    raise InputError("kind", name, "is no kind of problem", f"Known kinds: {', '.join(KINDS)}.")
+    found = find_kind(name)
+    if found is None:
+        raise InputError("kind", name, "is no kind of problem", f"Known kinds: {', '.join(all_kinds())}.")
+    return found
 
 
-def expect_budgets(kind: object) -> None:
-    """Refuse a sweep of budgets for a kind without any; what is no kind is left to whoever reads the document.
+def limit_of(kind: object) -> Limit:
+    """The limit that plans of a kind are made under.
 
     Raises:
-        InputError: naming the problem's kind.
+        InputError: it is no kind's name, or a kind's without a limit.
     """
-    if isinstance(kind, str) and kind in KINDS and KINDS[kind].budget_bytes is None:
-        raise InputError("problem.kind", kind, "has no budget to sweep", "Plan it: one plan is all there is.")
+    found = kind_named(kind)
+    if found.limit is None:
+        raise InputError("problem.kind", found.name, "has no limit to sweep", "Plan it: one plan is all there is.")
+    return found.limit
 
 
 def read_problem(source: Document | str | Path | Problem) -> Problem:
@@ -127,16 +191,16 @@ def read_problem(source: Document | str | Path | Problem) -> Problem:
     Raises:
         InputError: naming the field that is wrong.
     """
-    if isinstance(source, Problem):
+    if not isinstance(source, Mapping | str | Path):
         return source
     document = load_document(source)
-    problem: Problem = kind_of(document).read_problem(document)
+    problem: Problem = kind_named(document.get("kind")).read().read_problem(document)
     return problem
 
 
 def write_problem(problem: Problem) -> dict[str, Any]:
     """The document of a typed problem."""
-    return KINDS[problem.kind].write_problem(problem)
+    return kind_named(problem.kind).read().write_problem(problem)
 
 
 def read_plan(source: Document | str | Path | Plan) -> Plan:
@@ -145,22 +209,36 @@ def read_plan(source: Document | str | Path | Plan) -> Plan:
     Raises:
         InputError: naming the field that is wrong.
     """
-    if isinstance(source, Plan):
+    if not isinstance(source, Mapping | str | Path):
         return source
     document = load_document(source)
-    plan: Plan = kind_of(document).read_plan(document)
+    plan: Plan = kind_named(document.get("kind")).read().read_plan(document)
     return plan
 
 
 def write_plan(plan: Plan) -> dict[str, Any]:
     """The document of a typed plan."""
-    return KINDS[plan.kind].write_plan(plan)
+    return kind_named(plan.kind).read().write_plan(plan)
 
 
 def check_plan(problem: Problem, plan: Plan) -> Verdict:
-    """Replay a plan against its problem, independently of how it was found.
+    """Replay a plan against its problem, independently of how it was found, under the limits of both.
 
     Raises:
         InputError: the plan belongs to another problem, or holds no schedule.
     """
-    return KINDS[problem.kind].check(problem, plan)
+    kind = kind_named(problem.kind)
+    if plan.kind != kind.name:
+        remedy = "Plan this problem again, or give the problem the plan was made for."
+        raise InputError("kind", plan.kind, f"is another kind than the problem's, {kind.name}", remedy)
+    verdict: Verdict = resolve(kind.check)(problem, under_both_limits(problem, plan))
+    return verdict
+
+
+def under_both_limits(problem: Problem, plan: Plan) -> Plan:
+    """The plan, held to the limit that its problem states where that is the stricter one."""
+    limit = kind_named(problem.kind).limit
+    stated = None if limit is None else limit.stated(problem)
+    if limit is None or stated is None or limit.of_plan(plan) <= stated:
+        return plan
+    return limit.set(plan, stated)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,12 @@ import loadmaster
 from loadmaster.errors import InputError
 from loadmaster.models.canonical import sha256
 from loadmaster.models.documents import Document
-from loadmaster.models.kinds import KINDS, Plan, Problem, expect_budgets, read_problem
-from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.planner.options import METHODS_OF, PlanOptions, PlanProgress
+from loadmaster.models.kind import resolve
+from loadmaster.models.kinds import Plan, Problem, kind_named, read_problem
+from loadmaster.planner.options import LIMIT_NAMES, PlanOptions, PlanProgress
 from loadmaster.planner.sweep import Frontier, FrontierPoint, sweep
 
 __all__ = ["Frontier", "FrontierPoint", "PlanOptions", "PlanProgress", "cache_key", "frontier", "plan", "settled"]
-
-# Kind -> the module and function that plan it; imported when the first problem of the kind comes.
-PLANNERS = {
-    "memory": ("loadmaster.planner.memory.driver", "plan_memory"),
-    "collective": ("loadmaster.planner.collective.driver", "plan_collective"),
-}
 
 
 def plan(
@@ -55,34 +48,36 @@ def plan(
     """
     typed = read_problem(problem)
     if typed is problem:
-        KINDS[typed.kind].expect(typed)
-    asked = settled(typed, replace(options or PlanOptions(), **changes))
-    module, function = PLANNERS[typed.kind]
-    found: Plan = getattr(import_module(module), function)(typed, asked, on_progress=on_progress, cancelled=cancelled)
-    return found
+        resolve(kind_named(typed.kind).validate)(typed)
+    return _planned(typed, replace(options or PlanOptions(), **changes), on_progress, cancelled)
 
 
 def frontier(
     problem: Problem | Document | str | Path,
     options: PlanOptions | None = None,
     *,
+    limits: Sequence[int] | None = None,
     budgets_bytes: Sequence[int] | None = None,
     count: int = 6,
     workers: int = 2,
     on_progress: Callable[[PlanProgress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Frontier:
-    """Plan a sweep of budgets side by side. See :func:`loadmaster.planner.sweep.sweep`.
+    """Plan a sweep of limits side by side. See :func:`loadmaster.planner.sweep.sweep`.
+
+    Args:
+        limits: of the problem's kind, in its unit; evenly spread ones if none are given.
+        budgets_bytes: the same, for kinds whose limit is a budget in bytes.
 
     Raises:
-        InputError: the problem is of a kind that has no budget; and as there.
+        InputError: the problem is of a kind that has no limit; and as there.
     """
     typed = read_problem(problem)
-    expect_budgets(typed.kind)
-    assert isinstance(typed, MemoryProblem), "the one kind with a budget"
     return sweep(
         typed,
         options or PlanOptions(),
+        _planned,
+        limits=limits,
         budgets_bytes=budgets_bytes,
         count=count,
         workers=workers,
@@ -92,26 +87,46 @@ def frontier(
 
 
 def settled(problem: Problem, options: PlanOptions) -> PlanOptions:
-    """The options as they stand for this problem: with its own budget where they give none.
+    """The options as they stand for this problem: with its own limit where they give none, under its own name.
 
     Raises:
-        InputError: a method of another kind, or a budget for a kind that has none.
+        InputError: a method of another kind, a limit for a kind that has none, or none for a kind that has one.
     """
-    kind, methods = KINDS[problem.kind], METHODS_OF[problem.kind]
-    if options.method not in methods:
+    kind = kind_named(problem.kind)
+    if options.method not in kind.methods:
         raise InputError(
-            "options.method", options.method, f"is no method for {kind.name}", f"Use one of {', '.join(methods)}."
+            "options.method", options.method, f"is no method for {kind.name}", f"Use one of {', '.join(kind.methods)}."
         )
-    if kind.budget_bytes is None:
-        if options.budget_bytes is not None:
-            raise InputError(
-                "options.budget_bytes", options.budget_bytes, f"means nothing to {kind.name}", "Leave it out."
-            )
+    limit = kind.limit
+    given = {name: value for name in LIMIT_NAMES if (value := getattr(options, name)) is not None}
+    for name, value in given.items():
+        if limit is None or name not in ("limit", limit.field):
+            raise InputError(f"options.{name}", value, f"means nothing to {kind.name}", "Leave it out.")
+    if limit is None:
         return options
-    return options if options.budget_bytes is not None else replace(options, budget_bytes=kind.budget_bytes(problem))
+    if len(set(given.values())) > 1:
+        raise InputError("options.limit", options.limit, f"is not {limit.field}", f"Give {limit.field} alone.")
+    value = next(iter(given.values()), limit.stated(problem))
+    own = limit.field if limit.field in LIMIT_NAMES else "limit"
+    if value is None:
+        remedy = f"Give options.{own}, or {limit.flag} on the command line."
+        raise InputError(f"problem.{limit.field}", None, "is missing here and in the options", remedy)
+    return options.with_limit(value, own)
 
 
 def cache_key(problem: Problem, options: PlanOptions) -> str:
-    """Equal for requests that have the same answers: problem, budget, options and version of Loadmaster."""
+    """Equal for requests that have the same answers: problem, limit, options and version of Loadmaster."""
     asked = settled(problem, options).to_document()
     return sha256({"problem": problem.sha256, "options": asked, "version": loadmaster.__version__})
+
+
+def _planned(
+    problem: Problem,
+    options: PlanOptions,
+    on_progress: Callable[[PlanProgress], None] | None,
+    cancelled: Callable[[], bool] | None,
+) -> Plan:
+    """A problem that was found good, planned by its kind's planner."""
+    plan_kind = resolve(kind_named(problem.kind).plan)
+    found: Plan = plan_kind(problem, settled(problem, options), on_progress=on_progress, cancelled=cancelled)
+    return found

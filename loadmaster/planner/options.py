@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from types import UnionType
 from typing import Any
 
 from loadmaster.errors import InputError
+from loadmaster.models.kinds import all_kinds
 
-METHODS_OF = {
-    "memory": ("auto", "monet", "checkmate", "chen", "gist", "plain"),
-    "collective": ("auto", "greedy", "pipeline", "cpsat"),
-}
-METHODS = tuple(dict.fromkeys(method for methods in METHODS_OF.values() for method in methods))
+# The names under which the limit of the problem's kind may be given; the second one by kinds whose limit it is.
+LIMIT_NAMES = ("limit", "budget_bytes")
 
 
 @dataclass(frozen=True)
@@ -25,9 +23,10 @@ class PlanOptions:
         gap: stop when (objective - bound) / objective is proved at most this.
         seed: of every solve and heuristic.
         solver: ``auto``, ``highs``, ``cpsat`` or ``pulp:NAME``.
-        method: ``auto``, or one baseline, formulation or strategy of the problem's kind by name (see METHODS_OF).
-        budget_bytes: overrides the problem's own budget; of kinds that have one.
+        method: ``auto``, or one baseline, formulation or strategy of the problem's kind by name.
+        budget_bytes: the limit, for kinds whose limit is a budget in bytes; overrides the problem's own.
         memory_limit_bytes: address-space cap of each solver process.
+        limit: of the problem's kind, in its unit, for any kind that has one; overrides the problem's own.
     """
 
     time_limit_s: float = 60.0
@@ -37,6 +36,7 @@ class PlanOptions:
     method: str = "auto"
     budget_bytes: int | None = None
     memory_limit_bytes: int | None = None
+    limit: int | None = None
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -47,8 +47,8 @@ class PlanOptions:
         _between("options.time_limit_s", self.time_limit_s, 0.1, 7 * 86_400.0, "seconds")
         _between("options.gap", self.gap, 0.0, 1.0, "a fraction, 0.01 is one percent")
         _between("options.seed", self.seed, 0, 2**31 - 1, "a whole number")
-        if self.method not in METHODS:
-            raise InputError("options.method", self.method, "is no method", f"Use one of {', '.join(METHODS)}.")
+        if self.method != "auto":
+            _expect_method(self.method)
         if self.solver not in ("auto", "highs", "cpsat") and not self.solver.startswith("pulp:"):
             raise InputError(
                 "options.solver",
@@ -56,8 +56,9 @@ class PlanOptions:
                 "is no solver",
                 "Use auto, highs, cpsat or pulp:NAME, e.g. pulp:PULP_CBC_CMD.",
             )
-        if self.budget_bytes is not None:
-            _between("options.budget_bytes", self.budget_bytes, 0, 1 << 60, "bytes")
+        for name in LIMIT_NAMES:
+            if (value := getattr(self, name)) is not None:
+                _between(f"options.{name}", value, 0, 1 << 60, "a whole number")
         if self.memory_limit_bytes is not None:
             _between("options.memory_limit_bytes", self.memory_limit_bytes, 1 << 28, 1 << 60, "bytes")
 
@@ -74,13 +75,31 @@ class PlanOptions:
                 raise InputError(f"options.{name}", value, "is no option", f"Options are {', '.join(sorted(known))}.")
         return cls(**document)
 
+    @property
+    def given_limit(self) -> int | None:
+        """The limit, by whichever name it is given."""
+        return self.budget_bytes if self.limit is None else self.limit
+
+    def with_limit(self, value: int, name: str = "limit") -> PlanOptions:
+        """The same options under that limit, given by that name alone."""
+        return replace(
+            self, limit=value if name == "limit" else None, budget_bytes=value if name == "budget_bytes" else None
+        )
+
     def to_document(self) -> dict[str, Any]:
         """The options as JSON, without those not given."""
         return {k: v for k, v in asdict(self).items() if v is not None}
 
 
+def _expect_method(name: str) -> None:
+    """Refuse what is a method of no kind; that it is one of the problem's kind is seen with the problem."""
+    methods = dict.fromkeys(method for kind in all_kinds().values() for method in kind.methods)
+    if name not in methods:
+        raise InputError("options.method", name, "is no method", f"Use one of {', '.join(methods)}.")
+
+
 def _of_its_type(name: str, value: object) -> None:
-    if name in ("budget_bytes", "memory_limit_bytes") and value is None:
+    if name in (*LIMIT_NAMES, "memory_limit_bytes") and value is None:
         return
     text, fraction = name in ("solver", "method"), name in ("time_limit_s", "gap")
     wanted: type | UnionType = str if text else int | float if fraction else int

@@ -1,6 +1,6 @@
-"""The frontier: the best step for each of several budgets, planned side by side, monotone by construction.
+"""The frontier: the best plan for each of several limits, planned side by side, monotone by construction.
 
-A plan for a small budget is a plan for a larger one, and a bound for a large budget is a bound for a smaller one; both
+A plan for a small limit is a plan for a larger one, and a bound for a large limit is a bound for a smaller one; both
 are passed along before the points are returned.
 """
 
@@ -10,122 +10,180 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
-from loadmaster.errors import CancelledError, InputError, LimitReachedError
-from loadmaster.models.memory import plain
-from loadmaster.models.memory.checker import check
-from loadmaster.models.memory.minimum import minimum_budget
-from loadmaster.models.memory.plan import MemoryPlan
-from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.planner.memory.driver import plan_memory, with_bound
+from loadmaster.errors import CancelledError, CheckFailedError, InputError, LimitReachedError
+from loadmaster.models.kind import Limit, Plan, Problem, Verdict, resolve
+from loadmaster.models.kinds import kind_named, limit_of
 from loadmaster.planner.options import PlanOptions, PlanProgress
+from loadmaster.solvers.solution import relative_gap
+
+OnProgress = Callable[[PlanProgress], None] | None
+Cancelled = Callable[[], bool] | None
 
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """One budget and its plan, which may be infeasible."""
+    """One limit and its plan, which may be infeasible."""
 
-    budget_bytes: int
-    plan: MemoryPlan
+    limit: int
+    plan: Any
+
+    @property
+    def budget_bytes(self) -> int:
+        """The limit, of kinds whose limit is a budget in bytes."""
+        return self.limit
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """The points by ascending budget; ``undecided`` budgets have neither a plan nor a proof that there is none."""
+    """The points by ascending limit; ``undecided`` limits have neither a plan nor a proof that there is none."""
 
     name: str
     points: tuple[FrontierPoint, ...]
     undecided: tuple[int, ...] = ()
 
 
-def default_budgets(problem: MemoryProblem, count: int) -> list[int]:
-    """``count`` budgets from a little above the provable minimum to the plain step's peak, evenly spread.
+@dataclass(frozen=True)
+class Figures:
+    """What is known of one limit: the objective of its plan and a bound, each None where there is none."""
 
-    Raises:
-        InputError: fewer than two budgets.
+    objective: float | None
+    bound: float | None
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best that a frontier knows of one limit: the place of the point whose plan it is, and the bound."""
+
+    plan_of: int | None
+    bound: float | None
+
+
+def monotone(points: Sequence[Figures]) -> list[Best]:
+    """The rule of every frontier, for points by ascending limit: plans serve larger limits, bounds smaller ones.
+
+    >>> monotone([Figures(9.0, 5.0), Figures(None, None), Figures(10.0, 7.0)])
+    [Best(plan_of=0, bound=7.0), Best(plan_of=0, bound=7.0), Best(plan_of=0, bound=7.0)]
     """
-    if count < 2:
-        raise InputError("count", count, "makes no frontier", "Ask for two budgets or more.")
-    low, high = 1.1 * minimum_budget(problem).budget_bytes, plain.peak_bytes(problem)
-    low = min(low, high)
-    return [round(low + (high - low) * n / (count - 1)) for n in range(count)]
+    plans: list[int | None] = []
+    best: int | None = None
+    for place, point in enumerate(points):
+        known = None if best is None else points[best].objective
+        if point.objective is not None and (known is None or point.objective <= known):
+            best = place
+        plans.append(best)
+    bounds: list[float | None] = []
+    bound: float | None = None
+    for point in reversed(points):
+        if point.bound is not None and (bound is None or point.bound > bound):
+            bound = point.bound
+        bounds.append(bound)
+    return [Best(plan_of, bound) for plan_of, bound in zip(plans, reversed(bounds), strict=True)]
 
 
 def sweep(
-    problem: MemoryProblem,
+    problem: Problem,
     options: PlanOptions,
+    plan: Callable[[Problem, PlanOptions, OnProgress, Cancelled], Plan],
     *,
+    limits: Sequence[int] | None = None,
     budgets_bytes: Sequence[int] | None = None,
     count: int = 6,
     workers: int = 2,
-    on_progress: Callable[[PlanProgress], None] | None = None,
-    cancelled: Callable[[], bool] | None = None,
+    on_progress: OnProgress = None,
+    cancelled: Cancelled = None,
 ) -> Frontier:
-    """Plan every budget, ``workers`` at a time. The phase of a report names its budget.
+    """Plan every limit by ``plan``, ``workers`` at a time. The phase of a report names its limit.
 
     Raises:
-        InputError: no budgets, or a negative one.
+        InputError: the problem's kind has no limit; no limits, or a negative one.
         CancelledError: cancelled before any plan was found.
     """
-    budgets = sorted(set(default_budgets(problem, count) if budgets_bytes is None else budgets_bytes))
-    if not budgets or budgets[0] < 0:
-        raise InputError("budgets_bytes", budgets[:1], "are no budgets", "Give one or more sizes in bytes.")
+    limit = limit_of(problem.kind)
+    wanted = _wanted(problem, limit, limits, budgets_bytes, count)
     if workers < 1:
         raise InputError("workers", workers, "is no number of workers", "Give 1 or more.")
     lock = threading.Lock()
 
-    def point(budget: int) -> MemoryPlan | None:
+    def point(value: int) -> Plan | None:
         def report(progress: PlanProgress) -> None:
             if on_progress is not None:
                 with lock:
-                    on_progress(replace(progress, phase=f"{budget} bytes: {progress.phase}"))
+                    on_progress(replace(progress, phase=f"{value} {limit.unit}: {progress.phase}"))
 
-        asked = replace(options, budget_bytes=budget)
         try:
-            return plan_memory(problem, asked, on_progress=report, cancelled=cancelled)
+            return plan(problem, options.with_limit(value), report, cancelled)
         except (LimitReachedError, CancelledError):
             return None
 
     with ThreadPoolExecutor(workers) as pool:
-        plans = dict(zip(budgets, pool.map(point, budgets), strict=True))
-    if (
-        cancelled is not None
-        and cancelled()
-        and not any(p is not None and p.schedule is not None for p in plans.values())
-    ):
+        plans = list(pool.map(point, wanted))
+    if cancelled is not None and cancelled() and not any(p is not None and p.objective is not None for p in plans):
         raise CancelledError("cancelled before a plan was found")
-    known = _monotone(problem, plans)
+    known = _best_plans(problem, limit, wanted, plans)
     return Frontier(
         problem.name,
-        tuple(FrontierPoint(budget, found) for budget, found in sorted(known.items())),
-        tuple(budget for budget in budgets if budget not in known),
+        tuple(FrontierPoint(value, found) for value, found in zip(wanted, known, strict=True) if found is not None),
+        tuple(value for value, found in zip(wanted, known, strict=True) if found is None),
     )
 
 
-def _monotone(problem: MemoryProblem, plans: dict[int, MemoryPlan | None]) -> dict[int, MemoryPlan]:
-    """Hand plans up to larger budgets where they are better there, and bounds down to smaller ones."""
-    known: dict[int, MemoryPlan] = {}
-    best: MemoryPlan | None = None
-    for budget, found in sorted(plans.items()):
-        objective = found.objective if found is not None else None
-        if best is not None and best.objective is not None and (objective is None or objective > best.objective):
-            found = _moved(problem, best, budget, found.bound if found is not None else None)
-        if found is not None:
-            known[budget] = found
-            best = found if found.schedule is not None else best
-    bound: float | None = None
-    for budget in sorted(known, reverse=True):
-        plan = known[budget]
-        if plan.schedule is None:
+def _wanted(
+    problem: Problem, limit: Limit, limits: Sequence[int] | None, budgets_bytes: Sequence[int] | None, count: int
+) -> list[int]:
+    """The limits to plan for, ascending."""
+    name, given = "limits", limits
+    if budgets_bytes is not None:
+        name, given = "budgets_bytes", budgets_bytes
+        if limits is not None:
+            raise InputError("limits", list(limits), "are given beside budgets_bytes", "Give one of them.")
+        if limit.field != "budget_bytes":
+            raise InputError(name, list(budgets_bytes), f"mean nothing to {problem.kind}", "Give limits.")
+    if given is None:
+        if count < 2:
+            raise InputError("count", count, "makes no frontier", "Ask for two points or more.")
+        given = limit.default_points(problem, count)
+    wanted = sorted(set(given))
+    if not wanted or wanted[0] < 0:
+        raise InputError(
+            name, wanted[:1], "cannot be swept", f"Give one or more numbers of {limit.unit}, none negative."
+        )
+    return wanted
+
+
+def _best_plans(
+    problem: Problem, limit: Limit, wanted: Sequence[int], plans: Sequence[Plan | None]
+) -> list[Plan | None]:
+    """The best plan of each limit, with the best bound; where nothing better is known, what was found there."""
+    figures = [Figures(None, None) if plan is None else Figures(plan.objective, plan.bound) for plan in plans]
+    best: list[Plan | None] = []
+    for value, own, point in zip(wanted, plans, monotone(figures), strict=True):
+        plan = None if point.plan_of is None else plans[point.plan_of]
+        if plan is None:
+            best.append(own)
             continue
-        if bound is not None and (plan.bound is None or bound > plan.bound):
-            known[budget] = plan = with_bound(plan, bound, problem)
-        bound = plan.bound if plan.bound is not None else bound
-    return known
+        plan = plan if plan is own else _moved(problem, limit, plan, value)
+        best.append(plan if plan.bound == point.bound else _with_bound(problem, limit, plan, point.bound))
+    return best
 
 
-def _moved(problem: MemoryProblem, plan: MemoryPlan, budget_bytes: int, bound: float | None) -> MemoryPlan:
-    """A smaller budget's plan under a larger one."""
-    assert plan.schedule is not None
-    verdict = check(problem, plan.schedule, budget_bytes)
-    return with_bound(replace(plan, budget_bytes=budget_bytes, check=verdict.summary()), bound, problem)
+def _moved(problem: Problem, limit: Limit, plan: Plan, value: int) -> Plan:
+    """A smaller limit's plan under a larger one, checked there."""
+    moved = limit.set(plan, value)
+    verdict: Verdict = resolve(kind_named(problem.kind).check)(problem, moved)
+    if not verdict.ok:
+        smaller = f"{limit.of_plan(plan)} {limit.unit}"
+        raise CheckFailedError(f"{problem.name}: a plan for {smaller} breaks under {value}: {verdict.violations[0]}")
+    return replace(moved, check=verdict.summary())  # type: ignore[type-var]
+
+
+def _with_bound(problem: Problem, limit: Limit, plan: Plan, bound: float | None) -> Plan:
+    """A plan with another proved bound, and what follows from it."""
+    if limit.with_bound is not None:
+        found: Plan = resolve(limit.with_bound)(plan, bound, problem)
+        return found
+    gap = relative_gap(plan.objective, bound)
+    proved = gap is not None and gap <= float(plan.options.get("gap", 0.0))
+    status = "optimal" if proved else "feasible"
+    return replace(plan, bound=bound, gap=gap, status=status)  # type: ignore[type-var]

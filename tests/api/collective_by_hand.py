@@ -6,15 +6,16 @@ A worker's process that loads :class:`HandFloor` has this planner in the real on
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from loadmaster import planner
 from loadmaster.api.planning import FloorPlanner
 from loadmaster.models.collective.checker import check
 from loadmaster.models.collective.documents import write_problem
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Unreachable
 from loadmaster.models.collective.problem import CollectiveProblem
+from loadmaster.models.kinds import KINDS
 from loadmaster.planner import PlanOptions, PlanProgress
 from tests.models.collective.schedules import ring_allgather
 from tests.models.collective.tiny import problem, ring
@@ -66,4 +67,4 @@ class HandFloor(FloorPlanner):
     """The planner floor, collectives by hand."""
 
     def __init__(self) -> None:
-        planner.PLANNERS["collective"] = (plan_by_hand.__module__, plan_by_hand.__name__)
+        KINDS["collective"] = replace(KINDS["collective"], plan=f"{plan_by_hand.__module__}:{plan_by_hand.__name__}")

@@ -38,7 +38,7 @@ class FakePlanner:
 
     def read(self, problem: Document, options: Document) -> Request:
         for name in options:
-            if name not in ("gap", "time_limit_s", "budget_bytes", "seed"):
+            if name not in ("gap", "time_limit_s", "budget_bytes", "limit", "seed"):
                 raise InputError(f"options.{name}", options[name], "is no option", "Leave it out.")
         if problem.get("behaviour") not in BEHAVIOURS:
             raise InputError(
@@ -51,7 +51,7 @@ class FakePlanner:
             options=complete,
             gap=complete["gap"],
             time_limit_s=complete["time_limit_s"],
-            budget_bytes=complete.get("budget_bytes"),
+            limit=complete.get("budget_bytes", complete.get("limit")),
             cache_key=sha256({"problem": dict(problem), "options": complete}),
             sizes={key: len(value) for key, value in problem.items() if isinstance(value, list)},
         )
@@ -95,7 +95,7 @@ class FakePlanner:
         if behaviour == "loose":
             return _plan(1.1 * OPTIMUM, "time")
         # More room, better plans: but not always, so that a frontier has something to mend.
-        budget_bytes = options.get("budget_bytes") or 0
+        budget_bytes = options.get("budget_bytes") or options.get("limit") or 0
         return _plan(OPTIMUM + problem.get("worse_by", {}).get(str(budget_bytes), 0.0), "gap", OPTIMUM)
 
     @staticmethod

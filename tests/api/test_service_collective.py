@@ -10,12 +10,12 @@ import httpx
 import pytest
 from running_service import RunningService
 
-from loadmaster import planner
 from loadmaster.api.client import Client
 from loadmaster.api.planning import FloorPlanner
 from loadmaster.errors import InputError
 from loadmaster.models.collective.plan import CollectivePlan
-from loadmaster.models.kinds import check_plan, read_problem
+from loadmaster.models.kinds import KINDS, check_plan, read_problem
+from loadmaster.planner import PlanOptions
 from tests.api.collective_by_hand import plan_by_hand, ring_document
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ def service(start_service: Callable[..., RunningService], monkeypatch: pytest.Mo
     """A service whose workers plan collectives by hand."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     # Loading the planner here puts its entry in this process too: take it back after the test.
-    monkeypatch.setitem(planner.PLANNERS, "collective", planner.PLANNERS["collective"])
+    monkeypatch.setitem(KINDS, "collective", KINDS["collective"])
     yield start_service(planner="tests.api.collective_by_hand:HandFloor", workers=1).url
 
 
@@ -102,7 +102,7 @@ async def test_a_frontier_of_a_collective_is_refused(http: httpx.AsyncClient) ->
     answer = await http.post("/v1/frontiers", json=body)
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"] == "/problem/kind"
-    assert "no budget to sweep" in answer.json()["detail"]
+    assert "no limit to sweep" in answer.json()["detail"]
 
 
 def test_what_makes_requests_equal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,4 +116,4 @@ def test_what_makes_requests_equal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_planner_by_hand_is_right() -> None:
     problem = read_problem(ring_document(ranks=6, size_bytes=600))
-    assert check_plan(problem, plan_by_hand(problem, planner.PlanOptions())).violations == ()  # type: ignore[arg-type]
+    assert check_plan(problem, plan_by_hand(problem, PlanOptions())).violations == ()  # type: ignore[arg-type]

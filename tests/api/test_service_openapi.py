@@ -15,6 +15,7 @@ PATHS = {
     "/v1/plans/{plan_id}": {"get", "delete"},
     "/v1/plans/{plan_id}:cancel": {"post"},
     "/v1/plans/{plan_id}/events": {"get"},
+    "/v1/plans/{plan_id}/export/{name}": {"get"},
     "/v1/plans/{plan_id}/result": {"get"},
     "/v1/plans/{plan_id}/problem": {"get"},
     "/v1/plans/{plan_id}/log": {"get"},

@@ -42,7 +42,7 @@ def test_a_budget_counts_wherever_it_is_given(keyed: list[tuple[Any, Any]]) -> N
         ({**without, "budget_bytes": 9 * MEGABYTE}, {"budget_bytes": 5 * MEGABYTE}),
     ]:
         request = FloorPlanner().read(problem, options)
-        assert (request.budget_bytes, request.options["budget_bytes"]) == (5 * MEGABYTE, 5 * MEGABYTE)
+        assert (request.limit, request.options["budget_bytes"]) == (5 * MEGABYTE, 5 * MEGABYTE)
     assert keyed[0] == keyed[1] == keyed[2]
     FloorPlanner().read({**inside, "budget_bytes": 6 * MEGABYTE}, {})
     assert keyed[3] != keyed[0], "another budget is another request"

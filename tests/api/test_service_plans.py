@@ -263,8 +263,8 @@ async def test_bounds_of_larger_budgets_hold_for_smaller_ones(http: httpx.AsyncC
     jobs = app.state.service.jobs
     plan = await submit(http, problem())
     job = jobs.get(plan["id"])
-    small = replace(job, id="a", budget_bytes=1, bound=5.0, objective=20.0, plan_sha256="x")
-    large = replace(job, id="b", budget_bytes=2, bound=9.0, objective=10.0, plan_sha256="y")
+    small = replace(job, id="a", limit=1, bound=5.0, objective=20.0, plan_sha256="x")
+    large = replace(job, id="b", limit=2, bound=9.0, objective=10.0, plan_sha256="y")
     assert [p.bound for p in frontier_points((small, large))] == [9.0, 9.0]
     assert [p.gap for p in frontier_points((small, large))] == [pytest.approx(11 / 20), pytest.approx(0.1)]
 

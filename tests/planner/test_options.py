@@ -9,10 +9,10 @@ import pytest
 
 from loadmaster import planner
 from loadmaster.errors import InputError
+from loadmaster.models.kinds import KINDS
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.presets import chain
 from loadmaster.planner import PlanOptions
-from loadmaster.planner.options import METHODS
 
 WRONG: list[tuple[str, Any]] = [
     ("time_limit_s", 0.0),
@@ -28,6 +28,7 @@ WRONG: list[tuple[str, Any]] = [
     ("solver", ""),
     ("method", "magic"),
     ("budget_bytes", -1),
+    ("limit", -1),
     ("memory_limit_bytes", 1024),
 ]
 OF_THE_WRONG_TYPE: list[tuple[str, Any]] = [
@@ -41,6 +42,7 @@ OF_THE_WRONG_TYPE: list[tuple[str, Any]] = [
     ("method", None),
     ("budget_bytes", "8GiB"),
     ("budget_bytes", 1.5),
+    ("limit", "8GiB"),
     ("memory_limit_bytes", {}),
 ]
 
@@ -79,7 +81,7 @@ def test_unknown_options_are_told_the_known_ones() -> None:
     assert "time_limit_s" in caught.value.remedy
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sorted({m for kind in KINDS.values() for m in kind.methods}))
 @pytest.mark.parametrize("solver", ["auto", "highs", "cpsat", "pulp:PULP_CBC_CMD"])
 def test_documents_there_and_back(method: str, solver: str) -> None:
     options = PlanOptions(time_limit_s=10, gap=0.0, seed=7, solver=solver, method=method, budget_bytes=1 << 30)
@@ -87,7 +89,7 @@ def test_documents_there_and_back(method: str, solver: str) -> None:
     assert "memory_limit_bytes" not in document
     assert PlanOptions.from_document(document) == options
     assert PlanOptions.from_document({}) == PlanOptions()
-    assert set(PlanOptions(budget_bytes=0, memory_limit_bytes=1 << 30).to_document()) == {
+    assert set(PlanOptions(limit=0, budget_bytes=0, memory_limit_bytes=1 << 30).to_document()) == {
         f.name for f in fields(PlanOptions)
     }
 

@@ -9,14 +9,15 @@ import pytest
 
 from loadmaster import planner
 from loadmaster.errors import InputError
-from loadmaster.models.kinds import KINDS, read_problem
+from loadmaster.models.kind import resolve
+from loadmaster.models.kinds import KINDS
+from loadmaster.models.memory import documents as memory_documents
 from loadmaster.models.memory.presets import chain
 from loadmaster.planner import PlanOptions, cache_key, settled
-from loadmaster.planner.options import METHODS_OF
 from tests.models.collective.tiny import problem, ring
 
 RING = problem(ring(3), "allgather", 300)
-CHAIN = read_problem(chain(3, 1024))
+CHAIN = memory_documents.read_problem(chain(3, 1024))
 
 
 def answer(asked: Any, options: PlanOptions, **more: Any) -> Any:
@@ -24,12 +25,13 @@ def answer(asked: Any, options: PlanOptions, **more: Any) -> Any:
 
 
 def test_every_kind_has_a_planner_and_methods() -> None:
-    assert set(planner.PLANNERS) == set(METHODS_OF) == set(KINDS)
-    assert all(methods[0] == "auto" for methods in METHODS_OF.values())
+    for kind in KINDS.values():
+        assert callable(resolve(kind.plan))
+        assert kind.methods[0] == "auto"
 
 
 def test_a_problem_goes_to_the_planner_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(planner.PLANNERS, "collective", (__name__, "answer"))
+    monkeypatch.setitem(KINDS, "collective", replace(KINDS["collective"], plan=f"{__name__}:answer"))
     found: Any = planner.plan(RING, gap=0.5, method="pipeline")
     assert found[0] is RING
     assert (found[1].gap, found[1].method, found[1].budget_bytes) == (0.5, "pipeline", None)
@@ -37,10 +39,10 @@ def test_a_problem_goes_to_the_planner_of_its_kind(monkeypatch: pytest.MonkeyPat
 
 
 def test_methods_are_of_their_kind() -> None:
-    for kind, asked in (("memory", CHAIN), ("collective", RING)):
-        for method in METHODS_OF[kind]:
+    for kind, asked in (("memory", CHAIN.with_budget(7)), ("collective", RING)):
+        for method in KINDS[kind].methods:
             assert settled(asked, PlanOptions(method=method)).method == method
-    for asked, method in ((CHAIN, "cpsat"), (RING, "checkmate")):
+    for asked, method in ((CHAIN.with_budget(7), "cpsat"), (RING, "checkmate")):
         with pytest.raises(InputError, match=r"options\.method") as caught:
             planner.plan(asked, method=method)
         assert asked.kind in caught.value.problem
@@ -48,10 +50,10 @@ def test_methods_are_of_their_kind() -> None:
 
 def test_budgets_are_of_kinds_that_have_one() -> None:
     assert settled(CHAIN, PlanOptions(budget_bytes=5)).budget_bytes == 5
-    assert settled(CHAIN.with_budget(7), PlanOptions()).budget_bytes == 7  # type: ignore[union-attr]
+    assert settled(CHAIN.with_budget(7), PlanOptions()).budget_bytes == 7
     with pytest.raises(InputError, match=r"options\.budget_bytes.*means nothing to collective"):
         planner.plan(RING, budget_bytes=5)
-    with pytest.raises(InputError, match="has no budget to sweep"):
+    with pytest.raises(InputError, match="has no limit to sweep"):
         planner.frontier(RING, budgets_bytes=[1, 2])
 
 
@@ -70,6 +72,6 @@ def test_typed_problems_are_held_to_the_rules_of_documents() -> None:
         planner.plan(problem(ring(3), "broadcast", 300))
     with pytest.raises(InputError, match="does not divide 301 bytes"):
         planner.plan(problem(ring(3), "allgather", 301))
-    backwards = replace(CHAIN, forward=CHAIN.forward[::-1])  # type: ignore[type-var]
+    backwards = replace(CHAIN, forward=CHAIN.forward[::-1])
     with pytest.raises(InputError, match="is not its position 0"):
         planner.plan(backwards, budget_bytes=1 << 30)

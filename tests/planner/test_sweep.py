@@ -11,12 +11,12 @@ import pytest
 from loadmaster import planner
 from loadmaster.errors import CancelledError, InputError
 from loadmaster.models.memory import minimum, plain
+from loadmaster.models.memory.budgets import spread
 from loadmaster.models.memory.checker import check_plan
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.presets import chain
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner import Frontier, PlanOptions, PlanProgress
-from loadmaster.planner.sweep import default_budgets
 from tests.models.memory.instances import budgets, random_problem
 
 MIB = 1 << 20
@@ -74,7 +74,7 @@ def test_costs_and_bounds_fall_with_the_budget(seed: int) -> None:
 
 def test_default_budgets_run_from_the_minimum_to_the_plain_step() -> None:
     problem = eight()
-    chosen = default_budgets(problem, 5)
+    chosen = spread(problem, 5)
     assert len(chosen) == 5
     assert chosen == sorted(chosen)
     assert minimum.minimum_budget(problem).budget_bytes <= chosen[0]
@@ -82,7 +82,7 @@ def test_default_budgets_run_from_the_minimum_to_the_plain_step() -> None:
     steps = [b - a for a, b in itertools.pairwise(chosen)]
     assert max(steps) - min(steps) <= 1
     frontier = planner.frontier(problem, QUICK, count=3)
-    assert [p.budget_bytes for p in frontier.points] == default_budgets(problem, 3)
+    assert [p.budget_bytes for p in frontier.points] == spread(problem, 3)
     assert frontier.points[-1].plan.objective == pytest.approx(problem.unconstrained_cost)
 
 

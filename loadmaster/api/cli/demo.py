@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadmaster.api.cli.files import write_json, write_text
+from loadmaster.api.cli.files import write_bytes, write_json, write_text
 from loadmaster.api.cli.service import follow
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.client import Client
@@ -30,7 +30,7 @@ from loadmaster.api.report.memory.pictures import plan_png
 from loadmaster.api.report.memory.plan_page import plan_page
 from loadmaster.api.report.memory.view import view
 from loadmaster.api.report.memory.words import summary
-from loadmaster.api.units import parse_budget, show_bytes, show_cost, show_share
+from loadmaster.api.units import parse_limit, show_bytes, show_cost, show_share
 from loadmaster.errors import InputError, LoadmasterError, MissingExtraError
 from loadmaster.models.documents import load_document
 from loadmaster.models.memory.documents import read_plan, read_problem, write_plan
@@ -128,7 +128,7 @@ def _model(name: str, folder: Path, options: PlanOptions, client: Client, termin
     capture = ["loadmaster.executor.capture", factory, "memory", "--backend", "eager", "--name", name]
     _run([*capture, "-o", str(files["problem.json"])], "capture")
     problem = read_problem(load_document(files["problem.json"]))
-    budget_bytes = parse_budget("50%").resolve(problem)
+    budget_bytes = parse_limit("50%", problem, "memory's budget")
     terminal.say(f"{name}: planning under {show_bytes(budget_bytes)}, half of the peak with memory to spare")
     handle = client.submit(problem.with_budget(budget_bytes), options, labels={"demo": name})
     follow(handle, terminal, problem.unit)
@@ -139,7 +139,7 @@ def _model(name: str, folder: Path, options: PlanOptions, client: Client, termin
         raise LoadmasterError(f"{name} cannot be trained in half of its peak: see {files['plan.json']}")
     seen = view(problem, plan)
     write_text(str(files["html"]), plan_page(seen))
-    plan_png(files["png"], seen)
+    write_bytes(str(files["png"]), plan_png(seen))
     terminal.say(f"{name}: training {STEPS} steps with the plan, and {STEPS} without")
     train = ["examples.train", factory, str(files["plan.json"]), "--backend", "eager", "--steps", str(STEPS)]
     _run([*train, "-o", str(files["report.json"])], "training")

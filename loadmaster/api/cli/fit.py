@@ -110,7 +110,7 @@ class _Conversation:
 
     def __init__(self, arguments: argparse.Namespace, terminal: Terminal) -> None:
         self._arguments, self._terminal = arguments, terminal
-        self._options = planning_options(arguments, budget_bytes=None)
+        self._options = planning_options(arguments, limit=None)
         self._planned: dict[str, tuple[MemoryProblem, MemoryPlan]] = {}
         self._tries: list[dict[str, Any]] = []
         self._fitted: dict[str, Any] | None = None

@@ -9,16 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from loadmaster.api.cli.files import expect_writable, write_json
-from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.columns import table
-from loadmaster.api.units import parse_bytes, show_bytes
+from loadmaster.api.units import parse_bytes
 from loadmaster.errors import InputError
 from loadmaster.models.collective.collectives import ROOTED, pieces
+from loadmaster.models.collective.documents import write_problem
 from loadmaster.models.collective.problem import Collective, CollectiveProblem, Sketch
 from loadmaster.models.collective.sketch_files import published_sketch, read_sketch, sketch_names
-from loadmaster.models.documents import load_document
-from loadmaster.models.kinds import KINDS, read_problem, write_problem
+from loadmaster.models.documents import Document, load_document
 from loadmaster.models.topologies.networks import read_network
 from loadmaster.models.topologies.presets import catalogue, preset
 from loadmaster.models.topologies.profiles import load_profile, profile_names, published_profile
@@ -29,37 +27,34 @@ _COLLECTIVES = tuple(name for name in get_args(Collective) if name != "custom")
 _DEFAULT_BYTES = 1 << 20
 
 
-def register(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this kind to ``new``."""
-    new = kinds.add_parser("collective", help=KINDS["collective"].question, description=_new.__doc__)
-    source = new.add_mutually_exclusive_group(required=True)
+def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    """What a problem is made from."""
+    source = parser.add_mutually_exclusive_group(required=True)
     names = ", ".join(entry.name for entry in catalogue())
     source.add_argument("--topology", metavar="NAME", help=f"a named one: {names}")
     source.add_argument(
         "--topology-file", metavar="F", help="a published profile (a file, or a name of --list), or a topology as JSON"
     )
-    source.add_argument("--list", action="store_true", help="list the named topologies, profiles and sketches")
-    new.add_argument("--nodes", type=int, metavar="N", help="of a named topology or a profile (1)")
-    new.add_argument("--collective", choices=_COLLECTIVES, metavar="NAME", help=", ".join(_COLLECTIVES))
-    new.add_argument("--sketch-file", metavar="F", help="a communication sketch (a file, or a name of --list)")
-    new.add_argument(
+    parser.add_argument("--nodes", type=int, metavar="N", help="of a named topology or a profile (1)")
+    parser.add_argument(
+        "--collective", choices=_COLLECTIVES, required=True, metavar="NAME", help=", ".join(_COLLECTIVES)
+    )
+    parser.add_argument("--sketch-file", metavar="F", help="a communication sketch (a file, or a name of --list)")
+    parser.add_argument(
         "--bytes", metavar="N[,N...]", help="of the largest buffer of a rank: 1KiB, 64MB; several make a table by size"
     )
-    new.add_argument("--chunks", metavar="K[,K...]", help="parts of each rank's piece to try (the planner's choice)")
-    new.add_argument("--root", type=int, metavar="R", help=f"of {', '.join(ROOTED)} (0)")
-    new.add_argument("--pair-bytes", metavar="F", help="of alltoallv: a JSON list, per rank what it sends to each")
-    new.add_argument("-o", "--output", default="-", metavar="PROBLEM.json", help="stdout if not given")
-    new.set_defaults(run=_new)
+    parser.add_argument("--chunks", metavar="K[,K...]", help="parts of each rank's piece to try (the planner's choice)")
+    parser.add_argument("--root", type=int, metavar="R", help=f"of {', '.join(ROOTED)} (0)")
+    parser.add_argument("--pair-bytes", metavar="F", help="of alltoallv: a JSON list, per rank what it sends to each")
+    return source
 
 
-def _new(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Build a problem document: one collective on one topology, at one or more sizes."""
-    if arguments.list:
-        terminal.data(_listed())
-        return 0
-    expect_writable(arguments.output, "-o")
-    if arguments.collective is None:
-        raise InputError("--collective", None, "is missing", f"Choose one of: {', '.join(_COLLECTIVES)}.")
+def build(arguments: argparse.Namespace) -> Document:
+    """The problem document: one collective on one topology, at one or more sizes.
+
+    Raises:
+        InputError: naming the flag or the file's field.
+    """
     topology = _topology(arguments)
     sketch = _sketch(arguments, topology)
     pair_bytes = None if arguments.pair_bytes is None else _pair_bytes(arguments.pair_bytes)
@@ -75,15 +70,7 @@ def _new(arguments: argparse.Namespace, terminal: Terminal) -> int:
         sketch=sketch,
         title=f"{arguments.collective} on {topology.name}" + (f", sketch {sketch.name}" if sketch else ""),
     )
-    document = write_problem(problem) | {"sizes_bytes": _sizes(arguments, problem)}
-    made = read_problem(document)
-    write_json(arguments.output, document, terminal)
-    if arguments.output != "-":
-        assert isinstance(made, CollectiveProblem)
-        sizes = ", ".join(show_bytes(size) for size in made.sizes_bytes)
-        ranks, links = made.topology.rank_count, len(made.topology.links)
-        terminal.say(f"{arguments.output}: {made.name}, {ranks} ranks, {links} links, {sizes}")
-    return 0
+    return write_problem(problem) | {"sizes_bytes": _sizes(arguments, problem)}
 
 
 def _topology(arguments: argparse.Namespace) -> Topology:
@@ -154,7 +141,8 @@ def _is_row(row: object) -> bool:
     return isinstance(row, list) and all(type(size) is int for size in row)
 
 
-def _listed() -> str:
+def listing() -> str:
+    """The named topologies, profiles and sketches."""
     rows = [[p.name, str(p.ranks_per_node), f"{p.nodes[0]} to {p.nodes[-1]}", p.title] for p in catalogue()]
     named = table(rows, ["topology", "ranks a node", "nodes", "what"])
     return f"{named}\n\nprofiles: {', '.join(profile_names())}\n\nsketches: {', '.join(sketch_names())}"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 
 from loadmaster.api.cli.files import write_json
 from loadmaster.api.cli.terminal import Terminal
-from loadmaster.api.report.views import VIEWS
-from loadmaster.api.units import parse_budget, parse_bytes, show_cost, show_share
-from loadmaster.models.kinds import Plan, Problem, write_plan
-from loadmaster.planner.options import METHODS_OF, PlanOptions, PlanProgress
+from loadmaster.api.report.views import views_of
+from loadmaster.api.units import parse_bytes, parse_limit, show_cost, show_share
+from loadmaster.errors import InputError
+from loadmaster.models.kind import Kind
+from loadmaster.models.kinds import Plan, Problem, all_kinds, kind_named, write_plan
+from loadmaster.planner import PlanOptions, PlanProgress, settled
 
 INFEASIBLE = 3
 INTERRUPTED = 130
@@ -24,23 +27,63 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--gap", type=float, default=defaults.gap, metavar="G", help="stop at this gap (%(default)g)")
     command.add_argument("--seed", type=int, default=defaults.seed, metavar="N", help="of every solve (%(default)d)")
     command.add_argument("--solver", default=defaults.solver, metavar="NAME", help="auto, highs, cpsat, pulp:NAME")
-    methods = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in METHODS_OF.items())
+    methods = "; ".join(f"{kind.name}: {', '.join(kind.methods)}" for kind in all_kinds().values())
     command.add_argument("--method", default=defaults.method, metavar="NAME", help=f"of {methods}")
     command.add_argument("--memory-limit", metavar="SIZE", help="address space of each solver process")
 
 
-def options_of(arguments: argparse.Namespace, problem: Problem) -> PlanOptions:
-    """Planning options from the flags.
+def add_limits(command: argparse.ArgumentParser) -> None:
+    """The flags of every kind's limit: one of each name."""
+    for flag, kinds in kinds_by_flag().items():
+        limits = {kind.limit.help for kind in kinds if kind.limit is not None}
+        names = ", ".join(kind.name for kind in kinds)
+        command.add_argument(flag, dest=_limit_name(flag), metavar="LIMIT", help=f"{names}: {'; '.join(limits)}")
+
+
+def kinds_by_flag() -> dict[str, list[Kind]]:
+    """The kinds that have a limit, by the flag that sets it."""
+    found: dict[str, list[Kind]] = {}
+    for kind in all_kinds().values():
+        if kind.limit is not None:
+            found.setdefault(kind.limit.flag, []).append(kind)
+    return found
+
+
+def given_limit(arguments: argparse.Namespace, problem: Problem, flags: Mapping[str, str]) -> tuple[str, str] | None:
+    """The flag and the text of the problem's limit, if it was given; ``flags``: limit's flag -> the flag looked for.
 
     Raises:
-        InputError: naming the flag.
+        InputError: another kind's limit was given.
     """
-    budget = getattr(arguments, "budget", None)
-    return planning_options(arguments, None if budget is None else parse_budget(budget).resolve(problem))
+    limit = kind_named(problem.kind).limit
+    found = None
+    for own, flag in flags.items():
+        text = getattr(arguments, _limit_name(flag), None)
+        if text is None:
+            continue
+        if limit is None or limit.flag != own:
+            raise InputError(flag, text, f"means nothing to {problem.kind}", "Leave it out.")
+        found = flag, text
+    return found
 
 
-def planning_options(arguments: argparse.Namespace, budget_bytes: int | None) -> PlanOptions:
-    """Planning options from the flags, with this budget.
+def _limit_name(flag: str) -> str:
+    return f"limit_{flag.removeprefix('--')}"
+
+
+def options_of(arguments: argparse.Namespace, problem: Problem) -> PlanOptions:
+    """Planning options from the flags, as they stand for this problem.
+
+    Raises:
+        InputError: naming the flag; or there is no limit, neither by flag nor in the problem.
+    """
+    given = given_limit(arguments, problem, {flag: flag for flag in kinds_by_flag()})
+    limit = None if given is None else parse_limit(given[1], problem, given[0])
+    return settled(problem, planning_options(arguments, limit))
+
+
+def planning_options(arguments: argparse.Namespace, limit: int | None) -> PlanOptions:
+    """Planning options from the flags, with this limit.
 
     Raises:
         InputError: naming the flag.
@@ -52,7 +95,7 @@ def planning_options(arguments: argparse.Namespace, budget_bytes: int | None) ->
         seed=arguments.seed,
         solver=arguments.solver,
         method=arguments.method,
-        budget_bytes=budget_bytes,
+        limit=limit,
         memory_limit_bytes=None if memory is None else parse_bytes(memory, "--memory-limit"),
     )
 
@@ -80,8 +123,8 @@ def finish(plan: Plan, arguments: argparse.Namespace, terminal: Terminal) -> int
         if arguments.output != "-":
             terminal.json(document)
     elif arguments.output != "-":
-        terminal.data(VIEWS[plan.kind].summary(plan))
+        terminal.data(views_of(plan.kind).summary(plan))
     if plan.status == "infeasible":
-        terminal.error(VIEWS[plan.kind].infeasible(plan))
+        terminal.error(views_of(plan.kind).infeasible(plan))
         return INFEASIBLE
     return INTERRUPTED if plan.stopped_by == "cancel" else 0

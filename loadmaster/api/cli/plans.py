@@ -6,12 +6,11 @@ import argparse
 
 from loadmaster.api.cli.files import expect_writable
 from loadmaster.api.cli.interrupt import interruptible
-from loadmaster.api.cli.planning import add_options, finish, options_of, report_progress
+from loadmaster.api.cli.planning import add_limits, add_options, finish, options_of, report_progress
 from loadmaster.api.cli.service import plan_on_server
 from loadmaster.api.cli.terminal import Terminal
-from loadmaster.api.report.views import VIEWS
-from loadmaster.errors import InputError
-from loadmaster.models.kinds import KINDS, Plan, check_plan, read_plan, read_problem
+from loadmaster.api.report.views import views_of
+from loadmaster.models.kinds import Plan, check_plan, read_plan, read_problem, under_both_limits
 
 # A plan can be wrong in tens of thousands of places.
 _SHOWN = 20
@@ -22,9 +21,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     plan = commands.add_parser("plan", help="find the best plan", description=_plan.__doc__)
     plan.add_argument("problem", metavar="PROBLEM.json")
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
-    plan.add_argument(
-        "--budget", metavar="SIZE", help="of memory: 5GiB, 800MB, bytes, or 50%% of the unconstrained peak"
-    )
+    add_limits(plan)
     add_options(plan)
     plan.add_argument("--server", metavar="URL", help="plan on a running service")
     plan.add_argument("--json", action="store_true", help="print the plan document instead of a summary")
@@ -38,13 +35,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _plan(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Find the best plan, with a proof of how good it is: of memory under a byte budget, of collectives by size."""
+    """Find the best plan, with a proof of how good it is, under the limit of its kind."""
     expect_writable(arguments.output, "-o")
     problem = read_problem(arguments.problem)
     options = options_of(arguments, problem)
-    own = KINDS[problem.kind].budget_bytes
-    if own is not None and options.budget_bytes is None and own(problem) is None:
-        raise InputError("--budget", None, "is missing, and the problem has none", "Give one, as in --budget 5GiB.")
     if arguments.server is not None:
         return plan_on_server(problem, options, arguments, terminal)
     from loadmaster.planner import plan
@@ -68,7 +62,8 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if arguments.json:
         terminal.json({"problem_sha256": problem.sha256, **verdict.summary(), "ok": ok, "violations": violations})
         return 0 if ok else 1
-    terminal.data(f"{'passed' if ok else 'FAILED'}: {VIEWS[plan.kind].verdict(plan, verdict)}")
+    said = views_of(plan.kind).verdict(under_both_limits(problem, plan), verdict)
+    terminal.data(f"{'passed' if ok else 'FAILED'}: {said}")
     for violation in violations[:_SHOWN]:
         terminal.data(f"  {violation}")
     if len(violations) > _SHOWN:

@@ -15,9 +15,9 @@ from loadmaster.api.client import Client, PlanHandle
 from loadmaster.api.columns import table
 from loadmaster.api.documents import PlanResource
 from loadmaster.api.protocol import DEFAULT_URL
-from loadmaster.api.units import show_bytes, show_cost, show_share
+from loadmaster.api.units import show_cost, show_limit, show_share
 from loadmaster.errors import InputError
-from loadmaster.models.kinds import KINDS, Problem, read_problem
+from loadmaster.models.kinds import Problem, all_kinds, read_problem
 from loadmaster.planner.options import PlanOptions, PlanProgress
 
 SERVER_VARIABLE = "LOADMASTER_SERVER"
@@ -40,9 +40,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
     submit = commands.add_parser("submit", help="hand a problem to a service", description=_submit.__doc__)
     submit.add_argument("problem", metavar="PROBLEM.json")
-    submit.add_argument(
-        "--budget", metavar="SIZE", help="of memory: 5GiB, 800MB, bytes, or 50%% of the unconstrained peak"
-    )
+    planning.add_limits(submit)
     planning.add_options(submit)
     submit.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="as many as you like")
     _add_server(submit)
@@ -61,7 +59,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
     every = commands.add_parser("list", help="the plans of a service, newest first")
     every.add_argument("--state", help="queued, running, succeeded, infeasible, failed or cancelled")
-    every.add_argument("--kind", choices=KINDS, help="of problem")
+    every.add_argument("--kind", choices=all_kinds(), help="of problem")
     every.add_argument("--label", metavar="NAME=VALUE")
     every.add_argument("--limit", type=int, default=20, metavar="N", help="at most this many (20)")
     _add_server(every)
@@ -174,19 +172,17 @@ def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
         terminal.json([plan.model_dump() for plan in resources])
     else:
         terminal.data(
-            table(
-                [_row(p) for p in resources], ["id", "state", "kind", "name", "budget", "objective", "gap", "created"]
-            )
+            table([_row(p) for p in resources], ["id", "state", "kind", "name", "limit", "objective", "gap", "created"])
         )
     return 0
 
 
 def _row(plan: PlanResource) -> list[str]:
-    budget = "" if plan.budget_bytes is None else show_bytes(plan.budget_bytes)
+    limit = "" if plan.limit is None else show_limit(plan.limit.value, plan.limit.unit)
     objective = "" if plan.objective is None else show_cost(plan.objective, plan.unit or "us")
     gap = "" if plan.gap is None else show_share(plan.gap)
     created = datetime.fromtimestamp(plan.created_at).strftime("%Y-%m-%d %H:%M:%S")
-    return [plan.id, plan.state, plan.kind, plan.name, budget, objective, gap, created]
+    return [plan.id, plan.state, plan.kind, plan.name, limit, objective, gap, created]
 
 
 def _label(text: str) -> tuple[str, str]:

@@ -1,25 +1,22 @@
-"""``show``: a plan in words, as a report, a picture, a trace, a memory snapshot, or for other runtimes."""
+"""``show``: a plan in words, and as each of the exports that its kind has."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from loadmaster.api.cli.files import expect_folder, expect_writable, write_bytes, write_text
+from loadmaster.api.cli.files import expect_folder, expect_writable, write_bytes
 from loadmaster.api.cli.terminal import Terminal
-from loadmaster.api.report.views import VIEWS
+from loadmaster.api.report.views import export_view, views_of
 from loadmaster.errors import InputError
 from loadmaster.models.documents import PROBLEM_SCHEMA
-from loadmaster.models.kinds import Plan, Problem, read_plan, read_problem, write_plan
+from loadmaster.models.kind import Export, Number
+from loadmaster.models.kinds import Plan, Problem, all_kinds, kind_named, read_plan, read_problem, write_plan
 
 # Neighbours larger than this are not opened in the search for a plan's problem.
 _LARGEST_NEIGHBOUR_BYTES = 64 << 20
-# Flag -> the view that it writes.
-_FILES = {"html": "page", "png": "picture", "trace": "trace", "snapshot": "snapshot"}
-_FOLDERS = ("msccl", "mscclpp")
-_VIEWS = _FILES | {flag: flag for flag in _FOLDERS}
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,33 +24,50 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     show = commands.add_parser("show", help="look at a plan", description=_show.__doc__)
     show.add_argument("plan", metavar="PLAN.json")
     show.add_argument("--problem", metavar="PROBLEM.json", help="default: the one beside the plan that it is for")
-    show.add_argument("--html", metavar="REPORT.html", help="write a report that opens offline")
-    show.add_argument("--png", metavar="PICTURE.png", help="write its timeline as a picture")
-    show.add_argument("--trace", metavar="TRACE.json", help="write a Chrome trace for https://ui.perfetto.dev")
-    show.add_argument(
-        "--snapshot", metavar="PLANNED.pickle", help="memory: write it for https://pytorch.org/memory_viz"
-    )
-    show.add_argument("--msccl", metavar="FOLDER", help="collective: write MSCCL XML, a file for each algorithm")
-    show.add_argument("--mscclpp", metavar="FOLDER", help="collective: write MSCCL++ execution plans, one for each")
-    show.add_argument(
-        "--instances", type=int, default=1, metavar="N", help="of --msccl and --mscclpp: parallel copies (%(default)d)"
-    )
+    for name, of in _exports().items():
+        metavar = f"FILE{next(iter(of.values())).suffix}" if next(iter(of.values())).suffix else "FOLDER"
+        words = {export.help for export in of.values()}
+        said = words.pop() if len(words) == 1 else "; ".join(f"{kind}: {export.help}" for kind, export in of.items())
+        which = "" if len(of) == len(all_kinds()) else f"{', '.join(of)}: "
+        show.add_argument(f"--{name}", dest=f"export_{name}", metavar=metavar, help=f"{which}write {said}")
+    for name, (number, flags) in _numbers().items():
+        said = f"of {', '.join(flags)}: {number.help} ({number.default})"
+        show.add_argument(f"--{name}", dest=f"number_{name}", type=int, metavar="N", help=said)
     show.add_argument("--json", action="store_true", help="print the plan document")
     show.set_defaults(run=_show)
 
 
+def _exports() -> dict[str, dict[str, Export]]:
+    """Name -> kind -> export, of all kinds."""
+    found: dict[str, dict[str, Export]] = {}
+    for kind in all_kinds().values():
+        for export in kind.exports:
+            found.setdefault(export.name, {})[kind.name] = export
+    return found
+
+
+def _numbers() -> dict[str, tuple[Number, list[str]]]:
+    """The numbers that exports take, and the flags of those exports."""
+    found: dict[str, tuple[Number, list[str]]] = {}
+    for name, of in _exports().items():
+        for export in of.values():
+            for number in export.numbers:
+                found.setdefault(number.name, (number, []))[1].append(f"--{name}")
+    return found
+
+
 def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Show what a plan does: in words, as a report, a picture, a trace, a memory snapshot, or for other runtimes."""
-    for flag in _FILES:
-        expect_writable(getattr(arguments, flag), f"--{flag}")
-    for flag in _FOLDERS:
-        expect_folder(getattr(arguments, flag), f"--{flag}")
+    """Show what a plan does: in words, as a report, a picture, a trace, or for other programs."""
+    asked = {name: path for name in _exports() if (path := getattr(arguments, f"export_{name}")) is not None}
     plan = read_plan(arguments.plan)
-    views = VIEWS[plan.kind]
-    for flag, name in _VIEWS.items():
-        if getattr(arguments, flag) and getattr(views, name) is None:
-            raise InputError(f"--{flag}", getattr(arguments, flag), f"is of no {plan.kind} plan", "Leave it out.")
-    problem = _problem(plan, arguments, [f"--{flag}" for flag in _VIEWS if getattr(arguments, flag)])
+    own = {export.name: export for export in kind_named(plan.kind).exports}
+    for name, path in asked.items():
+        if name not in own:
+            raise InputError(f"--{name}", path, f"is of no {plan.kind} plan", "Leave it out.")
+        (expect_writable if own[name].suffix else expect_folder)(path, f"--{name}")
+    numbers = {name: _numbers_of(own[name], arguments) for name in asked}
+    problem = _problem(plan, arguments, [f"--{name}" for name in asked])
+    views = views_of(plan.kind)
     seen = None if problem is None else views.view(problem, plan)
     if arguments.json:
         terminal.json(write_plan(plan))
@@ -61,32 +75,31 @@ def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
         terminal.data(views.summary(plan))
         if seen is not None:
             terminal.data(views.details(seen))
-    if seen is None:
-        return 0
-    if arguments.html and views.page is not None:
-        write_text(arguments.html, views.page(seen), "--html")
-        terminal.say(f"report: {arguments.html}")
-    if arguments.png and views.picture is not None:
-        views.picture(arguments.png, seen)
-        terminal.say(f"picture: {arguments.png}")
-    if arguments.trace and views.trace is not None:
-        write_text(arguments.trace, json.dumps(views.trace(seen)), "--trace")
-        terminal.say(f"trace: {arguments.trace} (open it at https://ui.perfetto.dev)")
-    if arguments.snapshot and views.snapshot is not None:
-        write_bytes(arguments.snapshot, views.snapshot(seen), "--snapshot")
-        terminal.say(f"snapshot: {arguments.snapshot} (open it at https://pytorch.org/memory_viz)")
-    for flag in _FOLDERS:
-        folder, exported = getattr(arguments, flag), getattr(views, flag)
-        if folder and exported is not None:
-            _export(Path(folder), exported(seen, arguments.instances), f"--{flag}", terminal)
+    for name, path in asked.items():
+        _write(own[name], export_view(seen, own[name], numbers[name]), path, terminal)
     return 0
 
 
-def _export(folder: Path, files: Mapping[str, str], field: str, terminal: Terminal) -> None:
+def _numbers_of(export: Export, arguments: argparse.Namespace) -> dict[str, int]:
+    """What the export takes, as given or as usual."""
+    found = {}
+    for number in export.numbers:
+        given = getattr(arguments, f"number_{number.name}")
+        found[number.name] = number.checked(given, f"--{number.name}")
+    return found
+
+
+def _write(export: Export, written: Any, path: str, terminal: Terminal) -> None:
+    field = f"--{export.name}"
+    if isinstance(written, bytes):
+        write_bytes(path, written, field)
+        terminal.say(f"{export.name}: {path}" + (f" ({export.hint})" if export.hint else ""))
+        return
+    folder = Path(path)
     folder.mkdir(exist_ok=True)
-    for name, text in files.items():
-        write_text(str(folder / name), text, field)
-        terminal.say(f"{field.removeprefix('--')}: {folder / name}")
+    for name, content in written.items():
+        write_bytes(str(folder / name), content, field)
+        terminal.say(f"{export.name}: {folder / name}")
 
 
 def _problem(plan: Plan, arguments: argparse.Namespace, wanted: list[str]) -> Problem | None:

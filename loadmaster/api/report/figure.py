@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import io
+import textwrap
 from typing import Any
-
-from loadmaster.errors import InputError
 
 BLUE, PURPLE, GREY, INK = "#2b6cb0", "#8a63c9", "#667085", "#1d2430"
 STYLE: dict[Any, Any] = {
@@ -23,14 +22,22 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def save(figure: Any, path: str | Path) -> None:
-    """Write a figure as PNG.
+def new_figure(title: str) -> tuple[Any, Any]:
+    """A figure that no window system knows of, and its axes."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    Raises:
-        InputError: the path cannot be written.
-    """
-    try:
-        figure.savefig(path, format="png", metadata={"Software": None})
-    except OSError as error:
-        remedy = "Give a path that can be written."
-        raise InputError("--png", str(path), f"cannot be written: {error.strerror}", remedy) from None
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.6, 4.8), dpi=150, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        axes.set_title(textwrap.fill(title, 92), loc="left", fontsize=11, fontweight="bold", color=INK)
+    return figure, axes
+
+
+def png_bytes(figure: Any) -> bytes:
+    """A figure as PNG."""
+    target = io.BytesIO()
+    figure.savefig(target, format="png", metadata={"Software": None})
+    return target.getvalue()

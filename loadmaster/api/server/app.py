@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from loadmaster.api.documents import FrontierRequest, PlanRequest
 from loadmaster.api.planning import load_planner
-from loadmaster.api.server import events, frontiers, metrics, operations, pages, plans, problems
+from loadmaster.api.server import events, exports, frontiers, metrics, operations, pages, plans, problems
 from loadmaster.api.server.body import BodyLimit
 from loadmaster.api.server.context import Service
 from loadmaster.api.settings import Settings
@@ -61,7 +61,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.supervisor = supervisor
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     problems.install(app)
-    for module in (plans, events, frontiers, operations, metrics, pages):
+    for module in (plans, events, exports, frontiers, operations, metrics, pages):
         app.include_router(module.router)
     _describe_bodies(app)
     return app

@@ -1,4 +1,4 @@
-"""``/v1/frontiers``: one problem under several budgets, as a parent of plans."""
+"""``/v1/frontiers``: one problem under several limits, as a parent of plans."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from loadmaster.api.server.problems import not_found
 from loadmaster.api.server.resources import frontier_resource
 from loadmaster.api.store.jobs import Frontier
 from loadmaster.errors import InputError
-from loadmaster.models.kinds import expect_budgets
+from loadmaster.models.kinds import find_kind, limit_of
+from loadmaster.planner.options import LIMIT_NAMES
 
 router = APIRouter(tags=["frontiers"])
 FrontierId = Annotated[str, Path(max_length=64, description="id of a frontier")]
@@ -37,19 +38,12 @@ FrontierId = Annotated[str, Path(max_length=64, description="id of a frontier")]
     openapi_extra=body_schema("FrontierRequest"),
 )
 def submit_frontier(service: ServiceDep, body: BodyDep, idempotency_key: IdempotencyKey = None) -> Response:
-    """Queue a problem under several budgets."""
+    """Queue a problem under several limits."""
     request = parse_body(FrontierRequest, body)
-    expect_budgets(request.problem.get("kind"))
-    if "budget_bytes" in request.options:
-        raise InputError(
-            "options.budget_bytes",
-            request.options["budget_bytes"],
-            "is given beside the budgets of the frontier",
-            "Leave it out.",
-        )
+    option, limits = _limits(request)
     points = [
-        new_job(read_request(service, request.problem, {**request.options, "budget_bytes": budget_bytes}))
-        for budget_bytes in sorted(set(request.budgets_bytes))
+        new_job(read_request(service, request.problem, {**request.options, option: limit}))
+        for limit in sorted(set(limits))
     ]
     frontier = service.jobs.submit_frontier(
         points,
@@ -78,6 +72,30 @@ def cancel_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
     for job in _existing(service, frontier_id).jobs:
         service.jobs.cancel(job.id)
     return _frontier_response(_existing(service, frontier_id), status=202)
+
+
+def _limits(request: FrontierRequest) -> tuple[str, list[int]]:
+    """The option that each point gives, and its values.
+
+    Raises:
+        InputError: not one of the two, one that is not of the problem's kind, or a kind without a limit.
+    """
+    given = {"limit": request.limits, "budget_bytes": request.budgets_bytes}
+    (option, values), *more = [(name, values) for name, values in given.items() if values is not None] or [("", [])]
+    if not values:
+        raise InputError("limits", None, "is missing", "Give the limits to plan for, or budgets_bytes.")
+    if more:
+        raise InputError("limits", request.limits, "are given beside budgets_bytes", "Give one of them.")
+    kind = request.problem.get("kind")
+    # What is no kind is left to whoever reads the problem.
+    if find_kind(kind) is not None and limit_of(kind).field != option and option != "limit":
+        raise InputError("budgets_bytes", values, f"mean nothing to {kind}", "Give limits.")
+    for name in LIMIT_NAMES:
+        if name in request.options:
+            raise InputError(
+                f"options.{name}", request.options[name], "is given beside the limits of the frontier", "Leave it out."
+            )
+    return option, values
 
 
 def _existing(service: Service, frontier_id: str) -> Frontier:

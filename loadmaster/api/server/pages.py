@@ -9,8 +9,9 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from loadmaster.api.server.context import ServiceDep
+from loadmaster.api.server.resources import exports_of, limit_document
 from loadmaster.api.store.records import Job
-from loadmaster.api.units import show_bytes, show_cost, show_share
+from loadmaster.api.units import show_cost, show_limit, show_share
 
 router = APIRouter(include_in_schema=False)
 
@@ -41,7 +42,7 @@ code {{ font-size: .9em; }}
 <h1>Loadmaster</h1>
 <p><a href="/openapi.json">Interface</a> · <a href="/metrics">metrics</a> · <a href="/readyz">health</a></p>
 <table>
-<thead><tr><th>Plan</th><th>Kind</th><th>Problem</th><th>State</th><th class="n">Budget</th><th class="n">Objective</th>
+<thead><tr><th>Plan</th><th>Kind</th><th>Problem</th><th>State</th><th class="n">Limit</th><th class="n">Objective</th>
 <th class="n">Gap</th><th class="n">Seconds</th><th></th></tr></thead>
 <tbody>
 {rows}
@@ -65,19 +66,25 @@ def front_page(service: ServiceDep) -> HTMLResponse:
 def _row(job: Job) -> str:
     address = f"/v1/plans/{job.id}"
     link = f'<a href="{address}/result">plan</a>' if job.plan_sha256 is not None else ""
+    link += "".join(f' <a href="{href}">{html.escape(name)}</a>' for name, href in exports_of(job).items())
     state = f"{job.state}{' (cached)' if job.cached else ''}"
     cells = [
         f'<td><a href="{address}"><code>{html.escape(job.id)}</code></a></td>',
         f"<td>{html.escape(job.kind)}</td>",
         f"<td>{html.escape(job.name)}</td>",
         f"<td>{state}</td>",
-        f'<td class="n">{"" if job.budget_bytes is None else show_bytes(job.budget_bytes)}</td>',
+        f'<td class="n">{_limit(job)}</td>',
         f'<td class="n">{_objective(job)}</td>',
         f'<td class="n">{"" if job.gap is None else show_share(job.gap)}</td>',
         f'<td class="n">{_seconds(job)}</td>',
         f'<td>{link} <a href="{address}/log">log</a></td>',
     ]
     return "<tr>" + "".join(cells) + "</tr>"
+
+
+def _limit(job: Job) -> str:
+    limit = limit_document(job.kind, job.limit)
+    return "" if limit is None else html.escape(show_limit(limit.value, limit.unit))
 
 
 def _objective(job: Job) -> str:

@@ -19,7 +19,7 @@ from loadmaster.api.planning import Request as Planning
 from loadmaster.api.server.body import json_bytes, parse_body
 from loadmaster.api.server.context import JobDep, PlanId, Service, ServiceDep
 from loadmaster.api.server.problems import MEDIA_TYPE, Refusal, not_found
-from loadmaster.api.server.resources import plan_resource
+from loadmaster.api.server.resources import budget_bytes, limit_document, plan_resource
 from loadmaster.api.store.jobs import NewJob, NotFinalError
 from loadmaster.api.store.records import Job, State
 from loadmaster.errors import InputError
@@ -79,7 +79,7 @@ def new_job(planning: Planning) -> NewJob:
         options=planning.options,
         asked_gap=planning.gap,
         time_limit_s=planning.time_limit_s,
-        budget_bytes=planning.budget_bytes,
+        limit=planning.limit,
         cache_key=planning.cache_key,
     )
 
@@ -175,8 +175,17 @@ async def show_plan(
 )
 def plan_result(service: ServiceDep, job: JobDep) -> Response:
     """The plan document. Of a cancelled plan it is the best one found before."""
+    return Response(plan_bytes(service, job), media_type="application/json")
+
+
+def plan_bytes(service: Service, job: Job) -> bytes:
+    """The plan document of a job.
+
+    Raises:
+        Refusal: 409, there is none yet, or none at all.
+    """
     if job.plan_sha256 is not None:
-        return Response(service.jobs.document(job.plan_sha256), media_type="application/json")
+        return service.jobs.document(job.plan_sha256)
     if not job.state.final:
         detail = f"The plan is {job.state}; its result comes when it is done."
         raise Refusal(409, ProblemType.NOT_READY, detail, {"Retry-After": RETRY_AFTER_S})
@@ -243,7 +252,8 @@ def _sizing(service: Service, planning: Planning) -> Sizing:
     return Sizing(
         kind=planning.kind,
         name=planning.name,
-        budget_bytes=planning.budget_bytes,
+        limit=limit_document(planning.kind, planning.limit),
+        budget_bytes=budget_bytes(planning.kind, planning.limit),
         options=dict(planning.options),
         sizes=dict(planning.sizes),
         cached=service.jobs.is_cached(planning.cache_key, planning.gap),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
-from loadmaster.api.documents import FailureDocument, FrontierPoint, FrontierResource, PlanResource
+from loadmaster.api.documents import FailureDocument, FrontierPoint, FrontierResource, LimitDocument, PlanResource
 from loadmaster.api.store.jobs import Frontier
 from loadmaster.api.store.records import Job, State
+from loadmaster.models.kinds import find_kind
+from loadmaster.planner.sweep import Figures, monotone
 from loadmaster.solvers.solution import relative_gap
 
 
@@ -16,6 +16,7 @@ def plan_resource(job: Job) -> PlanResource:
     links = {"self": address, "events": f"{address}/events", "log": f"{address}/log"}
     if job.plan_sha256 is not None:
         links["result"] = f"{address}/result"
+    links |= {f"export/{name}": href for name, href in exports_of(job).items()}
     if not job.state.final:
         links["cancel"] = f"{address}:cancel"
     if job.frontier_id is not None:
@@ -27,7 +28,8 @@ def plan_resource(job: Job) -> PlanResource:
         labels=dict(job.labels),
         state=job.state.value,
         status=job.status,  # type: ignore[arg-type]
-        budget_bytes=job.budget_bytes,
+        limit=limit_document(job.kind, job.limit),
+        budget_bytes=budget_bytes(job.kind, job.limit),
         objective=job.objective,
         bound=job.bound,
         gap=job.gap,
@@ -45,7 +47,7 @@ def plan_resource(job: Job) -> PlanResource:
 
 
 def frontier_resource(frontier: Frontier) -> FrontierResource:
-    """A frontier with the best figures of every budget."""
+    """A frontier with the best figures of every limit."""
     address = f"/v1/frontiers/{frontier.id}"
     first = frontier.jobs[0]
     state = frontier_state([job.state for job in frontier.jobs])
@@ -66,32 +68,48 @@ def frontier_resource(frontier: Frontier) -> FrontierResource:
 
 
 def frontier_points(jobs: tuple[Job, ...]) -> list[FrontierPoint]:
-    """The points of jobs that ascend in budget, each with the best plan that fits and the best bound that holds."""
-    bounds: list[float | None] = []
-    bound: float | None = None
-    for job in reversed(jobs):
-        if job.bound is not None and (bound is None or job.bound > bound):
-            bound = job.bound
-        bounds.append(bound)
-    bounds.reverse()
+    """The points of jobs that ascend in limit, each with the best plan that fits and the best bound that holds."""
+    figures = [Figures(job.objective if job.plan_sha256 is not None else None, job.bound) for job in jobs]
     points = []
-    best: tuple[float, str] | None = None
-    for job, bound in zip(jobs, bounds, strict=True):
-        if job.objective is not None and job.plan_sha256 is not None:
-            best = min(best or (math.inf, ""), (job.objective, job.id))
-        objective = None if best is None else best[0]
+    for job, best in zip(jobs, monotone(figures), strict=True):
+        objective = None if best.plan_of is None else figures[best.plan_of].objective
         points.append(
             FrontierPoint(
-                budget_bytes=job.budget_bytes or 0,
+                limit=job.limit or 0,
+                budget_bytes=budget_bytes(job.kind, job.limit),
                 job=job.id,
                 state=job.state.value,
-                plan=None if best is None else best[1],
+                plan=None if best.plan_of is None else jobs[best.plan_of].id,
                 objective=objective,
-                bound=bound,
-                gap=relative_gap(objective, bound),
+                bound=best.bound,
+                gap=relative_gap(objective, best.bound),
             )
         )
     return points
+
+
+def limit_document(kind: str, value: int | None) -> LimitDocument | None:
+    """A limit as its kind calls it. Of a kind that is not known here, it is shown as a budget in bytes."""
+    if value is None:
+        return None
+    known = find_kind(kind)
+    if known is None or known.limit is None:
+        return LimitDocument(name="budget", value=value, unit="bytes")
+    return LimitDocument(name=known.limit.name, value=value, unit=known.limit.unit)
+
+
+def budget_bytes(kind: str, value: int | None) -> int | None:
+    """The limit, of kinds whose limit is a budget in bytes (or that are not known here)."""
+    known = find_kind(kind)
+    return value if known is None or known.limit is None or known.limit.field == "budget_bytes" else None
+
+
+def exports_of(job: Job) -> dict[str, str]:
+    """The addresses of what the job's plan can be had as, by name."""
+    known = find_kind(job.kind)
+    if known is None or job.plan_sha256 is None or job.objective is None:
+        return {}
+    return {export.name: f"/v1/plans/{job.id}/export/{export.name}" for export in known.exports}
 
 
 def frontier_state(states: list[State]) -> State:

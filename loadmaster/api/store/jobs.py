@@ -28,13 +28,13 @@ class NewJob:
     options: Mapping[str, Any]
     asked_gap: float
     time_limit_s: float
-    budget_bytes: int | None
+    limit: int | None
     cache_key: str
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """A sweep of budgets: a parent and its jobs, in ascending order of their budgets."""
+    """A sweep of limits: a parent and its jobs, in ascending order of their limits."""
 
     id: str
     labels: Mapping[str, str]
@@ -227,7 +227,7 @@ class Jobs:
                 options=dict(new.options),
                 asked_gap=new.asked_gap,
                 time_limit_s=new.time_limit_s,
-                budget_bytes=new.budget_bytes,
+                budget_bytes=new.limit,
                 cache_key=new.cache_key,
                 idempotency_key=idempotency_key,
                 request_sha256=request_sha256,

@@ -46,7 +46,7 @@ class Job:
     options: Mapping[str, Any]
     asked_gap: float
     time_limit_s: float
-    budget_bytes: int | None
+    limit: int | None
     cache_key: str
     idempotency_key: str | None
     request_sha256: str
@@ -74,6 +74,7 @@ class Job:
         """The job of a row that has all columns."""
         values = dict(row._mapping)
         values["state"] = State(values["state"])
+        values["limit"] = values.pop("budget_bytes")
         return cls(**values)
 
 

@@ -64,6 +64,7 @@ job = sa.Table(
     sa.Column("options", sa.JSON, nullable=False),
     sa.Column("asked_gap", sa.Float, nullable=False),
     sa.Column("time_limit_s", sa.Float, nullable=False),
+    # The limit of the problem's kind, in its unit: for the first kind that was a budget in bytes.
     sa.Column("budget_bytes", sa.BigInteger),
     sa.Column("cache_key", sa.String(64), nullable=False),
     sa.Column("idempotency_key", sa.String(255), unique=True),

@@ -101,6 +101,12 @@ class CollectiveProblem:
         """Unit of objectives: what is counted in ns is shown in us."""
         return "us"
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How large it is, for a person who waits for its plan."""
+        topology = self.topology
+        return {"ranks": topology.rank_count, "links": len(topology.links), "sizes": len(self.sizes_bytes)}
+
     @cached_property
     def sha256(self) -> str:
         """Identity: everything but the names."""

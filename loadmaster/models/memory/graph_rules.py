@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from loadmaster.errors import InputError
-from loadmaster.models.memory.problem import BackwardOperator, ForwardOperator, InPlace, Objective
+from loadmaster.models.memory.problem import BackwardOperator, ForwardOperator, InPlace, MemoryProblem, Objective
+
+
+def check_problem(problem: MemoryProblem) -> None:
+    """Refuse a typed problem that means nothing.
+
+    Raises:
+        InputError: as :func:`check_graph`.
+    """
+    check_graph(problem.forward, problem.backward, problem.objective)
 
 
 def check_graph(

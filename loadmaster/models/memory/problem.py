@@ -152,6 +152,11 @@ class MemoryProblem:
         return sha256({k: v for k, v in identity.items() if k not in ("name", "title", "budget_bytes")})
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """How large it is, for a person who waits for its plan."""
+        return {"forward": len(self.forward), "backward": len(self.backward)}
+
+    @property
     def may_offload(self) -> bool:
         """Whether plans may send results to the host: it takes a link, and is weighed in time only."""
         return self.host_link is not None and self.objective == "time"

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from loadmaster.errors import CancelledError, CheckFailedError, InputError, LimitReachedError
+from loadmaster.errors import CancelledError, CheckFailedError, LimitReachedError
 from loadmaster.models.memory import checkmate, chen, gist, monet, plain
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.minimum import minimum_budget
@@ -65,19 +65,15 @@ def plan_memory(
     on_progress: Callable[[PlanProgress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> MemoryPlan:
-    """Plan one memory problem under its budget, or the options'.
+    """Plan one memory problem under the options' budget.
 
     Raises:
-        InputError: no budget anywhere.
         LimitReachedError: the limit came before any plan, or a baseline does not fit the budget.
         CancelledError: cancelled before any plan.
         SolverError: a solve broke.
     """
-    budget_bytes = problem.budget_bytes if options.budget_bytes is None else options.budget_bytes
-    if budget_bytes is None:
-        raise InputError(
-            "budget_bytes", None, "is missing", "Give one in the problem or in the options, e.g. --budget 8GiB."
-        )
+    budget_bytes = options.budget_bytes
+    assert budget_bytes is not None, "settled options have one"
     search = Search(problem, budget_bytes, Effort(options, on_progress, cancelled))
     floor = minimum_budget(problem)
     if floor.budget_bytes > budget_bytes:

@@ -26,7 +26,7 @@ class HandPlanner:
         typed = read_problem(problem)
         key = sha256({"problem": typed.sha256, "options": asked.to_document()})
         return Request(
-            "memory", typed.name, asked.to_document(), asked.gap, asked.time_limit_s, asked.budget_bytes, key, {}
+            "memory", typed.name, asked.to_document(), asked.gap, asked.time_limit_s, asked.given_limit, key, {}
         )
 
     def plan(
@@ -38,7 +38,7 @@ class HandPlanner:
         cancelled: Callable[[], bool],
     ) -> dict[str, Any]:
         asked = PlanOptions.from_document(options)
-        budget_bytes = asked.budget_bytes or 0
+        budget_bytes = asked.given_limit or 0
         on_progress(PlanProgress(0.0, "by hand", "thinking", 12_000.0, 9_000.0, 0.25))
         if asked.seed == 2:
             blocker = Blocker("forward 4", "block", MEGABYTE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from loadmaster import planner
 from loadmaster.api.cli import app
-from loadmaster.models.kinds import read_plan, read_problem, write_plan
+from loadmaster.models.kinds import KINDS, read_plan, read_problem, write_plan
 from tests.api.collective_by_hand import plan_by_hand, ring_document
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,7 +29,8 @@ def run(*arguments: str | Path) -> int:
 
 @pytest.fixture(autouse=True)
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(planner.PLANNERS, "collective", (plan_by_hand.__module__, plan_by_hand.__name__))
+    by_hand = f"{plan_by_hand.__module__}:{plan_by_hand.__name__}"
+    monkeypatch.setitem(KINDS, "collective", replace(KINDS["collective"], plan=by_hand))
 
 
 @pytest.fixture
@@ -73,7 +75,7 @@ def test_plans_without_any_schedule_say_why(problem: Path, capsys: pytest.Captur
         (["plan", "--budget", "50%"], "--budget"),
         (["plan", "--method", "chen"], "options.method"),
         (["submit", "--budget", "5GiB"], "--budget"),
-        (["frontier"], "no budget to sweep"),
+        (["frontier"], "no limit to sweep"),
         (["frontier", "--budgets", "1GiB,2GiB"], "--budgets"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,10 @@ import pytest
 
 from loadmaster import planner
 from loadmaster.api.cli import app
-from loadmaster.api.report.memory.frontier_page import frontier_page
+from loadmaster.api.report.frontier import frontier_page
+from loadmaster.api.report.memory.views import frontier_extras
+from loadmaster.models.kinds import limit_of
+from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.plan import Infeasibility, MemoryPlan
 from loadmaster.models.memory.presets import chain, reference
 from loadmaster.models.memory.problem import MemoryProblem
@@ -50,14 +53,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def frontier(
         problem: MemoryProblem,
         options: PlanOptions,
-        budgets_bytes: Sequence[int] | None = None,
+        limits: Sequence[int] | None = None,
         count: int = 6,
         workers: int = 2,
         on_progress: Callable[..., None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Points:
-        calls.append({"options": options, "budgets_bytes": budgets_bytes, "count": count, "workers": workers})
-        budgets = budgets_bytes or [n * MEGABYTE for n in range(5, 5 + count)]
+        calls.append({"options": options, "limits": limits, "count": count, "workers": workers})
+        budgets = limits or [n * MEGABYTE for n in range(5, 5 + count)]
         undecided = tuple(b for b in budgets if b == UNDECIDED)
         return Points(tuple(Point(b, answer(b)) for b in budgets if b != UNDECIDED), undecided)
 
@@ -85,7 +88,7 @@ def test_a_sweep_is_a_table_and_two_pictures(
     asked: list[dict[str, Any]], problem: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("frontier", problem, "--count", "4", "--workers", "1", "--gap", "0.1") == 0
-    assert asked == [{"options": PlanOptions(gap=0.1), "budgets_bytes": None, "count": 4, "workers": 1}]
+    assert asked == [{"options": PlanOptions(gap=0.1), "limits": None, "count": 4, "workers": 1}]
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
     assert Path("chain-6-frontier.png").read_bytes().startswith(b"\x89PNG")
@@ -101,10 +104,21 @@ def test_budgets_that_are_too_small_are_points_too(
     assert run("frontier", problem, *flags) == 0
     points = json.loads(capsys.readouterr().out)
     assert [p["status"] for p in points] == ["infeasible", "feasible", "feasible"]
-    assert [p["budget_bytes"] for p in points] == asked[0]["budgets_bytes"]
+    assert [p["budget_bytes"] for p in points] == asked[0]["limits"]
     document = json.loads(Path("f.json").read_text())
-    assert [p["plan"]["budget_bytes"] for p in document["points"]] == asked[0]["budgets_bytes"]
-    assert "needs 2.86 MiB" in Path("f.html").read_text()
+    assert [p["plan"]["budget_bytes"] for p in document["points"]] == asked[0]["limits"]
+    assert '<td class="n">2.86 MiB</td>' in Path("f.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/tmp/outside", "a/b", "..", "naïve\n"])
+def test_a_documents_name_leads_nowhere_else(name: str, asked: list[dict[str, Any]], problem: Path) -> None:
+    """Pictures are named after the problem, and written into the folder that the command runs in."""
+    problem.write_text(json.dumps({**chain(6, MEGABYTE), "name": name}))
+    before = {path for path in problem.parent.parent.rglob("*") if path.is_file()}
+    assert run("frontier", problem, "--budgets", "5MB,6MB") == 0
+    made = {path for path in problem.parent.parent.rglob("*") if path.is_file()} - before
+    assert {path.parent for path in made} == {problem.parent}
+    assert sorted(path.suffix for path in made) == [".html", ".png"]
 
 
 def test_no_feasible_budget_is_three(asked: list[dict[str, Any]], problem: Path) -> None:
@@ -133,8 +147,10 @@ def test_published_results_are_marked() -> None:
     published = reference("resnet50-b184-p100-full")
     assert sorted(published) == [gib << 30 for gib in range(5, 11)]
     plans = [plan_by_hand(chain(6, MEGABYTE), budget, objective=1e6, bound=9e5) for budget in published]
-    page = frontier_page("title <b>", plans, published)
+    extras = frontier_extras(replace(read_problem(chain(6, MEGABYTE)), name="resnet50-b184-p100-full"), plans)
+    limit = limit_of("memory")
+    page = frontier_page("title <b>", limit, plans, extras)
     assert page.count('stroke="var(--reference)"') == 6
     assert "981.6 ms" in page
     assert "title &lt;b&gt;" in page and "<b>" not in page
-    assert 'stroke="var(--reference)"' not in frontier_page("title", plans, {})
+    assert 'stroke="var(--reference)"' not in frontier_page("title", limit, plans, replace(extras, published={}))

@@ -24,6 +24,8 @@ from loadmaster.planner.options import PlanOptions, PlanProgress
 from tests.api.cli.plans_by_hand import MEGABYTE, no_plan, plan_by_hand
 
 BUDGET = 8 * MEGABYTE
+# Of the plan by hand. While forward 2 runs again before backward 2: results 0 to 2, and a gradient.
+PEAK = 4 * MEGABYTE
 Planner = Callable[..., MemoryPlan]
 
 
@@ -213,6 +215,29 @@ def test_check_refuses_a_bad_plan(
     assert says in capsys.readouterr().out
     assert run("check", problem, plan, "--json") == 1
     assert json.loads(capsys.readouterr().out)["violations"]
+
+
+@pytest.mark.parametrize(
+    ("stated", "claimed", "status"),
+    [(PEAK - 1, PEAK, 1), (PEAK - 1, BUDGET, 1), (PEAK, BUDGET, 0), (BUDGET, PEAK, 0), (BUDGET, PEAK - 1, 1)],
+)
+def test_check_holds_a_plan_to_the_budget_of_its_problem_too(
+    stated: int, claimed: int, status: int, problem: Path, plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan may fit what it says it was made for, and not what the problem allows."""
+    problem.write_text(json.dumps(json.loads(problem.read_text()) | {"budget_bytes": stated}))
+    plan.write_text(json.dumps(json.loads(plan.read_text()) | {"budget_bytes": claimed}))
+    assert run("check", problem, plan) == status
+    assert ("over the budget" in capsys.readouterr().out) == (status == 1)
+
+
+def test_check_of_a_plan_of_another_kind_is_bad_input(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ring = tmp_path / "ring.json"
+    assert run("new", "collective", "--topology", "dgx2", "--collective", "allgather", "-o", ring) == 0
+    assert run("check", ring, plan) == 2
+    assert "is another kind than the problem's, collective" in capsys.readouterr().err
 
 
 def test_check_of_another_problem_is_bad_input(problem: Path, plan: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadmaster.api.units import parse_budget, parse_bytes, show_bytes, show_cost, show_share
+from loadmaster.api.units import parse_bytes, parse_limit, show_bytes, show_cost, show_share
 from loadmaster.errors import InputError
 from loadmaster.models.kinds import read_problem
 from loadmaster.models.memory.presets import chain
@@ -48,14 +48,14 @@ def test_the_wrong_letter_case_is_told_what_to_write(text: str, meant: str) -> N
 def test_a_share_is_of_the_unconstrained_peak() -> None:
     problem = read_problem(chain(4, 100))
     # By hand: when the loss goes backward there are the four results and the gradient that it makes.
-    assert parse_budget("100%").resolve(problem) == 4 * 100 + 100
-    assert parse_budget("50%").resolve(problem) == (4 * 100 + 100) // 2
+    assert parse_limit("100%", problem, "--budget") == 4 * 100 + 100
+    assert parse_limit("50%", problem, "--budget") == (4 * 100 + 100) // 2
 
 
 @pytest.mark.parametrize("text", ["0%", "-5%", "%", "half%", "1e3%", "20000%"])
 def test_bad_shares(text: str) -> None:
     with pytest.raises(InputError):
-        parse_budget(text)
+        parse_limit(text, read_problem(chain(4, 100)), "--budget")
 
 
 @given(st.integers(1, 2**50))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from loadmaster.api.report.collective.curve import decades
@@ -12,7 +11,7 @@ from loadmaster.api.report.collective.plan_page import caption, colour, legend_o
 from loadmaster.api.report.collective.timeline import Row, owner_word, timeline
 from loadmaster.api.report.collective.view import View
 from loadmaster.api.report.collective.words import show_ns
-from loadmaster.api.report.figure import BLUE, INK, PURPLE, STYLE, save
+from loadmaster.api.report.figure import BLUE, INK, PURPLE, STYLE, png_bytes
 from loadmaster.api.units import show_bytes, show_share
 from loadmaster.models.collective.plan import Algorithm
 
@@ -21,12 +20,8 @@ LARGEST_CHARTS = 2
 _ROW_INCHES, _CURVE_INCHES, _MARGIN_INCHES, _LEGEND_INCHES = 0.17, 3.6, 1.2, 0.5
 
 
-def plan_png(path: str | Path, view: View) -> None:
-    """Draw a feasible plan.
-
-    Raises:
-        InputError: the path cannot be written.
-    """
+def plan_png(view: View) -> bytes:
+    """A feasible plan, drawn."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -60,7 +55,7 @@ def plan_png(path: str | Path, view: View) -> None:
             fontsize=8,
             edgecolor="none",
         )
-    save(figure, path)
+    return png_bytes(figure)
 
 
 def _curve(axes: Any, algorithms: Sequence[Algorithm]) -> None:

@@ -1,0 +1,46 @@
+"""What the collective kind shows of its plans: words, pages, pictures, traces, and files of other runtimes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from loadmaster.api.report.collective.plan_page import plan_page
+from loadmaster.api.report.collective.trace import chrome_trace
+from loadmaster.api.report.collective.view import View, view
+from loadmaster.api.report.collective.words import details, infeasible, summary, verdict
+from loadmaster.models.collective.exports.msccl import msccl_files
+from loadmaster.models.collective.exports.mscclpp import mscclpp_files
+
+__all__ = ["details", "html", "infeasible", "msccl", "mscclpp", "png", "summary", "trace", "verdict", "view"]
+
+
+def html(seen: View) -> bytes:
+    """The page that opens offline."""
+    return plan_page(seen).encode()
+
+
+def png(seen: View) -> bytes:
+    """Time by size, and who sends when."""
+    from loadmaster.api.report.collective.pictures import plan_png
+
+    return plan_png(seen)
+
+
+def trace(seen: View) -> bytes:
+    """A Chrome trace."""
+    return json.dumps(chrome_trace(seen)).encode()
+
+
+def msccl(seen: View, instances: int) -> Mapping[str, bytes]:
+    """MSCCL XML."""
+    return _encoded(msccl_files(seen.problem, seen.plan, instances))
+
+
+def mscclpp(seen: View, instances: int) -> Mapping[str, bytes]:
+    """MSCCL++ execution plans."""
+    return _encoded(mscclpp_files(seen.problem, seen.plan, instances))
+
+
+def _encoded(files: Mapping[str, str]) -> Mapping[str, bytes]:
+    return {name: text.encode() for name, text in files.items()}

@@ -1,0 +1,126 @@
+"""A frontier of any kind as one HTML file: objective against limit, with what is proved about each point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from loadmaster.api.report.page import Chart, html_table, keys, page
+from loadmaster.api.units import limit_scale, show_cost, show_limit, show_share
+from loadmaster.models.kind import Limit, Plan
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a kind adds to the page and the table of its frontiers.
+
+    Attributes:
+        question: what the sweep answers.
+        baseline: the objective with more than enough of the limit, and what that is called.
+        published: limit -> objective found by others, and by whom.
+        header, rows: further columns; a row for every plan.
+    """
+
+    question: str = ""
+    baseline: tuple[str, float] | None = None
+    published: Mapping[int, float] = field(default_factory=dict)
+    published_by: str = ""
+    header: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How objectives are drawn: divided by ``factor`` they are in ``unit``."""
+
+    factor: float
+    unit: str
+
+
+def scale_of(unit: str) -> Scale:
+    """Milliseconds for microseconds, millijoules for microjoules."""
+    return {"us": Scale(1e3, "ms"), "uj": Scale(1e3, "mJ")}.get(unit, Scale(1.0, unit))
+
+
+def feasible(plans: Sequence[Plan]) -> list[Plan]:
+    """The points of the curve."""
+    return [plan for plan in plans if plan.objective is not None]
+
+
+def frontier_rows(limit: Limit, plans: Sequence[Plan], extras: Extras) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the table: a row for every plan, those that say that there is none too."""
+    rows, others = [], dict(published(limit, plans, extras))
+    for n, plan in enumerate(plans):
+        row = [show_limit(limit.of_plan(plan), limit.unit), plan.status]
+        row.append("" if plan.objective is None else show_cost(plan.objective, plan.unit))
+        row.append("" if plan.bound is None else show_cost(plan.bound, plan.unit))
+        row.append("" if plan.objective is None else show_share(plan.gap))
+        row += extras.rows[n] if extras.rows else ()
+        if others:
+            known = others.get(limit.of_plan(plan))
+            row.append("" if known is None else show_cost(known, plan.unit))
+        rows.append(row)
+    header = [limit.name, "status", "objective", "bound", "gap", *extras.header]
+    return [*header, *(["published"] if others else [])], rows
+
+
+def frontier_page(title: str, limit: Limit, plans: Sequence[Plan], extras: Extras) -> str:
+    """The report of a sweep; plans by ascending limit."""
+    curve = feasible(plans)
+    sections = []
+    if curve:
+        legend = [("plan", "best plan found"), ("band", "between the plan and the proved bound")]
+        if published(limit, curve, extras):
+            legend.append(("reference", f"published: {extras.published_by}"))
+        sections += [f"<figure>{_chart(limit, curve, extras)}</figure>", keys(legend)]
+    header, rows = frontier_rows(limit, plans, extras)
+    header, rows = (
+        [*header, "seconds"],
+        [[*row, f"{sum(plan.seconds.values()):.1f}"] for row, plan in zip(rows, plans, strict=True)],
+    )
+    sections += ["<h2>Points</h2>", html_table(header, rows, numbers=(0, *range(2, len(header))))]
+    lead = f"The best plan under {len(plans)} limits ({limit.name}), and how far from optimal it can be"
+    return page(title, lead, sections)
+
+
+def published(limit: Limit, curve: Sequence[Plan], extras: Extras) -> list[tuple[int, float]]:
+    """What others found for the limits of the curve."""
+    swept = {limit.of_plan(plan) for plan in curve}
+    return sorted((value, objective) for value, objective in extras.published.items() if value in swept)
+
+
+def _chart(limit: Limit, curve: Sequence[Plan], extras: Extras) -> str:
+    scale = scale_of(curve[0].unit)
+    marked = published(limit, curve, extras)
+    costs = [v for p in curve for v in (p.objective, p.bound) if v is not None]
+    costs += [cost for _, cost in marked] + ([extras.baseline[1]] if extras.baseline else [])
+    low, high = min(costs) / scale.factor, max(costs) / scale.factor
+    size, unit = limit_scale(limit.of_plan(curve[-1]), limit.unit)
+    xs = [limit.of_plan(p) / size for p in curve]
+    pad_x, pad_y = (xs[-1] - xs[0] or 1) * 0.06, (high - low or 1) * 0.14
+    chart = Chart((xs[0] - pad_x, xs[-1] + pad_x), (low - pad_y, high + pad_y), height=440)
+    chart.axes(f"{limit.name}, {unit}", f"objective, {scale.unit}")
+    if extras.baseline is not None:
+        chart.rule(extras.baseline[1] / scale.factor, "quiet", extras.baseline[0], dash="2 4")
+    at = [(chart.px(x), chart.py((p.objective or 0.0) / scale.factor), p) for x, p in zip(xs, curve, strict=True)]
+    bounded = [(x, y, chart.py(p.bound / scale.factor)) for x, y, p in at if p.bound is not None]
+    if len(bounded) > 1:
+        outline = "L".join(f"{x} {y}" for x, y, _ in bounded)
+        back = "L".join(f"{x} {low_y}" for x, _, low_y in reversed(bounded))
+        chart.add(f'<path d="M{outline}L{back}Z" fill="var(--band)"/>')
+    line = "L".join(f"{x} {y}" for x, y, _ in at)
+    chart.add(f'<path d="M{line}" fill="none" stroke="var(--plan)" stroke-width="2"/>')
+    for value, cost in marked:
+        x, y = chart.px(value / size), chart.py(cost / scale.factor)
+        chart.add(
+            f'<path d="M{x - 6} {y}L{x} {y - 6}L{x + 6} {y}L{x} {y + 6}Z" fill="none" '
+            f'stroke="var(--reference)" stroke-width="1.8"/>'
+        )
+    for x, y, p in at:
+        shown = show_limit(limit.of_plan(p), limit.unit)
+        words = f"{shown}: {show_cost(p.objective or 0.0, p.unit)}, gap {show_share(p.gap)}"
+        chart.add(f'<circle cx="{x}" cy="{y}" r="4.5" fill="var(--plan)"><title>{escape(words)}</title></circle>')
+        if p.gap is not None:
+            chart.add(f'<text x="{x + 9}" y="{y - 9}" class="strong">{100 * p.gap:.1f} %</text>')
+    return chart.svg(f"Objective against {limit.name}; the label of each point is its proved gap")

@@ -1,0 +1,58 @@
+"""What the memory kind shows of its plans: words, pages, pictures, traces, and what it adds to its frontiers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from loadmaster.api.report.frontier import Extras
+from loadmaster.api.report.memory.plan_page import plan_page
+from loadmaster.api.report.memory.trace import chrome_trace
+from loadmaster.api.report.memory.view import View, view
+from loadmaster.api.report.memory.words import fates as details
+from loadmaster.api.report.memory.words import infeasible, summary, verdict
+from loadmaster.api.units import show_bytes, show_share
+from loadmaster.models.memory.plan import MemoryPlan
+from loadmaster.models.memory.presets import reference
+from loadmaster.models.memory.problem import MemoryProblem
+
+__all__ = ["details", "frontier_extras", "html", "infeasible", "png", "summary", "trace", "verdict", "view"]
+
+
+def html(seen: View) -> bytes:
+    """The page that opens offline."""
+    return plan_page(seen).encode()
+
+
+def png(seen: View) -> bytes:
+    """Memory over the step."""
+    from loadmaster.api.report.memory.pictures import plan_png
+
+    return plan_png(seen)
+
+
+def trace(seen: View) -> bytes:
+    """A Chrome trace."""
+    return json.dumps(chrome_trace(seen)).encode()
+
+
+def frontier_extras(problem: MemoryProblem, plans: Sequence[MemoryPlan]) -> Extras:
+    """The step with memory to spare, published results, and what each budget costs."""
+    published = {budget: row["best_objective_us"] for budget, row in reference(problem.name).items()}
+    return Extras(
+        question="How much time does how much memory buy?",
+        baseline=("memory to spare", problem.unconstrained_cost),
+        published=published if problem.objective == "time" else {},
+        published_by="a commercial solver, 24 hours on 12 threads",
+        header=("over unlimited", "peak", "needs"),
+        rows=tuple(_row(plan) for plan in plans),
+    )
+
+
+def _row(plan: MemoryPlan) -> tuple[str, ...]:
+    if plan.objective is None:
+        least = plan.infeasibility.minimum_budget_bytes if plan.infeasibility else None
+        return ("", "", "" if least is None else show_bytes(least))
+    over = show_share(plan.objective / plan.unconstrained - 1) if plan.unconstrained else ""
+    peak = show_bytes(plan.check["peak_bytes"]) if "peak_bytes" in plan.check else ""
+    return (over, peak, "")

@@ -1,0 +1,14 @@
+"""Budgets that say something about a problem: those between the least that may do and the most that is of use."""
+
+from __future__ import annotations
+
+from loadmaster.models.memory import plain
+from loadmaster.models.memory.minimum import minimum_budget
+from loadmaster.models.memory.problem import MemoryProblem
+
+
+def spread(problem: MemoryProblem, count: int) -> list[int]:
+    """``count`` budgets from a little above the provable minimum to the plain step's peak, evenly spread."""
+    low, high = 1.1 * minimum_budget(problem).budget_bytes, plain.peak_bytes(problem)
+    low = min(low, high)
+    return [round(low + (high - low) * n / (count - 1)) for n in range(count)]
