@@ -13,7 +13,9 @@ from benchmarks import page
 from loadmaster.api.cli.app import parser
 from tests.architecture.sources import ROOT
 
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md"), *ROOT.glob("benchmarks/*.md")]
+)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 
 
@@ -27,7 +29,7 @@ def test_benchmark_tables_have_six_columns_at_most() -> None:
     assert rows and max(row.count(" | ") for row in rows) < 6
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
     missing = [link for link in LINK.findall(path.read_text("utf-8")) if not (path.parent / link).exists()]
     assert missing == []
