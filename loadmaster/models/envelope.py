@@ -22,7 +22,7 @@ class Plan:
         status: optimal (within the asked gap), feasible (stopped by a limit) or infeasible.
         objective, bound, gap: of what the kind minimizes, in ``unit``; the bound is proved.
         method: the strategy whose plan this is.
-        stopped_by: gap, time, cancel, proof, or method: all that the method has to try has been tried.
+        stopped_by: gap, time, cancel, crash (of a solver), proof, or method: all that it has to try has been tried.
         seconds: wall seconds of ``build``, ``solve``, ``check``.
         solver: name, version, cpu_seconds, nodes.
         check: the checker's verdict, in short.

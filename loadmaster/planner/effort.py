@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from loadmaster.errors import SolverError
 from loadmaster.planner.options import PlanOptions, PlanProgress
-from loadmaster.solvers.solution import Solution, StoppedBy, relative_gap
+from loadmaster.solvers.solution import Solution, relative_gap
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -18,7 +23,7 @@ class Effort:
     Attributes:
         seconds: wall seconds spent on ``build``, ``solve`` and ``check``.
         solver, cpu_seconds, nodes, solves: of the solves so far.
-        reached_node_limit: some solve did.
+        crashed: a solver failed while a plan was in hand, and the run ended with that.
     """
 
     options: PlanOptions
@@ -30,7 +35,7 @@ class Effort:
     cpu_seconds: float = 0.0
     nodes: int = 0
     solves: int = 0
-    reached_node_limit: bool = False
+    crashed: bool = False
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
@@ -73,14 +78,26 @@ class Effort:
         self.nodes += solution.nodes
         self.solves += 1
         self.solver = (solution.solver, solution.solver_version)
-        self.reached_node_limit |= solution.stopped_by is StoppedBy.NODES
+
+    @contextlib.contextmanager
+    def keep_plan_on_crash(self, has_plan: Callable[[], bool]) -> Iterator[None]:
+        """Where a solver fails while a plan is in hand, the block ends and the run goes on with that plan."""
+        try:
+            yield
+        except SolverError as error:
+            if not has_plan():
+                raise
+            logger.warning("%s The plan in hand is kept.", error)
+            self.crashed = True
 
     def stopped_by(self, *, proved: bool, least_s: float = 0.0) -> str:
-        """Why an answer is no better: gap, cancel, time (no more than ``least_s`` is left), or method."""
+        """Why an answer is no better: gap, cancel, crash, time (no more than ``least_s`` is left), or method."""
         if proved:
             return "gap"
         if self.was_cancelled:
             return "cancel"
+        if self.crashed:
+            return "crash"
         return "time" if self.left_s <= least_s else "method"
 
     def solver_facts(self) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 Each solve is a fresh interpreter that imports numpy and one solver (not the caller's script, so no
 ``if __name__ == "__main__"`` is needed around a call). A thread in the caller's process talks to it, holds it
-to its limits and collects what it reports; a solve that is killed still answers with the best point it sent.
+to its limits and collects what it reports. A solve that is killed or dies still answers with the best point that it
+reported, and says what stopped it; it is an error where it had reported none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import pickle
 import signal
@@ -30,6 +32,10 @@ from loadmaster.solvers import registry
 from loadmaster.solvers.driver import OUT_OF_MEMORY, STOP, Incumbent, Settled
 from loadmaster.solvers.program import FloatArray, Program
 from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy
+
+__all__ = ["RunningSolve", "check_options", "check_program", "solve", "start"]
+
+logger = logging.getLogger(__name__)
 
 # A cancel answers within a second: this long to stop in good order, then the process is killed.
 _ORDERLY_STOP_S = 0.5
@@ -58,7 +64,7 @@ def solve(
     Raises:
         InputError: options that cannot be used, a solver that is not known, a program the solver cannot take.
         MissingExtraError: the solver's package is not installed.
-        SolverError: the solve crashed, ran out of memory, or the solver failed.
+        SolverError: the solve crashed, ran out of memory, or the solver failed, and it had reported no point.
     """
     with start(program, options, solver=solver) as running:
         seen: Progress | None = None
@@ -101,7 +107,7 @@ class RunningSolve:
         self._settled: Solution | None = None
         self._outcome: Solution | LoadmasterError | None = None
         self._started = time.monotonic()
-        self._noise: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the supervising thread
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the supervising thread
         self._connection, child_end = Pipe()
         with child_end:
             self._process = subprocess.Popen(
@@ -110,8 +116,8 @@ class RunningSolve:
                     *(str(child_end.fileno()), solver, str(options.memory_limit_bytes or 0)),
                 ],
                 stdin=subprocess.DEVNULL,
-                stdout=self._noise,
-                stderr=self._noise,
+                stdout=self._output,
+                stderr=self._output,
                 pass_fds=[child_end.fileno()],
                 env=registry.child_environment(),
                 start_new_session=True,
@@ -163,17 +169,17 @@ class RunningSolve:
 
     def _supervise(self) -> None:
         try:
-            self._outcome = self._converse()
+            self._outcome = self._follow()
         finally:
             if self._outcome is None:
                 self._outcome = SolverError(f"The {self._solver} process could not be supervised.")
-                self._bury(killed=True)
+                self._end_process(kill=True)
             self._connection.close()
-            self._noise.close()
+            self._output.close()
             self._finished.set()
 
-    def _converse(self) -> Solution | LoadmasterError:
-        """The whole life of the process: hand over, listen, hold to limits, bury, conclude."""
+    def _follow(self) -> Solution | LoadmasterError:
+        """The whole life of the process: hand over the program, listen, hold to limits, end, conclude."""
         connection: Connection[Any, Any] = self._connection
         # A process that dies before it has read everything shows as the end of its messages, below.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -194,15 +200,15 @@ class RunningSolve:
                 break
             try:
                 if connection.poll(_LOOK_EVERY_S):
-                    final = self._take(connection.recv())
+                    final = self._receive(connection.recv())
             except (EOFError, OSError, pickle.UnpicklingError):
                 break
-        cpu_seconds, exit_code = self._bury(killed=stopped_by is not None and final is None)
+        cpu_seconds, exit_code = self._end_process(kill=stopped_by is not None and final is None)
         if not isinstance(final, Solution) and self._settled is not None:
             final = self._settled
         return self._conclude(final, stopped_by, cpu_seconds, exit_code)
 
-    def _take(self, message: Any) -> Solution | LoadmasterError | None:
+    def _receive(self, message: Any) -> Solution | LoadmasterError | None:
         if isinstance(message, Solution | LoadmasterError):
             return message
         if isinstance(message, Progress):
@@ -213,14 +219,14 @@ class RunningSolve:
             self._settled = message.solution
         return None
 
-    def _bury(self, *, killed: bool) -> tuple[float | None, int | None]:
-        """End the process and all it started. Returns CPU seconds and, if it died alone, the exit code."""
+    def _end_process(self, *, kill: bool) -> tuple[float | None, int | None]:
+        """End the process and all it started. Returns CPU seconds and, if it ended by itself, the exit code."""
         pid = self._process.pid
         usage = None
         exit_code: int | None = None
         try:
-            patience = time.monotonic() + _ORDERLY_STOP_S
-            while usage is None and not killed and time.monotonic() < patience:
+            deadline = time.monotonic() + _ORDERLY_STOP_S
+            while usage is None and not kill and time.monotonic() < deadline:
                 reaped, status, seen = os.wait4(pid, os.WNOHANG)
                 if reaped:
                     usage, exit_code = seen, os.waitstatus_to_exitcode(status)
@@ -244,10 +250,13 @@ class RunningSolve:
         cpu_seconds: float | None,
         exit_code: int | None,
     ) -> Solution | LoadmasterError:
-        if isinstance(final, LoadmasterError):
-            return final
         if final is None and stopped_by is None:
-            return SolverError(_cause_of_death(self._noise, exit_code, self._options, self._solver))
+            final = SolverError(_reason_of_death(self._output, exit_code, self._options, self._solver))
+        if isinstance(final, LoadmasterError):
+            if not isinstance(final, SolverError) or self._incumbent is None:
+                return final
+            logger.warning("%s The best point that it had reported is used.", final)
+            final, stopped_by = None, StoppedBy.CRASH
         if final is None or (final.status is SolverStatus.NO_SOLUTION and self._incumbent is not None):
             final = self._best_so_far(stopped_by or (final.stopped_by if final else StoppedBy.CANCEL))
         elif final.stopped_by is StoppedBy.CANCEL and stopped_by is StoppedBy.TIME:
@@ -345,12 +354,12 @@ def _hard_deadline(options: SolveOptions) -> float:
     return time.monotonic() + options.time_limit_s * (1.0 + _GRACE_SHARE) + _GRACE_S
 
 
-def _cause_of_death(noise: IO[bytes], exit_code: int | None, options: SolveOptions, solver: str) -> str:
-    size = noise.seek(0, os.SEEK_END)
-    noise.seek(max(0, size - _STDERR_TAIL_BYTES))
-    last_words = noise.read().decode(errors="replace").strip()
+def _reason_of_death(output: IO[bytes], exit_code: int | None, options: SolveOptions, solver: str) -> str:
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - _STDERR_TAIL_BYTES))
+    written = output.read().decode(errors="replace").strip()
     capped = options.memory_limit_bytes is not None and exit_code in (-signal.SIGABRT, -signal.SIGSEGV)
-    if capped or "bad_alloc" in last_words or "MemoryError" in last_words:
+    if capped or "bad_alloc" in written or "MemoryError" in written:
         return f"{OUT_OF_MEMORY} ({solver})"
     if exit_code == -signal.SIGKILL:
         return (
@@ -358,5 +367,5 @@ def _cause_of_death(noise: IO[bytes], exit_code: int | None, options: SolveOptio
             "memory. Free memory, run fewer solves at once, or set memory_limit_bytes."
         )
     how = "ended" if exit_code is None else f"died of {signal.Signals(-exit_code).name}" if exit_code < 0 else "failed"
-    said = f" Its last words: {last_words}" if last_words else ""
-    return f"The {solver} process {how} without an answer. Try another solver or seed, and report it.{said}"
+    tail = f" It wrote: {written}" if written else ""
+    return f"The {solver} process {how} without an answer. Try another solver or seed, and report it.{tail}"

@@ -23,12 +23,13 @@ class SolverStatus(enum.Enum):
 
 
 class StoppedBy(enum.Enum):
-    """What ended a solve. Stops by gap or nodes repeat exactly; stops by time do not."""
+    """What ended a solve. Stops by gap, nodes or proof repeat exactly; the others do not."""
 
     GAP = "gap"
     NODES = "nodes"
     TIME = "time"
     CANCEL = "cancel"
+    CRASH = "crash"  # the solver failed or its process died; what it had reported is the answer
     PROOF = "proof"  # infeasible or unbounded
 
 

@@ -109,18 +109,29 @@ def test_no_time_at_all(solver: str) -> None:
     assert solution.stopped_by is StoppedBy.TIME
 
 
+def without_a_point() -> Program:
+    """A market split problem: no point is feasible, and no solver proves it in the time a test has."""
+    random = np.random.default_rng(0)
+    builder = ProgramBuilder()
+    x = builder.columns("x", 40, upper=1, integer=True)
+    weights = random.integers(0, 100, (5, 40))
+    half = weights.sum(axis=1) // 2
+    builder.rows("half", 5, [(np.arange(5)[:, None], x[None, :], weights)], lower=half, upper=half)
+    return builder.build()
+
+
 def large() -> Program:
-    """About 2.5 million nonzeros: 40 MB as arrays."""
+    """About 2.5 million nonzeros, 40 MB as arrays, and no point that is found at once."""
     builder = ProgramBuilder()
     x = builder.columns("x", 50_000, upper=1, integer=True, cost=-1.0)
     row = np.arange(50_000)[:, None]
     columns = np.random.default_rng(0).integers(0, 50_000, (50_000, 50))
-    builder.rows("r", 50_000, [(row, x[columns], 1.0)], upper=20.0)
+    builder.rows("r", 50_000, [(row, x[columns], 1.0)], lower=15.0, upper=20.0)
     return builder.build()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces the cap")
-@pytest.mark.parametrize("limit_mib", [1, 400])
+@pytest.mark.parametrize("limit_mib", [1, 300])
 @BOTH
 def test_out_of_memory_is_a_clear_error(solver: str, limit_mib: int) -> None:
     options = SolveOptions(memory_limit_bytes=limit_mib << 20, time_limit_s=30)
@@ -133,10 +144,30 @@ def test_enough_memory_is_enough() -> None:
     assert solution.status is SolverStatus.OPTIMAL
 
 
+@BOTH
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_crash_answers_with_the_best_point_reported(
+    number: signal.Signals, solver: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = hard()
+    with start(program, solver=solver) as running:
+        known = wait_for_incumbent(running)
+        os.kill(running.process_id, number)
+        solution = running.wait()
+        assert running.poll() is solution
+    assert (solution.status, solution.stopped_by) == (SolverStatus.FEASIBLE, StoppedBy.CRASH)
+    assert solution.objective == program.objective(solution.values) <= program.objective(known)
+    assert program.violation(solution.values) == 0.0
+    assert solution.bound is None or solution.bound <= solution.objective
+    assert solution.cpu_seconds > 0.0
+    assert number.name in caplog.text or "killed from outside" in caplog.text
+
+
 @pytest.mark.parametrize(("number", "words"), [(signal.SIGKILL, "killed from outside"), (signal.SIGSEGV, "SIGSEGV")])
-def test_a_crash_is_a_clear_error(number: signal.Signals, words: str) -> None:
-    with start(hard()) as running:
-        wait_for_incumbent(running)
+def test_a_crash_without_a_point_is_a_clear_error(number: signal.Signals, words: str) -> None:
+    with start(without_a_point()) as running:
+        while running.progress() is None:
+            time.sleep(0.01)
         os.kill(running.process_id, number)
         with pytest.raises(SolverError, match=words):
             running.wait()

@@ -108,14 +108,15 @@ class OneSize:
             self._first(candidate, method)
             if self.infeasible is not None:
                 return None
-        if method == "auto":
-            self._prove()
-        if method in ("auto", "greedy"):
-            self._restart(RESTART_SHARE if method == "auto" else 1.0)
-        if method in ("auto", "cpsat"):
-            self._exact()
-        if method == "auto":
-            self._restart(1.0)
+        with self.effort.keep_plan_on_crash(lambda: self.best is not None):
+            if method == "auto":
+                self._prove()
+            if method in ("auto", "greedy"):
+                self._restart(RESTART_SHARE if method == "auto" else 1.0)
+            if method in ("auto", "cpsat"):
+                self._exact()
+            if method == "auto":
+                self._restart(1.0)
         return None if self.best is None else self._algorithm(self.best)
 
     # -- moves -------------------------------------------------------------------------------------------------------

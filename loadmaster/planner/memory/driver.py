@@ -70,7 +70,7 @@ def plan_memory(
     Raises:
         LimitReachedError: the limit came before any plan, or a baseline does not fit the budget.
         CancelledError: cancelled before any plan.
-        SolverError: a solve broke.
+        SolverError: a solve broke before any plan.
     """
     budget_bytes = options.budget_bytes
     assert budget_bytes is not None, "settled options have one"
@@ -79,12 +79,13 @@ def plan_memory(
     if floor.budget_bytes > budget_bytes:
         search.infeasible = True
         return _infeasible(search)
-    if options.method == "auto":
-        _auto(search)
-    elif options.method == "monet":
-        _exact(search)
-    else:
-        _baseline(search)
+    with search.effort.keep_plan_on_crash(search.has_plan):
+        if options.method == "auto":
+            _auto(search)
+        elif options.method == "monet":
+            _exact(search)
+        else:
+            _baseline(search)
     if search.infeasible:
         return _infeasible(search)
     return _answer(search)

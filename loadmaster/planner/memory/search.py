@@ -248,6 +248,11 @@ class Search:
             self.adopt(self.reserve.best, self.reserve.method)
         self.reserve = None
 
+    def has_plan(self) -> bool:
+        """Whether a plan is in hand, the reserve's among them."""
+        self.draw_on_reserve()
+        return self.best is not None
+
     def gap_is_proved(self) -> bool:
         """Whether the plan in hand is within the asked gap."""
         return self.gap is not None and self.gap <= self.effort.options.gap

@@ -1,0 +1,85 @@
+"""Solvers that die under the planner: the plan in hand is the answer, and only a run without one is an error."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from loadmaster import planner
+from loadmaster.errors import SolverError
+from loadmaster.models.kinds import check_plan
+from loadmaster.models.kinds import read_problem as read_problem_of_any_kind
+from loadmaster.models.memory.documents import read_problem
+from loadmaster.models.memory.presets import chain
+from loadmaster.planner.collective import solves
+from loadmaster.planner.collective.one_size import OneSize
+from loadmaster.planner.memory import search
+from loadmaster.solvers import process
+from loadmaster.solvers.solution import Solution
+from tests.api.collective_by_hand import ring_document
+
+MIB = 1 << 20
+
+
+class Killed(process.RunningSolve):
+    """A solve whose process is killed as soon as it has reported a point."""
+
+    kills = 0
+
+    def poll(self, timeout_s: float = 0.0) -> Solution | None:
+        if self.incumbent() is not None and not self._finished.is_set():
+            os.kill(self.process_id, signal.SIGKILL)
+            Killed.kills += 1
+        return super().poll(min(timeout_s, 0.01))
+
+
+def test_points_of_solvers_that_are_killed_become_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half the memory of the plain step: no plan is there before a solver finds one."""
+    monkeypatch.setattr(process, "RunningSolve", Killed)
+    problem = read_problem(chain(8, MIB))
+    plan = planner.plan(problem, budget_bytes=6 * MIB, gap=0.0, time_limit_s=4.0)
+    assert Killed.kills > 0
+    assert plan.status in ("feasible", "optimal")
+    assert check_plan(problem.with_budget(6 * MIB), plan).ok
+
+
+def fail(*_: Any, **__: Any) -> Solution:
+    raise SolverError("The highs process died.")
+
+
+def test_a_solver_that_fails_ends_the_run_with_the_plan_in_hand(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The plain step fits; only its proof is missing."""
+    monkeypatch.setattr(search, "solve", fail)
+    problem = read_problem(chain(8, MIB))
+    plan = planner.plan(problem, budget_bytes=12 * MIB, gap=0.0, time_limit_s=30.0)
+    assert (plan.status, plan.stopped_by, plan.bound) == ("feasible", "crash", None)
+    assert check_plan(problem.with_budget(12 * MIB), plan).ok
+    assert "The highs process died. The plan in hand is kept." in caplog.text
+
+
+def test_a_collective_is_planned_where_its_solvers_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """List scheduling needs no solver; CP-SAT, which is to better its schedules, fails."""
+    calls = []
+
+    def failing(*_: Any, **__: Any) -> Solution:
+        calls.append(1)
+        return fail()
+
+    monkeypatch.setattr(solves, "solve", failing)
+    problem = read_problem_of_any_kind(ring_document())
+    monkeypatch.setattr(OneSize, "over", lambda self, share: self.effort.over())
+    plan = planner.plan(problem, gap=0.0, time_limit_s=2.0)
+    assert calls
+    assert plan.stopped_by in ("crash", "gap")
+    assert check_plan(problem, plan).ok
+
+
+def test_a_solver_that_fails_before_any_plan_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "solve", fail)
+    with pytest.raises(SolverError, match="died"):
+        planner.plan(read_problem(chain(8, MIB)), budget_bytes=6 * MIB, time_limit_s=30.0)
