@@ -30,13 +30,14 @@ class InputError(LoadmasterError, ValueError):
         self.value = value
         self.problem = problem
         self.remedy = remedy
-        shown = repr(value)
-        if len(shown) > 80:
-            shown = shown[:77] + "..."
-        super().__init__(f"{field}: {problem} (found {shown}). {remedy}")
+        super().__init__(f"{field}: {_short(problem, 400)} (found {_short(repr(value), 80)}). {remedy}")
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, object, str, str]]:
         return (InputError, (self.field, self.value, self.problem, self.remedy))
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 class MissingExtraError(LoadmasterError, ImportError):

@@ -7,13 +7,17 @@ objects in objects without end.
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 from loadmaster.errors import InputError
+from loadmaster.models.fields import LARGEST_INTEGER
 
-# Decimal digits that 64 bits never need.
-_LONGEST_INTEGER = 20
+# Numbers that may be too large for 64 bits, in text that reads well: of those every one is looked at.
+_LARGE = re.compile(r"(?<=[\[,:\s-])\d(?:\d{18}|[\d.]*[eE]\+?\d{3})")
+_LONGEST_INTEGER = len(str(LARGEST_INTEGER))
 
 
 def parse_json(content: bytes, refused: Callable[[object, str], InputError]) -> dict[str, Any]:
@@ -29,8 +33,8 @@ def parse_json(content: bytes, refused: Callable[[object, str], InputError]) -> 
 
     try:
         # Editors on Windows put a mark in front, or write UTF-16.
-        text = content.decode(json.detect_encoding(content))
-        document = from_json(text.removeprefix("\ufeff"), allow_inf_nan=False)
+        text = content.decode(json.detect_encoding(content)).removeprefix("\ufeff")
+        document = from_json(text, allow_inf_nan=False)
     except UnicodeDecodeError as error:
         found = content[error.start : error.start + 8]
         raise refused(found, f"is not UTF-8 at byte {error.start}") from None
@@ -41,6 +45,8 @@ def parse_json(content: bytes, refused: Callable[[object, str], InputError]) -> 
         raise refused(text[:20], f"is not JSON: {error}") from None
     if not isinstance(document, dict):
         raise refused(document, "is no JSON object")
+    if _LARGE.search(text):
+        _expect_data(text, refused)
     return document
 
 
@@ -68,7 +74,7 @@ class _NoData(str):
 def _expect_data(text: str, refused: Callable[[object, str], InputError]) -> None:
     """Refuse JSON that means no data, by field; text that is no JSON passes."""
     try:
-        document = json.loads(text.removeprefix("\ufeff"), parse_constant=_NoData, parse_int=_whole_number)
+        document = json.loads(text, parse_constant=_NoData, parse_int=_whole_number, parse_float=_fraction)
     except RecursionError:
         raise refused("...", "is nested too deeply") from None
     except ValueError:
@@ -83,13 +89,21 @@ def _expect_data(text: str, refused: Callable[[object, str], InputError]) -> Non
         elif isinstance(value, list):
             left += [(f"{path}[{n}]", part) for n, part in reversed([*enumerate(value)])]
         elif isinstance(value, _NoData):
-            raise InputError(path, str(value), "is a number that no field holds", "Give a finite number.")
+            remedy = "Give a finite number, a whole one below 2**63."
+            raise InputError(path, str(value), "is a number that no field holds", remedy)
         elif isinstance(value, str):
             _expect_text(path, value)
 
 
 def _whole_number(text: str) -> int | _NoData:
-    return int(text) if len(text) <= _LONGEST_INTEGER else _NoData(text)
+    if len(text.removeprefix("-")) > _LONGEST_INTEGER or abs(int(text)) > LARGEST_INTEGER:
+        return _NoData(text)
+    return int(text)
+
+
+def _fraction(text: str) -> float | _NoData:
+    value = float(text)
+    return value if math.isfinite(value) else _NoData(text)
 
 
 def _expect_text(path: str, text: str) -> None:

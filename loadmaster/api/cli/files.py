@@ -31,7 +31,7 @@ def write_bytes(path: str, content: bytes, field: str = "-o") -> None:
     target = Path(path)
     try:
         descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _refusal(field, path, error) from None
     try:
         with os.fdopen(descriptor, "wb") as stream:
@@ -67,9 +67,10 @@ def expect_writable(path: str | None, field: str) -> None:
     if path is None or path == "-":
         return
     folder = Path(path).parent
-    if not folder.is_dir():
+    # Unlike those of Path, these take what is no path for a path to nothing.
+    if not os.path.isdir(folder):
         raise InputError(field, path, f"the folder {folder} does not exist", "Make it first, or write elsewhere.")
-    if Path(path).is_dir():
+    if os.path.isdir(path):
         raise InputError(field, path, "is a folder", "Give the path of a file.")
 
 
@@ -79,12 +80,13 @@ def expect_folder(path: str | None, field: str) -> None:
     Raises:
         InputError: naming ``field``.
     """
-    if path is None or Path(path).is_dir():
+    if path is None or os.path.isdir(path):
         return
-    if Path(path).exists():
+    if os.path.exists(path):
         raise InputError(field, path, "is a file", "Give a folder.")
     expect_writable(path, field)
 
 
-def _refusal(field: str, path: str, error: OSError) -> InputError:
-    return InputError(field, path, f"cannot be written: {error.strerror}", "Give a path that can be written.")
+def _refusal(field: str, path: str, error: OSError | ValueError) -> InputError:
+    reason = getattr(error, "strerror", None) or error
+    return InputError(field, path, f"cannot be written: {reason}", "Give a path that can be written.")

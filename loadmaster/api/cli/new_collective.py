@@ -130,7 +130,7 @@ def _pair_bytes(path: str) -> tuple[tuple[int, ...], ...]:
         rows = json.loads(Path(path).read_bytes())
     except OSError as error:
         raise InputError(field, path, f"cannot be read: {error.strerror}", "Give the path of a JSON file.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(field, path, f"is not JSON: {error}", "Give a JSON list of lists of bytes.") from None
     if not isinstance(rows, Sequence) or not all(_is_row(row) for row in rows):
         raise InputError(field, path, "is no table of bytes", "Give a JSON list of lists of whole numbers.")

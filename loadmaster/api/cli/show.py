@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from loadmaster.api.cli.files import expect_folder, expect_writable, write_bytes
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.report.views import export_view, views_of
 from loadmaster.errors import InputError
-from loadmaster.models.documents import PROBLEM_SCHEMA
+from loadmaster.models.documents import PROBLEM_SCHEMA, load_document
 from loadmaster.models.kind import Export, Number
 from loadmaster.models.kinds import Plan, Problem, all_kinds, kind_named, read_plan, read_problem, write_plan
 
@@ -121,14 +120,14 @@ def _problem(plan: Plan, arguments: argparse.Namespace, wanted: list[str]) -> Pr
 def _neighbour(path: Path, plan: Plan) -> Problem | None:
     """The problem document in the plan's folder that the plan was made for."""
     for candidate in sorted(path.parent.glob("*.json")):
-        if candidate == path or candidate.stat().st_size > _LARGEST_NEIGHBOUR_BYTES:
-            continue
         try:
-            document = json.loads(candidate.read_bytes())
-            if not isinstance(document, dict) or document.get("schema") != PROBLEM_SCHEMA:
+            if candidate == path or candidate.stat().st_size > _LARGEST_NEIGHBOUR_BYTES:
+                continue
+            document = load_document(candidate)
+            if document.get("schema") != PROBLEM_SCHEMA:
                 continue
             problem = read_problem(document)
-        except (ValueError, OSError):
+        except (InputError, OSError):
             # Somebody else's file, or one that cannot be used: not the problem that is looked for.
             continue
         if problem.sha256 == plan.problem_sha256:

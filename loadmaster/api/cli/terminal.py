@@ -32,7 +32,7 @@ class Terminal:
     def data(self, text: str) -> None:
         """One line or block of data."""
         self.settle()
-        self._out.write(text + "\n")
+        self._out.write(_writable(text, self._out) + "\n")
         self._out.flush()
 
     def json(self, document: Mapping[str, Any] | list[Any]) -> None:
@@ -42,7 +42,7 @@ class Terminal:
     def say(self, text: str) -> None:
         """A message that stays."""
         self.settle()
-        self._err.write(text + "\n")
+        self._err.write(_writable(text, self._err) + "\n")
         self._err.flush()
 
     def error(self, text: str) -> None:
@@ -72,3 +72,9 @@ class Terminal:
     def paint(self, text: str, code: str) -> str:
         """Text in an ANSI colour, where colours are wanted."""
         return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
+
+
+def _writable(text: str, stream: TextIO) -> str:
+    """Characters that the stream's encoding lacks as escapes: paths may hold bytes that are no text."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -7,9 +7,7 @@ text that is no text. All of it is refused here, as an InputError that names the
 from __future__ import annotations
 
 import email.message
-import json
-import math
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel
@@ -19,10 +17,9 @@ from loadmaster.api.errors import ProblemType
 from loadmaster.api.server.problems import Refusal, problem_response
 from loadmaster.errors import InputError
 from loadmaster.models import documents
+from loadmaster.models.json_text import parse_json
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-_LARGEST_INTEGER = 2**63 - 1
-_LONGEST_INTEGER = len(str(-_LARGEST_INTEGER))
 
 
 class _BodyTooLarge(Exception):
@@ -86,54 +83,8 @@ async def json_bytes(request: Request) -> bytes:
 
 def parse_body(model: type[ModelT], body: bytes) -> ModelT:
     """A body as the model, or an InputError that names what is wrong with it."""
-    try:
-        return documents.parse(model, parse_json(body))
-    except RecursionError:
-        raise _refuse("...", "is nested too deeply") from None
-
-
-def parse_json(body: bytes) -> dict[str, Any]:
-    """A JSON object of finite numbers and proper text.
-
-    Raises:
-        InputError: it is anything else.
-    """
-    try:
-        document = json.loads(
-            body.decode("utf-8"), parse_constant=_no_constant, parse_int=_bounded_int, parse_float=_finite_float
-        )
-        if b"\\u" in body:
-            # Half a surrogate pair is JSON, but no text: it cannot be encoded.
-            json.dumps(document, ensure_ascii=False).encode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _refuse(body[error.start : error.start + 8], f"is not UTF-8 at byte {error.start}") from None
-    except UnicodeEncodeError as error:
-        raise _refuse(error.object[error.start : error.end], "is half of a surrogate pair") from None
-    except json.JSONDecodeError as error:
-        raise _refuse(error.doc[error.pos : error.pos + 20], f"is not JSON: {error}") from None
-    except RecursionError:
-        raise _refuse("...", "is nested too deeply") from None
-    if not isinstance(document, dict):
-        raise _refuse(document, "is no JSON object")
-    return document
+    return documents.parse(model, parse_json(body, _refuse))
 
 
 def _refuse(value: object, problem: str) -> InputError:
     return InputError("body", value, problem, "Send one JSON object, in UTF-8.")
-
-
-def _no_constant(text: str) -> NoReturn:
-    raise InputError("body", text, "holds a number that JSON does not have", "Send finite numbers only.")
-
-
-def _finite_float(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise InputError("body", text, "holds a number that is too large", "Send numbers below 1e308.")
-    return value
-
-
-def _bounded_int(text: str) -> int:
-    if len(text) > _LONGEST_INTEGER or not -_LARGEST_INTEGER <= int(text) <= _LARGEST_INTEGER:
-        raise InputError("body", text, "holds a whole number that is too large", "Send numbers below 2**63.")
-    return int(text)

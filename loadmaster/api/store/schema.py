@@ -170,7 +170,9 @@ class Database:
             self.engine = _engine(parsed, wait_s)
             self._write_engine = self.engine.execution_options(loadmaster_write=True)
             found = self._create()
-        except (ArgumentError, NoSuchModuleError, ImportError, OSError) as error:
+        except InputError:
+            raise
+        except (ArgumentError, NoSuchModuleError, ImportError, OSError, ValueError) as error:
             raise _unusable(url, error) from None
         except SQLAlchemyError as error:
             raise _unusable(url, error) from error
