@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from loadmaster.errors import InputError
 from loadmaster.models.documents import Document
+from loadmaster.models.envelope import Plan
 
 T = TypeVar("T")
 
@@ -40,46 +41,6 @@ class Problem(Protocol):
     @property
     def sizes(self) -> Mapping[str, int]:
         """How large it is, by what it consists of, for a person who waits for its plan."""
-
-
-class Plan(Protocol):
-    """What the typed plans of all kinds have: frozen dataclasses."""
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def problem_sha256(self) -> str: ...
-
-    @property
-    def status(self) -> str: ...
-
-    @property
-    def objective(self) -> float | None: ...
-
-    @property
-    def bound(self) -> float | None: ...
-
-    @property
-    def gap(self) -> float | None: ...
-
-    @property
-    def unit(self) -> str: ...
-
-    @property
-    def stopped_by(self) -> str: ...
-
-    @property
-    def seconds(self) -> Mapping[str, float]: ...
-
-    @property
-    def check(self) -> Mapping[str, Any]: ...
-
-    @property
-    def options(self) -> Mapping[str, Any]: ...
 
 
 class Verdict(Protocol):

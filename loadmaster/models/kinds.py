@@ -15,7 +15,8 @@ from typing import Any
 
 from loadmaster.errors import InputError
 from loadmaster.models.documents import Document, load_document
-from loadmaster.models.kind import Export, Kind, Limit, Number, Plan, Problem, Verdict, resolve
+from loadmaster.models.envelope import Plan
+from loadmaster.models.kind import Export, Kind, Limit, Number, Problem, Verdict, resolve
 
 __all__ = [
     "KINDS",

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from loadmaster.errors import CancelledError, CheckFailedError, InputError, LimitReachedError
-from loadmaster.models.kind import Limit, Plan, Problem, Verdict, resolve
+from loadmaster.models.envelope import Plan
+from loadmaster.models.kind import Limit, Problem, Verdict, resolve
 from loadmaster.models.kinds import kind_named, limit_of
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.solvers.solution import relative_gap
@@ -175,7 +176,7 @@ def _moved(problem: Problem, limit: Limit, plan: Plan, value: int) -> Plan:
     if not verdict.ok:
         smaller = f"{limit.of_plan(plan)} {limit.unit}"
         raise CheckFailedError(f"{problem.name}: a plan for {smaller} breaks under {value}: {verdict.violations[0]}")
-    return replace(moved, check=verdict.summary())  # type: ignore[type-var]
+    return replace(moved, check=verdict.summary())
 
 
 def _with_bound(problem: Problem, limit: Limit, plan: Plan, bound: float | None) -> Plan:
@@ -185,5 +186,4 @@ def _with_bound(problem: Problem, limit: Limit, plan: Plan, bound: float | None)
         return found
     gap = relative_gap(plan.objective, bound)
     proved = gap is not None and gap <= float(plan.options.get("gap", 0.0))
-    status = "optimal" if proved else "feasible"
-    return replace(plan, bound=bound, gap=gap, status=status)  # type: ignore[type-var]
+    return replace(plan, bound=bound, gap=gap, status="optimal" if proved else "feasible")

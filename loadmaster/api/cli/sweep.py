@@ -22,7 +22,8 @@ from loadmaster.api.file_names import file_name
 from loadmaster.api.report.frontier import Extras, feasible, frontier_page, frontier_rows
 from loadmaster.api.units import parse_limit, show_limit
 from loadmaster.errors import InputError, LimitReachedError, MissingExtraError
-from loadmaster.models.kind import Limit, Plan, resolve
+from loadmaster.models.envelope import Plan
+from loadmaster.models.kind import Limit, resolve
 from loadmaster.models.kinds import Problem, limit_of, read_problem, write_plan
 
 _LARGEST_COUNT = 64

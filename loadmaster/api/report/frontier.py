@@ -8,7 +8,8 @@ from html import escape
 
 from loadmaster.api.report.page import Chart, html_table, keys, page
 from loadmaster.api.units import limit_scale, show_cost, show_limit, show_share
-from loadmaster.models.kind import Limit, Plan
+from loadmaster.models.envelope import Plan
+from loadmaster.models.kind import Limit
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from loadmaster.api.report.figure import BLUE, GREY, PURPLE, new_figure, png_bytes
 from loadmaster.api.report.frontier import Extras, feasible, published, scale_of
 from loadmaster.api.units import limit_scale
-from loadmaster.models.kind import Limit, Plan
+from loadmaster.models.envelope import Plan
+from loadmaster.models.kind import Limit
 
 
 def frontier_png(title: str, limit: Limit, plans: Sequence[Plan], extras: Extras) -> bytes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from loadmaster.models.kind import Export, Plan, Problem, resolve
+from loadmaster.models.envelope import Plan
+from loadmaster.models.kind import Export, Problem, resolve
 from loadmaster.models.kinds import kind_named
 
 
