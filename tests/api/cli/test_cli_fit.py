@@ -18,6 +18,7 @@ from loadmaster.models.memory.problem import MemoryProblem
 
 pytest.importorskip("torch")
 
+from tests import preloaded
 from tests.executor.memory.hand_planner import HandPlanner
 
 FACTORY = """
@@ -45,10 +46,17 @@ def planning_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HandPla
     return by_hand
 
 
+@pytest.fixture
+def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other process is a fork of one that has imported torch."""
+    monkeypatch.setattr(command, "subprocess", preloaded)
+
+
 def fit(*arguments: str) -> int:
     return app.main(["fit", "factory_to_fit:make", "--backend", "eager", *arguments])
 
 
+@pytest.mark.slow
 def test_a_model_is_planned_run_and_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files = {flag: tmp_path / name for flag, name in (("-o", "p.json"), ("--problem", "c.json"), ("--trace", "t.json"))}
     named = [part for flag, path in files.items() for part in (flag, str(path))]
@@ -65,6 +73,7 @@ def test_a_model_is_planned_run_and_reported(tmp_path: Path, capfd: pytest.Captu
     assert 0 < max(measured) <= BUDGET
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_json_has_plan_and_tries(capfd: pytest.CaptureFixture[str]) -> None:
     assert fit("--budget", "9MiB", "--json", "--fragmentation", "1MiB") == 0
     document = json.loads(capfd.readouterr().out)
@@ -73,12 +82,14 @@ def test_json_has_plan_and_tries(capfd: pytest.CaptureFixture[str]) -> None:
     assert read_plan(document["plan"]).status == "feasible"
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_fragmentation_can_be_counted_as_measured(capfd: pytest.CaptureFixture[str]) -> None:
     assert fit("--budget", "9MiB", "--json", "--fragmentation", "measured") == 0
     tries = json.loads(capfd.readouterr().out)["tries"]
     assert all(t["used_bytes"] == t["measured"]["reserved_bytes"] for t in tries)
 
 
+@pytest.mark.usefixtures("quick_start")
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
@@ -99,6 +110,7 @@ def test_what_cannot_be_done_is_said(
     assert text in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_a_planner_that_gives_up_ends_the_other_process(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

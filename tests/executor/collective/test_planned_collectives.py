@@ -23,11 +23,13 @@ def eight(tmp_path_factory):
     return reports(SCENARIOS, tmp_path_factory.mktemp("eight"), 8, last=torch_scenarios.one_dies)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS | PROBES)
 def test_on_four_processes(four, name):
     assert four[name] == [""] * 4
 
 
+@pytest.mark.slow
 def test_a_dead_peer_is_named_by_all_who_survive(four):
     assert four["last"] == ["", "", "", "nothing"]
 
