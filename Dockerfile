@@ -1,6 +1,6 @@
 # The service in one image: planner and API, no torch.
 #   docker build -t loadmaster .
-#   docker run --init -p 8642:8642 -v loadmaster:/data loadmaster
+#   docker run --init -p 127.0.0.1:8642:8642 -v loadmaster:/data loadmaster
 ARG PYTHON=3.12
 
 FROM python:${PYTHON}-slim AS build

@@ -13,6 +13,8 @@ class ProblemType(enum.StrEnum):
 
     INVALID_INPUT = "urn:loadmaster:problem:invalid-input"
     NOT_FOUND = "urn:loadmaster:problem:not-found"
+    HOST_REFUSED = "urn:loadmaster:problem:host-refused"
+    ORIGIN_REFUSED = "urn:loadmaster:problem:origin-refused"
     METHOD_NOT_ALLOWED = "urn:loadmaster:problem:method-not-allowed"
     TOO_LARGE = "urn:loadmaster:problem:too-large"
     UNSUPPORTED_MEDIA_TYPE = "urn:loadmaster:problem:unsupported-media-type"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import threading
 from types import FrameType
@@ -11,6 +10,7 @@ import uvicorn
 
 from loadmaster.api import logs
 from loadmaster.api.server.app import create_app
+from loadmaster.api.server.security import is_loopback
 from loadmaster.api.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -49,13 +49,6 @@ def make_server(settings: Settings) -> Server:
     return Server(config, app.state.service.stopping)
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def serve(settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM.
 
@@ -63,6 +56,6 @@ def serve(settings: Settings) -> None:
         InputError: settings that cannot be used.
     """
     logs.configure(settings)
-    if not _is_loopback(settings.host):
+    if not is_loopback(settings.host):
         logger.warning("listening on %s without authentication: everybody who reaches it can use it", settings.host)
     make_server(settings).run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from loadmaster.errors import InputError
 
 PREFIX = "LOADMASTER_"
 MEBIBYTE = 1024 * 1024
+_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
 def _default_database_url() -> str:
@@ -24,6 +26,8 @@ class Settings:
     """Settings of a server and its workers; every field ``x`` is read from ``LOADMASTER_X``.
 
     Attributes:
+        allowed_hosts: names that the service is reached by, separated by commas, beside ``localhost``, ``host`` and
+            addresses in digits: requests for any other are refused.
         database_url: any SQLAlchemy URL; SQLite (in WAL mode) by default.
         workers: worker processes that ``serve`` starts and keeps alive; 0 for none (run ``loadmaster worker``).
         max_body_bytes: larger request bodies are refused (413).
@@ -40,6 +44,7 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = 8642
+    allowed_hosts: str = ""
     database_url: str = dataclasses.field(default_factory=_default_database_url)
     workers: int = 1
     max_body_bytes: int = 64 * MEBIBYTE
@@ -63,6 +68,10 @@ class Settings:
                 raise InputError(name, value, "is out of range", "Give a positive number.")
         if self.port > 65_535:
             raise InputError("port", self.port, "is no port", "Give a number up to 65535.")
+        for name in self.allowed_host_names:
+            if not _HOST_NAME.fullmatch(name):
+                remedy = "Give names alone, separated by commas: no scheme, no port, no wildcard."
+                raise InputError("allowed_hosts", name, "is no host name", remedy)
         _one_of("log_format", self.log_format, ("text", "json"))
         _one_of("log_level", self.log_level, ("debug", "info", "warning", "error"))
 
@@ -80,6 +89,11 @@ class Settings:
                 values[field.name] = _convert(PREFIX + field.name.upper(), text, str(field.type))
         values.update({name: value for name, value in overrides.items() if value is not None})
         return cls(**values)
+
+    @property
+    def allowed_host_names(self) -> tuple[str, ...]:
+        """``allowed_hosts`` one by one."""
+        return tuple(name.strip() for name in self.allowed_hosts.split(",") if name.strip())
 
     def to_environment(self) -> dict[str, str]:
         """The variables from which :meth:`from_environment` makes these settings again (for a child process)."""

@@ -50,7 +50,7 @@ def app(make_settings: Callable[..., Settings]) -> FastAPI:
 async def http(app: FastAPI) -> Any:
     """An HTTP client of the app, in this process. Bugs show as 500, as they would on a wire."""
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
 
 

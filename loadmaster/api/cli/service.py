@@ -30,6 +30,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     serve = commands.add_parser("serve", help="run the service", description=_serve.__doc__)
     serve.add_argument("--host", help="address to listen on (127.0.0.1)")
     serve.add_argument("--port", type=int, help="port to listen on (8642)")
+    serve.add_argument(
+        "--allowed-host", action="append", metavar="NAME", help="a name that it is reached by, beside localhost; repeat"
+    )
     serve.add_argument("--workers", type=int, metavar="N", help="local workers (1); 0: only remote ones")
     _add_settings(serve)
     serve.set_defaults(run=_serve)
@@ -112,7 +115,9 @@ def _serve(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from loadmaster.api.settings import Settings
 
     names = ("host", "port", "workers", "database_url", "log_format")
-    serve(Settings.from_environment(**{name: getattr(arguments, name) for name in names}))
+    allowed_hosts = ",".join(arguments.allowed_host) if arguments.allowed_host else None
+    flags = {name: getattr(arguments, name) for name in names}
+    serve(Settings.from_environment(allowed_hosts=allowed_hosts, **flags))
     return 0
 
 

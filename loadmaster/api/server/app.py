@@ -14,6 +14,7 @@ from loadmaster.api.planning import load_planner
 from loadmaster.api.server import events, exports, frontiers, metrics, operations, pages, plans, problems
 from loadmaster.api.server.body import BodyLimit
 from loadmaster.api.server.context import Service
+from loadmaster.api.server.security import HostCheck
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.jobs import Jobs
 from loadmaster.api.store.queue import Queue
@@ -60,6 +61,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.service = service
     app.state.supervisor = supervisor
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(HostCheck, host=settings.host, names=settings.allowed_host_names)
     problems.install(app)
     for module in (plans, events, exports, frontiers, operations, metrics, pages):
         app.include_router(module.router)

@@ -10,6 +10,7 @@ from fastapi.responses import HTMLResponse
 
 from loadmaster.api.server.context import ServiceDep
 from loadmaster.api.server.resources import exports_of, limit_document
+from loadmaster.api.server.security import PAGE_HEADERS
 from loadmaster.api.store.records import Job
 from loadmaster.api.units import show_cost, show_limit, show_share
 
@@ -17,11 +18,7 @@ router = APIRouter(include_in_schema=False)
 
 _SHOWN = 100
 _REFRESH_S = 5
-_HEADERS = {
-    # Nothing is loaded from anywhere and no script runs.
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
-    "Cache-Control": "no-store",
-}
+_HEADERS = {**PAGE_HEADERS, "Cache-Control": "no-store"}
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
