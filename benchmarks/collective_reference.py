@@ -19,7 +19,7 @@ from benchmarks import record
 from loadmaster.models.collective.bounds import lower_bound
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
-from loadmaster.models.collective.sketch_files import published_sketch, read_sketch
+from loadmaster.models.collective.taccl.sketch_files import published_sketch, read_sketch
 from loadmaster.models.topologies import presets
 from loadmaster.models.topologies.profiles import load_profile, published_profile
 from loadmaster.models.topologies.topology import Link, Topology

@@ -100,7 +100,8 @@ def test_the_wheel_carries_the_shipped_data_and_the_types(clean: Path, tmp_path:
     program = (
         "from importlib.resources import files; from loadmaster.models.memory import presets;"
         "assert len(presets.example_names()) == 6; assert (files('loadmaster') / 'py.typed').is_file();"
-        "from loadmaster.models.collective import sketch_files; from loadmaster.models.topologies import profiles;"
+        "from loadmaster.models.collective.taccl import sketch_files;"
+        "from loadmaster.models.topologies import profiles;"
         "assert len(profiles.profile_names()) == 5; assert len(sketch_files.sketch_names()) == 11"
     )
     done = run(clean, "-c", program, folder=tmp_path)

@@ -12,7 +12,7 @@ from benchmarks.collective_gpu import KIB, MIB, order
 from loadmaster.models.collective.documents import write_plan, write_problem
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.lowering import lower
-from loadmaster.models.collective.replay import replay
+from tests.models.collective.message_replay import replay
 
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
 

@@ -15,7 +15,7 @@ from loadmaster.errors import InputError
 from loadmaster.models.collective.collectives import ROOTED, pieces
 from loadmaster.models.collective.documents import write_problem
 from loadmaster.models.collective.problem import Collective, CollectiveProblem, Sketch
-from loadmaster.models.collective.sketch_files import published_sketch, read_sketch, sketch_names
+from loadmaster.models.collective.taccl.sketch_files import published_sketch, read_sketch, sketch_names
 from loadmaster.models.documents import Document, load_document
 from loadmaster.models.topologies.networks import read_network
 from loadmaster.models.topologies.presets import catalogue, preset

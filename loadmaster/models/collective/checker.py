@@ -1,4 +1,4 @@
-"""The independent judge of collective plans: runs every send forward in time, blind to how schedules are found.
+"""The independent checker of collective plans: runs every send forward in time, blind to how schedules are found.
 
 A schedule is right when
 

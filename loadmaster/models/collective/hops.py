@@ -2,7 +2,7 @@
 
 A chunk that is no sum is routed along a tree (or a forest, where it has several sources) away from its sources: each
 hop waits for the one that brought the chunk. A sum is routed along a tree towards its one target: each hop waits for
-all that bring parts to its rank. A sum with several targets has two lives, one before and one after it is whole: plan
+all that bring parts to its rank. A sum with several targets has two phases, one before and one after it is whole: plan
 them one after the other, as TACCL does for AllReduce.
 
 Source: TACCL, 003_283bdbbccdcfdb68.txt, sections 5.4.1 (symmetry), 5.5.1 (routes) and 5.7 (combining collectives).

@@ -1,8 +1,8 @@
 r"""Routing as a proof: the linear relaxation of which links chunks take, below every schedule of an instance.
 
-Of the published program (:mod:`loadmaster.models.collective.routing`) these are restrictions, and left out: few hops
-alone, one copy to each rank, nothing that is not passed on, symmetric routes as such, and M. What is left holds for
-every schedule:
+Of the published program (:mod:`loadmaster.models.collective.taccl.routing`) these are restrictions, and left out: few
+hops alone, one copy to each rank, nothing that is not passed on, symmetric routes as such, and M. What is left holds
+for every schedule:
 
 Variables, for chunks c of one target each, 0 <= x <= 1:
     time           at least the best of the combinatorial bounds, so that it may be used below

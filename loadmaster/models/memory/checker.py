@@ -1,4 +1,4 @@
-"""The independent judge of memory plans: replays every stage against the accounting, blind to the formulations.
+"""The independent checker of memory plans: replays every stage against the accounting, blind to the formulations.
 
 Let m_i be the bytes of forward result i, S[t] the results on the device when stage t starts, keep[t] those that stay
 into the next one, L_j the live inputs of forward operator j, D the needs of the chosen backward implementation, G_t the

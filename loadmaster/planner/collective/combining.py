@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from loadmaster.models.collective.bounds import lower_bound
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.plan import Send
-from loadmaster.planner.collective.ground import Release
 from loadmaster.planner.collective.prune import finish_ns, in_order, retime
 from loadmaster.planner.collective.restarts import OnBetter, Restarts
 from loadmaster.planner.collective.reversal import (
@@ -27,6 +26,7 @@ from loadmaster.planner.collective.reversal import (
     sums_ready_ns,
     taken,
 )
+from loadmaster.planner.collective.scheduling_graph import Release
 
 # The phases take turns; each turn is longer than the one before, so that a first schedule is there soon.
 FIRST_TURN_SECONDS = 0.05

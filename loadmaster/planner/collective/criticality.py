@@ -10,106 +10,108 @@ from __future__ import annotations
 
 import random
 
-from loadmaster.planner.collective.ground import UNREACHED, Ground, Orbit, bits
-from loadmaster.planner.collective.knobs import Knobs
+from loadmaster.planner.collective.parameters import Parameters
+from loadmaster.planner.collective.scheduling_graph import UNREACHED, Orbit, SchedulingGraph, bits
 
 
 class Scores:
     """Scores of one run; ``planned`` is the run's own and is read as it changes."""
 
-    def __init__(self, ground: Ground, knobs: Knobs, chance: random.Random, planned: list[int]) -> None:
-        self.ground = ground
-        self.knobs = knobs
+    def __init__(
+        self, graph: SchedulingGraph, parameters: Parameters, chance: random.Random, planned: list[int]
+    ) -> None:
+        self.graph = graph
+        self.parameters = parameters
         self.random = chance
         self.planned = planned
         # Per island, how many ranks have or will have each chunk.
-        self.holders = [[0] * ground.chunk_count for _ in ground.islands]
-        self.outside = [0] * ground.chunk_count
-        self.nearest = [[UNREACHED] * ground.chunk_count for _ in ground.islands]
-        self.uniform = [self._is_uniform(part) for part in ground.islands]
-        self.unit = float(max(ground.transfer_ns, default=1)) or 1.0
+        self.holders = [[0] * graph.chunk_count for _ in graph.islands]
+        self.outside = [0] * graph.chunk_count
+        self.nearest = [[UNREACHED] * graph.chunk_count for _ in graph.islands]
+        self.uniform = [self._is_uniform(part) for part in graph.islands]
+        self.unit = float(max(graph.transfer_ns, default=1)) or 1.0
         self._wanting_islands()
-        for rank, mask in enumerate(ground.start):
-            self.dispatched(rank, mask & ground.spreading)
+        for rank, mask in enumerate(graph.start):
+            self.dispatched(rank, mask & graph.spreading)
 
     def dispatched(self, rank: int, mask: int) -> None:
         """Chunks that spread are on their way to a rank."""
-        ground = self.ground
-        island = ground.island_of[rank]
+        graph = self.graph
+        island = graph.island_of[rank]
         holders, nearest = self.holders[island], self.nearest[island]
         for chunk in bits(mask):
             if not holders[chunk] and island in self.wanting[chunk]:
                 self.outside[chunk] -= 1
             holders[chunk] += 1
-            nearest[chunk] = min(nearest[chunk], ground.to_gateway[ground.class_of[chunk]][rank])
+            nearest[chunk] = min(nearest[chunk], graph.to_gateway[graph.class_of[chunk]][rank])
 
     def best(self, orbit: Orbit, mask: int, most: int) -> list[tuple[float, int]]:
         """Up to that many of some chunks, most urgent first, with their scores."""
-        ground = self.ground
+        graph = self.graph
         scored: list[tuple[float, int]] = []
-        own = float(ground.transfer_ns[orbit.link])
-        moving = mask & ~ground.spreading
+        own = float(graph.transfer_ns[orbit.link])
+        moving = mask & ~graph.spreading
         if moving:
             room = most
-            for left, group in ground.forwards[orbit.link]:
+            for left, group in graph.forwards[orbit.link]:
                 here = moving & group
                 if not here:
                     continue
                 chunks = list(bits(here))
-                if self.knobs.noise and len(chunks) > room:
+                if self.parameters.noise and len(chunks) > room:
                     chunks = self.random.sample(chunks, room)
                 scored += [(own + left, c) for c in chunks[:room]]
                 room = most - len(scored)
                 if room <= 0:
                     break
-        spread = mask & ground.spreading
+        spread = mask & graph.spreading
         if spread:
             # With room for all of them, only the most urgent one's score is of use; but that is any of them.
             scored += [(self._spread(orbit, c), c) for c in bits(spread)]
-        if self.knobs.noise:
-            scale = self.knobs.noise * self.unit
+        if self.parameters.noise:
+            scale = self.parameters.noise * self.unit
             scored = [(score + scale * self.random.random(), c) for score, c in scored]
         scored.sort(key=lambda item: (-item[0], item[1]))
         return scored[:most]
 
     def of_message(self, orbit: Orbit, ranked: list[tuple[float, int]], batch: int) -> float:
         """The score of a message: of its most urgent chunk, or in mode ``bulk`` by how many it carries."""
-        if self.knobs.mode == "bulk":
+        if self.parameters.mode == "bulk":
             return len(ranked) * self.unit * 1e3 + ranked[0][0]
         return ranked[0][0]
 
     def _spread(self, orbit: Orbit, chunk: int) -> float:
-        ground = self.ground
-        island = ground.island_of[orbit.target]
+        graph = self.graph
+        island = graph.island_of[orbit.target]
         outside = self.outside[chunk]
         rarity = 1.0 / (1.0 + self.holders[island][chunk])
         if orbit.crosses:
-            return ground.leaving_ns * (1 + outside) + self._tail(orbit.target, island, chunk) + rarity
-        score = rarity * self.unit if self.knobs.mode == "rare" else rarity
+            return graph.leaving_ns * (1 + outside) + self._tail(orbit.target, island, chunk) + rarity
+        score = rarity * self.unit if self.parameters.mode == "rare" else rarity
         if outside:
-            near = ground.to_gateway[ground.class_of[chunk]][orbit.target]
+            near = graph.to_gateway[graph.class_of[chunk]][orbit.target]
             if near < self.nearest[island][chunk]:
-                score += (1 + outside) * ground.leaving_ns * 4.0 + near
+                score += (1 + outside) * graph.leaving_ns * 4.0 + near
         return score + self._tail(orbit.target, island, chunk)
 
     def _tail(self, rank: int, island: int, chunk: int) -> float:
         """The longest way from a rank to one of its island that nobody serves yet."""
-        ground = self.ground
-        part = ground.islands[island]
+        graph = self.graph
+        part = graph.islands[island]
         if self.uniform[island]:
             return 0.0
-        distance = ground.distance[ground.class_of[chunk]][rank]
+        distance = graph.distance[graph.class_of[chunk]][rank]
         planned = self.planned
         return max((distance[r] for r in part if not planned[r] >> chunk & 1), default=0.0)
 
     def _wanting_islands(self) -> None:
-        island_of = self.ground.island_of
-        self.wanting = [frozenset(island_of[rank] for rank in goals) for goals in self.ground.goals]
+        island_of = self.graph.island_of
+        self.wanting = [frozenset(island_of[rank] for rank in goals) for goals in self.graph.goals]
         self.outside = [len(islands) for islands in self.wanting]
 
     def _is_uniform(self, part: tuple[int, ...]) -> bool:
         """Whether all ranks of an island are equally far from each other, whatever the chunk."""
-        for matrix in self.ground.distance:
+        for matrix in self.graph.distance:
             ways = {matrix[a][b] for a in part for b in part if a != b}
             if len(ways) > 1:
                 return False

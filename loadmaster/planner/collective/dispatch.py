@@ -16,8 +16,15 @@ from collections.abc import Callable, Sequence
 
 from loadmaster.models.collective.plan import Send
 from loadmaster.planner.collective.criticality import Scores
-from loadmaster.planner.collective.ground import NOTHING_BEFORE, UNREACHED, Ground, Orbit, Release, bits
-from loadmaster.planner.collective.knobs import Knobs
+from loadmaster.planner.collective.parameters import Parameters
+from loadmaster.planner.collective.scheduling_graph import (
+    NOTHING_BEFORE,
+    UNREACHED,
+    Orbit,
+    Release,
+    SchedulingGraph,
+    bits,
+)
 
 # What a used link is worth to a switch that wants few in use, and costs one that wants many, in typical transfers.
 CONNECTION_WEIGHT = 0.5
@@ -30,35 +37,35 @@ class Dispatch:
     that some rank of it has or will have.
     """
 
-    def __init__(self, ground: Ground, knobs: Knobs, seed: int, release: Release) -> None:
-        self.ground = ground
-        self.knobs = knobs
+    def __init__(self, graph: SchedulingGraph, parameters: Parameters, seed: int, release: Release) -> None:
+        self.graph = graph
+        self.parameters = parameters
         self.random = random.Random(seed)
         self.now = 0
         self.forced = False
-        self.have = [0] * ground.rank_count
-        self.planned = list(ground.start)
-        self.entered = [0] * len(ground.islands)
-        self.free_at = [0] * len(ground.topology.resources)
+        self.have = [0] * graph.rank_count
+        self.planned = list(graph.start)
+        self.entered = [0] * len(graph.islands)
+        self.free_at = [0] * len(graph.topology.resources)
         self.taken = {resource: list(spans) for resource, spans in release.taken.items()}
         # Per orbit, what its source had when none of it was of use: only what comes after that can be.
-        self.useless = [0] * len(ground.orbits)
+        self.useless = [0] * len(graph.orbits)
         self.sends: list[Send] = []
         self.used: set[int] = set()
         self.arrivals: list[tuple[int, int, int, int]] = []
         self.events: list[int] = [0]
         # Per rank, (time, chunks) of what was sent to it, in order of dispatch.
-        self.coming: list[deque[tuple[int, int]]] = [deque() for _ in range(ground.rank_count)]
+        self.coming: list[deque[tuple[int, int]]] = [deque() for _ in range(graph.rank_count)]
         self.arrives: dict[tuple[int, int], int] = {}
-        for rank, mask in enumerate(ground.start):
-            self.entered[ground.island_of[rank]] |= mask
+        for rank, mask in enumerate(graph.start):
+            self.entered[graph.island_of[rank]] |= mask
             for chunk in bits(mask):
                 self._arrive_at(release.ready_ns.get((chunk, rank), 0), rank, 1 << chunk)
         for spans in self.taken.values():
             for _, end in spans:
                 heapq.heappush(self.events, end)
-        self.left = sum(len(goals) for goals in ground.goals)
-        self.scores = Scores(ground, knobs, self.random, self.planned)
+        self.left = sum(len(goals) for goals in graph.goals)
+        self.scores = Scores(graph, parameters, self.random, self.planned)
 
     def run(self, limit_ns: int | None, cancelled: Callable[[], bool] | None) -> list[Send] | None:
         """Dispatch until every chunk is on its way to every target.
@@ -88,7 +95,7 @@ class Dispatch:
     def _arrive_at(self, time_ns: int, rank: int, mask: int) -> None:
         heapq.heappush(self.arrivals, (time_ns, len(self.arrives), rank, mask))
         heapq.heappush(self.events, time_ns)
-        if self.knobs.linger:
+        if self.parameters.linger:
             self.coming[rank].append((time_ns, mask))
         for chunk in bits(mask):
             self.arrives[chunk, rank] = time_ns
@@ -96,7 +103,7 @@ class Dispatch:
     def _dispatch_all(self) -> int:
         """Take offers until none is left; how many were taken."""
         offers: list[tuple[float, int, Orbit, tuple[int, ...]]] = []
-        for index, orbit in enumerate(self.ground.orbits):
+        for index, orbit in enumerate(self.graph.orbits):
             if self.have[orbit.source] & ~self.useless[index] and self._free(orbit.resources):
                 self._push(offers, index, orbit)
         taken = 0
@@ -119,7 +126,7 @@ class Dispatch:
         if not self.taken:
             return True
         end = self.now + occupancy_ns
-        links = self.ground.topology.links
+        links = self.graph.topology.links
         for element in orbit.moves:
             for resource in links[orbit.images[element]].resources:
                 for since, until in self.taken.get(resource, ()):
@@ -133,27 +140,27 @@ class Dispatch:
 
     def _of_use(self, orbit: Orbit, here: int) -> int:
         """Those of some chunks at an orbit's source that may go over it."""
-        ground, to = self.ground, orbit.target
-        fresh = here & ground.spreads[orbit.link] & ~self.planned[to]
-        if orbit.crosses and self.knobs.enter_once:
-            fresh &= ~self.entered[ground.island_of[to]] | ground.partial
-        found = fresh & ground.wanted[to]
-        for chunk in bits(fresh & ground.partial & ~ground.wanted[to]):
+        graph, to = self.graph, orbit.target
+        fresh = here & graph.spreads[orbit.link] & ~self.planned[to]
+        if orbit.crosses and self.parameters.enter_once:
+            fresh &= ~self.entered[graph.island_of[to]] | graph.partial
+        found = fresh & graph.wanted[to]
+        for chunk in bits(fresh & graph.partial & ~graph.wanted[to]):
             if self._brings_nearer(chunk, orbit):
                 found |= 1 << chunk
-        for _, mask in ground.forwards[orbit.link]:
+        for _, mask in graph.forwards[orbit.link]:
             found |= here & mask
         return found
 
     def _brings_nearer(self, chunk: int, orbit: Orbit) -> bool:
         """Whether a link to a rank that does not want a chunk is on the shortest way to an unserved target."""
-        ground = self.ground
-        distance = ground.distance[ground.class_of[chunk]]
-        holders = [r for r in range(ground.rank_count) if self.planned[r] >> chunk & 1]
-        over = ground.transfer_ns[orbit.link] + 1.0
+        graph = self.graph
+        distance = graph.distance[graph.class_of[chunk]]
+        holders = [r for r in range(graph.rank_count) if self.planned[r] >> chunk & 1]
+        over = graph.transfer_ns[orbit.link] + 1.0
         return any(
             over + distance[orbit.target][goal] <= min(distance[r][goal] for r in holders)
-            for goal in ground.goals[chunk]
+            for goal in graph.goals[chunk]
             if not self.planned[goal] >> chunk & 1
         )
 
@@ -163,23 +170,25 @@ class Dispatch:
         if not mask:
             self.useless[index] = self.have[orbit.source]
             return
-        knobs = self.knobs
-        batch, hold = (knobs.batch, knobs.hold) if orbit.crosses else (knobs.local_batch, knobs.local_hold)
-        if knobs.linger and not self.forced and batch > 1 and self._more_comes(orbit, mask):
+        parameters = self.parameters
+        batch, hold = (
+            (parameters.batch, parameters.hold) if orbit.crosses else (parameters.local_batch, parameters.local_hold)
+        )
+        if parameters.linger and not self.forced and batch > 1 and self._more_comes(orbit, mask):
             return
         if hold > 1 and not self.forced and mask.bit_count() < min(hold, self._may_come(orbit)):
             return
-        if knobs.taper < 1.0 and orbit.crosses and batch > 1:
-            batch = min(batch, max(1, math.floor(self._may_come(orbit) * knobs.taper)))
+        if parameters.taper < 1.0 and orbit.crosses and batch > 1:
+            batch = min(batch, max(1, math.floor(self._may_come(orbit) * parameters.taper)))
         ranked = self.scores.best(orbit, mask, batch)
-        if not self.forced and knobs.patient:
+        if not self.forced and parameters.patient:
             ranked = [(score, c) for score, c in ranked if not self._sooner_elsewhere(orbit, c)]
         if not ranked:
             return
-        score = self.scores.of_message(orbit, ranked, batch if knobs.mode == "bulk" else 1)
+        score = self.scores.of_message(orbit, ranked, batch if parameters.mode == "bulk" else 1)
         chunks = tuple(sorted(c for _, c in ranked))
         if len(orbit.fixing) > 1:
-            group = self.ground.group
+            group = self.graph.group
             chunks = tuple(sorted({group[e].chunks[c] for e in orbit.fixing for c in chunks}))
             if any(not mask >> c & 1 for c in chunks):
                 return
@@ -187,21 +196,21 @@ class Dispatch:
 
     def _may_come(self, orbit: Orbit) -> int:
         """How many chunks could still go over a link, now or later."""
-        ground, to = self.ground, orbit.target
-        fresh = ground.spreads[orbit.link] & ~self.planned[to] & ground.wanted[to]
-        if orbit.crosses and self.knobs.enter_once:
-            fresh &= ~self.entered[ground.island_of[to]] | ground.partial
+        graph, to = self.graph, orbit.target
+        fresh = graph.spreads[orbit.link] & ~self.planned[to] & graph.wanted[to]
+        if orbit.crosses and self.parameters.enter_once:
+            fresh &= ~self.entered[graph.island_of[to]] | graph.partial
         around = 0
-        for rank in ground.islands[ground.island_of[orbit.source]]:
+        for rank in graph.islands[graph.island_of[orbit.source]]:
             around |= self.planned[rank]
-        for _, mask in ground.forwards[orbit.link]:
+        for _, mask in graph.forwards[orbit.link]:
             fresh |= mask & around
         return fresh.bit_count()
 
     def _more_comes(self, orbit: Orbit, mask: int) -> bool:
         """Whether waiting a little would let more chunks travel along."""
-        message_ns = self.ground.topology.links[orbit.link].message_ns
-        until = self.now + self.knobs.linger * message_ns
+        message_ns = self.graph.topology.links[orbit.link].message_ns
+        until = self.now + self.parameters.linger * message_ns
         coming = self.coming[orbit.source]
         while coming and coming[0][0] <= self.now:
             coming.popleft()
@@ -213,41 +222,41 @@ class Dispatch:
 
     def _sooner_elsewhere(self, orbit: Orbit, chunk: int) -> bool:
         """Whether a chunk would be there sooner over a faster link, or goes to few ranks and has a shorter way."""
-        if self.ground.partial >> chunk & 1:
+        if self.graph.partial >> chunk & 1:
             return not self._brings_nearer(chunk, orbit)
-        if not self.ground.faster[orbit.link] or not self.ground.spreading >> chunk & 1:
+        if not self.graph.faster[orbit.link] or not self.graph.spreading >> chunk & 1:
             return False
-        topology = self.ground.topology
-        done = self.now + self.ground.transfer_ns[orbit.link]
-        for k in self.ground.faster[orbit.link]:
+        topology = self.graph.topology
+        done = self.now + self.graph.transfer_ns[orbit.link]
+        for k in self.graph.faster[orbit.link]:
             link = topology.links[k]
             at = self.arrives.get((chunk, link.source))
             if at is None:
                 continue
             start = max(self.now, at, *(self.free_at[resource] for resource in link.resources))
-            if start + self.ground.transfer_ns[k] < done:
+            if start + self.graph.transfer_ns[k] < done:
                 return True
         return False
 
     def _connection_bonus(self, orbit: Orbit) -> float:
-        if orbit.switch is None or not self.ground.instance.connections:
+        if orbit.switch is None or not self.graph.instance.connections:
             return 0.0
-        wish = self.ground.instance.connections[orbit.switch]
-        return wish * CONNECTION_WEIGHT * self.ground.transfer_ns[orbit.link] * (orbit.link in self.used)
+        wish = self.graph.instance.connections[orbit.switch]
+        return wish * CONNECTION_WEIGHT * self.graph.transfer_ns[orbit.link] * (orbit.link in self.used)
 
     def _take(self, orbit: Orbit, chunks: tuple[int, ...]) -> bool:
         """Start a message on every link of an orbit; False if its images are in each other's way."""
-        ground = self.ground
-        links = ground.topology.links
-        occupancy, transfer = ground.message_ns(orbit.link, chunks)
+        graph = self.graph
+        links = graph.topology.links
+        occupancy, transfer = graph.message_ns(orbit.link, chunks)
         if not self._fits(orbit, occupancy):
             return False
         messages = []
         for element in orbit.moves:
-            image = ground.group[element].chunks
+            image = graph.group[element].chunks
             carried = tuple(sorted(image[c] for c in chunks))
             messages.append((links[orbit.images[element]], carried, sum(1 << c for c in carried)))
-        if not ground.free_action:
+        if not graph.free_action:
             # With ranks that stay where they are, two images may bring one chunk to one rank.
             brought = [(link.target, c) for link, carried, _ in messages for c in carried]
             if len(set(brought)) < len(brought):
@@ -257,13 +266,13 @@ class Dispatch:
             self.sends.append(Send(self.now, link.source, link.target, carried))
             for resource in link.resources:
                 self.free_at[resource] = until
-            moving = mask & ~ground.spreading
+            moving = mask & ~graph.spreading
             self.have[link.source] &= ~moving
             self.planned[link.source] &= ~moving
-            self.left -= (mask & ground.wanted[link.target] & ~self.planned[link.target]).bit_count()
+            self.left -= (mask & graph.wanted[link.target] & ~self.planned[link.target]).bit_count()
             self.planned[link.target] |= mask
-            self.entered[ground.island_of[link.target]] |= mask
-            self.scores.dispatched(link.target, mask & ground.spreading)
+            self.entered[graph.island_of[link.target]] |= mask
+            self.scores.dispatched(link.target, mask & graph.spreading)
             self._arrive_at(self.now + transfer, link.target, mask)
         heapq.heappush(self.events, until)
         self.used.add(orbit.link)
@@ -271,8 +280,8 @@ class Dispatch:
 
 
 def dispatch(
-    ground: Ground,
-    knobs: Knobs,
+    graph: SchedulingGraph,
+    parameters: Parameters,
     seed: int,
     *,
     release: Release = NOTHING_BEFORE,
@@ -280,14 +289,14 @@ def dispatch(
     cancelled: Callable[[], bool] | None = None,
 ) -> tuple[Send, ...] | None:
     """One schedule, in order of dispatch; None if it got stuck or would not be done before the limit."""
-    sends = Dispatch(ground, knobs, seed, release).run(limit_ns, cancelled)
+    sends = Dispatch(graph, parameters, seed, release).run(limit_ns, cancelled)
     return None if sends is None else tuple(sends)
 
 
-def reachable(ground: Ground) -> bool:
-    """Whether every chunk can reach its targets over the links of a ground."""
+def reachable(graph: SchedulingGraph) -> bool:
+    """Whether every chunk can reach its targets over the links of a graph."""
     return all(
-        min(ground.distance[ground.class_of[c]][source][goal] for source in chunk.sources) < UNREACHED
-        for c, chunk in enumerate(ground.instance.chunks)
-        for goal in ground.goals[c]
+        min(graph.distance[graph.class_of[c]][source][goal] for source in chunk.sources) < UNREACHED
+        for c, chunk in enumerate(graph.instance.chunks)
+        for goal in graph.goals[c]
     )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.intervals import IntervalSchedule
 from loadmaster.models.collective.plan import Send
-from loadmaster.planner.collective.lives import life_by_life
+from loadmaster.planner.collective.phases import phase_by_phase
 from loadmaster.planner.collective.prune import finish_ns
 from loadmaster.planner.collective.solves import LEAST_SECONDS, solved
 from loadmaster.planner.effort import Effort
@@ -39,7 +39,7 @@ def improve(
     """
     best = tuple(sends)
     if any(chunk.goes_on for chunk in instance.chunks):
-        return life_by_life(instance, best, improve, seconds, effort)
+        return phase_by_phase(instance, best, improve, seconds, effort)
     if sum(map(len, instance.usable_links)) > MOST_PAIRS:
         return best
     until_s = effort.elapsed_s + seconds

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from itertools import product
 
 from loadmaster.models.collective.bounds import lower_bound
-from loadmaster.models.collective.contiguity import LIMIT, Contiguity
-from loadmaster.models.collective.earliest import Message, alone, sends, time_ns
 from loadmaster.models.collective.hops import Routes
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.intervals import IntervalSchedule
-from loadmaster.models.collective.ordering import HEURISTICS, Ordered, order, order_of
 from loadmaster.models.collective.plan import Send
-from loadmaster.models.collective.routing import formulate
-from loadmaster.planner.collective.lives import joined, life_by_life, summing
+from loadmaster.models.collective.taccl.contiguity import LIMIT, Contiguity
+from loadmaster.models.collective.taccl.earliest import Message, alone, sends, time_ns
+from loadmaster.models.collective.taccl.ordering import HEURISTICS, Ordered, order, order_of
+from loadmaster.models.collective.taccl.routing import formulate
+from loadmaster.planner.collective.phases import joined, phase_by_phase, summing
 from loadmaster.planner.collective.prune import finish_ns
 from loadmaster.planner.collective.reversal import choose_roots, gathering, reversed_summing
 from loadmaster.planner.collective.solves import LEAST_SECONDS, solved
@@ -102,7 +102,7 @@ def polish(
     """
     found = tuple(schedule_in_hand)
     if any(chunk.goes_on for chunk in instance.chunks):
-        return life_by_life(instance, found, polish, seconds, effort)
+        return phase_by_phase(instance, found, polish, seconds, effort)
     search = _Search(instance, bound_ns, effort.elapsed_s + seconds, effort, found)
     if not search.done():
         ordered, messages = order_of(instance, found)

@@ -13,23 +13,24 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from loadmaster.models.collective.instance import Instance, Symmetry
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.symmetry import closure
 from loadmaster.planner.collective.dispatch import dispatch, reachable
-from loadmaster.planner.collective.ground import NOTHING_BEFORE, Ground, Release, typical_bytes
-from loadmaster.planner.collective.knobs import UNLIMITED, Knobs, Mode
+from loadmaster.planner.collective.link_subsets import FULL, Lanes, LinkSubset, links_of
+from loadmaster.planner.collective.parameters import UNLIMITED, Mode, Parameters
 from loadmaster.planner.collective.prune import finish_ns, prune, retime
+from loadmaster.planner.collective.scheduling_graph import NOTHING_BEFORE, Release, SchedulingGraph, typical_bytes
 from loadmaster.planner.collective.sequential import sequential
-from loadmaster.planner.collective.skeletons import FULL, Lanes, Skeleton, skeleton_links
 
 # Merging is tried where a message costs at least this part of the time that a chunk takes without it.
 MERGING_MATTERS = 0.01
 # A message waits for more chunks only where it costs at least this part: less is no more than the wait for a chunk.
 WAITING_MATTERS = 0.1
 # Steps are saved at the price of detours where it costs at least this part.
-SKELETONS_MATTER = 0.2
+LINK_SUBSETS_MATTER = 0.2
 # Of the waits on a route, the part that counts (see routes.py); anything of this order balances about as well.
 ROUTED_SHARE = 0.3
 # Where messages cost more than chunks, waiting that part of a message for more pays as a rule.
@@ -54,12 +55,15 @@ OnBetter = Callable[[tuple[Send, ...], int], None]
 class Setting:
     """One restart but its seed: ``powers`` are those of the instance's generators that it keeps; 0 drops one."""
 
-    knobs: Knobs
-    skeleton: Skeleton
+    parameters: Parameters
+    subset: LinkSubset
     powers: tuple[int, ...]
     slack: float = 0.0
     share: float = 0.0
     late: bool = False
+
+
+Change = Callable[[Setting], Setting]
 
 
 @dataclass
@@ -85,7 +89,7 @@ class Restarts:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.grounds: dict[Setting, Ground | None] = {}
+        self.graphs: dict[Setting, SchedulingGraph | None] = {}
         self.tried: dict[Setting, int] = {}
         self.count = 0
         self.settings = self._settings()
@@ -98,7 +102,7 @@ class Restarts:
             )
             for crosses in (False, True)
         }
-        self.skeletons = self._skeletons()
+        self.subsets = self._subsets()
         self.per_nic = _crossings_per_nic(self.instance)
         self.floor_is_due = self._is_small()
         self.all_powers = (1,) * len(self.instance.generators)
@@ -145,13 +149,13 @@ class Restarts:
         return targets <= SMALL_TARGETS and self.release is NOTHING_BEFORE
 
     def _run(self, setting: Setting, cancelled: Callable[[], bool] | None) -> tuple[Send, ...] | None:
-        ground = self._ground(setting)
-        if ground is None:
+        graph = self._ground(setting)
+        if graph is None:
             return None
         self.count += 1
         found = dispatch(
-            ground,
-            setting.knobs,
+            graph,
+            setting.parameters,
             self.seed + self.count,
             release=self.release,
             limit_ns=self.best_ns,
@@ -165,16 +169,16 @@ class Restarts:
         # On top of other sends, starting earlier could run into what they hold.
         return found if self.release.taken else retime(self.instance, found, self.release.ready_ns)
 
-    def _ground(self, setting: Setting) -> Ground | None:
-        """The ground of a setting; None where its links do not reach every target."""
-        key = replace(setting, knobs=Knobs())
-        if key not in self.grounds:
+    def _ground(self, setting: Setting) -> SchedulingGraph | None:
+        """The graph of a setting; None where its links do not reach every target."""
+        key = replace(setting, parameters=Parameters())
+        if key not in self.graphs:
             generators = zip(self.instance.generators, setting.powers, strict=True)
             chosen = tuple(_power(generator, n) for generator, n in generators if n)
             instance = replace(self.instance, generators=chosen)
             group = closure(chosen, instance.topology.rank_count, len(instance.chunks))
-            links = skeleton_links(instance, setting.skeleton, group)
-            ground = Ground(
+            links = links_of(instance, setting.subset, group)
+            graph = SchedulingGraph(
                 instance,
                 links=links,
                 usable=self.usable,
@@ -182,19 +186,19 @@ class Restarts:
                 share=setting.share,
                 late=setting.late,
             )
-            self.grounds[key] = ground if reachable(ground) else None
-        return self.grounds[key]
+            self.graphs[key] = graph if reachable(graph) else None
+        return self.graphs[key]
 
     def _settings(self) -> Iterator[Setting]:
         fixed = list(self._fixed())
         if self._moves():
             routed = [replace(setting, share=ROUTED_SHARE) for setting in fixed]
             # Where merging matters more than balance, only the plainest settings are tried with routes as well.
-            paired = len(fixed) if max(self.weight.values()) < SKELETONS_MATTER else 2
+            paired = len(fixed) if max(self.weight.values()) < LINK_SUBSETS_MATTER else 2
             pairs = zip(fixed[:paired], routed[:paired], strict=True)
             fixed = [setting for pair in pairs for setting in pair] + fixed[paired:]
-            if max(self.weight.values()) >= SKELETONS_MATTER and self._shares_nics():
-                late = [replace(s, late=True, knobs=replace(s.knobs, noise=TIES)) for s in fixed]
+            if max(self.weight.values()) >= LINK_SUBSETS_MATTER and self._shares_nics():
+                late = [replace(s, late=True, parameters=replace(s.parameters, noise=TIES)) for s in fixed]
                 fixed = [setting for pair in zip(fixed, late, strict=True) for setting in pair][:FIXED_SETTINGS]
         yield from fixed[:PLAIN_SETTINGS]
         for setting in fixed[PLAIN_SETTINGS:]:
@@ -216,27 +220,30 @@ class Restarts:
         linger = LINGER if costs > 1.0 else 0.0
         modes: list[Mode] = ["tail", "bulk"] if costs >= MERGING_MATTERS else ["tail", "rare"]
         choices = [
-            (a + b + c + d, Setting(Knobs(*far[:2], *near[:2], far[2], linger, mode=mode), skeleton, self.all_powers))
-            for (a, skeleton), (b, far), (c, near), (d, mode) in product(
-                enumerate(self.skeletons), enumerate(merged_far), enumerate(merged_near), enumerate(modes)
+            (
+                a + b + c + d,
+                Setting(Parameters(*far[:2], *near[:2], far[2], linger, mode=mode), subset, self.all_powers),
+            )
+            for (a, subset), (b, far), (c, near), (d, mode) in product(
+                enumerate(self.subsets), enumerate(merged_far), enumerate(merged_near), enumerate(modes)
             )
         ]
         choices.sort(key=lambda choice: choice[0])
         yield from (setting for _, setting in choices[:FIXED_SETTINGS])
 
-    def _skeletons(self) -> list[Skeleton]:
+    def _subsets(self) -> list[LinkSubset]:
         """Skeletons that differ in their links, the likeliest first."""
         count = self.instance.topology.node_count
         wanted = any(wish > 0 for wish in self.instance.connections)
-        if max(self.weight.values()) < SKELETONS_MATTER and not wanted:
+        if max(self.weight.values()) < LINK_SUBSETS_MATTER and not wanted:
             return [FULL]
         lanes: tuple[Lanes, ...] = ("all",) if count == 1 else ("all", "one", "rails")
         choices = product(enumerate((0, 2, 4, 3, 1)), enumerate((0,) if count < 3 else (0, 2, 1)), enumerate(lanes))
-        ranked = sorted((a + b + c, a, Skeleton(near, far, lane)) for (a, near), (b, far), (c, lane) in choices)
+        ranked = sorted((a + b + c, a, LinkSubset(near, far, lane)) for (a, near), (b, far), (c, lane) in choices)
         group = closure(self.instance.generators, self.instance.topology.rank_count, len(self.instance.chunks))
-        distinct: dict[frozenset[int], Skeleton] = {}
-        for _, _, skeleton in ranked:
-            distinct.setdefault(skeleton_links(self.instance, skeleton, group), skeleton)
+        distinct: dict[frozenset[int], LinkSubset] = {}
+        for _, _, subset in ranked:
+            distinct.setdefault(links_of(self.instance, subset, group), subset)
         return list(distinct.values())
 
     def _moves(self) -> bool:
@@ -265,38 +272,36 @@ class Restarts:
         if not elite:
             return replace(chance.choice(fixed), powers=self._no_powers())
         setting = chance.choice(elite)
-        knobs = setting.knobs
         roll = chance.random()
+        change = next((change for upto, change in self._changes() if roll < upto), None)
+        if change is not None:
+            setting = change(setting)
+        return _with(setting, noise=chance.choice((0.0, 0.01, 0.05, 0.2, 0.5, 1.0)))
+
+    def _changes(self) -> tuple[tuple[float, Change], ...]:
+        """What may change: the chances up to and with each change, and the change. The rest changes the noise alone."""
+        choice = self.random.choice
         far = _merges(self.weight[True], self._most_chunks(), self.per_nic)
         near = _merges(self.weight[False], self._most_chunks())
-        if roll < 0.2:
-            batch, hold, taper = chance.choice(far)
-            knobs = replace(knobs, batch=batch, hold=hold, taper=taper)
-        elif roll < 0.4:
-            batch, hold, _ = chance.choice(near)
-            knobs = replace(knobs, local_batch=batch, local_hold=hold)
-        elif roll < 0.45:
-            knobs = replace(knobs, taper=chance.choice((1.0, 0.9, 0.8, 0.65, 0.5)))
-        elif roll < 0.5:
-            knobs = replace(knobs, mode=chance.choice(("tail", "bulk", "rare")))
-        elif roll < 0.6:
-            knobs = replace(knobs, enter_once=not knobs.enter_once)
-        elif roll < 0.63:
-            knobs = replace(knobs, patient=not knobs.patient)
-        elif roll < 0.68:
-            knobs = replace(knobs, linger=chance.choice((0.0, 0.05, LINGER, 0.5, 1.0)))
-        elif roll < 0.75:
-            setting = replace(setting, skeleton=chance.choice(self.skeletons))
-        elif roll < 0.8:
-            setting = replace(setting, slack=chance.choice((0.0, 0.5, 1.0)), share=0.0)
-        elif roll < 0.83:
-            setting = replace(setting, share=chance.choice((0.0, 0.05, ROUTED_SHARE, 1.0)))
-        elif roll < 0.85:
-            setting = replace(setting, late=not setting.late)
-        elif roll < 0.9:
-            setting = replace(setting, powers=tuple(chance.choice((0, 1, 2, 4)) for _ in self.all_powers))
-        knobs = replace(knobs, noise=chance.choice((0.0, 0.01, 0.05, 0.2, 0.5, 1.0)))
-        return replace(setting, knobs=knobs)
+        return (
+            (0.20, lambda s: _with(s, **dict(zip(("batch", "hold", "taper"), choice(far), strict=True)))),
+            (0.40, lambda s: _with(s, **dict(zip(("local_batch", "local_hold"), choice(near)[:2], strict=True)))),
+            (0.45, lambda s: _with(s, taper=choice((1.0, 0.9, 0.8, 0.65, 0.5)))),
+            (0.50, lambda s: _with(s, mode=choice(("tail", "bulk", "rare")))),
+            (0.60, lambda s: _with(s, enter_once=not s.parameters.enter_once)),
+            (0.63, lambda s: _with(s, patient=not s.parameters.patient)),
+            (0.68, lambda s: _with(s, linger=choice((0.0, 0.05, LINGER, 0.5, 1.0)))),
+            (0.75, lambda s: replace(s, subset=choice(self.subsets))),
+            (0.80, lambda s: replace(s, slack=choice((0.0, 0.5, 1.0)), share=0.0)),
+            (0.83, lambda s: replace(s, share=choice((0.0, 0.05, ROUTED_SHARE, 1.0)))),
+            (0.85, lambda s: replace(s, late=not s.late)),
+            (0.90, lambda s: replace(s, powers=tuple(choice((0, 1, 2, 4)) for _ in self.all_powers))),
+        )
+
+
+def _with(setting: Setting, **changes: Any) -> Setting:
+    """The setting with other parameters."""
+    return replace(setting, parameters=replace(setting.parameters, **changes))
 
 
 def _power(generator: Symmetry, n: int) -> Symmetry:

@@ -12,7 +12,7 @@ from loadmaster import planner
 from loadmaster.api.cli import app
 from loadmaster.models.collective.plan import CollectivePlan
 from loadmaster.models.collective.problem import CollectiveProblem
-from loadmaster.models.collective.sketch_files import published_sketch, sketch_names
+from loadmaster.models.collective.taccl.sketch_files import published_sketch, sketch_names
 from loadmaster.models.kinds import read_plan, read_problem
 from loadmaster.models.topologies.presets import catalogue, preset
 from loadmaster.models.topologies.profiles import profile_names, published_profile

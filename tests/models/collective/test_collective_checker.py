@@ -16,10 +16,10 @@ from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.lowering import Message, messages_of
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Send
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
-from loadmaster.models.collective.replay import replay, replay_messages
 from loadmaster.models.topologies.topology import Link, Topology
-from tests.models.collective.clockwork import holds
+from tests.models.collective.message_replay import replay, replay_messages
 from tests.models.collective.schedules import random_schedule, ring_allgather
+from tests.models.collective.stepwise_checker import holds
 from tests.models.collective.tiny import EVEN, problem, ring, switched
 
 
@@ -224,7 +224,7 @@ def bent(draw: st.DrawFn) -> tuple[Instance, list[Send]]:
 
 @settings(max_examples=400, deadline=None)
 @given(bent())
-def test_a_clockwork_agrees(given: tuple[Instance, list[Send]]) -> None:
+def test_a_stepwise_checker_agrees(given: tuple[Instance, list[Send]]) -> None:
     found, sends = given
     verdict = check(found, sends)
     assert verdict.ok == holds(found, sends), verdict.violations

@@ -11,7 +11,7 @@ from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective, Sketch, SwitchPolicy
 from loadmaster.models.collective.reach import unreachable
-from loadmaster.models.collective.sketch_files import published_sketch, read_sketch, sketch_names
+from loadmaster.models.collective.taccl.sketch_files import published_sketch, read_sketch, sketch_names
 from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.profiles import load_profile, published_profile
 from loadmaster.models.topologies.topology import Link, Topology

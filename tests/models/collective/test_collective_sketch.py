@@ -16,8 +16,8 @@ from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective, CollectiveProblem, Sketch, SwitchPolicy
 from loadmaster.models.collective.rotations import chunk_images, rotation
 from loadmaster.models.collective.sketch import logical_topology
-from loadmaster.models.collective.sketch_files import published_sketch, read_sketch
 from loadmaster.models.collective.symmetry import breaks_chunks, breaks_topology
+from loadmaster.models.collective.taccl.sketch_files import published_sketch, read_sketch
 from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.profiles import load_profile, published_profile
 from loadmaster.models.topologies.topology import Topology

@@ -10,7 +10,7 @@ import pytest
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.problem import Collective, SwitchPolicy
-from loadmaster.models.collective.sketch_files import published_sketch, read_sketch, sketch_names
+from loadmaster.models.collective.taccl.sketch_files import published_sketch, read_sketch, sketch_names
 from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.profiles import load_profile, published_profile
 from loadmaster.models.topologies.topology import Topology

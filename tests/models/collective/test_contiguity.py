@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loadmaster.models.collective.checker import check
-from loadmaster.models.collective.contiguity import Contiguity
-from loadmaster.models.collective.earliest import alone, time_ns
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
-from loadmaster.models.collective.ordering import HEURISTICS, Ordered, order
+from loadmaster.models.collective.taccl.contiguity import Contiguity
+from loadmaster.models.collective.taccl.earliest import alone, time_ns
+from loadmaster.models.collective.taccl.ordering import HEURISTICS, Ordered, order
 from loadmaster.models.topologies.topology import Link, Topology
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import SolveOptions, SolverStatus

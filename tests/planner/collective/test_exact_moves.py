@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.checker import check
-from loadmaster.models.collective.earliest import alone, sends
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
-from loadmaster.models.collective.ordering import order
 from loadmaster.models.collective.plan import Send
+from loadmaster.models.collective.taccl.earliest import alone, sends
+from loadmaster.models.collective.taccl.ordering import order
 from loadmaster.planner.collective.exact import improve
 from loadmaster.planner.collective.pipeline import polish, schedule
 from loadmaster.planner.effort import Effort
@@ -91,7 +91,7 @@ def test_polish_merges_the_messages_of_a_schedule() -> None:
     assert schedule(instance, [[between[0, 1]]] * 3, 0, 10.0, effort()) == merged
 
 
-def test_sums_for_several_targets_are_improved_life_by_life() -> None:
+def test_sums_for_several_targets_are_improved_phase_by_phase() -> None:
     count = 5
     everyone = tuple(range(count))
     instance = Instance(ring(count), tuple(Chunk(100, everyone, everyone, reduces=True) for _ in everyone))
@@ -112,7 +112,7 @@ def test_sums_for_several_targets_are_improved_life_by_life() -> None:
 
 @few
 @given(st.integers(0, 99))
-def test_random_sums_stay_right_life_by_life(seed: int) -> None:
+def test_random_sums_stay_right_phase_by_phase(seed: int) -> None:
     everyone = (0, 1, 2, 3)
     chunks = (
         Chunk(100, everyone, everyone, reduces=True),

@@ -16,8 +16,8 @@ from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.topology import Link, Topology
 from loadmaster.planner.collective.dispatch import dispatch
 from loadmaster.planner.collective.greedy import Searcher, list_schedule
-from loadmaster.planner.collective.ground import Ground
-from loadmaster.planner.collective.knobs import UNLIMITED, Knobs
+from loadmaster.planner.collective.parameters import UNLIMITED, Parameters
+from loadmaster.planner.collective.scheduling_graph import SchedulingGraph
 from tests.models.collective.schedules import expect_symmetric
 from tests.models.collective.tiny import problem, ring, switched
 
@@ -98,7 +98,7 @@ def test_random_instances_get_right_schedules_no_slower_than_one_after_the_other
 @given(
     random_instances(),
     st.builds(
-        Knobs,
+        Parameters,
         batch=st.sampled_from([1, 2, UNLIMITED]),
         hold=st.integers(1, 3),
         local_batch=st.sampled_from([1, 2, UNLIMITED]),
@@ -111,8 +111,8 @@ def test_random_instances_get_right_schedules_no_slower_than_one_after_the_other
         patient=st.booleans(),
     ),
 )
-def test_every_setting_gives_right_schedules(instance: Instance, knobs: Knobs) -> None:
-    time_of(instance, list_schedule(instance, knobs, seed=1))
+def test_every_setting_gives_right_schedules(instance: Instance, parameters: Parameters) -> None:
+    time_of(instance, list_schedule(instance, parameters, seed=1))
 
 
 @pytest.mark.parametrize("collective", COPYING)
@@ -173,7 +173,7 @@ def test_symmetries_are_kept() -> None:
     sketch = Sketch(internode={i: (i,) for i in range(4)}, symmetry=((1, 4), (4, 12)))
     for collective in ("allgather", "alltoall"):
         instance = posed(switched(3, 4), collective, 12 * 12 * 100, sketch=sketch)
-        sends = list_schedule(instance, Knobs(batch=2))
+        sends = list_schedule(instance, Parameters(batch=2))
         time_of(instance, sends)
         assert sends is not None
         expect_symmetric(instance, sends)
@@ -261,8 +261,8 @@ def test_a_searcher_goes_on_where_it_stopped() -> None:
 def test_what_goes_to_another_node_late_stays_with_its_rank_of_a_nic() -> None:
     instance = posed(preset("dgx2", 2), "alltoall", 32 * 32 * 1024)
     topology = instance.topology
-    ground = Ground(instance, late=True)
-    sends = dispatch(ground, Knobs(batch=UNLIMITED, local_batch=UNLIMITED, mode="bulk"), 0)
+    graph = SchedulingGraph(instance, late=True)
+    sends = dispatch(graph, Parameters(batch=UNLIMITED, local_batch=UNLIMITED, mode="bulk"), 0)
     time_of(instance, sends)
     crosses = {k.source: set(k.resources) for k in topology.links if topology.crosses(k)}
     outs = {rank: {r for r in held if "out" in topology.resources[r]} for rank, held in crosses.items()}

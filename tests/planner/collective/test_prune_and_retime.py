@@ -10,8 +10,8 @@ from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.symmetry import closure
 from loadmaster.planner.collective.greedy import Searcher
+from loadmaster.planner.collective.link_subsets import FULL, LinkSubset, links_of, offsets
 from loadmaster.planner.collective.prune import finish_ns, prune, retime, time_at
-from loadmaster.planner.collective.skeletons import FULL, Skeleton, offsets, skeleton_links
 from tests.models.collective.tiny import problem, ring, switched
 
 LINE = Instance(ring(4, message_ns=0), (Chunk(100, (0,), (2,)), Chunk(100, (0,), (1,))))
@@ -74,11 +74,11 @@ def test_offsets_reach_everyone_in_few_steps() -> None:
     assert offsets(6, 1) == {1}
 
 
-def test_skeletons_are_whole_orbits() -> None:
+def test_link_subsets_are_whole_orbits() -> None:
     instance = instance_of(problem(switched(4, 4), "allgather", 6400), 6400, 1)
     group = closure((), 16, 16)
     topology = instance.topology
-    assert len(skeleton_links(instance, FULL, group)) == len(topology.links)
-    kept = [topology.links[k] for k in skeleton_links(instance, Skeleton(2, 1, "rails"), group)]
+    assert len(links_of(instance, FULL, group)) == len(topology.links)
+    kept = [topology.links[k] for k in links_of(instance, LinkSubset(2, 1, "rails"), group)]
     assert {(k.target - k.source) % 4 for k in kept if not topology.crosses(k)} == {1, 2}
     assert {(k.target - k.source) % 16 for k in kept if topology.crosses(k)} == {4}

@@ -2,7 +2,7 @@
 
 They hold for atomic chunks of the instance's sizes on its logical topology, whatever schedule, symmetric or not, and
 however it merges chunks. :mod:`loadmaster.models.collective.throughput` has the bound for chunks however small,
-:mod:`loadmaster.models.collective.routing` the linear programs.
+:mod:`loadmaster.models.collective.taccl.routing` the linear programs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The two lives of a sum with several targets: until it is whole at its root, and copied from there on.
+"""The two phases of a sum with several targets: until it is whole at its root, and copied from there on.
 
-Programs plan one life at a time (:mod:`loadmaster.models.collective.hops`); put together again, copies follow sums as
+Programs plan one phase at a time (:mod:`loadmaster.models.collective.hops`); put together again, copies follow sums as
 closely as the orders of the resources allow. Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.7.
 """
 
@@ -22,7 +22,7 @@ Move = Callable[[Instance, Sequence[Send], int, float, Effort], tuple[Send, ...]
 
 
 def summing(instance: Instance, roots: Sequence[int]) -> Instance:
-    """The first life: sums to their roots. What is no sum stays where it is."""
+    """The first phase: sums to their roots. What is no sum stays where it is."""
     chunks = tuple(
         replace(chunk, targets=(root,)) if chunk.reduces else replace(chunk, targets=chunk.sources)
         for chunk, root in zip(instance.chunks, roots, strict=True)
@@ -31,16 +31,16 @@ def summing(instance: Instance, roots: Sequence[int]) -> Instance:
 
 
 def joined(instance: Instance, sums: Sequence[Send], copies: Sequence[Send]) -> tuple[Send, ...]:
-    """Both lives in one schedule."""
+    """Both phases in one schedule."""
     end_ns = finish_ns(instance, sums)
     later = tuple(replace(send, start_ns=send.start_ns + end_ns) for send in copies)
     return retime(instance, in_order((*sums, *later)))
 
 
-def life_by_life(
+def phase_by_phase(
     instance: Instance, sends: Sequence[Send], move: Move, seconds: float, effort: Effort
 ) -> tuple[Send, ...]:
-    """Make a move on each life of a schedule, for half of the seconds; the schedule itself where that makes nothing
+    """Make a move on each phase of a schedule, for half of the seconds; the schedule itself where that makes nothing
     faster, or a sum is completed in several places."""
     best = tuple(sends)
     roots = _roots(instance, best)
@@ -49,9 +49,9 @@ def life_by_life(
     sums = tuple(send for send in best if send.combines)
     copies = tuple(send for send in best if not send.combines)
 
-    def moved(life: Instance, of_life: Sequence[Send]) -> tuple[Send, ...]:
-        life = _symmetric(life)
-        return move(life, retime(life, of_life), lower_bound(life).ns, seconds / 2, effort)
+    def moved(phase: Instance, of_phase: Sequence[Send]) -> tuple[Send, ...]:
+        phase = _symmetric(phase)
+        return move(phase, retime(phase, of_phase), lower_bound(phase).ns, seconds / 2, effort)
 
     found = joined(instance, moved(summing(instance, roots), sums), moved(gathering(instance, roots), copies))
     return min(best, found, key=lambda candidate: finish_ns(instance, candidate))
@@ -73,6 +73,6 @@ def _roots(instance: Instance, sends: Sequence[Send]) -> tuple[int, ...] | None:
     return tuple(min(ranks) for ranks in left)
 
 
-def _symmetric(life: Instance) -> Instance:
+def _symmetric(phase: Instance) -> Instance:
     """With the symmetries that map roots onto roots."""
-    return replace(life, generators=tuple(g for g in life.generators if breaks_chunks(life.chunks, g) is None))
+    return replace(phase, generators=tuple(g for g in phase.generators if breaks_chunks(phase.chunks, g) is None))

@@ -35,7 +35,7 @@ from loadmaster.models.fields import READING, Bounds
 from loadmaster.models.shipped import Shipped
 from loadmaster.models.topologies.topology import Topology
 
-_SHIPPED = Shipped("loadmaster.models.collective", "sketches", "sketch_file", "sketch")
+_SHIPPED = Shipped("loadmaster.models.collective.taccl", "sketches", "sketch_file", "sketch")
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.I)
 _SUFFIX_BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 

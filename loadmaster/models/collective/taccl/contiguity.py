@@ -43,9 +43,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from loadmaster.models.collective.earliest import Message, alone, runs_within, sends, starts, time_ns
-from loadmaster.models.collective.ordering import Ordered
 from loadmaster.models.collective.plan import Send
+from loadmaster.models.collective.taccl.earliest import Message, alone, runs_within, sends, starts, time_ns
+from loadmaster.models.collective.taccl.ordering import Ordered
 from loadmaster.solvers.program import FloatArray, IntArray, ProgramBuilder
 from loadmaster.solvers.solution import Solution
 

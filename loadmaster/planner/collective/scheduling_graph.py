@@ -1,7 +1,8 @@
 """What list scheduling works on: orbits of links, distances, islands, and which chunks each link may carry.
 
-A :class:`Ground` is made once for an instance and a choice of links (a *skeleton*, see
-:mod:`loadmaster.planner.collective.skeletons`) and serves every restart. Sets of chunks are integers used as bit masks.
+A :class:`SchedulingGraph` is made once for an instance and a choice of links (a *subset*, see
+:mod:`loadmaster.planner.collective.link_subsets`) and serves every restart. Sets of chunks are integers used as bit
+masks.
 
 Two kinds of chunks are treated apart. One with a single source and a single target moves: it is forwarded along links
 that bring it strictly nearer to its target, so it can neither turn in circles nor be stranded. Every other chunk
@@ -70,7 +71,7 @@ class Release:
 NOTHING_BEFORE = Release()
 
 
-class Ground:
+class SchedulingGraph:
     """An instance made ready for list scheduling.
 
     Args:

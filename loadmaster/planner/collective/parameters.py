@@ -13,7 +13,7 @@ UNLIMITED = 1 << 30
 
 
 @dataclass(frozen=True)
-class Knobs:
+class Parameters:
     """One restart.
 
     Attributes:

@@ -1,7 +1,7 @@
-"""Which links a schedule may use: all of them, or a skeleton that makes chunks travel together.
+"""Which links a schedule may use: all of them, or a subset that makes chunks travel together.
 
 Where each message costs time whatever its size, few long steps beat many short ones. On ranks that all reach each other
-a skeleton keeps only links whose offset, counted around the ranks, is a power of the radix times a digit: chunks that
+a subset keeps only links whose offset, counted around the ranks, is a power of the radix times a digit: chunks that
 are spread or moved over it and merged take about log n steps instead of n - 1 (the dissemination of Bruck et al., 1997,
 "Efficient algorithms for all-to-all communications in multiport message-passing systems"; recursive doubling on a
 power of two). The same is done with whole nodes. It is also what uc-min asks of a switch: few links in use. Where many
@@ -21,7 +21,7 @@ Lanes = Literal["all", "rails", "one"]
 
 
 @dataclass(frozen=True, order=True)
-class Skeleton:
+class LinkSubset:
     """What is kept.
 
     Attributes:
@@ -35,13 +35,13 @@ class Skeleton:
     lanes: Lanes = "all"
 
 
-FULL = Skeleton()
+FULL = LinkSubset()
 
 
-def skeleton_links(instance: Instance, skeleton: Skeleton, group: Sequence[Symmetry]) -> frozenset[int]:
-    """The links of a skeleton: whole orbits of those it keeps."""
+def links_of(instance: Instance, subset: LinkSubset, group: Sequence[Symmetry]) -> frozenset[int]:
+    """The links of a subset: whole orbits of those it keeps."""
     topology = instance.topology
-    if skeleton == FULL:
+    if subset == FULL:
         return frozenset(range(len(topology.links)))
     nodes = topology.ranks_of_node
     place = {node: index for index, node in enumerate(nodes)}
@@ -54,16 +54,16 @@ def skeleton_links(instance: Instance, skeleton: Skeleton, group: Sequence[Symme
     def keeps(link: Link) -> bool:
         if topology.crosses(link):
             ends = (topology.node_of[link.source], topology.node_of[link.target])
-            if skeleton.lanes == "rails" and inside[link.source] != inside[link.target]:
+            if subset.lanes == "rails" and inside[link.source] != inside[link.target]:
                 return False
-            if skeleton.lanes == "one" and first[*ends, link.resources] is not link:
+            if subset.lanes == "one" and first[*ends, link.resources] is not link:
                 return False
             away = place[topology.node_of[link.target]] - place[topology.node_of[link.source]]
-            return _kept(away, len(nodes), skeleton.nodes)
+            return _kept(away, len(nodes), subset.nodes)
         around = topology.switches[link.switch] if link.switch is not None else nodes[topology.node_of[link.source]]
         if link.switch is None and not _is_complete(instance, around):
             return True
-        return _kept(inside[link.target] - inside[link.source], len(around), skeleton.local)
+        return _kept(inside[link.target] - inside[link.source], len(around), subset.local)
 
     kept = [link for link in topology.links if keeps(link)]
     return frozenset(topology.link_between[g.ranks[k.source], g.ranks[k.target]] for k in kept for g in group)

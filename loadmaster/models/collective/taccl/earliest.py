@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import networkx as nx
 
-from loadmaster.models.collective.ordering import Ordered
 from loadmaster.models.collective.plan import Send
+from loadmaster.models.collective.taccl.ordering import Ordered
 
 # Hops of one link that travel as one message, in order.
 Message = tuple[int, ...]

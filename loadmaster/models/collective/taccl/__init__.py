@@ -1,0 +1,1 @@
+"""TACCL's published pipeline: routing, ordering, contiguity, and its sketch files."""
