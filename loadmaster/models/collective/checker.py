@@ -23,6 +23,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from loadmaster.errors import InputError
+from loadmaster.models.collective.collectives import named_chunk_counts
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Send
@@ -195,7 +196,7 @@ class _Replay:
 
 
 def check_plan(problem: CollectiveProblem, plan: CollectivePlan) -> PlanCheck:
-    """Judge every algorithm of a plan at its own size, the bounds against the times, and the table.
+    """Judge every algorithm of a plan at its own size and against what the problem names, and the table.
 
     Raises:
         InputError: the plan belongs to another problem, or holds no algorithm (infeasible).
@@ -203,7 +204,7 @@ def check_plan(problem: CollectiveProblem, plan: CollectivePlan) -> PlanCheck:
     expect_problem(plan.problem_sha256, problem.sha256)
     if not plan.algorithms:
         raise InputError("status", plan.status, "holds no algorithm to check", "Give a plan that was found feasible.")
-    violations = _table(problem, plan.algorithms)
+    violations, named = _table(problem, plan.algorithms), named_chunk_counts(problem)
     checks: list[Check] = []
     for algorithm in plan.algorithms:
         where = f"{algorithm.size_bytes} bytes, {algorithm.chunk_count} chunks"
@@ -214,6 +215,8 @@ def check_plan(problem: CollectiveProblem, plan: CollectivePlan) -> PlanCheck:
             continue
         verdict = check(instance, algorithm.sends)
         checks.append(verdict)
+        if named and algorithm.chunk_count not in named:
+            violations.append(f"{where}: the problem names {', '.join(map(str, named))}")
         violations += [f"{where}: {text}" for text in verdict.violations]
         violations += [f"{where}: {text}" for text in _figures(algorithm, verdict)]
     return PlanCheck(ok=not violations, violations=tuple(violations), algorithms=tuple(checks))

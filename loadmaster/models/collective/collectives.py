@@ -51,6 +51,19 @@ def chunks_of(
     return tuple(_chunks(problem, size_bytes, chunk_count, form))
 
 
+def forms_of(problem: CollectiveProblem) -> tuple[Form, ...]:
+    """The forms that algorithms of a problem may have."""
+    return ("direct", "gather") if problem.collective in COMBINING else ("direct",)
+
+
+def named_chunk_counts(problem: CollectiveProblem) -> tuple[int, ...]:
+    """The numbers of chunks that a problem or its sketch names; empty where algorithms may have any."""
+    drawn = None if problem.sketch is None else problem.sketch.chunk_count
+    if problem.collective == "custom":
+        return (1,)
+    return problem.chunk_counts or (() if drawn is None else (drawn,))
+
+
 def pieces(problem: CollectiveProblem) -> int:
     """Into how many equal pieces the largest buffer is cut before ``chunk_count`` cuts them further."""
     return 1 if problem.collective in ("broadcast", "reduce") else problem.topology.rank_count

@@ -15,7 +15,8 @@ Time = Annotated[int, Bounds(ge=0, le=LARGEST_NS)]
 Form = Literal["direct", "gather"]
 """How an algorithm reaches the postcondition: ``direct``: its sends do it, sums on the way. ``gather``: every rank
 gathers every rank's whole input (an AllGather of the inputs), then adds them up itself, in the order of ranks; of
-AllReduce, Reduce and ReduceScatter where few bytes make steps dear."""
+AllReduce, Reduce and ReduceScatter where few bytes make steps dear. A partial sum that is sent on and grows afterwards
+(recursive doubling that exchanges sums) is of neither form: no plan holds it, and no bound speaks of it."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,10 @@ class Algorithm:
         chunk_count: parts that each rank's piece is cut into.
         sends: by start time, then source, then target.
         time_ns: when the last chunk is where it must be.
-        bound_ns: no schedule of chunks of this size is faster (proved, by ``bound_by``).
-        bound_by: the argument that gave the bound.
-        throughput_bound_ns: nor is any with chunks however small.
+        bound_ns: proved: no algorithm that the problem allows is faster, of whatever form, and of whatever number of
+            chunks where the problem names none (:mod:`loadmaster.models.collective.proof`).
+        bound_by: the argument that gave the bound, of the form that it lets be fastest.
+        throughput_bound_ns: the same from bandwidth alone.
         from_bytes: of the sizes up to the next algorithm's ``from_bytes``, this one is the fastest of the table.
         method: what found it.
         seconds: that took.

@@ -29,6 +29,9 @@ of the same time. The average of a point's images under the whole group is a poi
 time, and equal values on orbits. So the least time is found among points with one variable for each orbit. Of a program
 with integers that would not hold: averages are no integers.
 
+**Divisible chunks.** The program of one byte of a chunk, with its cost in (B2) and in heads and tails, holds for every
+byte; so it does for their average, whose x carries the chunk's bytes in (B1).
+
 Reductions: time reversal keeps bytes, ways and distances, so that the bound of the reversed instance holds for sums
 with one target each.
 """
@@ -52,17 +55,20 @@ from loadmaster.solvers.program import INFINITY, Program, ProgramBuilder
 _TOLERANCE = 1e-6
 
 
-def formulate(instance: Instance, known_ns: int, within_ns: int | None = None) -> RoutingBound:
+def formulate(
+    instance: Instance, known_ns: int, within_ns: int | None = None, *, divisible: bool = False
+) -> RoutingBound:
     """The relaxation of an instance.
 
     Args:
         known_ns: a proved bound, from :func:`loadmaster.models.collective.bounds.lower_bound`.
         within_ns: the time of a known schedule; None: all links count.
+        divisible: chunks may be cut into any number of parts.
 
     Raises:
         InputError: the instance combines.
     """
-    return RoutingBound(instance, known_ns, within_ns)
+    return RoutingBound(instance, known_ns, within_ns, divisible=divisible)
 
 
 class RoutingBound:
@@ -72,10 +78,11 @@ class RoutingBound:
         program: times in nanoseconds; no integers.
     """
 
-    def __init__(self, instance: Instance, known_ns: int, within_ns: int | None) -> None:
+    def __init__(self, instance: Instance, known_ns: int, within_ns: int | None, *, divisible: bool) -> None:
         if instance.combines:
             raise InputError("chunks", "sums", "are not routed", "Bound the reversed instance, or form 'gather'.")
         self.instance, self._known_ns, self._within_ns = instance, known_ns, within_ns
+        self._network = Network(instance, divisible=divisible)
         self._aliases = Aliases(instance)
         self._chunk, self._link, self._beside_ns = self._pairs()
         orbit: IntArray = self._aliases.of_links(self._chunk, self._link) if len(self._link) else self._link
@@ -135,7 +142,7 @@ class RoutingBound:
         block = self._builder.row_list("follow_the_way")
         for c, pairs in self._of_chunk.items():
             if self._moves(c):
-                size_bytes = self.instance.chunks[c].size_bytes
+                size_bytes = self._network.least_bytes(self.instance.chunks[c].size_bytes)
                 lat = [-float(self.instance.topology.links[self._link[p]].transfer_ns(size_bytes)) for p in pairs]
                 block.add([self._time, *(int(self._taken[p]) for p in pairs)], [1.0, *lat], lower=0.0)
         block.done()
@@ -195,7 +202,7 @@ class RoutingBound:
 
     def _pairs(self) -> tuple[IntArray, IntArray, IntArray]:
         """[pairs] chunk, link, and head + message + tail, of all that ``within_ns`` leaves."""
-        network = Network(self.instance)
+        network = self._network
         numbers = [c for c, chunk in enumerate(self.instance.chunks) if chunk.size_bytes]
         found: list[tuple[IntArray, IntArray, IntArray]] = []
         source = np.array([k.source for k in self.instance.topology.links], dtype=np.int64)
@@ -208,7 +215,8 @@ class RoutingBound:
             tail = distance[:, list(chunk.targets)].min(axis=1)[target[links]]
             costs = [self.instance.topology.links[k] for k in links]
             message = np.array([k.message_ns + k.latency_ns for k in costs], dtype=np.int64)
-            transfer = np.array([k.transfer_ns(chunk.size_bytes) for k in costs], dtype=np.int64)
+            alone_bytes = network.least_bytes(chunk.size_bytes)
+            transfer = np.array([k.transfer_ns(alone_bytes) for k in costs], dtype=np.int64)
             # A way, or a first copy, never comes back to a source.
             kept = (head + transfer + tail < NEVER) & ~np.isin(target[links], chunk.sources)
             if self._within_ns is not None:

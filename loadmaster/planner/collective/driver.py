@@ -14,12 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from loadmaster.errors import CancelledError, CheckFailedError, LimitReachedError
-from loadmaster.models.collective.bounds import lower_bound
 from loadmaster.models.collective.checker import check_plan
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Unreachable
 from loadmaster.models.collective.problem import CollectiveProblem
-from loadmaster.models.collective.throughput import throughput_bound_ns
 from loadmaster.planner.collective.one_size import OneSize
 from loadmaster.planner.collective.table import shared, with_crossovers
 from loadmaster.planner.effort import Effort
@@ -58,16 +55,8 @@ def plan_collective(
                 "sizes, or a sketch with more links or fewer symmetries."
             )
         found.append(algorithm)
-    table = with_crossovers(problem, shared(problem, found, lambda algorithm: _bounded(problem, algorithm)))
+    table = with_crossovers(problem, shared(problem, found))
     return _answer(problem, effort, table)
-
-
-def _bounded(problem: CollectiveProblem, algorithm: Algorithm) -> Algorithm:
-    """An algorithm with the bounds of its own size and chunks."""
-    instance = instance_of(problem, algorithm.size_bytes, algorithm.chunk_count, algorithm.form)
-    bound = lower_bound(instance)
-    throughput_ns = throughput_bound_ns(instance)
-    return replace(algorithm, bound_ns=bound.ns, bound_by=bound.by, throughput_bound_ns=throughput_ns)
 
 
 def _answer(problem: CollectiveProblem, effort: Effort, table: tuple[Algorithm, ...]) -> CollectivePlan:

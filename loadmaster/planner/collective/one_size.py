@@ -3,28 +3,34 @@
 Every candidate is scheduled once, in turn; those whose bound is no better than a schedule in hand are left out. The
 most promising then get restarts of list scheduling, CP-SAT where they are small, and contiguity, until a gap is proved
 or the time of this size is up. Every schedule is checked on the problem's own topology before it counts; bounds are of
-that topology too, so that no sketch of ours makes them stronger than they are.
+that topology too, so that no sketch of ours makes them stronger than they are. What is proved in the end is of every
+form and number of chunks that the problem allows (:mod:`loadmaster.models.collective.proof`); the bound of a
+candidate's own form and number only says whether it can still become the best.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
 
 from loadmaster.errors import CheckFailedError, InputError
 from loadmaster.models.collective.bounds import Bound, lower_bound
 from loadmaster.models.collective.checker import check
-from loadmaster.models.collective.collectives import COMBINING
+from loadmaster.models.collective.collectives import forms_of, named_chunk_counts
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Algorithm, Form, Send, Unreachable
 from loadmaster.models.collective.problem import CollectiveProblem, Sketch
+from loadmaster.models.collective.proof import Proof, prove
 from loadmaster.models.collective.reach import unreachable
 from loadmaster.models.collective.routing_bound import formulate
-from loadmaster.models.collective.throughput import throughput_bound_ns
+from loadmaster.planner.collective.classics import MOST_TARGETS, classics, schedule
 from loadmaster.planner.collective.exact import improve
 from loadmaster.planner.collective.greedy import Searcher
 from loadmaster.planner.collective.pipeline import pipeline, polish
+from loadmaster.planner.collective.prune import finish_ns
 from loadmaster.planner.collective.sketches import candidates, chunk_counts
 from loadmaster.planner.collective.solves import solved
 from loadmaster.planner.effort import Effort
@@ -32,6 +38,8 @@ from loadmaster.solvers.solution import SolverStatus
 
 # Of the time of a size: for scheduling every candidate once, and for restarts before CP-SAT has its turn.
 FIRST_SHARE, RESTART_SHARE = 0.3, 0.4
+# And before that for the classic algorithms.
+CLASSICS_SHARE = 0.1
 # The routing relaxation is solved, for that part of the time left, where there are at most so many ways of a chunk over
 # a link: beyond it takes longer than it is worth.
 PROOF_SHARE, MOST_WAYS = 0.2, 50_000
@@ -48,11 +56,17 @@ class Whole:
     Attributes:
         instance: schedules are checked in it.
         cut: why there is no schedule; None: there is one.
+        prove: a bound of these chunks in this form alone.
     """
 
     instance: Instance
     cut: Unreachable | None
-    bound: Bound
+    prove: Callable[[], Bound]
+
+    @cached_property
+    def bound(self) -> Bound:
+        """Proved when it is first asked for: the classic algorithms do not wait for it."""
+        return self.prove()
 
 
 @dataclass
@@ -98,10 +112,23 @@ class OneSize:
         self.best: Candidate | None = None
         self.infeasible: Unreachable | None = None
         self._wholes: dict[tuple[Form, int], Whole] = {}
+        self._proof: Proof | None = None
+
+    @property
+    def proof(self) -> Proof:
+        """Of every form and number of chunks; made when it is first asked for."""
+        if self._proof is None:
+            with self.effort.on_clock("build"):
+                self._proof = prove(self.problem, self.size_bytes)
+        return self._proof
 
     def run(self) -> Algorithm | None:
         """The best algorithm; None where none was found, or there is none (``infeasible`` says why)."""
         method = self.effort.options.method
+        if method == "auto":
+            self._classics()
+            if self.infeasible is not None:
+                return None
         for candidate in self._candidates():
             if self.effort.cancelled() or (self.best is not None and self.over(FIRST_SHARE)):
                 break
@@ -121,6 +148,25 @@ class OneSize:
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
+    def _classics(self) -> None:
+        """The classic algorithms of every form: what nobody should be able to beat by hand."""
+        chunk_count = chunk_counts(self.problem, self.size_bytes)[0]
+        wholes = {form: self._whole(form, chunk_count) for form in forms_of(self.problem)}
+        self.infeasible = next((whole.cut for whole in wholes.values() if whole.cut is not None), None)
+        if self.infeasible is not None:
+            return
+        for classic, (form, whole) in product(classics(self.problem.topology), wholes.items()):
+            targets = sum(len(chunk.targets) for chunk in whole.instance.chunks)
+            spent = self.effort.elapsed_s - self.began_s >= CLASSICS_SHARE * (self.until_s - self.began_s)
+            if self.effort.cancelled() or targets > MOST_TARGETS or (self.best is not None and spent):
+                return
+            # They are not their own images under the symmetries of a sketch.
+            candidate = Candidate(form, chunk_count, Sketch("classic"), whole.instance.without_symmetry(), whole)
+            with self.effort.on_clock("solve"):
+                sends = schedule(candidate.instance, classic)
+            if sends is not None and (self.best is None or finish_ns(candidate.instance, sends) < self.best.time_ns):
+                self._offer(candidate, sends, classic.name)
+
     def _first(self, candidate: Candidate, method: str) -> None:
         """Whether there is a schedule at all, and a first one."""
         self.infeasible = candidate.whole.cut
@@ -137,17 +183,13 @@ class OneSize:
             self._greedy(candidate, self.left_s, FIRST_RUNS)
 
     def _prove(self) -> None:
-        """A better bound of the best, from the routing relaxation."""
-        best = self.best
-        if (
-            best is None
-            or self.over(FIRST_SHARE)
-            or best.whole.instance.combines
-            or _ways(best.whole.instance) > MOST_WAYS
-        ):
+        """A better bound of the form that has the least, from the routing relaxation."""
+        best, weakest = self.best, self.proof.weakest
+        if best is None or self.over(FIRST_SHARE) or weakest.instance.combines or _ways(weakest.instance) > MOST_WAYS:
             return
+        known = weakest.bound
         with self.effort.on_clock("build"):
-            relaxation = formulate(best.whole.instance, best.bound.ns, best.time_ns)
+            relaxation = formulate(weakest.instance, known.ns, best.time_ns, divisible=weakest.divisible)
         limit_s = PROOF_SHARE * self.left_s
         solution = solved(
             relaxation.program,
@@ -155,13 +197,13 @@ class OneSize:
             limit_s,
             phase="routing bound",
             best_ns=best.time_ns,
-            bound_ns=best.bound.ns,
+            bound_ns=known.ns,
         )
         if solution.bound is None or solution.status is SolverStatus.INFEASIBLE:
             return
         proved = Bound(relaxation.proved_ns(solution.bound), "routing relaxation")
-        if proved.ns > best.bound.ns:
-            best.whole.bound = proved
+        if proved.ns > known.ns:
+            self._proof = self.proof.with_bound(weakest.form, proved)
 
     def _restart(self, share: float) -> None:
         """More list scheduling for the most promising, for a share of the time left."""
@@ -172,7 +214,8 @@ class OneSize:
 
     def _exact(self) -> None:
         """From the schedule in hand: CP-SAT, and its messages merged anew."""
-        for candidate in self._finalists():
+        best = self.best
+        for candidate in [*self._finalists(), *([best] if best is not None and best not in self.candidates else [])]:
             if self.over(1.0) or candidate.sends is None:
                 return
             self._say("exact", candidate, candidate.time_ns)
@@ -190,9 +233,11 @@ class OneSize:
                 candidate.searcher = Searcher(
                     candidate.instance, options.seed, cancelled=self.effort.cancelled, on_better=better
                 )
-            sends = candidate.searcher.search(
-                bound_ns=candidate.bound.ns, seconds=max(0.0, seconds), gap=options.gap, runs=runs
-            )
+            # Good enough is what ends the search for this size; a candidate's own bound ends that of the candidate.
+            bound_ns, gap = self.proof.bound.ns, options.gap
+            if candidate.bound.ns * (1.0 - gap) > bound_ns:
+                bound_ns, gap = candidate.bound.ns, 0.0
+            sends = candidate.searcher.search(bound_ns=bound_ns, seconds=max(0.0, seconds), gap=gap, runs=runs)
         self._offer(candidate, sends, "greedy")
 
     # -- where we stand ----------------------------------------------------------------------------------------------
@@ -205,7 +250,7 @@ class OneSize:
     def over(self, share: float) -> bool:
         """Whether a share of the time is up, the gap proved, or the caller out of patience."""
         best = self.best
-        proved = best is not None and best.time_ns - best.bound.ns <= self.effort.options.gap * best.time_ns
+        proved = best is not None and best.time_ns - self.proof.bound.ns <= self.effort.options.gap * best.time_ns
         spent = self.effort.elapsed_s - self.began_s >= share * (self.until_s - self.began_s)
         return proved or spent or self.effort.over()
 
@@ -214,8 +259,8 @@ class OneSize:
         if self.best is None:
             return self.candidates[:FINALISTS]
         best_ns = self.best.time_ns
-        near = [c for c in self.candidates if c.sends and c.bound.ns < best_ns and c.time_ns <= NEAR * best_ns]
-        return sorted(near, key=lambda c: c.time_ns)[:FINALISTS]
+        hopeful = sorted((c for c in self.candidates if c.sends and c.bound.ns < best_ns), key=lambda c: c.time_ns)
+        return hopeful[:1] + [c for c in hopeful[1:FINALISTS] if c.time_ns <= NEAR * best_ns]
 
     def _offer(self, candidate: Candidate, sends: Sequence[Send] | None, method: str) -> None:
         """Take a schedule if it is better; every one is checked."""
@@ -239,11 +284,10 @@ class OneSize:
     def _candidates(self) -> Iterator[Candidate]:
         """Built when their turn comes, the plainest first; what does not divide is left out unless it was asked for."""
         problem = self.problem
-        forms: tuple[Form, ...] = ("direct", "gather") if problem.collective in COMBINING else ("direct",)
         tried = []
         for place, sketch in enumerate(candidates(problem)):
             for turn, chunk_count in enumerate(chunk_counts(problem, self.size_bytes, sketch)):
-                tried += [(place + turn, form, chunk_count, sketch) for form in forms]
+                tried += [(place + turn, form, chunk_count, sketch) for form in forms_of(problem)]
         tried.sort(key=lambda choice: choice[0])
         for _, form, chunk_count, sketch in tried:
             with self.effort.on_clock("build"):
@@ -267,13 +311,21 @@ class OneSize:
         """Once for all sketches."""
         if (form, chunk_count) not in self._wholes:
             instance = instance_of(self.problem, self.size_bytes, chunk_count, form)
-            cut = unreachable(instance)
-            bound = lower_bound(instance) if cut is None else Bound(0, "no schedule")
-            self._wholes[form, chunk_count] = Whole(instance, cut, bound)
+            alone = len(named_chunk_counts(self.problem)) == 1
+
+            def bound() -> Bound:
+                if alone:
+                    # What is proved of a form's only number of chunks is known already.
+                    return self.proof.of(form).bound
+                with self.effort.on_clock("build"):
+                    return lower_bound(instance)
+
+            self._wholes[form, chunk_count] = Whole(instance, unreachable(instance), bound)
         return self._wholes[form, chunk_count]
 
     def _say(self, phase: str, candidate: Candidate, time_ns: int) -> None:
-        self.effort.say(phase, self._named(candidate), time_ns / 1e3, candidate.bound.ns / 1e3)
+        bound_us = None if self._proof is None else self._proof.bound.ns / 1e3
+        self.effort.say(phase, self._named(candidate), time_ns / 1e3, bound_us)
 
     def _named(self, candidate: Candidate) -> str:
         form = "" if candidate.form == "direct" else f", {candidate.form}"
@@ -287,9 +339,9 @@ class OneSize:
             form=candidate.form,
             sends=candidate.sends,
             time_ns=candidate.time_ns,
-            bound_ns=candidate.bound.ns,
-            bound_by=candidate.bound.by,
-            throughput_bound_ns=throughput_bound_ns(candidate.whole.instance),
+            bound_ns=self.proof.bound.ns,
+            bound_by=self.proof.bound.by,
+            throughput_bound_ns=self.proof.throughput_ns,
             method=candidate.method,
             seconds=round(self.effort.elapsed_s - self.began_s, 3),
         )

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from loadmaster.errors import InputError
-from loadmaster.models.collective.collectives import ROOTED, pieces
+from loadmaster.models.collective.collectives import ROOTED, named_chunk_counts, pieces
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import CollectiveProblem, Sketch
@@ -26,9 +26,8 @@ from loadmaster.models.collective.rotations import generator, rotation
 from loadmaster.models.collective.sketch import local_ranks
 from loadmaster.models.topologies.topology import Topology
 
-# More chunks than this in all, and more parts of a piece are not tried: what they gain in pipelining is little by then.
+# More chunks than this in all are not tried: what they gain in pipelining is little by then.
 MOST_CHUNKS = 1024
-MOST_PARTS = 64
 # Parts are not cut so small that the fixed cost of a message is more than so many times their time on a link.
 LARGEST_FIXED_SHARE = 4.0
 
@@ -71,16 +70,12 @@ def candidates(problem: CollectiveProblem) -> list[Sketch]:
 def chunk_counts(problem: CollectiveProblem, size_bytes: int, sketch: Sketch | None = None) -> tuple[int, ...]:
     """Parts of each rank's piece worth trying at a size, ascending; what the problem or the sketch says where it does.
 
-    Powers of two that divide the size, up to parts so small that a message's fixed cost outweighs them. 1 where none
-    divides: the refusal then says which sizes do.
+    Powers of two, and three times those, that divide the size, up to 64 and to parts so small that a message's fixed
+    cost outweighs them. 1 where none divides: the refusal then says which sizes do.
     """
-    sketch = sketch or problem.sketch
-    if problem.chunk_counts:
-        return problem.chunk_counts
-    if sketch is not None and sketch.chunk_count is not None:
-        return (sketch.chunk_count,)
-    if problem.collective == "custom":
-        return (1,)
+    named = named_chunk_counts(problem if sketch is None else replace(problem, sketch=sketch))
+    if named:
+        return named
     ranks = problem.topology.rank_count
     squared = problem.collective in ("alltoall", "alltoallv")
     cut = ranks**2 if problem.collective == "alltoallv" else pieces(problem)
@@ -89,13 +84,11 @@ def chunk_counts(problem: CollectiveProblem, size_bytes: int, sketch: Sketch | N
     worth = max(((k.latency_ns + k.message_ns) * k.gbps for k in problem.topology.links), default=0.0)
     least_bytes = max(1.0, worth / LARGEST_FIXED_SHARE)
     found = []
-    parts = 1
-    while parts <= MOST_PARTS and (
-        parts == 1 or (many * parts <= MOST_CHUNKS and size_bytes / cut / parts >= least_bytes)
-    ):
-        if problem.collective == "alltoallv" or size_bytes % (cut * parts) == 0:
+    for parts in sorted({1 << e for e in range(7)} | {3 << e for e in range(5)}):
+        small = many * parts > MOST_CHUNKS or size_bytes / cut / parts < least_bytes
+        divides = problem.collective == "alltoallv" or size_bytes % (cut * parts) == 0
+        if divides and (parts == 1 or not small):
             found.append(parts)
-        parts *= 2
     return tuple(found) or (1,)
 
 

@@ -7,7 +7,7 @@ may win at the next one too, and between two sizes there is one where the second
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -23,14 +23,8 @@ from loadmaster.planner.collective.prune import retime, time_at
 MOST_MESSAGES = 20_000
 
 
-def shared(
-    problem: CollectiveProblem, algorithms: Sequence[Algorithm], bounded: Callable[[Algorithm], Algorithm]
-) -> tuple[Algorithm, ...]:
-    """Every size with the fastest algorithm that was found for any.
-
-    Args:
-        bounded: gives an algorithm the bounds of its size and chunks.
-    """
+def shared(problem: CollectiveProblem, algorithms: Sequence[Algorithm]) -> tuple[Algorithm, ...]:
+    """Every size with the fastest algorithm that was found for any. What is proved of a size stays what it is."""
     found = []
     for algorithm in algorithms:
         best = algorithm
@@ -41,8 +35,16 @@ def shared(
             if instance is None or (time_ns := time_at(instance, other.sends)) >= best.time_ns:
                 continue
             sends = retime(instance, other.sends)
-            best = replace(other, size_bytes=algorithm.size_bytes, sends=sends, time_ns=time_ns)
-        found.append(best if best is algorithm else bounded(best))
+            best = replace(
+                other,
+                size_bytes=algorithm.size_bytes,
+                sends=sends,
+                time_ns=time_ns,
+                bound_ns=algorithm.bound_ns,
+                bound_by=algorithm.bound_by,
+                throughput_bound_ns=algorithm.throughput_bound_ns,
+            )
+        found.append(best)
     return tuple(found)
 
 

@@ -1,7 +1,9 @@
 """Proofs that no schedule of an instance is faster: combinatorial bounds, each a module with its argument.
 
 They hold for atomic chunks of the instance's sizes on its logical topology, whatever schedule, symmetric or not, and
-however it merges chunks. :mod:`loadmaster.models.collective.throughput` has the bound for chunks however small,
+however it merges chunks; asked for divisible chunks, for the same chunks cut into any number of parts. They say nothing
+of another form of the same collective: :mod:`loadmaster.models.collective.proof` puts those together.
+:mod:`loadmaster.models.collective.throughput` has the bound by bandwidth alone,
 :mod:`loadmaster.models.collective.taccl.routing` the linear programs.
 """
 
@@ -28,23 +30,27 @@ class Bound:
     by: str
 
 
-def all_bounds(instance: Instance) -> Iterator[Bound]:
-    """Every combinatorial bound, cheap ones first."""
-    network = Network(instance)
+def all_bounds(instance: Instance, *, divisible: bool = False) -> Iterator[Bound]:
+    """Every combinatorial bound, cheap ones first.
+
+    Args:
+        divisible: chunks may be cut into any number of parts.
+    """
+    network = Network(instance, divisible=divisible)
     yield Bound(dilation_ns(network), "dilation")
     for bounds in (cut_bounds(network), counting_bounds(network), gathering_bounds(network)):
         for ns, by in bounds:
             yield Bound(ns, by)
     backwards = mirrored(instance)
     if backwards is not None:
-        for ns, by in gathering_bounds(Network(backwards)):
+        for ns, by in gathering_bounds(Network(backwards, divisible=divisible)):
             yield Bound(ns, f"{by}, from the end")
 
 
-def lower_bound(instance: Instance) -> Bound:
-    """The best of them; of equals the first."""
+def lower_bound(instance: Instance, *, divisible: bool = False) -> Bound:
+    """The best of them; of equals the first. Arguments as of :func:`all_bounds`."""
     best = Bound(0, "nothing to do")
-    for bound in all_bounds(instance):
+    for bound in all_bounds(instance, divisible=divisible):
         if bound.ns > best.ns:
             best = bound
         if best.ns >= NEVER:

@@ -19,6 +19,9 @@ whose worst set is always of this form, for machines side by side.
 
 For a chunk copied from several sources, u is the nearest; for a sum, the farthest: it must come from all. The farthest
 t is taken. Chunks that stay on one side of the cut do not count.
+
+Where chunks are divisible, the same is said of every byte of them: distances are those of one byte, and X is by bytes
+at the bandwidth of all machines together.
 """
 
 from __future__ import annotations
@@ -76,7 +79,8 @@ def cut_ns(network: Network, inside: BoolArray) -> int:
         return NEVER
     sizes = network.size_bytes[crossing]
     machines = network.cover(links)
-    completion = completions(machines, int(sizes.min()), int(crossing.sum()))
+    count = 0 if network.divisible else int(crossing.sum())
+    completion = completions(machines, np.arange(1, count + 1) * int(sizes.min()))
     return _worst_set(head[crossing], tail[crossing], sizes, completion, machines)
 
 
@@ -106,11 +110,10 @@ def _heads_and_tails(network: Network, inside: BoolArray, links: list[int]) -> t
     return crossing, head, tail
 
 
-def completions(machines: tuple[Machine, ...], size_bytes: int, count: int) -> IntArray:
-    """[count + 1] when machines that start together complete n chunks of at least that size."""
-    n = np.arange(1, count + 1)
-    each = [m.message_ns + np.ceil(n * size_bytes / m.gbps - _HAIR_NS).astype(np.int64) for m in machines]
-    together = np.sort(np.concatenate(each))[:count]
+def completions(machines: tuple[Machine, ...], message_bytes: IntArray) -> IntArray:
+    """[units + 1] when machines that start together complete 0, 1 .. units, of so many bytes on one machine."""
+    each = [m.message_ns + np.ceil(message_bytes / m.gbps - _HAIR_NS).astype(np.int64) for m in machines]
+    together = np.sort(np.concatenate(each))[: len(message_bytes)]
     return np.concatenate([np.zeros(1, dtype=np.int64), together])
 
 
@@ -126,7 +129,8 @@ def _worst_set(
     total = _from_here_on(np.bincount(cells, weights=sizes, minlength=len(heads) * len(tails)).reshape(shape))
     speed = math.fsum(m.gbps for m in machines)
     spread = np.ceil(min(m.message_ns for m in machines) + total / speed - _HAIR_NS).astype(np.int64)
-    length = np.maximum(completion[count.astype(np.int64)], spread)
+    # Of divisible chunks no number of units is known to be complete.
+    length = np.maximum(completion[np.minimum(count, len(completion) - 1).astype(np.int64)], spread)
     found = np.where(count > 0, heads[:, None] + length + tails[None, :], 0)
     return min(NEVER, int(found.max()))
 

@@ -16,7 +16,8 @@
 - **Pipelined broadcast.** k chunks of b bytes start on one rank whose links all hold one resource. The one that is sent
   first last is in a message that starts once the others have left, (k - j) b / gbps at least where it has j chunks
   itself, which lengthens it by (j - 1) b / gbps; so time >= (k - 1) b / gbps + spread of one chunk. Sums to one rank:
-  the same from the end. All ports of a switch together say a little more (pipelining.py).
+  the same from the end. All ports of a switch together say a little more (pipelining.py). Of divisible chunks b is one
+  byte.
 
 For collectives between few and small messages this is the information-doubling bound: on a port that takes a message
 at a time, what a rank knows at most doubles with every message. For large ones it is the release of chunks by NICs into
@@ -75,8 +76,7 @@ def knowledge_ns(network: Network, chunks: BoolArray) -> int:
     """
     if not 0 < np.count_nonzero(chunks) <= LARGEST_COUNT:
         return 0
-    first = network.sources[chunks].sum(axis=0)
-    units = _units(network, chunks, first, backwards=False)
+    units = _units(network, chunks, network.sources[chunks], backwards=False)
     growth = Growth(network, units)
     wanting = np.asarray(network.targets[chunks].all(axis=0))
     alone = max((growth.time_ns(int(v), units.count) for v in np.flatnonzero(wanting)), default=0)
@@ -93,10 +93,10 @@ def delivery_ns(network: Network, chunks: BoolArray) -> int:
     """When a rank that has all of some chunks of one target each may be rid of them at the earliest."""
     if not 0 < np.count_nonzero(chunks) <= LARGEST_COUNT:
         return 0
-    first = network.targets[chunks].sum(axis=0)
-    growth = Growth(network, _units(network, chunks, first, backwards=True))
+    units = _units(network, chunks, network.targets[chunks], backwards=True)
+    growth = Growth(network, units)
     having = np.flatnonzero(network.sources[chunks].all(axis=0))
-    return max((growth.time_ns(int(u), int(chunks.sum())) for u in having), default=0)
+    return max((growth.time_ns(int(u), units.count) for u in having), default=0)
 
 
 def spread_ns(network: Network, chunk: int) -> int:
@@ -147,36 +147,54 @@ def _one_chunk(network: Network, chunk: int) -> Iterator[tuple[int, str]]:
     topology, sources, targets = network.topology, network.sources[chunk], network.targets[chunk]
     together = (network.kind_of == network.kind_of[chunk]) & (network.reduces == network.reduces[chunk])
     together &= (network.sources == sources).all(axis=1) & (network.targets == targets).all(axis=1)
-    others = int(together.sum()) - 1
+    one_bytes = network.least_bytes(int(network.size_bytes[chunk]))
+    rest_bytes = int(network.size_bytes[together].sum()) - one_bytes
     if sources.sum() == 1 and targets.sum() > 1 and not network.reduces[chunk]:
         root = int(np.argmax(sources))
-        found_ns = _sends_ns(network, topology.out_links[root], chunk, others) + spread_ns(network, chunk)
-        if others and not np.any(~targets & ~sources):
-            found_ns = max(found_ns, pipelining_ns(network, root, int(network.size_bytes[chunk]), others + 1, found_ns))
+        found_ns = _sends_ns(network, topology.out_links[root], rest_bytes) + spread_ns(network, chunk)
+        if rest_bytes and not network.divisible and not np.any(~targets & ~sources):
+            found_ns = max(found_ns, pipelining_ns(network, root, one_bytes, int(together.sum()), found_ns))
         yield found_ns, "pipelined broadcast"
     elif network.reduces[chunk] and targets.sum() == 1:
-        last_ns = _sends_ns(network, topology.in_links[int(np.argmax(targets))], chunk, others)
+        last_ns = _sends_ns(network, topology.in_links[int(np.argmax(targets))], rest_bytes)
         yield sum_ns(network, chunk) + last_ns, "pipelined sum"
     elif network.reduces[chunk]:
         yield meeting_ns(network, chunk), "sum at one rank, then spread"
 
 
-def _sends_ns(network: Network, links: tuple[int, ...], chunk: int, count: int) -> int:
-    """count b / gbps, of chunks of b bytes that leave, or arrive at, one rank over links that all hold one resource."""
+def _sends_ns(network: Network, links: tuple[int, ...], rest_bytes: int) -> int:
+    """Their time where they leave, or arrive at, one rank over links that all hold one resource."""
     used = set(network.used_links)
     machines = network.cover(k for k in links if k in used)
-    return math.floor(count * int(network.size_bytes[chunk]) / machines[0].gbps) if len(machines) == 1 else 0
+    return math.floor(rest_bytes / machines[0].gbps) if len(machines) == 1 else 0
 
 
-def _units(network: Network, chunks: BoolArray, first: IntArray, *, backwards: bool) -> Units:
-    sizes = np.sort(network.size_bytes[chunks])
-    return Units(first.astype(np.int64), len(sizes), sizes, False, open_links(network, chunks), backwards)
+def _units(network: Network, chunks: BoolArray, held: BoolArray, *, backwards: bool) -> Units:
+    """The units of some chunks, of which ``held`` [chunks, ranks] are there at first."""
+    unit_bytes, message_bytes = network.units_of(chunks)
+    first, limit = held.sum(axis=0).astype(np.int64), open_links(network, chunks)
+    if network.divisible:
+        sizes = network.size_bytes[chunks]
+        kinds = np.bincount(network.kind_of[chunks], weights=sizes, minlength=len(network.first_of_kind))
+        first = -(-(held * sizes[:, None]).sum(axis=0) // unit_bytes)
+        limit = -(-(network.usable * kinds[:, None]).sum(axis=0).astype(np.int64) // unit_bytes)
+    count = len(message_bytes)
+    return Units(
+        np.minimum(first, count),
+        count,
+        message_bytes,
+        unit_bytes,
+        network.divisible,
+        np.minimum(limit, count),
+        backwards,
+    )
 
 
 def _flat(network: Network, chunk: int, members: BoolArray, *, backwards: bool) -> Units:
-    count = int(members.sum())
+    count, size_bytes = int(members.sum()), network.least_bytes(int(network.size_bytes[chunk]))
     limit = network.usable[network.kind_of[chunk]].astype(np.int64) * count
-    return Units(members.astype(np.int64), count, network.size_bytes[chunk : chunk + 1], True, limit, backwards)
+    message_bytes = np.full(count, size_bytes, dtype=np.int64)
+    return Units(members.astype(np.int64), count, message_bytes, size_bytes, False, limit, backwards)
 
 
 def _typical_chunks(network: Network) -> list[int]:

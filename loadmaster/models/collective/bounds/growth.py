@@ -26,6 +26,13 @@ chunks to be handed in); links are followed from target to source, and the laten
 
 Units cost bytes each (chunks that are copied) or nothing beyond the first in a message (parts of one sum, forwards;
 targets of one chunk, backwards).
+
+**Divisible chunks.** Where chunks may be cut into any number of parts, let a unit be u bytes, and let "to have j units"
+mean to have more than (j - 1) u bytes. With amounts in place of numbers, all of the above holds: a message of x bytes,
+(n - 1) u < x <= n u, brings a machine from i units to no less than i - n before it; machines that bring x_m bytes each
+bring more than the sum of their units less one each, and so the sorted union of (1) counts each at its first byte. Only
+a message of n units costs no more than (n - 1) u + 1 bytes. What this loses with every message, bytes make good:
+(4) phi[m, i] >= the first start on m + message_ns + the bytes of i units.
 """
 
 from __future__ import annotations
@@ -39,6 +46,9 @@ import numpy as np
 from loadmaster.models.collective.bounds.network import NEVER, BoolArray, IntArray, Machine, Network, numbered
 from loadmaster.models.topologies.topology import Link
 
+# Costs of links are rounded to six decimals before they are rounded up; sums of quotients stay within this.
+_HAIR_NS = 1e-3
+
 
 @dataclass(frozen=True)
 class Units:
@@ -47,16 +57,18 @@ class Units:
     Attributes:
         first: [ranks] units that each rank starts with (backwards: that end there).
         count: of all units.
-        sizes_bytes: ascending: a message of n units carries at least the first n of them together.
-        flat: a message of n >= 1 units carries ``sizes_bytes[0]``, whatever n is.
+        message_bytes: [units] what a message of 1, 2 .. units carries at least.
+        unit_bytes: of the smallest unit.
+        partial: the last unit of a message, or of a rank, may be there in part (divisible chunks).
         limit: [links] how many units may use each link; 0 closes it.
         backwards: time runs from the end.
     """
 
     first: IntArray
     count: int
-    sizes_bytes: IntArray
-    flat: bool
+    message_bytes: IntArray
+    unit_bytes: int
+    partial: bool
     limit: IntArray
     backwards: bool
 
@@ -85,11 +97,12 @@ class _Row:
 
 @dataclass
 class _Table:
-    """Rows of (2), by machine, and per machine the latency after it and how many units may use it."""
+    """Rows of (2), by machine; per machine the latency after it, how many units may use it, and [units] time by (4)."""
 
     rows: list[_Row] = field(default_factory=list)
     after_ns: list[int] = field(default_factory=list)
     cap: list[int] = field(default_factory=list)
+    together_ns: list[IntArray] = field(default_factory=list)
 
     @cached_property
     def _arrays(self) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
@@ -107,12 +120,15 @@ class _Table:
         starts = np.flatnonzero(np.r_[True, machine[1:] != machine[:-1]])
         phi = np.full((len(starts), width), NEVER, dtype=np.int64)
         phi[:, 0] = first_ns
+        first = np.maximum(np.minimum.reduceat(sent[:, 0], starts), first_ns)
+        together = np.minimum(first[:, None] + np.array(self.together_ns), NEVER)
         rows = phi[machine]
         for i in range(1, width):
             # Messages of n = 1 .. i units, when the machine had delivered i - n.
             begin = np.maximum(rows[:, i - 1 :: -1], sent[:, :i])
             end = np.maximum(begin, there[:, i : i + 1]) + occupancy[:, :i]
-            phi[:, i] = np.minimum(np.minimum.reduceat(end.min(axis=1), starts), NEVER)
+            alone = np.minimum(np.minimum.reduceat(end.min(axis=1), starts), NEVER)
+            phi[:, i] = np.maximum(alone, together[:, i - 1])
             rows[:, i] = phi[machine, i]
         arrived = np.minimum(phi[:, 1:] + np.array(self.after_ns)[:, None], NEVER)
         return np.where(np.arange(1, width) <= np.array(self.cap)[:, None], arrived, NEVER)
@@ -210,6 +226,8 @@ class Growth:
             found.append(len(table.after_ns))
             table.cap.append(min(units.count, sum(int(units.limit[k]) for k in machine.links)))
             table.after_ns.append(0 if units.backwards else min(latency_ns for latency_ns, *_ in kinds))
+            fastest, cheapest = max(gbps for _, _, gbps, *_ in kinds), min(message_ns for _, message_ns, *_ in kinds)
+            table.together_ns.append(cheapest + np.ceil(units.message_bytes / fastest - _HAIR_NS).astype(np.int64))
             examples = {(k.latency_ns, k.message_ns, k.gbps): k for k in map(self._link, machine.links)}
             for latency_ns, message_ns, gbps, crosses, limit, sender, node in kinds:
                 occupancy = self._occupancy(examples[latency_ns, message_ns, gbps], limit)
@@ -224,9 +242,8 @@ class Growth:
     def _occupancy(self, link: Link, limit: int) -> IntArray:
         """[units] of a message of 1, 2 .. units over a link; NEVER above the limit."""
         found = np.full(self._units.count, NEVER, dtype=np.int64)
-        sizes = np.cumsum(self._units.sizes_bytes)
-        for n in range(min(limit, self._units.count)):
-            found[n] = link.occupancy_ns(int(sizes[0 if self._units.flat else n]))
+        for n, size_bytes in enumerate(self._units.message_bytes[:limit].tolist()):
+            found[n] = link.occupancy_ns(size_bytes)
         return found
 
     def _solve(self) -> None:

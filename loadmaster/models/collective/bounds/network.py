@@ -18,6 +18,8 @@ from loadmaster.models.collective.instance import Instance
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
+# Divisible chunks are counted in that many units or a little more: what is lost is about a unit for each message.
+_FEWEST_UNITS = 256
 # No way. Sums of three of them stay within 64 bits.
 NEVER = 2**60
 
@@ -42,10 +44,12 @@ class Network:
     """An instance, with what is asked of it again and again.
 
     Attributes:
+        divisible: bounds are to hold for the chunks cut into any number of parts, each of one byte at least.
         kind_of: [chunks] index of the chunk's kind: its size and its senders.
     """
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: Instance, *, divisible: bool = False) -> None:
+        self.divisible = divisible
         # A chunk of no bytes is everywhere from the start.
         self.instance = instance = replace(instance, chunks=tuple(c for c in instance.chunks if c.size_bytes))
         self.topology = instance.topology
@@ -61,6 +65,22 @@ class Network:
     def size_bytes(self) -> IntArray:
         """[chunks]"""
         return np.array([c.size_bytes for c in self.instance.chunks], dtype=np.int64)
+
+    def least_bytes(self, size_bytes: int) -> int:
+        """What travels alone at least, of a chunk of that size."""
+        return 1 if self.divisible else size_bytes
+
+    def units_of(self, chunks: BoolArray) -> tuple[int, IntArray]:
+        """Some chunks as units: the bytes of the smallest, and [units] what a message of 1, 2 .. carries at least.
+
+        Divisible chunks are so many units of equal size that each chunk is some of them, or nearly.
+        """
+        sizes = np.sort(self.size_bytes[chunks])
+        if not self.divisible:
+            return int(sizes[0]), np.cumsum(sizes)
+        total, count = int(sizes.sum()), len(sizes) * -(-_FEWEST_UNITS // len(sizes))
+        unit_bytes = max(1, total // count)
+        return unit_bytes, np.arange(min(count, total // unit_bytes), dtype=np.int64) * unit_bytes + 1
 
     @cached_property
     def sources(self) -> BoolArray:
@@ -84,14 +104,17 @@ class Network:
 
     @cached_property
     def distance_ns(self) -> IntArray:
-        """[kinds, ranks, ranks]: the least time in which a lone chunk of a kind gets from one rank to another."""
+        """[kinds, ranks, ranks]: the least time in which a lone chunk of a kind gets from one rank to another.
+
+        Of divisible chunks: a lone byte.
+        """
         found = np.full((len(self._kinds), self.rank_count, self.rank_count), NEVER, dtype=np.int64)
         for kind, (size_bytes, _) in enumerate(self._kinds):
             matrix = found[kind]
             np.fill_diagonal(matrix, 0)
             for k in self.instance.usable_links[self.first_of_kind[kind]]:
                 link = self.topology.links[k]
-                matrix[link.source, link.target] = link.transfer_ns(size_bytes)
+                matrix[link.source, link.target] = link.transfer_ns(self.least_bytes(size_bytes))
             for via in range(self.rank_count):
                 np.minimum(matrix, matrix[:, via, None] + matrix[None, via, :], out=matrix)
             np.minimum(matrix, NEVER, out=matrix)

@@ -33,7 +33,7 @@ def only_entry_ns(network: Network, growth: Growth, units: Units, chunks: BoolAr
         if len(machines) != 1 or len({k.latency_ns for k in links}) > 1:
             continue
         distance_ns = network.distance_ns[np.unique(network.kind_of[chunks])].min(axis=0)
-        again_ns = min(k.occupancy_ns(int(units.sizes_bytes[0])) for k in links)
+        again_ns = min(k.occupancy_ns(int(units.message_bytes[0])) for k in links)
         entered = sorted({k.target for k in links})
         # A rank is at distance 0 of itself.
         on_ns = np.minimum(distance_ns[np.ix_(entered, together)], again_ns).max(axis=1)

@@ -22,6 +22,7 @@ that share a NIC get (k - 1) a_p(b) + w_p(T) together: in its last round at leas
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -44,9 +45,10 @@ class _Entry:
     gbps: float
     ranks: frozenset[int]
 
-    def by_bytes(self, until_ns: int, size_bytes: int) -> int:
-        """w_p, of chunks of at least that size."""
-        return max(0, int((until_ns - self.first_ns + _HAIR_NS) * self.gbps / size_bytes))
+    def by_bytes(self, until_ns: int, units: Units) -> int:
+        """w_p; what is there in part counts as a unit."""
+        brought = max(0.0, (until_ns - self.first_ns + _HAIR_NS) * self.gbps / units.unit_bytes)
+        return math.ceil(brought) if units.partial else int(brought)
 
 
 def releasing_ns(network: Network, growth: Growth, units: Units, chunks: BoolArray, wanting: BoolArray) -> int:
@@ -91,7 +93,6 @@ def _ports(
     topology = network.topology
     distance_ns = network.distance_ns[np.unique(network.kind_of[chunks])].min(axis=0)
     entered = {rank for entry in entries for rank in entry.ranks}
-    sizes = np.cumsum(units.sizes_bytes)
     found: Counter[tuple[int, ...]] = Counter()
     for rank in group:
         others = sorted(entered - {rank})
@@ -102,7 +103,7 @@ def _ports(
             links = [topology.links[k] for k in machine.links]
             way_ns = int(distance_ns[np.ix_(others, [k.source for k in links])].min())
             beside_ns = way_ns + machine.message_ns + min(k.latency_ns for k in links)
-            times = beside_ns + np.ceil(sizes / machine.gbps - _HAIR_NS).astype(np.int64)
+            times = beside_ns + np.ceil(units.message_bytes / machine.gbps - _HAIR_NS).astype(np.int64)
             found[tuple(np.minimum(times, NEVER).tolist())] += 1
     return found
 
@@ -111,7 +112,7 @@ def _first_time(
     entries: Sequence[_Entry], ports: Counter[tuple[int, ...]], group: Sequence[int], units: Units, least_ns: int
 ) -> int:
     """The first time that is not refuted, from the one given on."""
-    size_bytes, count, ranks = int(units.sizes_bytes[0]), units.count, len(group)
+    count, ranks = units.count, len(group)
     after = np.unique(np.concatenate([entry.arrivals_ns for entry in entries])) if entries else np.zeros(0)
     after = after[after < NEVER]
     touching = [not entry.ranks.isdisjoint(group) for entry in entries]
@@ -124,7 +125,7 @@ def _first_time(
         brought = 0
         for entry, touches in zip(entries, touching, strict=True):
             if touches:
-                most = min(entry.by_bytes(until_ns, size_bytes), ranks * count)
+                most = min(entry.by_bytes(until_ns, units), ranks * count)
                 different = int(np.searchsorted(entry.arrivals_ns, until_ns, side="right"))
                 brought += min(most, different) if ranks == 1 else most
         passed = sum(many * np.searchsorted(times, until_ns - after, side="right") for times, many in curves)

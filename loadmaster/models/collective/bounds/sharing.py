@@ -59,9 +59,8 @@ def _of_group(
     links = {k for machine in machines for k in machine.links if units.limit[k]}
     costs = [network.topology.links[k] for k in links]
     senders = [(growth.tau[growth.colour_of[network.topology.links[k].source], 1]) for k in links]
-    sizes = np.cumsum(units.sizes_bytes)
     gbps, message_ns = max(k.gbps for k in costs), min(k.message_ns for k in costs)
-    message = message_ns + np.ceil(sizes / gbps - _HAIR_NS).astype(np.int64)
+    message = message_ns + np.ceil(units.message_bytes / gbps - _HAIR_NS).astype(np.int64)
     first_ns, latency_ns = int(min(senders)), min(k.latency_ns for k in costs)
     last: list[int] = []
     least: list[int] = []

@@ -75,7 +75,7 @@ def _of_node(network: Network, growth: Growth, units: Units, ranks: Sequence[int
         return 0
     # The answer is not looked for beyond twice what the growth engine says: the bound is at most that good.
     step = max(1, 2 * alone_ns // _STEPS)
-    gap = min(k.occupancy_ns(int(units.sizes_bytes[0])) for k in local) // step
+    gap = min(k.occupancy_ns(int(units.message_bytes[0])) for k in local) // step
     entries = Counter(_entry(network, growth, units, m, step) for m in machines if any(units.limit[k] for k in m.links))
     if not gap or len(entries) > _LOOKS or any(not entry.occupancy[0] for entry in entries):
         return 0
@@ -121,7 +121,7 @@ def _entry(network: Network, growth: Growth, units: Units, machine: Machine, ste
     most = min(units.count, max(int(units.limit[k]) for k in machine.links))
     known: IntArray = np.min([growth.tau[growth.colour_of[k.source], 1 : most + 1] for k in links], axis=0)
     costs = {(k.message_ns, k.gbps): k for k in links}.values()
-    occupancy = [min(k.occupancy_ns(int(size)) for k in costs) // step for size in np.cumsum(units.sizes_bytes)[:most]]
+    occupancy = [min(k.occupancy_ns(int(size)) for k in costs) // step for size in units.message_bytes[:most]]
     return _Entry(tuple((known // step).tolist()), tuple(occupancy), min(k.latency_ns for k in links) // step)
 
 

@@ -1,0 +1,215 @@
+"""The classic algorithms: rings, recursive doubling and halving, dissemination, binomial trees, direct exchange.
+
+Ranks are the points of a grid of one dimension (all ranks), or of two (ranks of a node, nodes). An algorithm goes
+through the dimensions one after another; in each it takes steps, in which every rank sends to the ranks at some
+distance from it along that dimension:
+
+- *doubling*: distances 1, 2, 4 .. : by exclusive or where the dimension is a power of two (recursive doubling),
+  otherwise around (Bruck et al., 1997); *halving*: the same distances, the longest first;
+- *ring*: always the next; *both ways*: the next and the one before;
+- *direct*: every distance once, only what the rank had at first.
+
+In a step a rank sends a chunk that spreads to whom lacks it, and a chunk with one target where that is on its way; all
+that goes from one rank to another is one message. So AllGather is what these names say, AllToAll Bruck's algorithm or a
+pairwise exchange, Broadcast a binomial tree or a chain, Scatter and Gather binomial trees; what brings a chunk to where
+nobody needs it is pruned. Sums are the same, reversed: AllReduce is a ReduceScatter by halving, then an AllGather by
+doubling; recursive doubling of an AllReduce is of form ``gather``. Ranks without a link between them send over the
+shortest way, whose ranks keep what passes.
+
+Each is right for any number of ranks, and timed as its order allows (:func:`prune.retime`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count as numbers
+from itertools import pairwise, product
+from typing import Literal
+
+import networkx as nx
+
+from loadmaster.models.collective.instance import Instance
+from loadmaster.models.collective.plan import Send
+from loadmaster.models.topologies.topology import Topology
+from loadmaster.planner.collective.phases import joined
+from loadmaster.planner.collective.prune import prune, retime
+from loadmaster.planner.collective.reversal import choose_roots, gathering, reverse, reversed_summing
+
+Scheme = Literal["doubling", "halving", "ring", "both ways", "direct"]
+SCHEMES: tuple[Scheme, ...] = ("doubling", "halving", "ring", "both ways", "direct")
+# Of more chunks times targets than this, following every one costs more than list scheduling does.
+MOST_TARGETS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """Ranks that differ in ``rank // stride % size`` alone."""
+
+    size: int
+    stride: int
+
+    def at(self, rank: int) -> int:
+        return rank // self.stride % self.size
+
+    def moved(self, rank: int, to: int) -> int:
+        """The rank at another place of this dimension."""
+        return rank + (to - self.at(rank)) * self.stride
+
+
+@dataclass(frozen=True)
+class Classic:
+    """An algorithm by name: a scheme for each dimension, in order."""
+
+    name: str
+    phases: tuple[tuple[Dimension, Scheme], ...]
+
+
+def classics(topology: Topology) -> Iterator[Classic]:
+    """Those of a topology, the plainest first."""
+    flat = Dimension(topology.rank_count, 1)
+    yield from (Classic(scheme, ((flat, scheme),)) for scheme in SCHEMES)
+    per_node = topology.rank_count // topology.node_count
+    even = all(topology.node_of[r] == topology.node_of[r // per_node * per_node] for r in range(topology.rank_count))
+    if not even or per_node == 1 or topology.node_count == 1 or topology.rank_count % per_node:
+        return
+    inside, between = Dimension(per_node, 1), Dimension(topology.node_count, per_node)
+    alike: tuple[Scheme, ...] = ("doubling", "ring", "direct")
+    for near, far in product(alike, repeat=2):
+        yield Classic(f"{far} between nodes, then {near}", ((between, far), (inside, near)))
+        yield Classic(f"{near} within nodes, then {far}", ((inside, near), (between, far)))
+
+
+def schedule(instance: Instance, classic: Classic) -> tuple[Send, ...] | None:
+    """The algorithm on an instance; None where a rank cannot reach another that it sends to."""
+    if not instance.combines:
+        return _copies(instance, classic, instance.usable_links)
+    instance, roots = choose_roots(instance.without_symmetry())
+    spreading, after = reversed_summing(instance, roots), gathering(instance, roots)
+    sums = _copies(spreading, classic, instance.usable_links)
+    copies = _copies(after, classic, after.usable_links)
+    return None if sums is None or copies is None else joined(instance, reverse(instance, spreading, sums), copies)
+
+
+def _copies(instance: Instance, classic: Classic, usable: Sequence[Sequence[int]]) -> tuple[Send, ...] | None:
+    """Of an instance without sums.
+
+    Args:
+        usable: per chunk the links it may use.
+    """
+    steps = _Steps(instance, usable)
+    for dimension, scheme in classic.phases:
+        if not steps.take(dimension, scheme):
+            return None
+    return retime(instance, prune(instance, steps.sends))
+
+
+class _Steps:
+    """The state between steps: who has which chunk. ``sends`` are in order, their starts far enough apart for all."""
+
+    def __init__(self, instance: Instance, usable: Sequence[Sequence[int]]) -> None:
+        self.instance, self.usable = instance, usable
+        self.sends: list[Send] = []
+        self.held: list[set[int]] = [set() for _ in range(instance.topology.rank_count)]
+        self.only: dict[int, int] = {}
+        for c, chunk in enumerate(instance.chunks):
+            if not chunk.size_bytes:
+                continue
+            for rank in chunk.sources:
+                self.held[rank].add(c)
+            if len(chunk.targets) == 1:
+                self.only[c] = chunk.targets[0]
+        total = sum(chunk.size_bytes for chunk in instance.chunks)
+        self._apart_ns = max((k.transfer_ns(total) for k in instance.topology.links), default=0) + 1
+        self._turns = numbers()
+        # Chunks that may use the same links share one sequence of them.
+        self._links: dict[int, frozenset[int]] = {}
+        self._ways: dict[int, dict[int, dict[int, list[int]]]] = {}
+
+    def take(self, dimension: Dimension, scheme: Scheme) -> bool:
+        """All steps of a dimension; False where some rank cannot be reached."""
+        at_first = [set(held) for held in self.held]
+        for distances in _distances(dimension.size, scheme):
+            before = [set(held) for held in (at_first if scheme == "direct" else self.held)]
+            for distance in distances:
+                for rank in range(len(self.held)):
+                    here = dimension.at(rank)
+                    exchange = scheme in ("doubling", "halving") and dimension.size & (dimension.size - 1) == 0
+                    there = here ^ distance if exchange else (here + distance) % dimension.size
+                    goes = [
+                        c
+                        for c in before[rank]
+                        if c in self.held[rank] and self._goes(c, dimension, scheme, here, distance, exchange)
+                    ]
+                    if not self._send(rank, dimension.moved(rank, there), goes):
+                        return False
+        return True
+
+    def _goes(self, c: int, dimension: Dimension, scheme: Scheme, here: int, distance: int, exchange: bool) -> bool:
+        """Whether a chunk takes a step of that distance, as far as it has one target."""
+        if c not in self.only:
+            return True
+        target = dimension.at(self.only[c])
+        left = here ^ target if exchange else (target - here) % dimension.size
+        match scheme:
+            case "doubling" | "halving":
+                return bool(left & distance)
+            case "direct":
+                return left == distance
+            case "ring":
+                return left > 0
+            case "both ways":
+                return left > 0 and (2 * left <= dimension.size) == (distance > 0)
+
+    def _send(self, rank: int, to: int, chunks: Sequence[int]) -> bool:
+        """Chunks that another rank lacks, along the shortest way that they may take; False where there is none."""
+        together: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for c in sorted(chunks):
+            if c not in self.held[to]:
+                way = self._way(c, rank, to)
+                if not way:
+                    return False
+                together[way].append(c)
+        for way, carried in together.items():
+            for source, target in pairwise(way):
+                fresh = tuple(c for c in carried if c not in self.held[target])
+                if fresh:
+                    self.sends.append(Send(next(self._turns) * self._apart_ns, source, target, fresh))
+                    self.held[target].update(fresh)
+                for c in carried:
+                    # What moves is where it was sent last.
+                    if c in self.only:
+                        self.held[source].discard(c)
+        return True
+
+    def _way(self, c: int, rank: int, to: int) -> tuple[int, ...]:
+        topology, usable = self.instance.topology, self.usable[c]
+        if id(usable) not in self._links:
+            self._links[id(usable)] = frozenset(usable)
+        if topology.link_between.get((rank, to)) in self._links[id(usable)]:
+            return rank, to
+        ways = self._ways.setdefault(id(usable), {})
+        if rank not in ways:
+            graph = nx.DiGraph()
+            for index in usable:
+                link = topology.links[index]
+                graph.add_edge(link.source, link.target, ns=link.transfer_ns(self.instance.chunks[c].size_bytes))
+            ways[rank] = nx.single_source_dijkstra_path(graph, rank, weight="ns") if rank in graph else {}
+        return tuple(ways[rank].get(to, ()))
+
+
+def _distances(size: int, scheme: Scheme) -> list[tuple[int, ...]]:
+    """Per step the distances, around the dimension."""
+    powers = [1 << i for i in range((size - 1).bit_length())]
+    match scheme:
+        case "doubling":
+            return [(power,) for power in powers]
+        case "halving":
+            return [(power,) for power in reversed(powers)]
+        case "ring":
+            return [(1,)] * (size - 1)
+        case "both ways":
+            return [(1, -1)] * (size // 2)
+        case "direct":
+            return [(distance,) for distance in range(1, size)]
