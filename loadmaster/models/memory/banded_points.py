@@ -1,39 +1,42 @@
 """From points of the banded restriction to decisions, and from schedules to points to start from.
 
-What the columns mean is in :mod:`loadmaster.models.memory.banded`.
+What the columns mean is in :mod:`loadmaster.models.memory.banded`, which builds them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from loadmaster.models.memory.banded_columns import BandedColumns
 from loadmaster.models.memory.bands import BoolArray
 from loadmaster.models.memory.completion import Decisions, stored_at
-from loadmaster.models.memory.grouped import Grouped
+from loadmaster.models.memory.forward_pass import BackwardColumns, ForwardColumns
 from loadmaster.models.memory.plan import Fetch, Schedule
-from loadmaster.models.memory.reach import Row
-from loadmaster.solvers.program import FloatArray, IntArray
+from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.memory.rows import Row
+from loadmaster.solvers.program import FloatArray, IntArray, Program
 
 
-class BandedPoints(Grouped):
-    """What points of a banded restriction say, given its columns.
+@dataclass(frozen=True)
+class Banded:
+    """One banded restriction: its program, and what points of it say.
 
     Attributes:
-        recompute, recompute_in_place, fetch, late: [slots, V], columns of r, q, f and g, -1 where there is none.
-        recompute_choices: for a slot and a result, the columns of y and the implementations they stand for.
-        offload: [V], columns of o.
+        groups: first and last stage of each slot.
+        kept: for each slot, of what its first stage reads: whether that stage keeps it. A row of one binary column is
+            e, or s; any other row is the sum of backward choices.
     """
 
-    recompute: IntArray
-    recompute_in_place: IntArray
-    recompute_choices: dict[tuple[int, int], tuple[IntArray, tuple[int, ...]]]
-    offload: IntArray
-    fetch: IntArray
-    late: IntArray
-    _kept: list[dict[int, Row]]
-    _keep_columns: set[int]
+    program: Program
+    problem: MemoryProblem
+    groups: list[tuple[int, int]]
+    columns: BandedColumns
+    backward: BackwardColumns
+    forward: ForwardColumns
+    kept: list[dict[int, Row]]
 
     def decisions(self, values: FloatArray) -> Decisions:
         """What a point decides [columns]."""
@@ -42,22 +45,23 @@ class BandedPoints(Grouped):
             chosen: BoolArray = (cells >= 0) & (values[np.maximum(cells, 0)] > 0.5)
             return chosen
 
+        c = self.columns
         computes = [frozenset[int]()] * self.problem.stage_count
-        kept = set(np.flatnonzero(on(self.stored[0])))
+        kept = set(np.flatnonzero(on(c.stored[0])))
         computes[0] = frozenset(f.id for f in self.problem.forward if f.encodes is None or f.id in kept)
         fetches: dict[int, tuple[Fetch, ...]] = {}
         keep: dict[int, frozenset[int]] = {}
-        arriving, late = on(self.fetch), on(self.late)
+        arriving, late = on(c.fetch), on(c.late)
         for h, (a, _) in enumerate(self.groups):
-            keep[a] = frozenset(i for i, row in self._kept[h].items() if row and values[list(row)].max() > 0.5)
-            computes[a] = frozenset(map(int, np.flatnonzero(on(self.recompute[h]))))
+            keep[a] = frozenset(i for i, row in self.kept[h].items() if row and values[list(row)].max() > 0.5)
+            computes[a] = frozenset(map(int, np.flatnonzero(on(c.recompute[h]))))
             if arriving[h].any():
                 before = self.groups[h - 1][0]
                 fetches[a] = tuple(Fetch(int(i), a if late[h, i] else before) for i in np.flatnonzero(arriving[h]))
         return Decisions(
             computes=tuple(computes),
-            backward=tuple(int(np.argmax(values[columns])) for columns in self.backward),
-            offload=tuple(map(int, np.flatnonzero(on(self.offload)))),
+            backward=tuple(int(np.argmax(values[columns])) for columns in self.backward.choices),
+            offload=tuple(map(int, np.flatnonzero(on(c.offload)))),
             fetches=fetches,
             keep=keep,
         )
@@ -68,38 +72,40 @@ class BandedPoints(Grouped):
         Recomputations outside the band or inside a slot are lost; the solver repairs or drops such a start.
         """
         point: dict[int, float] = {}
+        c = self.columns
+        kept_columns = {block.start for block in self.program.column_blocks if block.name == "kept"}
 
         def put(cells: IntArray, chosen: set[int]) -> None:
             for i in np.flatnonzero(cells >= 0):
                 point[int(cells[i])] = float(int(i) in chosen)
 
-        put(self.offload, set(schedule.offload))
-        first = {c.forward: c for c in schedule.stages[0].computes}
-        put(self.in_place, {i for i, c in first.items() if c.in_place})
-        for i, (columns, numbers) in self.forward_choices.items():
+        put(c.offload, set(schedule.offload))
+        first = {computed.forward: computed for computed in schedule.stages[0].computes}
+        put(self.forward.in_place, {i for i, computed in first.items() if computed.in_place})
+        for i, (columns, numbers) in self.forward.choices.items():
             _choose(point, columns, numbers, first[i].implementation)
-        for k, columns in enumerate(self.backward, start=1):
+        for k, columns in enumerate(self.backward.choices, start=1):
             _choose(point, columns, range(len(columns)), schedule.stages[k].implementation or 0)
         for h, (a, _) in enumerate(self.groups):
-            made = {c.forward: c for c in schedule.stages[a].computes}
-            put(self.stored[h], set(stored_at(schedule, a)) - {f.forward for f in schedule.stages[a].fetches})
-            put(self.fetch[h], {f.forward for f in schedule.stages[a].fetches})
-            put(self.late[h], {f.forward for f in schedule.stages[a].fetches if f.issued_at == a})
-            put(self.recompute[h], set(made))
+            made = {computed.forward: computed for computed in schedule.stages[a].computes}
+            put(c.stored[h], set(stored_at(schedule, a)) - {f.forward for f in schedule.stages[a].fetches})
+            put(c.fetch[h], {f.forward for f in schedule.stages[a].fetches})
+            put(c.late[h], {f.forward for f in schedule.stages[a].fetches if f.issued_at == a})
+            put(c.recompute[h], set(made))
             stays = set(schedule.stages[a].keep) & self._read_later(schedule, h)
-            point |= {c: float(i in stays) for i, row in self._kept[h].items() for c in row if c in self._keep_columns}
-            put(self.recompute_in_place[h], {i for i, c in made.items() if c.in_place})
+            point |= {n: float(i in stays) for i, row in self.kept[h].items() for n in row if n in kept_columns}
+            put(c.recompute_in_place[h], {i for i, computed in made.items() if computed.in_place})
             for i in made:
-                if (h, i) in self.recompute_choices:
-                    _choose(point, *self.recompute_choices[h, i], made[i].implementation)
-        columns_ = np.array(sorted(point), dtype=np.int64)
-        return columns_, np.array([point[int(c)] for c in columns_])
+                if (h, i) in c.recompute_choices:
+                    _choose(point, *c.recompute_choices[h, i], made[i].implementation)
+        decided = np.array(sorted(point), dtype=np.int64)
+        return decided, np.array([point[int(n)] for n in decided])
 
     def brought_outside(self, first: int, last: int) -> IntArray:
         """Columns that say what slots other than first to last (not included) recompute and fetch."""
         outside = np.ones(len(self.groups), dtype=bool)
         outside[first:last] = False
-        cells = np.concatenate([self.recompute[outside].ravel(), self.fetch[outside].ravel()])
+        cells = np.concatenate([self.columns.recompute[outside].ravel(), self.columns.fetch[outside].ravel()])
         columns: IntArray = cells[cells >= 0]
         return columns
 

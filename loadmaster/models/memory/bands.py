@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from loadmaster.models.memory.groups import direct_uses, last_uses
 from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.models.memory.reach import direct_uses, last_uses
 
 BoolArray = NDArray[np.bool_]
 

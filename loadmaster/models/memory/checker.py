@@ -242,7 +242,7 @@ class _Replay:
             + operator.fixed_bytes
             + operator.output_bytes
             + self.traffic.incoming_bytes
-            + int(sum(self.bytes[i] for i in needs | keep if i < self.count))
+            + int(self.bytes[[i for i in needs | keep if i < self.count]].sum())
         )
         self._account(resident, where)
         self.objective += self.problem.cost(choice)

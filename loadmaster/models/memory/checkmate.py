@@ -41,12 +41,12 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from loadmaster.models.memory import fixed
+from loadmaster.models.memory import baselines
 from loadmaster.models.memory.choices import ByteScale
+from loadmaster.models.memory.dead_code import without_dead_code
+from loadmaster.models.memory.liveness import Liveness
 from loadmaster.models.memory.plan import Schedule, Stage
 from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.models.memory.tidy import tidy
-from loadmaster.models.memory.usefulness import Usefulness
 from loadmaster.solvers.program import FloatArray, IntArray, Program, ProgramBuilder
 
 Term = tuple[ArrayLike, ArrayLike, ArrayLike]
@@ -70,10 +70,10 @@ class Checkmate:
     def __init__(self, problem: MemoryProblem, budget_bytes: int) -> None:
         self.problem = problem
         self.budget_bytes = budget_bytes
-        self.ways = fixed.fastest_backward(problem)
-        self._needs = fixed.needs_of(problem, self.ways)
+        self.ways = baselines.fastest_backward(problem)
+        self._needs = baselines.needs_of(problem, self.ways)
         self._stages, self._count = problem.stage_count, len(problem.forward)
-        self._ids = fixed.forward_pass(problem, self.ways)
+        self._ids = baselines.forward_pass(problem, self.ways)
         self._edges = [(i, j) for j in self._ids for i in problem.forward[j].inputs]
         # Up to three terms an operator add up in u before a row reads it.
         self._scale = ByteScale(problem, budget_bytes, terms=3 * self._count)
@@ -86,12 +86,14 @@ class Checkmate:
 
     def _columns(self) -> None:
         stages, count, b = self._stages, self._count, self._builder
-        useful = Usefulness(self.problem, needs=self._needs)
+        live = Liveness(self.problem, needs=self._needs)
         runs = np.zeros(count, dtype=bool)
         runs[self._ids] = True
-        may_compute = useful.compute & runs
+        may_compute = live.compute & runs
         may_compute[0] = runs
-        fastest = [[fixed.fastest_forward(self.problem, i, recompute=r) for i in range(count)] for r in (False, True)]
+        fastest = [
+            [baselines.fastest_forward(self.problem, i, recompute=r) for i in range(count)] for r in (False, True)
+        ]
         cost = np.zeros((stages, count))
         self._workspace = np.zeros((stages, count))
         for i, f in enumerate(self.problem.forward):
@@ -102,7 +104,7 @@ class Checkmate:
         always = np.zeros((stages, count), dtype=bool)
         always[0] = runs
         self.compute = b.columns("compute", (stages, count), lower=always, upper=may_compute, cost=cost, integer=True)
-        self.keep = b.columns("keep", (stages, count), upper=useful.keep & runs, integer=True)
+        self.keep = b.columns("keep", (stages, count), upper=live.keep & runs, integer=True)
         # Every (t, i, j) of ``free``: what j reads or makes, unless backward t still needs it.
         pairs = sorted({*self._edges, *((j, j) for j in self._ids)}, key=lambda p: (p[1], p[0]))
         events = [
@@ -288,8 +290,8 @@ class Checkmate:
             read = self._needs[t - 1] if t > 0 else ()
             keep = {*np.flatnonzero(on[self.keep[t]]).tolist(), *(i for i in read if i not in ran)}
             way = self.ways[t - 1] if t > 0 else None
-            stages.append(Stage(fixed.run(self.problem, t, ran), way, tuple(sorted(keep))))
-        return tidy(self.problem, Schedule(tuple(stages)))
+            stages.append(Stage(baselines.run(self.problem, t, ran), way, tuple(sorted(keep))))
+        return without_dead_code(self.problem, Schedule(tuple(stages)))
 
 
 def _ints(values: Iterable[int]) -> IntArray:

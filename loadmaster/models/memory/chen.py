@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from loadmaster.models.memory import fixed
+from loadmaster.models.memory import baselines
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import MemoryProblem
@@ -36,20 +36,20 @@ def _peak_and_objective(problem: MemoryProblem, schedule: Schedule) -> tuple[int
 
 def in_segments(problem: MemoryProblem, number: int) -> Schedule:
     """The schedule with about ``number`` segments."""
-    ways = fixed.fastest_backward(problem)
-    needs = fixed.needs_of(problem, ways)
-    ids = fixed.forward_pass(problem, ways)
+    ways = baselines.fastest_backward(problem)
+    needs = baselines.needs_of(problem, ways)
+    ids = baselines.forward_pass(problem, ways)
     segment = _segments(problem, number)
     kept = _kept(problem, ids, segment)
     there = set(kept)
-    runs = [fixed.run(problem, 0, ids)]
+    runs = [baselines.run(problem, 0, ids)]
     for k, now in enumerate(needs):
         entered = {int(segment[i]) for i in now if i not in there}
         wanted = {i for later in needs[k:] for i in later if segment[i] in entered}
         ran = _closure(problem, wanted - there, there)
         there |= ran
-        runs.append(fixed.run(problem, k + 1, ran))
-    return fixed.schedule(problem, runs, ways, kept)
+        runs.append(baselines.run(problem, k + 1, ran))
+    return baselines.schedule(problem, runs, ways, kept)
 
 
 def _segments(problem: MemoryProblem, number: int) -> IntArray:

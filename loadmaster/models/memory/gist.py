@@ -6,7 +6,7 @@ ReLUs, indices of max-pools) and in-place operators. Nothing is recomputed, and 
 
 from __future__ import annotations
 
-from loadmaster.models.memory import fixed
+from loadmaster.models.memory import baselines
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 
@@ -14,11 +14,11 @@ from loadmaster.models.memory.problem import MemoryProblem
 def formulate(problem: MemoryProblem) -> Schedule:
     """The step with encodings where they save memory, in-place operators where their input has no other reader."""
     ways = _ways(problem)
-    ids = fixed.forward_pass(problem, ways)
-    read = {i for needs in fixed.needs_of(problem, ways) for i in needs}
+    ids = baselines.forward_pass(problem, ways)
+    read = {i for needs in baselines.needs_of(problem, ways) for i in needs}
     in_place = _in_place(problem, ids, read)
-    runs = [fixed.run(problem, 0, ids, in_place), *([()] * len(ways))]
-    return fixed.schedule(problem, runs, ways, kept=read)
+    runs = [baselines.run(problem, 0, ids, in_place), *([()] * len(ways))]
+    return baselines.schedule(problem, runs, ways, kept=read)
 
 
 def _ways(problem: MemoryProblem) -> list[int]:
@@ -26,11 +26,11 @@ def _ways(problem: MemoryProblem) -> list[int]:
 
     "More" is beside what the others store anyway: a mask saves nothing where the next convolution needs the result.
     """
-    candidates = [[way] for way in fixed.fastest_backward(problem)]
+    candidates = [[way] for way in baselines.fastest_backward(problem)]
     for k, operator in enumerate(problem.backward):
-        if any(fixed.encoded_needs(problem, c) for c in operator.implementations):
+        if any(baselines.encoded_needs(problem, c) for c in operator.implementations):
             candidates[k] = list(range(len(operator.implementations)))
-    return fixed.least_stored(problem, candidates)
+    return baselines.least_stored(problem, candidates)
 
 
 def _in_place(problem: MemoryProblem, ids: list[int], read: set[int]) -> set[int]:

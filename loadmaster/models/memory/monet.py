@@ -58,9 +58,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from loadmaster.models.memory.choices import Choice
+from loadmaster.models.memory.liveness import BoolArray, Liveness
 from loadmaster.models.memory.monet_columns import MonetColumns, ints
 from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.models.memory.usefulness import BoolArray, Usefulness
 from loadmaster.solvers.program import FloatArray, IntArray
 
 Term = tuple[ArrayLike, ArrayLike, ArrayLike]
@@ -84,7 +84,7 @@ def formulate(
     """
     if boundaries is None:
         boundaries = range(1, problem.stage_count, max(1, round((problem.stage_count - 1) / _BOUNDARIES)))
-    return Monet(problem, budget_bytes, Usefulness(problem, may_recompute=may_recompute), boundaries)
+    return Monet(problem, budget_bytes, Liveness(problem, may_recompute=may_recompute), boundaries)
 
 
 class Monet(MonetColumns):
@@ -94,10 +94,8 @@ class Monet(MonetColumns):
         program: the arrays; its objective is the checker's, in the problem's unit.
     """
 
-    def __init__(
-        self, problem: MemoryProblem, budget_bytes: int, useful: Usefulness, boundaries: Sequence[int]
-    ) -> None:
-        super().__init__(problem, budget_bytes, useful, boundaries)
+    def __init__(self, problem: MemoryProblem, budget_bytes: int, live: Liveness, boundaries: Sequence[int]) -> None:
+        super().__init__(problem, budget_bytes, live, boundaries)
         self.compute_from_inputs()
         self.keep_what_is_there()
         self.supply_the_backward_pass()
@@ -130,7 +128,7 @@ class Monet(MonetColumns):
 
     def keep_what_is_there(self) -> None:
         """(4.7b)"""
-        t, i = np.nonzero(self._useful.keep)
+        t, i = np.nonzero(self._live.keep)
         later = np.flatnonzero(t > 0)
         row = np.arange(len(t))
         terms: list[Term] = [

@@ -19,10 +19,10 @@ from loadmaster.models.memory.choices import (
     offered_forward,
     stand_in,
 )
+from loadmaster.models.memory.dead_code import without_dead_code
+from loadmaster.models.memory.liveness import BoolArray, Liveness, fits_alone
 from loadmaster.models.memory.plan import Compute, Schedule, Stage
 from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.models.memory.tidy import tidy
-from loadmaster.models.memory.usefulness import BoolArray, Usefulness, fits_alone
 from loadmaster.solvers.program import FloatArray, IntArray, Program, ProgramBuilder
 
 
@@ -31,13 +31,11 @@ class MonetColumns:
 
     program: Program
 
-    def __init__(
-        self, problem: MemoryProblem, budget_bytes: int, useful: Usefulness, boundaries: Sequence[int]
-    ) -> None:
+    def __init__(self, problem: MemoryProblem, budget_bytes: int, live: Liveness, boundaries: Sequence[int]) -> None:
         self.problem = problem
         self.budget_bytes = budget_bytes
         self._stages, self._count = problem.stage_count, len(problem.forward)
-        self._useful = useful
+        self._live = live
         self._scale = ByteScale(problem, budget_bytes, terms=self._count + 2)
         self._units = np.array([self._scale.units(int(m)) for m in problem.output_bytes])
         self._builder = ProgramBuilder()
@@ -62,7 +60,7 @@ class MonetColumns:
         b = self._builder
         always = np.zeros((stages, count), dtype=bool)
         always[0] = [f.encodes is None for f in forward]
-        self._may_compute = (self._useful.compute & fits_alone(self.problem, self.budget_bytes)) | always
+        self._may_compute = (self._live.compute & fits_alone(self.problem, self.budget_bytes)) | always
         # With one implementation its cost is on r itself, else on d.
         cost = np.zeros((stages, count))
         for i in range(count):
@@ -71,7 +69,7 @@ class MonetColumns:
         self.compute = b.columns(
             "compute", (stages, count), lower=always, upper=self._may_compute, cost=cost, integer=True
         )
-        self.keep = b.columns("keep", (stages, count), upper=self._useful.keep, integer=True)
+        self.keep = b.columns("keep", (stages, count), upper=self._live.keep, integer=True)
         picks = [
             (t, i, c)
             for t, i in np.argwhere(self._may_compute).tolist()
@@ -130,7 +128,7 @@ class MonetColumns:
                 computes.append(Compute(i, index, self._runs_in_place(on, t, i)))
             keep = tuple(np.flatnonzero(on[self.keep[t]]).tolist())
             stages.append(Stage(tuple(computes), ways.get(t), keep))
-        return tidy(self.problem, Schedule(tuple(stages)))
+        return without_dead_code(self.problem, Schedule(tuple(stages)))
 
     def _runs_in_place(self, on: BoolArray, t: int, i: int) -> bool:
         operator = self.problem.forward[i]
@@ -147,7 +145,7 @@ class MonetColumns:
         """
         values = np.zeros(self.program.column_count)
         for t, stage in enumerate(schedule.stages):
-            values[self.keep[t, [i for i in stage.keep if self._useful.keep[t, i]]]] = 1.0
+            values[self.keep[t, [i for i in stage.keep if self._live.keep[t, i]]]] = 1.0
             for c in stage.computes:
                 if not self._may_compute[t, c.forward]:
                     continue

@@ -5,7 +5,7 @@ This is what PyTorch does unasked. Its peak is what budgets such as "50 %" are t
 
 from __future__ import annotations
 
-from loadmaster.models.memory import fixed
+from loadmaster.models.memory import baselines
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import MemoryProblem
@@ -13,10 +13,10 @@ from loadmaster.models.memory.problem import MemoryProblem
 
 def formulate(problem: MemoryProblem) -> Schedule:
     """The plain step with the cheapest implementation of every operator."""
-    ways = fixed.fastest_backward(problem)
-    ids = fixed.forward_pass(problem, ways)
-    runs = [fixed.run(problem, 0, ids), *([()] * len(ways))]
-    return fixed.schedule(problem, runs, ways, kept=ids)
+    ways = baselines.fastest_backward(problem)
+    ids = baselines.forward_pass(problem, ways)
+    runs = [baselines.run(problem, 0, ids), *([()] * len(ways))]
+    return baselines.schedule(problem, runs, ways, kept=ids)
 
 
 def peak_bytes(problem: MemoryProblem) -> int:

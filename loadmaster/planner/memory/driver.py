@@ -3,8 +3,8 @@
 ``auto`` first asks the boundary relaxation for a bound (a second), then a portfolio of banded restrictions for plans,
 each started from the best so far, in turn with relaxations of more boundaries, and on small graphs the exact
 formulation. Under a tight budget a restriction may have no plan, or show none for long: bytes are minimized then, until
-the budget holds them. Where a large restriction is not solved to its end, windows of it go on. The other methods are
-baselines; their bound is that of the relaxation too, so gaps compare.
+the budget holds them. Where a large restriction is not solved to its end, large neighbourhood search goes on from it.
+The other methods are baselines; their bound is that of the relaxation too, so gaps compare.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from loadmaster.errors import CancelledError, CheckFailedError, LimitReachedError
-from loadmaster.models.memory import checkmate, chen, gist, monet, plain
+from loadmaster.errors import CancelledError, CheckFailedError, InputError, LimitReachedError
+from loadmaster.models.memory import checkmate, chen, gist, monet, plain, relaxation
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.plan import Infeasibility, MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.models.memory.reach import MIB
-from loadmaster.models.memory.relaxation import Relaxation
+from loadmaster.models.memory.rows import MIB
 from loadmaster.planner.effort import Effort
+from loadmaster.planner.memory.feasibility import find_feasible
+from loadmaster.planner.memory.large_neighbourhood import improve
 from loadmaster.planner.memory.search import Search, Slots
-from loadmaster.planner.memory.squeeze import squeeze
-from loadmaster.planner.memory.windows import improve
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.solvers.solution import Progress, SolveOptions, SolverStatus, relative_gap
 
@@ -37,10 +36,10 @@ from loadmaster.solvers.solution import Progress, SolveOptions, SolverStatus, re
 PORTFOLIO = (Slots(30, 4, 6), Slots(45, 5, 6), Slots(40, 6, 12), Slots(60, 4, 4), Slots(30, 8, 12), Slots(90, 8, 0))
 # On graphs of more stage-by-operator cells than this a narrow band comes before all others: a wide one's first plan is
 # poor there, and its next may be ten seconds away. But it comes soon, also where a narrow band has none: it is looked
-# for during this share of the time limit, and kept in reserve.
+# for during this share of the time limit, and kept as a fallback.
 LARGE_CELLS = 12_000
 NARROW = Slots(30, 2, 0)
-RESERVE_SHARE = 0.12
+FALLBACK_SHARE = 0.12
 # With a host link, offload joins after the first and multiplies the choices: narrow bands answer in time then.
 OFFLOADING = (NARROW, Slots(45, 2, 0))
 # On graphs of up to this many stage-by-operator cells, a slot for every stage that reads something new, and no band, is
@@ -53,6 +52,11 @@ MORE_BOUNDARIES = (4, 2, 6, 9)
 # smaller number it also solves to the end.
 PROVABLE_CELLS = 12_000
 EXACT_CELLS = 1_500
+# A schedule lists what every stage keeps. With more stage-by-operator cells than this (two thousand operators and
+# their backward ones) it takes seconds to write down even the trivial one, and nothing better is in reach.
+MOST_CELLS = 5_000_000
+# The exact formulations, asked for by name, have several variables a cell: more than this is beyond any solver.
+MOST_EXACT_CELLS = 250_000
 # The shares of the time limit after which a relaxation, or a restriction, has had its chance.
 RELAX_SHARE = 0.25
 RESTRICT_SHARE = 0.4
@@ -68,12 +72,14 @@ def plan_memory(
     """Plan one memory problem under the options' budget.
 
     Raises:
+        InputError: more operators than can be planned.
         LimitReachedError: the limit came before any plan, or a baseline does not fit the budget.
         CancelledError: cancelled before any plan.
         SolverError: a solve broke before any plan.
     """
     budget_bytes = options.budget_bytes
     assert budget_bytes is not None, "settled options have one"
+    _expect_size(problem, options.method)
     search = Search(problem, budget_bytes, Effort(options, on_progress, cancelled))
     floor = minimum_budget(problem)
     if floor.budget_bytes > budget_bytes:
@@ -91,20 +97,35 @@ def plan_memory(
     return _answer(search)
 
 
+def _expect_size(problem: MemoryProblem, method: str) -> None:
+    most = MOST_EXACT_CELLS if method in ("monet", "checkmate") else MOST_CELLS
+    if _cells(problem) > most:
+        raise InputError(
+            "forward",
+            f"{len(problem.forward)} operators",
+            f"with {len(problem.backward)} backward operators are more than can be planned",
+            f"At most {most} pairs of a stage and a forward operator can: about {math.isqrt(most)} operators each way. "
+            "Merge operators that are computed together"
+            + (", or use --method auto." if most < MOST_CELLS and _cells(problem) <= MOST_CELLS else "."),
+        )
+
+
 def _auto(search: Search) -> None:
     problem, limit_s = search.problem, search.effort.options.time_limit_s
     search.say("start", f"{len(problem.forward)} forward and {len(problem.backward)} backward operators")
-    search.adopt(plain.formulate(problem), "plain")
+    search.take_trivial_plan()
     search.relax(1, RELAX_SHARE * limit_s)
     is_large = _cells(problem) > LARGE_CELLS
     first, *others = (NARROW, *PORTFOLIO) if is_large else PORTFOLIO
     early = (EVERY_STAGE,) if _cells(problem) <= SMALL_CELLS else ()
     portfolio = (first, *early, *(OFFLOADING if problem.may_offload else ()), *others)
     if is_large and search.best is None and not search.done():
-        search.reserve = Search(problem, search.budget_bytes, search.effort, bound=search.bound)
-        search.reserve.restrict(PORTFOLIO[0], RESERVE_SHARE * limit_s, offload=False)
-        if search.reserve.done():
-            search.draw_on_reserve()
+        search.fallback = Search(
+            problem, search.budget_bytes, search.effort, bound=search.bound, closing_s=search.closing_s
+        )
+        search.fallback.restrict(PORTFOLIO[0], FALLBACK_SHARE * limit_s, offload=False)
+        if search.fallback.done():
+            search.take_fallback()
     proofs = iter(_proofs(search))
     fruitless, enough = 0, len(portfolio) if _cells(problem) <= EXACT_CELLS else math.inf
     for rounds in itertools.count():
@@ -115,9 +136,9 @@ def _auto(search: Search) -> None:
         slots = portfolio[rounds % len(portfolio)]
         share_s, seed = RESTRICT_SHARE * limit_s, rounds // len(portfolio)
         status = search.restrict(slots, share_s, seed=seed, offload=rounds > 0)
-        search.draw_on_reserve()
-        if search.may_squeeze and not search.done():
-            squeeze(search, portfolio, share_s)
+        search.take_fallback()
+        if search.may_minimize_bytes and not search.done():
+            find_feasible(search, portfolio, share_s)
         if status is not SolverStatus.OPTIMAL and not search.is_small:
             while search.best is not None and not search.done():
                 if not improve(search, slots, share_s, seed=seed, offload=rounds > 0):
@@ -232,7 +253,7 @@ def _answer(search: Search) -> MemoryPlan:
         unconstrained=search.problem.unconstrained_cost,
         unit=search.problem.unit,
         method=search.method,
-        stopped_by=search.effort.stopped_by(proved=proved, least_s=1.0),
+        stopped_by=search.effort.stopped_by(proved=proved, least_s=1.0 + search.closing_s),
         seconds=dict(search.effort.seconds),
         solver=search.effort.solver_facts(),
         check=search.verdict.summary(),
@@ -272,7 +293,7 @@ def _infeasible(search: Search) -> MemoryPlan:
     needed, where = floor.budget_bytes, floor.where
     if needed <= search.budget_bytes:
         # No single operator is in the way: the least budget of the relaxation is.
-        program = search.built(lambda: Relaxation(problem, None, [1]).program)
+        program = search.built(lambda: relaxation.build(problem, None, [1]))
         solution = search.solved(program, 10.0, 1e-3, lambda _: None, lambda: False)
         if solution.bound is not None:
             needed = max(needed, math.ceil(solution.bound * MIB))

@@ -1,9 +1,10 @@
 """The state of one search for a memory plan: the best checked schedule, the best proved bound, the clock.
 
 Two moves: *relax* raises the bound (:mod:`loadmaster.models.memory.relaxation`), *restrict* finds plans
-(:mod:`loadmaster.models.memory.banded`). Two more stand on them: :mod:`~loadmaster.planner.memory.windows` solves parts
-of a restriction around the best plan, :mod:`~loadmaster.planner.memory.squeeze` finds a first plan where memory leaves
-little room. Every plan is completed and checked before it counts.
+(:mod:`loadmaster.models.memory.banded`). Two more stand on them:
+:mod:`~loadmaster.planner.memory.large_neighbourhood` solves parts of a restriction around the best plan,
+:mod:`~loadmaster.planner.memory.feasibility` finds a first plan where memory leaves little room. Every plan is
+completed and checked before it counts.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from loadmaster.errors import CheckFailedError
-from loadmaster.models.memory.banded import Banded
+from loadmaster.models.memory import banded, plain, relaxation
+from loadmaster.models.memory.banded_points import Banded
 from loadmaster.models.memory.bands import band, everything, slots_of_stages, with_pairs
 from loadmaster.models.memory.checker import Check, check
 from loadmaster.models.memory.completion import complete
+from loadmaster.models.memory.groups import groups_by_mass, groups_of
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.models.memory.reach import groups_by_mass, groups_of
-from loadmaster.models.memory.relaxation import Relaxation
+from loadmaster.models.memory.rows import OutOfTimeError
 from loadmaster.planner.effort import Effort
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import FloatArray, Program
@@ -37,9 +39,9 @@ RELAXATION_GAP = 5e-4
 # A restriction is solved to this gap: finer is below what its slots cost anyway.
 RESTRICTION_GAP = 2e-3
 # A restriction that has found no plan after this share of its time is left to another way to look for one.
-PATIENCE_SHARE = 0.6
+FIRST_PLAN_SHARE = 0.6
 # Small graphs have round sizes and budgets, where a byte decides: up to this many stage-by-operator cells a restriction
-# may fill the budget to the byte, and is solved again if solver tolerances took it further. They need no windows.
+# may fill the budget to the byte, and is solved again if solver tolerances took it further. They are solved whole.
 TO_THE_BYTE_CELLS = 1_500
 # A restriction under way is ended early only by a plan this good: a caller who asks for less proof still gets what the
 # solve at hand can find.
@@ -65,8 +67,9 @@ class Search:
     """One search. ``best`` and ``verdict`` belong together; ``bound`` is None until something is proved.
 
     Attributes:
+        closing_s: wall seconds it takes to complete and check a plan: those of the trivial one, until others took more.
         nearest: while there is no plan, a schedule that takes more than the budget, and what its check says of it.
-        reserve: another search, whose plan this one reports but does not start from, until it draws on it: a search
+        fallback: another search, whose plan this one reports but does not start from, until it takes it: a search
             that starts from a poor plan ends near it.
     """
 
@@ -79,7 +82,8 @@ class Search:
     method: str = ""
     bound: float | None = None
     infeasible: bool = False
-    reserve: Search | None = None
+    closing_s: float = 0.0
+    fallback: Search | None = None
 
     # -- where we stand ----------------------------------------------------------------------------------------------
 
@@ -95,22 +99,33 @@ class Search:
 
     def done(self) -> bool:
         """Whether to stop: gap reached, infeasible, out of time, or cancelled."""
-        stopped = self.effort.cancelled() or self.effort.left_s < LEAST_SECONDS
+        stopped = self.effort.cancelled() or self.left_s < LEAST_SECONDS
         return stopped or self.infeasible or self.gap_is_proved()
 
     def say(self, phase: str, message: str, objective: float | None = None) -> None:
         """Report to the caller."""
-        best = _lesser(self.objective, None if self.reserve is None else self.reserve.objective)
+        best = _lesser(self.objective, None if self.fallback is None else self.fallback.objective)
         self.effort.say(phase, message, _lesser(objective, best), self.bound)
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
+    def take_trivial_plan(self) -> None:
+        """The plain step, if it fits: a plan is there before anything else is tried."""
+        began = time.monotonic()
+        self.adopt(self.built(lambda: plain.formulate(self.problem)), "plain")
+        self.closing_s = time.monotonic() - began
+
     def relax(self, groups: int, limit_s: float) -> None:
         """Raise the bound with that many groups of backward stages; learn whether a plan can exist at all."""
-        program = self.built(
-            lambda: Relaxation(self.problem, self.budget_bytes, groups_by_mass(self.problem, groups)).program
-        )
         phase = f"bound, {groups} boundar{'y' if groups == 1 else 'ies'}"
+        starts = groups_by_mass(self.problem, groups)
+        until = self.build_deadline()
+        try:
+            make = functools.partial(relaxation.build, self.problem, self.budget_bytes, starts, out_of_time=until)
+            program = self.built(make)
+        except OutOfTimeError:
+            self.say(phase, "no time left to write it")
+            return
 
         def live(progress: Progress) -> None:
             self.raise_bound(progress.bound)
@@ -148,11 +163,14 @@ class Search:
         """
         make = functools.partial(self.restriction, slots, self.budget_bytes, offload=offload)
         restriction = make(to_the_byte=self.is_small)
+        if restriction is None:
+            return SolverStatus.NO_SOLUTION
         phase = f"plans, {len(restriction.groups)} slots"
         status, found = self.solve_restriction(restriction, restriction.program, phase, limit_s, seed)
-        if self.is_small and found is not None and not found.ok and self.effort.left_s >= LEAST_SECONDS:
+        if self.is_small and found is not None and not found.ok and self.left_s >= LEAST_SECONDS:
             restriction = make(to_the_byte=False)
-            self.solve_restriction(restriction, restriction.program, phase, limit_s, seed)
+            if restriction is not None:
+                self.solve_restriction(restriction, restriction.program, phase, limit_s, seed)
         self.say(phase, "done")
         return status
 
@@ -174,10 +192,10 @@ class Search:
             latest = progress.objective
             self.say(phase, f"{progress.nodes} nodes", progress.objective)
 
-        deadline = time.monotonic() + PATIENCE_SHARE * limit_s
+        deadline = time.monotonic() + FIRST_PLAN_SHARE * limit_s
 
         def enough() -> bool:
-            is_lost = self.may_squeeze and latest is None and time.monotonic() > deadline
+            is_lost = self.may_minimize_bytes and latest is None and time.monotonic() > deadline
             return is_lost or self._good(latest)
 
         options = SolveOptions(seed=self.effort.options.seed + seed)
@@ -188,7 +206,7 @@ class Search:
         return solution.status, None if solution.values is None else self.take(restriction, solution.values)
 
     @property
-    def held(self) -> Schedule | None:
+    def incumbent(self) -> Schedule | None:
         """The best plan; before there is one, the schedule that comes nearest to the budget."""
         return self.best or (self.nearest and self.nearest[0])
 
@@ -198,29 +216,35 @@ class Search:
         return self.problem.stage_count * len(self.problem.forward) <= TO_THE_BYTE_CELLS
 
     @property
-    def may_squeeze(self) -> bool:
-        """Whether a squeeze may help: no plan yet, and nothing travels to the host, whose room it knows nothing of."""
+    def may_minimize_bytes(self) -> bool:
+        """Whether to look for any plan by its bytes: there is none yet, and nothing travels to the host, whose room
+        that search knows nothing of."""
         return self.best is None and not self.problem.may_offload
 
     def take(self, restriction: Banded, values: FloatArray) -> Check:
         """Take the plan of a restriction's point if it is better; the verdict on it."""
+        began = time.monotonic()
         decisions = restriction.decisions(values)
-        return self.adopt(self.built(lambda: complete(self.problem, self.budget_bytes, decisions)), "banded")
+        verdict = self.adopt(self.built(lambda: complete(self.problem, self.budget_bytes, decisions)), "banded")
+        self.closing_s = max(self.closing_s, time.monotonic() - began)
+        return verdict
 
     def restriction(
         self, slots: Slots, budget_bytes: int | None, *, offload: bool = True, to_the_byte: bool = False
-    ) -> Banded:
-        """One member of the portfolio, with what is held among its points.
+    ) -> Banded | None:
+        """One member of the portfolio, with the incumbent among its points; None if there is no time to write it.
 
         Args:
             budget_bytes: None to minimize it.
         """
         starts = set(groups_by_mass(self.problem, slots.count))
-        stages = [] if self.held is None else list(enumerate(self.held.stages))[1:]
+        stages = [] if self.incumbent is None else list(enumerate(self.incumbent.stages))[1:]
         starts |= {t for t, stage in stages if stage.computes or stage.fetches}
         groups = groups_of(sorted(starts), self.problem.stage_count)
         slot = slots_of_stages(groups)
         pairs = [(slot[t], c.forward) for t, stage in stages for c in stage.computes]
+
+        until = self.build_deadline()
 
         def make() -> Banded:
             if slots.width is None:
@@ -228,9 +252,21 @@ class Search:
             else:
                 allowed = band(self.problem, groups, slots.width, slots.reach)
             wider = with_pairs(allowed, pairs)
-            return Banded(self.problem, budget_bytes, sorted(starts), wider, offload=offload, to_the_byte=to_the_byte)
+            return banded.build(
+                self.problem,
+                budget_bytes,
+                sorted(starts),
+                wider,
+                offload=offload,
+                to_the_byte=to_the_byte,
+                out_of_time=until,
+            )
 
-        return self.built(make)
+        try:
+            return self.built(make)
+        except OutOfTimeError:
+            self.say(f"plans, {len(groups)} slots", "no time left to write it")
+            return None
 
     def adopt(self, schedule: Schedule, method: str) -> Check:
         """Check a schedule and take it if it holds the budget and is better; the verdict."""
@@ -242,11 +278,11 @@ class Search:
             self.best, self.verdict, self.method = schedule, verdict, method
         return verdict
 
-    def draw_on_reserve(self) -> None:
-        """Take the reserve's plan if it is better, and have no reserve any more."""
-        if self.reserve is not None and self.reserve.best is not None:
-            self.adopt(self.reserve.best, self.reserve.method)
-        self.reserve = None
+    def take_fallback(self) -> None:
+        """Take the fallback's plan if it is better, and have no fallback any more."""
+        if self.fallback is not None and self.fallback.best is not None:
+            self.adopt(self.fallback.best, self.fallback.method)
+        self.fallback = None
 
     def has_plan(self) -> bool:
         """Whether a plan is in hand, the reserve's among them."""
@@ -263,6 +299,15 @@ class Search:
         return gap is not None and gap <= min(self.effort.options.gap, GOOD_GAP)
 
     # -- tools -------------------------------------------------------------------------------------------------------
+
+    @property
+    def left_s(self) -> float:
+        """Wall seconds until the time limit, less what it takes to complete and check one more plan."""
+        return self.effort.left_s - self.closing_s
+
+    def build_deadline(self) -> Callable[[], bool]:
+        """Whether a program being written should be given up: it is cancelled, or too late for it to be solved."""
+        return lambda: self.effort.cancelled() or self.left_s < LEAST_SECONDS
 
     def built(self, make: Callable[[], T]) -> T:
         """Run something that builds, on the build clock."""
@@ -285,7 +330,7 @@ class Search:
 
         asked = replace(
             options or SolveOptions(seed=self.effort.options.seed),
-            time_limit_s=max(LEAST_SECONDS, min(limit_s, self.effort.left_s)),
+            time_limit_s=max(LEAST_SECONDS, min(limit_s, self.left_s)),
             gap=gap,
             memory_limit_bytes=self.effort.options.memory_limit_bytes,
         )

@@ -11,10 +11,11 @@ import pytest
 
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory import banded, monet
-from loadmaster.models.memory.banded import Banded
+from loadmaster.models.memory.banded_points import Banded
 from loadmaster.models.memory.bands import BoolArray, band, everything, slots_of_stages, with_pairs
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.completion import complete, decisions_of
+from loadmaster.models.memory.groups import groups_of
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import (
     BackwardImplementation,
@@ -24,7 +25,6 @@ from loadmaster.models.memory.problem import (
     MemoryProblem,
     Objective,
 )
-from loadmaster.models.memory.reach import groups_of
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import Solution, SolveOptions
 from tests.models.memory.grouped_twins import banded_twin
@@ -84,7 +84,7 @@ def test_array_and_pulp_twin_have_the_same_optimum(seed: int) -> None:
         budgets(problem, (0.4, 0.6)), (all_recomputations(problem, starts), band(problem, slots, 1, 1)), strict=True
     ):
         twin = optimum(banded_twin(problem, budget, slots, allowed, offload=link is not None))
-        found = solved(Banded(problem, budget, starts, allowed, offload=True)).objective
+        found = solved(banded.build(problem, budget, starts, allowed, offload=True)).objective
         assert found == (None if twin is None else pytest.approx(twin))
 
 
@@ -115,7 +115,9 @@ def test_points_are_plans_at_their_price(seed: int) -> None:
     budget = budgets(problem, (0.4,))[0]
     exact = solve(monet.formulate(problem, budget).program, SolveOptions(gap=0.0), solver="highs").objective
     for starts in (slot_starts(problem, seed), list(range(1, problem.stage_count))):
-        found = planned(Banded(problem, budget, starts, all_recomputations(problem, starts), offload=False), budget)
+        found = planned(
+            banded.build(problem, budget, starts, all_recomputations(problem, starts), offload=False), budget
+        )
         if found is not None:
             assert exact is not None
             assert exact <= check(problem, found[1], budget).objective + 1e-6
@@ -130,7 +132,7 @@ def test_with_a_slot_for_every_stage_it_is_exact(seed: int) -> None:
     for budget, best in cases:
         for starts in (every_stage, slot_starts(problem, seed), [1]):
             allowed = all_recomputations(problem, starts)
-            found = planned(Banded(problem, budget, starts, allowed, offload=False, to_the_byte=True), budget)
+            found = planned(banded.build(problem, budget, starts, allowed, offload=False, to_the_byte=True), budget)
             objective = math.inf if found is None else found[0]
             assert objective >= best - 1e-6
             if starts == every_stage:
@@ -150,7 +152,7 @@ def test_with_few_choices_in_columns_points_are_still_plans(seed: int) -> None:
     )
     budget = budgets(problem, (0.5,))[0]
     starts = slot_starts(problem, seed)
-    restriction = Banded(problem, budget, starts, all_recomputations(problem, starts), offload=False)
+    restriction = banded.build(problem, budget, starts, all_recomputations(problem, starts), offload=False)
     solution = solved(restriction)
     assert solution.values is not None
     verdict = check(problem, complete(problem, budget, restriction.decisions(solution.values)), budget)
@@ -178,7 +180,7 @@ def test_schedules_of_a_band_are_points_of_it(seed: int) -> None:
     slot = slots_of_stages(groups)
     used = [(slot[t], c.forward) for t, stage in enumerate(schedule.stages) if t > 0 for c in stage.computes]
     allowed = with_pairs(np.zeros((len(groups), len(problem.forward)), dtype=bool), used)
-    restriction = Banded(problem, budget, starts, allowed, offload=False)
+    restriction = banded.build(problem, budget, starts, allowed, offload=False)
     columns, decided = restriction.start(schedule)
     lower, upper = restriction.program.lower.copy(), restriction.program.upper.copy()
     lower[columns] = upper[columns] = decided
@@ -211,7 +213,7 @@ def test_a_result_is_kept_whole_or_not_at_all() -> None:
     problem = with_an_encoded_result(backwards)
     allowed = np.array([[False, False, False], [True, True, False]])
     for budget, fits in ((8, False), (9, True)):
-        restriction = Banded(problem, budget * UNIT, [1, 2], allowed, offload=False)
+        restriction = banded.build(problem, budget * UNIT, [1, 2], allowed, offload=False)
         assert (planned(restriction, budget * UNIT) is not None) == fits
 
 
@@ -225,7 +227,7 @@ def test_what_is_kept_into_the_next_slot_is_kept_whole() -> None:
     problem = with_an_encoded_result(backwards)
     allowed = np.array([[False, False, False], [True, True, False], [False, False, False]])
     for budget, fits in ((8, False), (9, True)):
-        restriction = Banded(problem, budget * UNIT, [1, 2, 3], allowed, offload=False)
+        restriction = banded.build(problem, budget * UNIT, [1, 2, 3], allowed, offload=False)
         assert (planned(restriction, budget * UNIT) is not None) == fits
 
 
@@ -235,11 +237,11 @@ def test_the_least_budget_is_the_least_that_has_a_plan(seed: int) -> None:
     problem = random_problem(seed, operators=6, in_place=0.5, encodings=0.3, unit_bytes=UNIT)
     starts = slot_starts(problem, seed)
     allowed = all_recomputations(problem, starts)
-    minimized = Banded(problem, None, starts, allowed, offload=False)
+    minimized = banded.build(problem, None, starts, allowed, offload=False)
     solution = solved(minimized)
     assert solution.values is not None and solution.objective is not None
     least = round(solution.objective * UNIT)
     schedule = complete(problem, least, minimized.decisions(solution.values))
     assert check(problem, schedule, least).violations == ()
-    assert planned(Banded(problem, least, starts, allowed, offload=False), least) is not None
-    assert solved(Banded(problem, least - UNIT // 4, starts, allowed, offload=False)).values is None
+    assert planned(banded.build(problem, least, starts, allowed, offload=False), least) is not None
+    assert solved(banded.build(problem, least - UNIT // 4, starts, allowed, offload=False)).values is None

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.models.memory.bands import band, everything, slots_of_stages, with_pairs
+from loadmaster.models.memory.groups import groups_by_mass, groups_of, last_uses, worthwhile
 from loadmaster.models.memory.problem import Implementation, MemoryProblem
-from loadmaster.models.memory.reach import groups_by_mass, groups_of, last_uses, worthwhile
 from tests.models.memory.instances import random_problem
 
 SEEDS = st.integers(0, 10**6)

@@ -1,4 +1,4 @@
-"""The fixed baselines, the minimum budget, and tidying: what they promise, on random graphs and on the shipped ones."""
+"""The fixed baselines, the minimum budget, dead code: what they promise, on random graphs and on the shipped ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from loadmaster.models.memory import chen, choices, gist, minimum, plain
 from loadmaster.models.memory.checker import Check, check
+from loadmaster.models.memory.dead_code import without_dead_code
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.plan import Compute, Schedule
 from loadmaster.models.memory.presets import chain, example
 from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.models.memory.tidy import tidy
 from tests.models.memory.brute_force import best_objective
 from tests.models.memory.instances import random_problem
 
@@ -112,8 +112,8 @@ def test_minimum_budget_names_operator_and_tensors() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), segments=st.integers(1, 5), data=st.data())
-def test_tidying_undoes_needless_work(seed: int, segments: int, data: st.DataObject) -> None:
-    """Needless recomputations and keeps are added to a tidy schedule; tidying never makes it dearer or larger."""
+def test_dead_code_goes(seed: int, segments: int, data: st.DataObject) -> None:
+    """Needless recomputations and keeps are added to a schedule; without them again, it is no dearer and no larger."""
     problem = random_problem(seed, operators=6, encodings=0.4, in_place=0.0)
     schedule = chen.in_segments(problem, segments)
     stages = list(schedule.stages)
@@ -128,36 +128,36 @@ def test_tidying_undoes_needless_work(seed: int, segments: int, data: st.DataObj
         keep = sorted({*stages[t].keep, *extra, *(i for i in there if data.draw(st.booleans()))})
         stages[t] = replace(stages[t], computes=tuple(computes), keep=tuple(keep))
     messy = replayed(problem, replace(schedule, stages=tuple(stages)))
-    tidied = replayed(problem, tidy(problem, replace(schedule, stages=tuple(stages))))
-    assert tidied.objective <= messy.objective + 1e-9
-    assert tidied.peak_bytes <= messy.peak_bytes
-    assert tidy(problem, schedule) == schedule
+    cleaned = replayed(problem, without_dead_code(problem, replace(schedule, stages=tuple(stages))))
+    assert cleaned.objective <= messy.objective + 1e-9
+    assert cleaned.peak_bytes <= messy.peak_bytes
+    assert without_dead_code(problem, schedule) == schedule
 
 
-def test_tidying_takes_out_what_nobody_reads() -> None:
+def test_cleaning_takes_out_what_nobody_reads() -> None:
     problem = read_problem(chain(4, 1000))
     clean = chen.in_segments(problem, 1)
     busy = [
         replace(stage, computes=tuple(Compute(i) for i in range(5)), keep=(0, 1, 2, 3, 4)) for stage in clean.stages
     ]
     busy[0] = clean.stages[0]
-    tidied = tidy(problem, replace(clean, stages=tuple(busy)))
-    assert replayed(problem, tidied).objective == replayed(problem, clean).objective
-    assert replayed(problem, tidied).peak_bytes == replayed(problem, clean).peak_bytes
+    cleaned = without_dead_code(problem, replace(clean, stages=tuple(busy)))
+    assert replayed(problem, cleaned).objective == replayed(problem, clean).objective
+    assert replayed(problem, cleaned).peak_bytes == replayed(problem, clean).peak_bytes
 
 
-def test_tidying_leaves_what_backward_reads_kept_or_computed() -> None:
+def test_cleaning_leaves_what_backward_reads_kept_or_computed() -> None:
     """Backward 2 reads the result of operator 2, which is stored when its stage starts and recomputed there."""
     problem = read_problem(chain(4, 1000))
     step = plain.formulate(problem)
     assert [stage.keep for stage in step.stages] == [(0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2), (0, 1), (0,), ()]
     again = replace(step.stages[2], computes=(Compute(2),))
-    assert tidy(problem, replace(step, stages=(*step.stages[:2], again, *step.stages[3:]))) == step
+    assert without_dead_code(problem, replace(step, stages=(*step.stages[:2], again, *step.stages[3:]))) == step
     # Not kept, it must be computed: then nobody needs it stored before.
     instead = replace(step, stages=(*step.stages[:2], replace(again, keep=(0, 1)), *step.stages[3:]))
-    tidied = tidy(problem, instead)
-    assert [stage.keep for stage in tidied.stages] == [(0, 1, 3), (0, 1, 3), (0, 1), (0, 1), (0,), ()]
-    assert replayed(problem, tidied).recomputed == replayed(problem, instead).recomputed == 1
+    cleaned = without_dead_code(problem, instead)
+    assert [stage.keep for stage in cleaned.stages] == [(0, 1, 3), (0, 1, 3), (0, 1), (0, 1), (0,), ()]
+    assert replayed(problem, cleaned).recomputed == replayed(problem, instead).recomputed == 1
 
 
 def test_dominated_implementations_are_left_out() -> None:

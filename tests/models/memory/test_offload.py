@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from loadmaster.models.hardware import HostLink
-from loadmaster.models.memory import banded, banded_offload
-from loadmaster.models.memory.banded import Banded
+from loadmaster.models.memory import banded, banded_columns, relaxation
 from loadmaster.models.memory.bands import everything
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.completion import complete
+from loadmaster.models.memory.groups import groups_by_mass, groups_of
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import (
     BackwardImplementation,
@@ -21,8 +21,6 @@ from loadmaster.models.memory.problem import (
     Implementation,
     MemoryProblem,
 )
-from loadmaster.models.memory.reach import groups_by_mass, groups_of
-from loadmaster.models.memory.relaxation import Relaxation
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import SolveOptions
 from tests.executor.memory.schedules import schedule, travelling
@@ -85,7 +83,7 @@ def planned(problem: MemoryProblem, budget: int, slots: int) -> tuple[float, Sch
     """The program's optimum and the schedule made of it, which the checker accepts."""
     starts = groups_by_mass(problem, slots)
     allowed = everything(problem, groups_of(starts, problem.stage_count))
-    restriction = Banded(problem, budget, starts, allowed, offload=True)
+    restriction = banded.build(problem, budget, starts, allowed, offload=True)
     solution = solve(restriction.program, SolveOptions(gap=0.0), solver="highs")
     if solution.values is None:
         return None
@@ -109,7 +107,7 @@ def test_plans_keep_to_budget_and_host(seed: int) -> None:
     assert verdict.offloaded_bytes == sum(problem.forward[i].output_bytes for i in travels[1].offload) <= room
     assert verdict.objective == pytest.approx(verdict.time_us)
     for starts in ([1], [1, 4, 7]):
-        lower = solve(Relaxation(problem, budget, starts).program, SolveOptions(gap=0.0), solver="highs")
+        lower = solve(relaxation.build(problem, budget, starts), SolveOptions(gap=0.0), solver="highs")
         assert lower.objective is not None
         assert lower.objective <= verdict.time_us + 1e-6
 
@@ -176,7 +174,7 @@ def test_no_journeys_beat_the_relaxation(seed: int) -> None:
     at_ease = check(problem, journeys, 1 << 50)
     assert at_ease.violations == ()
     for starts in ([1], [1, 3, 6], list(range(1, problem.stage_count))):
-        program = Relaxation(problem, at_ease.peak_bytes, starts).program
+        program = relaxation.build(problem, at_ease.peak_bytes, starts)
         lower = solve(program, SolveOptions(gap=0.0, time_limit_s=20), solver="highs")
         assert lower.bound is not None
         assert lower.bound <= at_ease.time_us + 1e-6
@@ -208,13 +206,13 @@ def test_what_has_no_room_on_its_way_is_fetched_at_the_last_moment(seed: int, mo
     assert verdict.time_us <= found[0] + 0.3 * max(f.output_bytes for f in problem.forward) / MIB + 1e-6
     at_once = [f for t, stage in enumerate(found[1].stages) for f in stage.fetches if f.issued_at == t]
     assert at_once
-    restriction = Banded(
+    restriction = banded.build(
         problem, budget, starts, everything(problem, groups_of(starts, problem.stage_count)), offload=True
     )
     columns, values = restriction.start(found[1])
     point = dict(zip(columns.tolist(), values.tolist(), strict=True))
-    assert sum(point[c] for c in restriction.late[restriction.late >= 0].tolist()) == len(at_once)
-    monkeypatch.setattr(banded_offload, "LATE_CELLS", 0)
+    assert sum(point[c] for c in restriction.columns.late[restriction.columns.late >= 0].tolist()) == len(at_once)
+    monkeypatch.setattr(banded_columns, "LATE_CELLS", 0)
     before = planned(problem, budget, problem.stage_count)
     assert before is None or found[0] < before[0] - 1e-6
 

@@ -11,11 +11,12 @@ import pytest
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory import monet, relaxation, relaxation_links
 from loadmaster.models.memory.documents import read_problem
+from loadmaster.models.memory.groups import groups_of
 from loadmaster.models.memory.presets import example, example_names, reference
 from loadmaster.models.memory.problem import MemoryProblem, Objective
-from loadmaster.models.memory.reach import MIB, groups_of
-from loadmaster.models.memory.relaxation import Relaxation
+from loadmaster.models.memory.rows import MIB
 from loadmaster.solvers.process import solve
+from loadmaster.solvers.program import Program
 from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus
 from tests.models.memory.brute_force import best_objective
 from tests.models.memory.grouped_twins import relaxation_twin
@@ -32,15 +33,15 @@ LINK = HostLink(to_host_gbps=UNIT / 2e3, from_host_gbps=UNIT / 3e3, capacity_byt
 
 def bound(problem: MemoryProblem, budget: int, starts: Sequence[int]) -> float:
     """The optimum; infinite if the relaxation has no point."""
-    solution = solved(Relaxation(problem, budget, starts))
+    solution = solved(relaxation.build(problem, budget, starts))
     if solution.status is SolverStatus.INFEASIBLE:
         return math.inf
     assert solution.objective is not None
     return solution.objective
 
 
-def solved(program: Relaxation) -> Solution:
-    return solve(program.program, SolveOptions(gap=0.0), solver="highs")
+def solved(program: Program) -> Solution:
+    return solve(program, SolveOptions(gap=0.0), solver="highs")
 
 
 def groupings(problem: MemoryProblem) -> list[list[int]]:
@@ -95,11 +96,11 @@ def test_no_schedule_of_larger_graphs_beats_it(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_least_budget_is_below_every_budget_that_has_a_schedule(seed: int) -> None:
     problem = random_problem(seed, operators=3, in_place=0.5, encodings=0.5, unit_bytes=UNIT)
-    solution = solved(Relaxation(problem, None, [1]))
+    solution = solved(relaxation.build(problem, None, [1]))
     assert solution.objective is not None
     least = math.ceil(solution.objective * MIB - 1e-3)
     assert math.isinf(best_objective(problem, least - UNIT))
-    assert solved(Relaxation(problem, least + 1, [1])).status is SolverStatus.OPTIMAL
+    assert solved(relaxation.build(problem, least + 1, [1])).status is SolverStatus.OPTIMAL
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -127,7 +128,7 @@ def test_dividing_groups_never_lowers_it(seed: int, monkeypatch: pytest.MonkeyPa
 def bound_within(problem: MemoryProblem, budget: int, seconds: float) -> float:
     """What the relaxation with one boundary proves in that time."""
     options = SolveOptions(gap=5e-4, time_limit_s=seconds)
-    solution = solve(Relaxation(problem, budget, [1]).program, options, solver="highs")
+    solution = solve(relaxation.build(problem, budget, [1]), options, solver="highs")
     assert solution.bound is not None
     return solution.bound
 

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from loadmaster import planner
 from loadmaster.errors import CancelledError, CheckFailedError, InputError, LimitReachedError
 from loadmaster.models.hardware import HostLink
-from loadmaster.models.memory import minimum, monet, plain
+from loadmaster.models.memory import banded, chen, minimum, monet, plain, relaxation
+from loadmaster.models.memory.banded_points import Banded
 from loadmaster.models.memory.checker import check, check_plan
+from loadmaster.models.memory.completion import complete, decisions_of
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.presets import chain, example
 from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.planner import PlanProgress
-from loadmaster.planner.memory import driver, search
+from loadmaster.models.memory.rows import OutOfTimeError
+from loadmaster.planner import PlanOptions, PlanProgress
+from loadmaster.planner.effort import Effort
+from loadmaster.planner.memory import driver
+from loadmaster.planner.memory import search as search_room
 from loadmaster.planner.memory.search import Search, Slots
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import SolveOptions, SolverStatus
@@ -160,12 +168,13 @@ def test_what_a_solver_takes_too_much_is_taken_back(monkeypatch: pytest.MonkeyPa
     """A schedule over the budget is refused, and the restriction solved again with bytes to spare."""
     built: list[bool] = []
 
-    class Greedy(search.Banded):
-        def __init__(self, problem: MemoryProblem, budget_bytes: int, *rest: Any, to_the_byte: bool, **more: Any):
-            built.append(to_the_byte)
-            super().__init__(problem, budget_bytes + MIB * to_the_byte, *rest, to_the_byte=to_the_byte, **more)
+    build = banded.build
 
-    monkeypatch.setattr(search, "Banded", Greedy)
+    def greedy(problem: MemoryProblem, budget_bytes: int, *rest: Any, to_the_byte: bool, **more: Any) -> Banded:
+        built.append(to_the_byte)
+        return build(problem, budget_bytes + MIB * to_the_byte, *rest, to_the_byte=to_the_byte, **more)
+
+    monkeypatch.setattr(banded, "build", greedy)
     plan = planner.plan(eight(), budget_bytes=6 * MIB, time_limit_s=30)
     assert_sound(eight(), plan)
     assert (True, False) in itertools.pairwise(built)
@@ -288,12 +297,12 @@ def test_infeasible_though_every_operator_fits() -> None:
 
 @pytest.mark.parametrize("link", [None, HostLink(1.0, 1.0)])
 def test_a_proof_against_a_plan_in_hand_is_a_bug(link: HostLink | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    solve_ = search.solve
+    solve_ = search_room.solve
 
     def no_bound(program: Any, options: SolveOptions, **rest: Any) -> Any:
         return replace(solve_(program, options, **rest), status=SolverStatus.INFEASIBLE, bound=None)
 
-    monkeypatch.setattr(search, "solve", no_bound)
+    monkeypatch.setattr(search_room, "solve", no_bound)
     problem = replace(eight(), host_link=link)
     with pytest.raises(CheckFailedError, match=r"has no plan under .* but a plain schedule passes its check"):
         planner.plan(problem, budget_bytes=plain.peak_bytes(problem), gap=0.0)
@@ -304,6 +313,59 @@ def test_a_budget_must_come_from_somewhere() -> None:
         planner.plan(eight())
     assert planner.plan(replace(eight(), budget_bytes=10 * MIB)).budget_bytes == 10 * MIB
     assert planner.plan(replace(eight(), budget_bytes=MIB), budget_bytes=10 * MIB).budget_bytes == 10 * MIB
+
+
+def test_a_time_limit_is_kept_on_a_graph_too_large_for_it() -> None:
+    """No program is written to its end; what fits is the trivial plan, and it is there."""
+    problem = read_problem(chain(1_000, MIB))
+    budget = check(problem, plain.formulate(problem), 0).peak_bytes
+    began = time.process_time()
+    plan = planner.plan(problem, budget_bytes=budget, time_limit_s=2, gap=0.0)
+    assert plan.schedule is not None and plan.check["peak_bytes"] <= budget
+    # Processor time, whatever else runs; the limit is one of wall time.
+    assert time.process_time() - began <= 4
+
+
+def test_programs_are_given_up_when_their_time_has_passed() -> None:
+    problem = eight()
+    for build in (
+        functools.partial(relaxation.build, problem, 6 * MIB, [1]),
+        functools.partial(banded.build, problem, 6 * MIB, [1], np.ones((1, len(problem.forward)), bool), offload=False),
+    ):
+        with pytest.raises(OutOfTimeError):
+            build(out_of_time=lambda: True)
+        assert build(out_of_time=lambda: False)
+
+
+@pytest.mark.parametrize("method", ["auto", "plain", "monet"])
+def test_graphs_too_large_to_plan_are_refused_with_the_size_that_is_not(method: str) -> None:
+    """Before anything is built."""
+    problem = read_problem(chain(3_000, MIB))
+    began = time.process_time()
+    with pytest.raises(InputError, match="3001 operators.*about 2236 operators" if method != "monet" else "about 500"):
+        planner.plan(problem, budget_bytes=1 << 40, time_limit_s=10, method=method)
+    assert time.process_time() - began <= 5
+
+
+def test_a_worse_plan_is_not_adopted_nor_a_weaker_bound() -> None:
+    problem = eight()
+    cheap, dear = (complete(problem, 1 << 40, decisions_of(m.formulate(problem))) for m in (plain, chen))
+    costs = [check(problem, schedule, 1 << 40).objective for schedule in (cheap, dear)]
+    assert costs[0] < costs[1]
+    for order in ((cheap, dear), (dear, cheap)):
+        search = Search(problem, 1 << 40, Effort(PlanOptions()))
+        for schedule in order:
+            search.adopt(schedule, "some")
+        assert search.best == cheap and search.objective == costs[0]
+        for bound in (3.0, 1.0, None, 2.0, -math.inf):
+            search.raise_bound(bound)
+        assert search.bound == 3.0
+        # A plan over the budget is not adopted, however cheap.
+        tight = Search(problem, check(problem, dear, 0).peak_bytes, Effort(PlanOptions()), fallback=search)
+        assert not tight.adopt(cheap, "cheap").ok and tight.best is None
+        assert tight.adopt(dear, "dear").ok and tight.best == dear
+        tight.take_fallback()
+        assert tight.best == dear and tight.fallback is None
 
 
 def test_no_plan_in_time_is_no_answer() -> None:
@@ -371,7 +433,7 @@ def test_reports_only_get_better(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_in_reserve_is_reported_and_kept_where_the_narrow_band_has_no_plan(monkeypatch) -> None:
+def test_the_fallback_is_reported_and_kept_where_the_narrow_band_has_no_plan(monkeypatch) -> None:
     problem = mobilenet()
     asked: list[Slots] = []
     restrict = Search.restrict

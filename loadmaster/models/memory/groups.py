@@ -1,43 +1,61 @@
-"""Where in the backward pass each forward result can matter, and which implementations are worth a column.
+"""Groups of backward stages: how the stages are split, where each result can matter, which choices are worth a column.
 
-Shared by the grouped formulations (:mod:`relaxation`, :mod:`banded`, :mod:`offload`). Backward stages 1..K are split
-into consecutive *groups*, written by their first stages.
+Shared by the grouped formulations, :mod:`relaxation` and :mod:`banded`. The backward stages 1..K are split into
+consecutive *groups*, written by their first stages. With ten stages in all, [1, 4, 8] stands for stages 1 to 3, 4 to 7,
+and 8 and 9:
+
+>>> groups_of([1, 4, 8], stage_count=10)
+[(1, 3), (4, 7), (8, 9)]
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from loadmaster.models.memory.choices import Choice, undominated
 from loadmaster.models.memory.problem import Implementation, MemoryProblem
+from loadmaster.models.memory.rows import MIB
 from loadmaster.solvers.program import FloatArray, IntArray
 
-# Bytes enter the programs as MiB: coefficients then lie between 1e-4 and 1e5, which is what solvers' tolerances are
-# made for. One tolerance (1e-6) is then about a byte.
-MIB = float(1 << 20)
+
+@dataclass(frozen=True)
+class GroupedProblem:
+    """A problem with its backward stages in groups.
+
+    Attributes:
+        groups: first and last stage of each.
+        noticeable_bytes: what a choice of implementation must move in workspace to get columns.
+    """
+
+    problem: MemoryProblem
+    groups: list[tuple[int, int]]
+    noticeable_bytes: float
+
+    @cached_property
+    def count(self) -> int:
+        """V."""
+        return len(self.problem.forward)
+
+    @cached_property
+    def sizes(self) -> FloatArray:
+        """m_i in MiB [V]."""
+        return np.asarray(self.problem.output_bytes / MIB, dtype=np.float64)
+
+    def wanted(self, k: int) -> list[int]:
+        """Results that some implementation of backward k reads."""
+        return sorted({i for c in self.problem.backward[k - 1].implementations for i in c.needs})
 
 
-class Row(dict[int, float]):
-    """A linear expression being written: column -> coefficient."""
-
-    def plus(self, other: Row, factor: float = 1.0) -> Row:
-        """Add ``factor * other`` in place; returns self."""
-        for column, value in other.items():
-            self[column] = self.get(column, 0.0) + factor * value
-        return self
-
-    def also(self, column: int, value: float = 1.0) -> Row:
-        """Add one term in place; returns self."""
-        self[column] = self.get(column, 0.0) + value
-        return self
-
-
-def term(cells: IntArray, *index: int) -> Row:
-    """The column of one cell of a grid, as a row; an empty row where the cell has none (-1)."""
-    column = int(cells[index])
-    return Row({column: 1.0}) if column >= 0 else Row()
+def in_groups(
+    problem: MemoryProblem, budget_bytes: int | None, starts: Sequence[int], noticeable: float
+) -> GroupedProblem:
+    """``noticeable``: the share of the budget in workspace from which a choice of implementation gets columns."""
+    noticeable_bytes = noticeable * (budget_bytes or int(problem.output_bytes.sum()))
+    return GroupedProblem(problem, groups_of(starts, problem.stage_count), noticeable_bytes)
 
 
 def direct_uses(problem: MemoryProblem) -> list[set[int]]:
@@ -100,8 +118,3 @@ def worthwhile(
 def least_workspace_bytes(choices: Sequence[Implementation]) -> int:
     """The smallest workspace among implementations."""
     return min(c.workspace_bytes for c in choices)
-
-
-def sizes_mib(problem: MemoryProblem) -> FloatArray:
-    """m_i in MiB [V]."""
-    return np.asarray(problem.output_bytes / MIB, dtype=np.float64)

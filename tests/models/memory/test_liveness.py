@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.models.memory import monet
-from loadmaster.models.memory.usefulness import fits_alone
+from loadmaster.models.memory.liveness import fits_alone
 from tests.models.memory.instances import budgets, random_problem
 
 

@@ -8,7 +8,7 @@ from loadmaster.models.memory.plan import Compute, Schedule, Stage
 from loadmaster.models.memory.problem import MemoryProblem
 
 
-def tidy(problem: MemoryProblem, schedule: Schedule) -> Schedule:
+def without_dead_code(problem: MemoryProblem, schedule: Schedule) -> Schedule:
     """The same schedule without needless recomputation, encoded results and keeps: never dearer, never larger.
 
     From the last stage back, a compute stays if its result is not stored already and is read later in the stage, by
@@ -25,18 +25,18 @@ def tidy(problem: MemoryProblem, schedule: Schedule) -> Schedule:
     needed_next: set[int] = set()
     for t in reversed(range(len(stages))):
         stored = frozenset(stages[t - 1].keep) if t > 0 else frozenset()
-        stages[t], needed_next = _tidy_stage(problem, t, stages[t], stored, needed_next)
+        stages[t], needed_next = _stage_without_dead_code(problem, t, stages[t], stored, needed_next)
     return replace(schedule, stages=tuple(stages))
 
 
-def _tidy_stage(
+def _stage_without_dead_code(
     problem: MemoryProblem, t: int, stage: Stage, stored: frozenset[int], needed_next: set[int]
 ) -> tuple[Stage, set[int]]:
     """One stage, given what it finds stored and what later ones need of it; returns it and what it needs stored."""
     reads: set[int] = set()
     if t > 0 and stage.implementation is not None:
         reads = set(problem.backward[t - 1].implementations[stage.implementation].needs)
-    needed = reads | (needed_next & set(stage.keep))
+    needed = reads | needed_next.intersection(stage.keep)
     parents: set[int] = set()
     computes: list[Compute] = []
     for c in reversed(stage.computes):
@@ -53,5 +53,6 @@ def _tidy_stage(
             parents.add(operator.encodes)
     computed = {c.forward for c in computes}
     live = {i for c in computes for i in problem.forward[c.forward].live_inputs}
-    keep = tuple(i for i in stage.keep if i in needed_next or (i in reads and (i in live or i not in computed)))
+    kept_for_reading = {i for i in reads if i in live or i not in computed}
+    keep = tuple(i for i in stage.keep if i in needed_next or i in kept_for_reading)
     return replace(stage, computes=tuple(reversed(computes)), keep=keep), needed

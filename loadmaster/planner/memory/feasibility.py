@@ -1,8 +1,8 @@
 """A first plan where memory leaves little room: bytes are minimized until the budget holds them.
 
 A restriction is solved whole for a moment, whatever the time a step takes; the next one goes on from that schedule in
-the window of slots around the stage that takes most, for the rest is in nobody's way; and so on. Where that saves
-nothing, the next window is wider. Offload is left out.
+its neighbourhood, the slots around the stage that takes most, for the rest is in nobody's way; and so on. Where that
+saves nothing, the next neighbourhood is wider. Offload is left out.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from dataclasses import replace
 
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.completion import complete
-from loadmaster.models.memory.reach import MIB
+from loadmaster.models.memory.rows import MIB
+from loadmaster.planner.memory.large_neighbourhood import NEIGHBOURHOOD_SHARE, outside_fixed
 from loadmaster.planner.memory.search import RESTRICTION_GAP, Search, Slots
-from loadmaster.planner.memory.windows import WINDOW_SHARE, windowed
 from loadmaster.solvers.solution import Progress, SolveOptions
 
 # On each side of the stage that takes most, so many of all slots; after n fruitless solves in a row, n + 1 times that.
-HALF_WINDOW = 1 / 6
+HALF_WIDTH = 1 / 6
 # A solve that has saved less than this share of the bytes was fruitless.
 WORTH_ANOTHER = 1e-3
 
 
-def squeeze(search: Search, portfolio: Sequence[Slots], limit_s: float) -> None:
+def find_feasible(search: Search, portfolio: Sequence[Slots], limit_s: float) -> None:
     """Look for any plan at all, in one restriction after another, until none of them brings the bytes down.
 
     Args:
@@ -38,7 +38,7 @@ def squeeze(search: Search, portfolio: Sequence[Slots], limit_s: float) -> None:
         if search.best is not None or search.done() or fruitless == len(portfolio):
             break
         before = _bytes_of(search)
-        _solve(search, slots, WINDOW_SHARE * limit_s, (1 + fruitless) * HALF_WINDOW)
+        _solve(search, slots, NEIGHBOURHOOD_SHARE * limit_s, (1 + fruitless) * HALF_WIDTH)
         fruitless = fruitless + 1 if _bytes_of(search) > (1 - WORTH_ANOTHER) * before else 0
     search.say("any plan", "done")
 
@@ -47,8 +47,10 @@ def _bytes_of(search: Search) -> float:
     return math.inf if search.nearest is None else search.nearest[1].peak_bytes
 
 
-def _solve(search: Search, slots: Slots, limit_s: float, half_window: float) -> None:
+def _solve(search: Search, slots: Slots, limit_s: float, half_width: float) -> None:
     restriction = search.restriction(slots, None, offload=False, to_the_byte=True)
+    if restriction is None:
+        return
     starts = [first for first, _ in restriction.groups]
     program, options = restriction.program, SolveOptions(seed=search.effort.options.seed)
     phase = f"any plan, {len(starts)} slots"
@@ -58,9 +60,9 @@ def _solve(search: Search, slots: Slots, limit_s: float, half_window: float) -> 
         options = replace(options, start_columns=columns, start_values=values)
         stage = max(verdict.events, key=lambda e: e.resident_bytes).stage
         if stage > 0:  # what the forward pass keeps less of may be recomputed anywhere
-            half, middle = math.ceil(half_window * len(starts)), bisect.bisect_right(starts, stage) - 1
+            half, middle = math.ceil(half_width * len(starts)), bisect.bisect_right(starts, stage) - 1
             first, last = max(0, middle - half), min(len(starts), middle + half + 1)
-            program = windowed(restriction, schedule, first, last)
+            program = outside_fixed(restriction, schedule, first, last)
             phase = f"any plan, {last - first} of {len(starts)} slots"
     reached_bytes = math.inf
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from loadmaster.models.memory.dead_code import without_dead_code
 from loadmaster.models.memory.plan import Compute, Schedule, Stage
 from loadmaster.models.memory.problem import BackwardImplementation, BackwardOperator, MemoryProblem
-from loadmaster.models.memory.tidy import tidy
 
 
 def fastest_forward(problem: MemoryProblem, i: int, *, recompute: bool) -> int:
@@ -74,8 +74,19 @@ def schedule(
 
     Of the forward pass's results ``kept`` stay; from then on each stays through the stage that reads it last.
     """
+    last_read = _last_reading_stages(problem, runs, ways)
     stages = [Stage(runs[0], None, tuple(sorted(kept)))]
     for k, way in enumerate(ways, start=1):
-        there = {*stages[-1].keep, *(c.forward for c in runs[k])}
-        stages.append(Stage(runs[k], way, tuple(sorted(there))))
-    return tidy(problem, Schedule(tuple(stages)))
+        made = {c.forward for c in runs[k]}.difference(stages[-1].keep)
+        there = [i for i in (*stages[-1].keep, *made) if last_read[i] >= k]
+        stages.append(Stage(runs[k], way, tuple(sorted(there) if made else there)))
+    return without_dead_code(problem, Schedule(tuple(stages)))
+
+
+def _last_reading_stages(problem: MemoryProblem, runs: Sequence[tuple[Compute, ...]], ways: Sequence[int]) -> list[int]:
+    """For every forward result the last stage that reads it, 0 if none does after the forward pass."""
+    last = [0] * len(problem.forward)
+    for k, needs in enumerate(needs_of(problem, ways), start=1):
+        for i in (*needs, *(i for c in runs[k] for i in problem.forward[c.forward].inputs)):
+            last[i] = k
+    return last

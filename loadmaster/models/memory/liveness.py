@@ -1,4 +1,4 @@
-"""Which results can still be of use when: cells of the stage-by-operator grid that no optimal schedule fills."""
+"""Liveness: where in the stage-by-operator grid a result can still be of use. No optimal schedule fills the rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loadmaster.models.memory.problem import MemoryProblem
 BoolArray = NDArray[np.bool_]
 
 
-class Usefulness:
+class Liveness:
     """Where computing or keeping a result can help.
 
     Attributes:
@@ -52,7 +52,8 @@ class Usefulness:
             self.compute[:, i] = runs
             self.compute[0, i] = last_read > 0
             last_run[i] = max(np.flatnonzero(runs), default=0)
-            # The stage that reads it for its backward operator keeps it too, unless it computes it: see ``tidy``.
+            # The stage that reads it for its backward operator keeps it too, unless it computes it: see
+            # :mod:`loadmaster.models.memory.dead_code`.
             self.keep[:, i] = (stage + 1 <= last_read) | needed[:, i]
 
 

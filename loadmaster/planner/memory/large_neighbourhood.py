@@ -1,7 +1,6 @@
-"""Better plans from windows: part of the backward pass is planned anew, all else recomputes as in the best plan.
+"""Large neighbourhood search: part of the backward pass is planned anew, all else recomputes as in the best plan.
 
-A large neighbourhood search (Shaw, Using constraint programming and local search methods to solve vehicle routing
-problems, 1998). A restriction of a graph of hundreds of operators is too much for a solver in seconds; a third of its
+Source: [Shaw98]. A restriction of a graph of hundreds of operators is too much for a solver in seconds; a third of its
 slots is not, and what the forward pass keeps stays free throughout.
 """
 
@@ -11,44 +10,46 @@ import math
 
 import numpy as np
 
-from loadmaster.models.memory.banded import Banded
+from loadmaster.models.memory.banded_points import Banded
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.planner.memory.search import Search, Slots
 from loadmaster.solvers.program import Program
 
-# As shares of a restriction's slots: thirds, then across their borders.
-WINDOWS = ((0.0, 1 / 3), (1 / 3, 2 / 3), (2 / 3, 1.0), (1 / 6, 1 / 2), (1 / 2, 5 / 6))
-# Of a restriction's time, what a window takes.
-WINDOW_SHARE = 0.3
+# Which slots are planned anew, as shares of a restriction's: thirds, then across their borders.
+NEIGHBOURHOODS = ((0.0, 1 / 3), (1 / 3, 2 / 3), (2 / 3, 1.0), (1 / 6, 1 / 2), (1 / 2, 5 / 6))
+# Of a restriction's time, what a neighbourhood takes.
+NEIGHBOURHOOD_SHARE = 0.3
 # Another round is worth its time if this one has saved so much of the step.
 WORTH_A_ROUND = 5e-4
 
 
 def improve(search: Search, slots: Slots, limit_s: float, *, seed: int = 0, offload: bool = True) -> bool:
-    """Look for better plans in one round of windows over a restriction. There is a plan.
+    """Look for better plans in one round of neighbourhoods over a restriction. There is a plan.
 
     Args:
-        limit_s: of the restriction; windows take a share of it each.
+        limit_s: of the restriction; neighbourhoods take a share of it each.
 
     Returns:
         Whether another round is worth its time.
     """
     before = search.objective
-    for begin, end in WINDOWS:
+    for begin, end in NEIGHBOURHOODS:
         if search.done():
             break
         restriction = search.restriction(slots, search.budget_bytes, offload=offload)
+        if restriction is None:
+            break
         count = len(restriction.groups)
         first, last = math.floor(begin * count), math.ceil(end * count)
         assert search.best is not None
-        program = windowed(restriction, search.best, first, last)
+        program = outside_fixed(restriction, search.best, first, last)
         phase = f"plans, {last - first} of {count} slots"
-        search.solve_restriction(restriction, program, phase, WINDOW_SHARE * limit_s, seed)
+        search.solve_restriction(restriction, program, phase, NEIGHBOURHOOD_SHARE * limit_s, seed)
     assert before is not None and search.objective is not None
     return search.objective < (1 - WORTH_A_ROUND) * before
 
 
-def windowed(restriction: Banded, schedule: Schedule, first: int, last: int) -> Program:
+def outside_fixed(restriction: Banded, schedule: Schedule, first: int, last: int) -> Program:
     """The restriction's program where slots other than first to last (not included) recompute and fetch as here."""
     columns, values = restriction.start(schedule)
     outside = np.isin(columns, restriction.brought_outside(first, last))

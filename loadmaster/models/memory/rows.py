@@ -1,0 +1,141 @@
+"""How the rows of the grouped programs are written: linear expressions in MiB, appended block by block.
+
+The boundary relaxation (:mod:`relaxation`) and the banded restriction (:mod:`banded`) are written with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadmaster.solvers.program import IntArray, Program, ProgramBuilder, RowList
+
+# Bytes enter the programs as MiB: coefficients then lie between 1e-4 and 1e5, which is what solvers' tolerances are
+# made for. One tolerance (1e-6) is then about a byte.
+MIB = float(1 << 20)
+
+
+class OutOfTimeError(Exception):
+    """A program is not written to its end: whoever asked for it has no time left for it."""
+
+
+class Row(dict[int, float]):
+    """A linear expression being written: column -> coefficient."""
+
+    def plus(self, other: Row, factor: float = 1.0) -> Row:
+        """Add ``factor * other`` in place; returns self."""
+        for column, value in other.items():
+            self[column] = self.get(column, 0.0) + factor * value
+        return self
+
+    def also(self, column: int, value: float = 1.0) -> Row:
+        """Add one term in place; returns self."""
+        self[column] = self.get(column, 0.0) + value
+        return self
+
+
+def term(cells: IntArray, *index: int) -> Row:
+    """The column of one cell of a grid, as a row; an empty row where the cell has none (-1)."""
+    column = int(cells[index])
+    return Row({column: 1.0}) if column >= 0 else Row()
+
+
+class RowWriter:
+    """Writes one program: columns, rows in named blocks, costs.
+
+    Attributes:
+        builder: where columns come from.
+        minimizes_budget: the budget is a variable, and the one thing that is minimized.
+        budget: in MiB; 0 where it is minimized.
+        shares: the continuous columns in [0, 1].
+        objective, constant: the costs of columns, and what is beside them.
+    """
+
+    def __init__(self, budget_bytes: int | None, out_of_time: Callable[[], bool] | None = None) -> None:
+        """
+        Args:
+            budget_bytes: None to minimize it, whatever the objective.
+            out_of_time: asked now and then; once true, writing ends with :class:`OutOfTimeError`.
+        """
+        self.builder = ProgramBuilder()
+        self.minimizes_budget = budget_bytes is None
+        self._budget_column = int(self.builder.columns("budget", 1, cost=1.0)[0]) if budget_bytes is None else -1
+        self.budget = 0.0 if budget_bytes is None else budget_bytes / MIB
+        self.shares: set[int] = set()
+        self.objective = Row()
+        self.constant = 0.0
+        self._rows: dict[str, RowList] = {}
+        self._out_of_time = out_of_time
+
+    def look_at_the_clock(self) -> None:
+        """End the writing where there is no time left: called once for each operator, stage or group."""
+        if self._out_of_time is not None and self._out_of_time():
+            raise OutOfTimeError
+
+    # -- columns -----------------------------------------------------------------------------------------------------
+
+    def cells(self, name: str, mask: NDArray[np.bool_], *, integer: bool = True) -> IntArray:
+        """Columns in [0, 1] for the true cells of a mask; -1 elsewhere."""
+        cells = np.full(mask.shape, -1, dtype=np.int64)
+        cells[mask] = self.builder.columns(name, int(mask.sum()), upper=1.0, integer=integer)
+        return cells
+
+    def choices(self, name: str, count: int, *, integer: bool = True) -> IntArray:
+        """Columns in [0, 1], one for each of some alternatives."""
+        return self.builder.columns(name, count, upper=1.0, integer=integer)
+
+    def binary(self, name: str) -> int:
+        """One column that is 0 or 1."""
+        return int(self.choices(name, 1)[0])
+
+    def share(self, name: str) -> int:
+        """One continuous column in [0, 1]."""
+        column = int(self.choices(name, 1, integer=False)[0])
+        self.shares.add(column)
+        return column
+
+    def amount(self, name: str) -> int:
+        """One continuous column that is not negative."""
+        return int(self.builder.columns(name, 1)[0])
+
+    def both(self, name: str, first: int, second: int) -> int:
+        """A column that is the product of two binary ones."""
+        both = self.share(name)
+        self.at_most(name, Row({both: 1.0, first: -1.0}), 0.0)
+        self.at_most(name, Row({both: 1.0, second: -1.0}), 0.0)
+        self.at_most(name, Row({both: -1.0, first: 1.0, second: 1.0}), 1.0)
+        return both
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+
+    def at_most(self, name: str, row: Row, upper: float) -> None:
+        """row <= upper."""
+        self._rows.setdefault(name, self.builder.row_list(name)).add(list(row), list(row.values()), upper=upper)
+
+    def equal(self, name: str, row: Row, value: float = 0.0) -> None:
+        """row = value."""
+        rows = self._rows.setdefault(name, self.builder.row_list(name))
+        rows.add(list(row), list(row.values()), lower=value, upper=value)
+
+    def fits(self, name: str, row: Row, taken: float) -> None:
+        """row + taken <= budget, where the budget may be the variable that is minimized."""
+        if self.minimizes_budget:
+            row = Row(row).also(self._budget_column, -1.0)
+        self.at_most(name, row, self.budget - taken)
+
+    # -- the objective -----------------------------------------------------------------------------------------------
+
+    def cost(self, column: int, cost: float) -> None:
+        """The objective pays ``cost`` for a column."""
+        self.objective.also(int(column), cost)
+
+    def build(self) -> Program:
+        """The program, of everything written."""
+        for rows in self._rows.values():
+            rows.done()
+        if not self.minimizes_budget:
+            self.builder.add_costs(self.objective)
+            self.builder.offset = self.constant
+        return self.builder.build()
