@@ -3,7 +3,7 @@
 n messages of s bytes one after another take L + n (g + beta s); the same bytes as one message take L + g + n beta s.
 Both are linear in (L, g, beta): least squares of relative errors over several n and s, with none of them negative.
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.3 (link profiling), with TACCL's alpha split into L and g.
+Source: [Shah23], section 5.3 (link profiling), with TACCL's alpha split into L and g.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Every pair is timed briefly and pairs are put into classes by bandwidth, within 
 each class are timed well and fitted; pairs are then run at once to find what they share. What was measured, and what
 could not be seen, is told in words on standard error.
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.3.
+Source: [Shah23], section 5.3.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ bf16 and fp16, in fp32, rounded once before they are sent on: the same bits in e
     runner = Runner(problem, plan)             # on every rank, once
     runner.all_reduce(gradient, op=dist.ReduceOp.AVG)
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.6 (any algorithm can be trivially implemented so).
+Source: [Shah23], section 5.6 (any algorithm can be trivially implemented so).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Two transfers at once that each take as long as alone share nothing that matters; where the slower takes much longer,
 they share a resource, and the question is where: at the sender, at the receiver, or in between.
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.3 (inferring multi-GPU topologies: pairs that get low bandwidth in a
+Source: [Shah23], section 5.3 (inferring multi-GPU topologies: pairs that get low bandwidth in a
 simultaneous copy share a switch).
 """
 

@@ -4,7 +4,7 @@ Messages are cut into batches that are the same on every rank, so that ranks mee
 messages that do not wait for one another. What a batch reads is not written before the batch is over: copies land where
 nothing was, parts of sums land in staging and are added afterwards, in the global order of messages.
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.6.2 (buffer allocation, instruction generation).
+Source: [Shah23], section 5.6.2 (buffer allocation, instruction generation).
 """
 
 from __future__ import annotations

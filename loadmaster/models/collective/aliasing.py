@@ -3,7 +3,7 @@
 A schedule that is its own image under a symmetry has equal variables at (c, k) and at their images; so a program needs
 one column for each orbit, and one row of those that become equal.
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, equations 5.12 to 5.14, which state it by rows.
+Source: [Shah23], equations 5.12 to 5.14, which state it by rows.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ A schedule is right when
 Sends are taken in the order in which they are lowered (start, source, target), so that a chunk that arrives at the very
 moment it leaves does so in that order too. A chunk of no bytes is everywhere from the start.
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, sections 5.4.2 and 5.5 (what its constraints demand of a schedule).
+Source: [Shah23], sections 5.4.2 and 5.5 (what its constraints demand of a schedule).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ hop waits for the one that brought the chunk. A sum is routed along a tree towar
 all that bring parts to its rank. A sum with several targets has two phases, one before and one after it is whole: plan
 them one after the other, as TACCL does for AllReduce.
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, sections 5.4.1 (symmetry), 5.5.1 (routes) and 5.7 (combining collectives).
+Source: [Shah23], sections 5.4.1 (symmetry), 5.5.1 (routes) and 5.7 (combining collectives).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 With each chunk's links limited to those of its route this is exact scheduling of fixed routes in any order; with all
 its links it is routing and scheduling at once. Every message carries one chunk. For solvers that know intervals.
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.5 (the variables and what a schedule must keep to); its two steps and
+Source: [Shah23], section 5.5 (the variables and what a schedule must keep to); its two steps and
 the orders between them are one here, since intervals need no order fixed beforehand.
 
 Sets: chunks c of at least one byte; links k = (u, v) that c may use and over which, by shortest times, it can still be
@@ -11,7 +11,7 @@ where it must be by ``horizon_ns``. A chunk that is no sum goes away from its so
 A sum goes the other way, each rank sending its part once: what holds of links into ranks holds of links out of them.
 
 Variables, all whole numbers:
-    used[c,k]   binary, the seed's is_sent: c goes over k; presence of the interval
+    used[c,k]   binary, is_sent of [Shah23]: c goes over k; presence of the interval
     send[c,k]   when, in the window that shortest times and the horizon leave
     start[c,r]  when c is at r (of a sum: when r's part is complete)
     time        in [bound_ns, horizon_ns]

@@ -3,7 +3,7 @@
 Message i of the global order may leave once every message it ``waits_for`` has arrived at its source. All ranks agree
 on the order, which is by start time: waiting along it never deadlocks.
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.6.2 (dependency insertion).
+Source: [Shah23], section 5.6.2 (dependency insertion).
 """
 
 from __future__ import annotations

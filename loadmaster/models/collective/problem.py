@@ -43,7 +43,7 @@ class SwitchPolicy:
 class Sketch:
     """What a user draws of an algorithm; ranks are local, 0 to the ranks of a node less one, unless said otherwise.
 
-    Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.4.1 and appendix B.1; both published dialects are read into this.
+    Source: [Shah23], section 5.4.1 and appendix B.1; both published dialects are read into this.
 
     Attributes:
         switches: links within a node are those through these switches; empty: all that the topology has.

@@ -1,6 +1,6 @@
 """Rotations of ranks as symmetries of an instance: what they do to chunks, and the refusal of those that are none.
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.4.1 (algorithm symmetry) and appendix B.1 (``symmetry_offsets``). A
+Source: [Shah23], section 5.4.1 (algorithm symmetry) and appendix B.1 (``symmetry_offsets``). A
 rotation (offset, group) moves every rank by offset inside its group of that many consecutive ranks, in all groups at
 once. TACCL then asks for equal sends only inside a group; a generator here maps every send, and must be an automorphism
 of the whole instance.

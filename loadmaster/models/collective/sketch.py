@@ -16,7 +16,7 @@ them run side by side, alphas included. dgx2-sk-2 (two GPUs on a NIC, each to it
 topology; on the physical one, where messages take turns on a NIC, its time is an estimate. A sketch without
 ``beta_split`` only removes, so its schedules are schedules of the physical topology.
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.4.1 (logical topology, switch-hyperedges), 5.8.2.1 and appendix B.1.
+Source: [Shah23], section 5.4.1 (logical topology, switch-hyperedges), 5.8.2.1 and appendix B.1.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A permutation of ranks and chunks is an automorphism when it maps links onto lin
 resource onto the links of a resource, and every chunk onto one of equal size with the images of its sources, targets
 and senders. A schedule may then be looked for among those that are their own image; no half of a symmetry is applied.
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.4.1 (algorithm symmetry).
+Source: [Shah23], section 5.4.1 (algorithm symmetry).
 """
 
 from __future__ import annotations

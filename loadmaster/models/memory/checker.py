@@ -14,7 +14,7 @@ P[k,i] >= 1). The step fits a budget B when, in every stage t,
 - while backward k = t runs:
     workspace + live + fixed + output + F_t + sum(m_i, i in D) + sum(m_i, i in keep[t] - D) <= B
 
-Source: MONeT, 003_283bdbbccdcfdb68.txt, equations 4.1 to 4.3 and 4.12 to 4.16, and the accounting of its published
+Source: MONeT, [Shah23], equations 4.1 to 4.3 and 4.12 to 4.16, and the accounting of its published
 schedules. Offload extends it by the rule of :mod:`loadmaster.models.memory.links`: in the forward pass F_t is the bytes
 that the rule counts while the operator at hand runs; waiting for a copy is a stall.
 

@@ -1,7 +1,7 @@
 """Checkmate, the baseline: when to recompute and what to keep, with fixed implementations and its own memory recursion.
 
 Source: Jain et al., Checkmate (2020), equations 1, 2, 3, 5 and 7, on the stages of this kind; compared against in
-003_283bdbbccdcfdb68.txt, sections 4.5.1 and 4.6.2 (Checkmate-O: every operator runs its fastest implementation).
+[Shah23], sections 4.5.1 and 4.6.2 (Checkmate-O: every operator runs its fastest implementation).
 Nothing runs in place and nothing is encoded, unless a backward operator can do no other.
 
 Sets: stages t = 0..K, forward operators i, j = 0..V-1, DEPS_j inputs of j, USERS_i operators that read i, D_t what

@@ -1,6 +1,6 @@
 r"""MONeT as published: keep, recompute and choose implementations jointly, exact against the checker.
 
-Source: 003_283bdbbccdcfdb68.txt, sections 4.2.2 and 4.3; memory as :mod:`loadmaster.models.memory.checker` states it.
+Source: [Shah23], sections 4.2.2 and 4.3; memory as :mod:`loadmaster.models.memory.checker` states it.
 
 Sets: stages t = 0..K (0 is the forward pass, k = 1..K recomputes and runs backward k), forward operators i, j = 0..V-1,
 N_j inputs of j, I_i implementations of i (undominated ones), \hat I_k and D_k^l those of backward k and what they need,
@@ -8,7 +8,7 @@ L_j live inputs of j, m_i bytes of result i, G_t gradients and fixed bytes of st
 
 Variables (binary unless said):
     r[t,i]   ``compute``: i runs in stage t; r[0,i] = 1 but for encoded results
-    s[t,i]   ``keep``: stage t hands i on to stage t+1 (the seed's s^{k-1} with k = t+1)
+    s[t,i]   ``keep``: stage t hands i on to stage t+1 (s^{k-1} of [Shah23], k = t+1)
     d[t,i,l] ``choice``: with implementation l, where there is more than one
     h[k,l]   ``backward``: backward k uses implementation l
     q[t,i]   ``in_place``: i runs in place; y[t,e] ``encoded_in_place``, continuous: encoded e beside a parent in place

@@ -16,7 +16,7 @@ from loadmaster.models.topologies.topology import Link, Topology
 LARGEST_NODES = 16
 
 # Pairs of GPUs of a DGX-1 (and of an Azure NDv2) with two NVLinks, and those with one. Numbering and pairs as in the
-# published profiles' node (TACCL repository, taccl/topologies/generic.py); 003_283bdbbccdcfdb68.txt, figure 3.2.
+# published profiles' node (TACCL repository, taccl/topologies/generic.py); [Shah23], figure 3.2.
 DGX1_DOUBLE = ((0, 1), (0, 4), (1, 3), (2, 3), (2, 6), (4, 5), (5, 7), (6, 7))
 DGX1_SINGLE = ((0, 2), (0, 3), (1, 2), (1, 5), (3, 7), (4, 6), (4, 7), (5, 6))
 

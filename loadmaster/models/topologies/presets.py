@@ -2,7 +2,7 @@
 
 | name | where its costs are from |
 | --- | --- |
-| ndv2, dgx1, dgx2 | TACCL, 003_283bdbbccdcfdb68.txt, Table 5.1: alpha and beta measured on Azure NDv2 and DGX-2 |
+| ndv2, dgx1, dgx2 | [Shah23], Table 5.1: alpha and beta measured on Azure NDv2 and DGX-2 |
 | hgx-h200 | NVLink bandwidth measured on eight H200s (below); NIC bandwidth from its data sheet; latencies assumed |
 | hgx-h100 | as hgx-h200: the same NVSwitches and NICs |
 | ring, torus | NVLink of the H200 as wires between neighbours |

@@ -7,7 +7,7 @@ that chunk costs alpha + beta to the nanosecond (rounded up).
 Which node a profile is of follows from the file: two betas are a DGX-1 graph (pairs with two NVLinks, pairs with one),
 one beta is a switch around all GPUs, and matrices ``links``, ``betas`` ([target][source]) are wires as given.
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.3 and Table 5.1; its repository's INPUT_GUIDE.md.
+Source: [Shah23], section 5.3 and Table 5.1; its repository's INPUT_GUIDE.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ several ranks) carries one message at a time. Two published conventions are case
 message_ns = alpha, latency_ns = 0 (a link is busy for alpha too); the pipelined form is message_ns = 0, latency_ns =
 alpha.
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, sections 5.3 and 5.4.
+Source: [Shah23], sections 5.3 and 5.4.
 """
 
 from __future__ import annotations

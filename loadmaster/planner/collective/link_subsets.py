@@ -2,10 +2,9 @@
 
 Where each message costs time whatever its size, few long steps beat many short ones. On ranks that all reach each other
 a subset keeps only links whose offset, counted around the ranks, is a power of the radix times a digit: chunks that
-are spread or moved over it and merged take about log n steps instead of n - 1 (the dissemination of Bruck et al., 1997,
-"Efficient algorithms for all-to-all communications in multiport message-passing systems"; recursive doubling on a
-power of two). The same is done with whole nodes. It is also what uc-min asks of a switch: few links in use. Where many
-links between nodes share a NIC, keeping few of them has the same use.
+are spread or moved over it and merged take about log n steps instead of n - 1 (the dissemination of [Bruck97];
+recursive doubling on a power of two). The same is done with whole nodes. It is also what uc-min asks of a switch: few
+links in use. Where many links between nodes share a NIC, keeping few of them has the same use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The two phases of a sum with several targets: until it is whole at its root, and copied from there on.
 
 Programs plan one phase at a time (:mod:`loadmaster.models.collective.hops`); put together again, copies follow sums as
-closely as the orders of the resources allow. Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.7.
+closely as the orders of the resources allow. Source: [Shah23], section 5.7.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Its steps serve other searches as well: :func:`schedule` takes routes from anywhere, :func:`polish` a whole schedule.
 Between steps 2 and 3 there is one of ours: the same routes in the best order that interval scheduling finds.
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, sections 5.4.2 and 5.5.
+Source: [Shah23], sections 5.4.2 and 5.5.
 """
 
 from __future__ import annotations

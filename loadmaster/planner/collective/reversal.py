@@ -8,7 +8,7 @@ of the reversed topology; AllReduce goes on with an AllGather from the roots.
 A reversed send that arrived at a has to start at (finish - a) and holds its resources from then on; where links of one
 resource differ in latency these spans may overlap, so starts are computed anew with the order kept.
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.7 (combining collectives).
+Source: [Shah23], section 5.7 (combining collectives).
 """
 
 from __future__ import annotations

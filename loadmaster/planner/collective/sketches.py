@@ -8,7 +8,7 @@ counterparts (as dgx2-sk-2), every link. Symmetries: the rotations of whole node
 automorphisms of what the pattern leaves; with the first, one decision stands for all nodes, with both for all ranks.
 Fewer symmetries leave more schedules and cost more search.
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, sections 5.4.1 and 5.8.2.
+Source: [Shah23], sections 5.4.1 and 5.8.2.
 """
 
 from __future__ import annotations

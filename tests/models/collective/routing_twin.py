@@ -26,7 +26,7 @@ def ways_of(instance: Instance, c: int) -> set[tuple[int, int]]:
 
 
 def routing_twin(instance: Instance, connection_weight_ns: float) -> pulp.LpProblem:
-    """003_283bdbbccdcfdb68.txt, equations 5.1 to 5.15, on the published path sets."""
+    """[Shah23], equations 5.1 to 5.15, on the published path sets."""
     topology, chunks = instance.topology, instance.chunks
     links = {(k.source, k.target): k for k in topology.links}
     C, R = range(len(chunks)), range(topology.rank_count)

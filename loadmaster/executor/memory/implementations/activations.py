@@ -2,7 +2,7 @@
 
 PyTorch's joint graph has ReLU's backward from the output and hardtanh's from the input, a BatchNorm's result that
 nobody else needs. A pass lets it read the output too where that tells the same, which the next operator reads anyway.
-Source: Gist's binarized ReLU and MONeT's output-activated operators, 003_283bdbbccdcfdb68.txt, section 3.
+Source: Gist's binarized ReLU and MONeT's output-activated operators, [Shah23], section 4.4.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The operator itself must run once: it also updates the running statistics. What is recomputed is only the
 normalization, from the small saved mean and reciprocal deviation, which reads the input once instead of twice.
-Source: MONeT's recomputation cost of BatchNorm, 003_283bdbbccdcfdb68.txt, section 4.2.
+Source: MONeT's recomputation cost of BatchNorm, [Shah23], section 4.2.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 PyTorch's one operator computes both with a kernel each, but holds the saved input until the second is done, which
 never looks at it: a convolution's input gradient is the transposed convolution of its output gradient (and that of a
 transposed one a convolution). As two operators the saved input is free before the gradient of its own size is
-allocated. Source: MONeT's parameter gradients first, 003_283bdbbccdcfdb68.txt, section 4.4.
+allocated. Source: MONeT's parameter gradients first, [Shah23], section 4.4.
 
 Depthwise convolutions stay whole: PyTorch has kernels of its own for them and none for their transposition. So do all
 but those with the largest inputs: it is these that set the least memory a step can run in (VGG's first layers), and

@@ -2,8 +2,8 @@
 
 The seed is drawn once, in the forward pass, from the device's own generator (``torch.manual_seed`` decides it).
 Forward, recomputation and backward are one operator, since dropout's backward is dropout of the gradient under the
-same mask. The mask is the same on every device. Source of the generator: SplitMix64 (Steele, Lea and Flood, Fast
-splittable pseudorandom number generators, 2014), whose i-th output needs no state but the seed.
+same mask. The mask is the same on every device. Source of the generator: SplitMix64
+[Steele14], whose i-th output needs no state but the seed.
 """
 
 from __future__ import annotations

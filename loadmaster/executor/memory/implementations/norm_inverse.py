@@ -1,7 +1,7 @@
 """The input of a normalization recovered from its output, for backward passes that need not keep it.
 
 ``input = (output - bias) / weight / rstd + mean``, from the statistics that the forward pass saved.
-Source: MONeT's output-activated BatchNorm, 003_283bdbbccdcfdb68.txt, section 3; In-Place Activated BatchNorm (Rota Bulo
+Source: MONeT's output-activated BatchNorm, [Shah23], section 4.4; In-Place Activated BatchNorm (Rota Bulo
 and others, 2018).
 """
 

@@ -1,6 +1,6 @@
 """Max-pool backward from 8-bit offsets inside the window: neither the input nor its 64-bit indices are kept.
 
-Source: Gist's max-pool encoding and MONeT's intermediate-activated operators, 003_283bdbbccdcfdb68.txt, section 3.
+Source: Gist's max-pool encoding and MONeT's intermediate-activated operators, [Shah23], section 4.4.
 """
 
 from __future__ import annotations

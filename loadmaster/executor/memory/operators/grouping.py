@@ -44,7 +44,7 @@ def _parameter_gradients_first(joint: StepGraph, nodes: Sequence[fx.Node]) -> li
     """Backward nodes with those that only lead to a returned gradient moved up to where they can first run.
 
     A layer's parameter gradient reads a forward result, its input gradient often none: in this order the result is
-    free before the input gradient is allocated. Source: MONeT, 003_283bdbbccdcfdb68.txt, section 4.4.
+    free before the input gradient is allocated. Source: [Shah23], section 4.4.
     """
     inside = set(nodes)
     sources = {n: {s for r in joint.reads([n]) if (s := joint.producer(r)) in inside} for n in nodes}

@@ -7,7 +7,7 @@ received: the first message of the global order that is not done has nothing bef
 deadlock.
 
 Offsets are in units: one chunk, cut into as many parts as there are instances. Instance q moves part q of every piece
-(TACCL, 003_283bdbbccdcfdb68.txt, section 5.6.2), in streams of its own. A stream that a format would find too long is
+([Shah23], section 5.6.2), in streams of its own. A stream that a format would find too long is
 dealt out over lanes.
 """
 

@@ -1,6 +1,6 @@
 """Step 3 of TACCL's pipeline: which neighbours on a link travel together, and when every message starts, exactly.
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.5.3, with the costs of :mod:`loadmaster.models.topologies.topology`.
+Source: [Shah23], section 5.5.3, with the costs of :mod:`loadmaster.models.topologies.topology`.
 
 Sets: hops h = (c, src, r) with what they wait for; the order of every resource, from step 2; stretches: hops of one
 link that are neighbours in the orders of all its resources; runs: up to ``limit`` neighbours of a stretch. D_R is the

@@ -8,7 +8,7 @@ round schedules a whole orbit: orders of images are images of orders.
 The seed's chunk_order(r1, r2) is :attr:`Ordered.chunk_order`; its switch_send_order(r) and switch_recv_order(r) are the
 orders of a switch's egress and ingress ports, here of any resource: :attr:`Ordered.resource_order`.
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, section 5.5.2.
+Source: [Shah23], section 5.5.2.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 r"""Step 1 of TACCL's pipeline: which links each chunk takes, as a mixed-integer program.
 
-Source: 003_283bdbbccdcfdb68.txt, section 5.5.1, equations 5.1 to 5.15; chunks that no two ranks add up.
+Source: [Shah23], section 5.5.1, equations 5.1 to 5.15; chunks that no two ranks add up.
 
 Sets: chunks c of the instance, ranks r, links (src, r) in L_c; resources p, with the links that hold them; nodes. L_c
 are the links that c may use between ranks that, as published, lie on a way of fewest hops from its sources to one of
 its targets (found after the relay map: links that the sketch closes to c are no ways). Of a chunk with one target they
 are the links of such ways themselves. None leads back to a source.
 occ and lat are the occupancy and the transfer time of a link for a chunk; where messages have no latency they are equal
-to the seed's lat = alpha + beta.
+to lat = alpha + beta of [Shah23].
 
 Variables:
     time               continuous
@@ -27,7 +27,7 @@ subject to
 (5.9)   is_util[src,r] >= is_sent[c,src,r] - `use_what_is_sent_over`
 (5.10)  is_util[src,r] <= sum of is_sent[c,src,r] over c - `use_only_then`
 (5.15)  sum of is_sent[c,.] over links into a node that has targets of c, but no source, >= 1 - `enter_nodes`
-and, "less important" in the seed and left out there:
+and, "less important" in [Shah23] and left out there:
 (a)     a target that is no source gets c once: sum of is_sent[c,.,r] = 1; another rank at most once - `arrive_once`
 (b)     is_sent[c,r,dst] <= sum of is_sent[c,.,r] where r is no source - `send_what_arrived`
 (c)     sum of is_sent[c,.,r] <= sum of is_sent[c,r,.] where r is no target - `pass_on_what_arrived`

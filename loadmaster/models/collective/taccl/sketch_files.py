@@ -16,7 +16,7 @@
 | hyperparameters.input_chunkup | parts of each rank's piece |
 | hyperparameters.input_size | B.1: bytes of a rank's input, a number or text such as ``1M`` (2^20) |
 
-Source: TACCL, 003_283bdbbccdcfdb68.txt, appendix B.1, and its repository's examples.
+Source: [Shah23], appendix B.1, and its repository's examples.
 """
 
 from __future__ import annotations
