@@ -24,7 +24,6 @@ COPY --from=build /opt/loadmaster /opt/loadmaster
 ENV PATH="/opt/loadmaster/bin:${PATH}" \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
-    MPLCONFIGDIR=/tmp/matplotlib \
     LOADMASTER_HOST=0.0.0.0 \
     LOADMASTER_PORT=8642 \
     LOADMASTER_DATABASE_URL=sqlite:////data/loadmaster.db

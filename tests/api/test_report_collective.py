@@ -15,8 +15,8 @@ import pytest
 from matplotlib.image import imread
 
 from loadmaster.api.report.collective.bandwidth import algorithm_gbps, bus_gbps
-from loadmaster.api.report.collective.pictures import plan_png
-from loadmaster.api.report.collective.plan_page import colour, plan_page, size_ticks, telling
+from loadmaster.api.report.collective.pictures import colour, plan_png, size_ticks, telling
+from loadmaster.api.report.collective.plan_page import plan_page
 from loadmaster.api.report.collective.timeline import LARGEST_ROWS, Row, owner_word, owners_of, timeline
 from loadmaster.api.report.collective.trace import chrome_trace
 from loadmaster.api.report.collective.view import View, view

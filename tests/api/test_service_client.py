@@ -211,7 +211,7 @@ def test_options_may_be_typed() -> None:
 
 
 def test_the_client_needs_the_base_install_only() -> None:
-    heavy = "fastapi starlette uvicorn sqlalchemy prometheus_client highspy ortools pulp torch networkx matplotlib"
+    heavy = "fastapi starlette uvicorn sqlalchemy prometheus_client highspy ortools pulp torch networkx resvg_py"
     program = (
         "import sys, loadmaster; loadmaster.Client, loadmaster.AsyncClient;"
         f"print([name for name in {heavy.split()!r} if name in sys.modules])"

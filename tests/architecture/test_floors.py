@@ -29,7 +29,7 @@ OUTSIDE = {
     "networkx": {"models", "planner"},
     "pydantic": {"models", "api"},
     "pydantic_core": {"models"},
-    "matplotlib": {"api"},
+    "resvg_py": {"api"},
     "fastapi": {"api"},
     "starlette": {"api"},
     "uvicorn": {"api"},

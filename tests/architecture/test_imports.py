@@ -9,8 +9,8 @@ import pytest
 
 HEAVY = """
 import sys
-heavy = {"highspy", "ortools", "pulp", "networkx", "matplotlib", "fastapi", "starlette", "uvicorn", "sqlalchemy",
-         "prometheus_client", "torch"}
+heavy = {"highspy", "ortools", "pulp", "networkx", "matplotlib", "resvg_py", "fastapi", "starlette", "uvicorn",
+         "sqlalchemy", "prometheus_client", "torch"}
 rooms = {"memory", "collective"}
 loaded = {name for name in sys.modules if name.split(".")[0] in heavy}
 loaded |= {name for name in sys.modules if name.startswith("loadmaster.") and rooms & set(name.split("."))}

@@ -17,7 +17,7 @@ from tests.architecture.sources import ROOT
 pytestmark = pytest.mark.slow
 
 BASE = ("httpx", "numpy", "pydantic")
-EXTRAS = ("fastapi", "highspy", "matplotlib", "networkx", "ortools", "prometheus_client", "pulp", "sqlalchemy")
+EXTRAS = ("fastapi", "highspy", "networkx", "ortools", "prometheus_client", "pulp", "resvg_py", "sqlalchemy")
 EXTRAS += ("starlette", "torch", "triton", "uvicorn")
 
 IMPORT_ALL = f"""

@@ -21,7 +21,7 @@ from loadmaster.errors import LoadmasterError, MissingExtraError
 _EXTRAS = {
     "fastapi": ("fastapi", "server"),
     "highspy": ("highspy", "solver"),
-    "matplotlib": ("matplotlib", "solver"),
+    "resvg_py": ("resvg-py", "solver"),
     "networkx": ("networkx", "solver"),
     "ortools": ("ortools", "solver"),
     "prometheus_client": ("prometheus-client", "server"),

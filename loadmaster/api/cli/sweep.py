@@ -19,7 +19,7 @@ from loadmaster.api.cli.planning import (
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.columns import table
 from loadmaster.api.file_names import file_name
-from loadmaster.api.report.frontier import Extras, feasible, frontier_page, frontier_rows
+from loadmaster.api.report.frontier import Extras, feasible, frontier_page, frontier_png, frontier_rows
 from loadmaster.api.units import parse_limit, show_limit
 from loadmaster.errors import InputError, LimitReachedError, MissingExtraError
 from loadmaster.models.envelope import Plan
@@ -123,14 +123,12 @@ def _draw(
     terminal.say(f"report: {html}")
     png = arguments.png or file_name(problem.name, "-frontier.png")
     try:
-        from loadmaster.api.report.frontier_picture import frontier_png
-
         write_bytes(png, frontier_png(title, limit, plans, extras), "--png")
         terminal.say(f"picture: {png}")
     except ModuleNotFoundError:
         if arguments.png:
             raise
-        terminal.say(f"no picture: {MissingExtraError('matplotlib', 'solver')}")
+        terminal.say(f"no picture: {MissingExtraError('resvg-py', 'solver')}")
 
 
 def _point(limit: Limit, plan: Plan) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A frontier of any kind as one HTML file: objective against limit, with what is proved about each point."""
+"""A frontier of any kind, as one HTML file or a PNG: objective against limit, and what is proved of each point."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from loadmaster.api.report.page import Chart, html_table, keys, page
+from loadmaster.api.report.chart import Chart
+from loadmaster.api.report.page import html_table, page, shown
+from loadmaster.api.report.picture import Picture, png_bytes
 from loadmaster.api.units import limit_scale, show_cost, show_limit, show_share
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kind import Limit
@@ -71,10 +73,7 @@ def frontier_page(title: str, limit: Limit, plans: Sequence[Plan], extras: Extra
     curve = feasible(plans)
     sections = []
     if curve:
-        legend = [("plan", "best plan found"), ("band", "between the plan and the proved bound")]
-        if published(limit, curve, extras):
-            legend.append(("reference", f"published: {extras.published_by}"))
-        sections += [f"<figure>{_chart(limit, curve, extras)}</figure>", keys(legend)]
+        sections.append(shown(_picture(limit, curve, extras)))
     header, rows = frontier_rows(limit, plans, extras)
     header, rows = (
         [*header, "seconds"],
@@ -85,13 +84,19 @@ def frontier_page(title: str, limit: Limit, plans: Sequence[Plan], extras: Extra
     return page(title, lead, sections)
 
 
+def frontier_png(title: str, limit: Limit, plans: Sequence[Plan], extras: Extras) -> bytes:
+    """The picture of a sweep with at least one feasible plan; plans by ascending limit."""
+    return png_bytes(title, [_picture(limit, feasible(plans), extras)])
+
+
 def published(limit: Limit, curve: Sequence[Plan], extras: Extras) -> list[tuple[int, float]]:
     """What others found for the limits of the curve."""
     swept = {limit.of_plan(plan) for plan in curve}
     return sorted((value, objective) for value, objective in extras.published.items() if value in swept)
 
 
-def _chart(limit: Limit, curve: Sequence[Plan], extras: Extras) -> str:
+def _picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Picture:
+    """Objective against limit, with the band down to the bound, the gap of every point and published results."""
     scale = scale_of(curve[0].unit)
     marked = published(limit, curve, extras)
     costs = [v for p in curve for v in (p.objective, p.bound) if v is not None]
@@ -124,4 +129,8 @@ def _chart(limit: Limit, curve: Sequence[Plan], extras: Extras) -> str:
         chart.add(f'<circle cx="{x}" cy="{y}" r="4.5" fill="var(--plan)"><title>{escape(words)}</title></circle>')
         if p.gap is not None:
             chart.add(f'<text x="{x + 9}" y="{y - 9}" class="strong">{100 * p.gap:.1f} %</text>')
-    return chart.svg(f"Objective against {limit.name}; the label of each point is its proved gap")
+    legend = [("plan", "best plan found"), ("band", "between the plan and the proved bound")]
+    if marked:
+        legend.append(("reference", f"published: {extras.published_by}"))
+    words = f"Objective against {limit.name}; the label of each point is its proved gap"
+    return Picture(chart.drawing(words), legend=legend)

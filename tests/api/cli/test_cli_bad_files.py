@@ -89,7 +89,7 @@ def test_no_output_goes_where_nothing_can_be(path: str, tmp_path: Path, capsys: 
     document, plan = PAIRS[0]
     (tmp_path / "problem.json").write_text(json.dumps(document))
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    for flag in ("--html", "--trace"):
+    for flag in ("--html", "--trace", "--png"):
         assert app.main(["show", str(tmp_path / "plan.json"), flag, path]) == 2
         assert capsys.readouterr().err.startswith(f"error: {flag}: ")
 

@@ -1,101 +1,133 @@
-"""A collective plan as a PNG picture: time against size where the table has several, and who sends when."""
+"""A collective plan in pictures: time against size where the table has several, and who sends when."""
 
 from __future__ import annotations
 
-import textwrap
+import colorsys
+import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from html import escape
 
-from loadmaster.api.report.collective.curve import decades
-from loadmaster.api.report.collective.plan_page import caption, colour, legend_owners, size_ticks, telling
+from loadmaster.api.report.chart import LogChart, RowChart, decades
 from loadmaster.api.report.collective.timeline import Row, owner_word, timeline
 from loadmaster.api.report.collective.view import View
 from loadmaster.api.report.collective.words import show_ns
-from loadmaster.api.report.figure import BLUE, INK, PURPLE, STYLE, png_bytes
+from loadmaster.api.report.picture import Picture, png_bytes
 from loadmaster.api.units import show_bytes, show_share
 from loadmaster.models.collective.plan import Algorithm
+from loadmaster.models.collective.verdict import Check
 
-# The smallest and the largest algorithm say what the others would.
-LARGEST_CHARTS = 2
-_ROW_INCHES, _CURVE_INCHES, _MARGIN_INCHES, _LEGEND_INCHES = 0.17, 3.6, 1.2, 0.5
+# A legend of more colours than this is no help.
+LARGEST_LEGEND = 16
+# Charts of more algorithms make a page that browsers labour at; the smallest and the largest are the telling ones.
+LARGEST_CHARTS = 6
+_LARGEST_CHARTS_IN_PNG = 2
 
 
 def plan_png(view: View) -> bytes:
-    """A feasible plan, drawn."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    plan = view.plan
-    shown = telling(list(zip(plan.algorithms, view.check.algorithms, strict=True)), LARGEST_CHARTS)
-    charts = [(algorithm, timeline(view.problem, algorithm, check), check) for algorithm, check in shown]
-    heights = [_CURVE_INCHES] if len(plan.algorithms) > 1 else []
-    heights += [_MARGIN_INCHES + _ROW_INCHES * len(rows) for _, rows, _ in charts]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.6, sum(heights) + _LEGEND_INCHES), dpi=150, layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = list(figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
-        title = textwrap.fill(view.problem.title or view.problem.name, 92)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
-        if len(plan.algorithms) > 1:
-            _curve(axes.pop(0), plan.algorithms)
-        rank_count = view.problem.topology.rank_count
-        for chart, (algorithm, rows, check) in zip(axes, charts, strict=True):
-            _gantt(chart, rows, check.time_ns, rank_count)
-            what = f"{show_bytes(algorithm.size_bytes)}: {show_ns(algorithm.time_ns)}, gap {show_share(algorithm.gap)}"
-            chart.set_title(what, loc="left", fontsize=10, color=INK)
-            chart.set_xlabel(f"microseconds\n{textwrap.fill(caption(rows, check), 104)}", loc="left", fontsize=8)
-        word = owner_word(view.problem, plan.algorithms[0])
-        owners = legend_owners([row for _, rows, _ in charts for row in rows])
-        figure.legend(
-            handles=[Patch(color=colour(owner, rank_count), label=f"{word} {owner}") for owner in owners],
-            loc="outside lower left",
-            ncols=8,
-            fontsize=8,
-            edgecolor="none",
-        )
-    return png_bytes(figure)
+    """A feasible plan as a PNG."""
+    return png_bytes(view.problem.title or view.problem.name, pictures(view, _LARGEST_CHARTS_IN_PNG))
 
 
-def _curve(axes: Any, algorithms: Sequence[Algorithm]) -> None:
+def pictures(view: View, most_charts: int = LARGEST_CHARTS) -> list[Picture]:
+    """All pictures of a feasible plan; the colours of ranks are explained below the last."""
+    problem, plan = view.problem, view.plan
+    found = [curve(plan.algorithms)] if len(plan.algorithms) > 1 else []
+    drawn: list[Row] = []
+    for algorithm, check in telling(list(zip(plan.algorithms, view.check.algorithms, strict=True)), most_charts):
+        rows = timeline(problem, algorithm, check)
+        found.append(who_sends_when(algorithm, rows, check, problem.topology.rank_count))
+        drawn += rows
+    legend = _legend(drawn, problem.topology.rank_count, owner_word(problem, plan.algorithms[0]))
+    return [*found[:-1], replace(found[-1], legend=legend)]
+
+
+def colour(rank: int, rank_count: int) -> str:
+    """One hue for each rank, neighbours told apart by lightness."""
+    red, green, blue = colorsys.hls_to_rgb(rank / rank_count, (0.46, 0.58)[rank % 2], 0.55)
+    return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
+
+
+def size_ticks(sizes: Sequence[int]) -> list[int]:
+    """Some eight of the sizes, the first and the last among them."""
+    step = max(1, math.ceil((len(sizes) - 1) / 7))
+    return sorted({*sizes[::step], sizes[-1]})
+
+
+def telling(shown: Sequence[tuple[Algorithm, Check]], most: int) -> list[tuple[Algorithm, Check]]:
+    """All, or where there are more than ``most`` so many of them, from the smallest to the largest."""
+    if len(shown) <= most:
+        return list(shown)
+    last = len(shown) - 1
+    return [shown[round(n * last / max(1, most - 1))] for n in range(most)]
+
+
+def curve(algorithms: Sequence[Algorithm]) -> Picture:
+    """Planned time and proved bound by size."""
     sizes = [a.size_bytes for a in algorithms]
-    for label, colour_of, values in (
-        ("planned time", BLUE, [a.time_ns for a in algorithms]),
-        ("proved bound", PURPLE, [a.bound_ns for a in algorithms]),
-    ):
-        axes.plot(sizes, [max(1, v) / 1e3 for v in values], color=colour_of, marker="o", markersize=4, label=label)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    marks = size_ticks(sizes)
-    axes.set_xticks(marks, [show_bytes(mark) for mark in marks])
-    axes.minorticks_off()
-    axes.set_xlabel("size")
-    times = decades(min(max(1, a.bound_ns) for a in algorithms), max(max(1, a.time_ns) for a in algorithms))
-    axes.set_yticks([t / 1e3 for t in times], [show_ns(round(t)) for t in times])
-    axes.set_ylim(times[0] / 1e3, times[-1] / 1e3)
-    axes.legend(loc="upper left", edgecolor="none", fontsize=9)
+    times = [max(1, t) for a in algorithms for t in (a.time_ns, a.bound_ns)]
+    marks = decades(min(times), max(times))
+    pad = 0.04 * (math.log10(sizes[-1] / sizes[0]) or 1)
+    chart = LogChart(
+        (math.log10(sizes[0]) - pad, math.log10(sizes[-1]) + pad), (math.log10(marks[0]), math.log10(marks[-1]))
+    )
+    chart.log_axes(
+        [(s, show_bytes(s)) for s in size_ticks(sizes)], [(m, show_ns(round(m))) for m in marks], ("size", "time")
+    )
+    for name, values in (("reference", [a.bound_ns for a in algorithms]), ("plan", [a.time_ns for a in algorithms])):
+        points = [
+            (chart.px(math.log10(s)), chart.py(math.log10(max(1, v)))) for s, v in zip(sizes, values, strict=True)
+        ]
+        line = "L".join(f"{x} {y}" for x, y in points)
+        chart.add(f'<path d="M{line}" fill="none" stroke="var(--{name})" stroke-width="2"/>')
+        for (x, y), a, v in zip(points, algorithms, values, strict=True):
+            words = f"{show_bytes(a.size_bytes)}: {show_ns(v)}, gap {show_share(a.gap)}"
+            chart.add(f'<circle cx="{x}" cy="{y}" r="4" fill="var(--{name})"><title>{escape(words)}</title></circle>')
+    return Picture(
+        chart.drawing("Planned time and proved bound against size, both logarithmic"),
+        heading="Time against size",
+        caption="Planned time and proved bound; each algorithm is used from the size where its line starts.",
+        legend=[("plan", "planned time"), ("reference", "proved bound")],
+    )
 
 
-def _gantt(axes: Any, rows: Sequence[Row], time_ns: int, rank_count: int) -> None:
-    """One row of the axes for each row, the first on top."""
+def who_sends_when(algorithm: Algorithm, rows: Sequence[Row], check: Check, rank_count: int) -> Picture:
+    """A row of bars for each row of the timeline."""
+    longest = max((len(row.label) for row in rows), default=0)
+    height = 18 if len(rows) <= 32 else 14
+    chart = RowChart((0.0, max(1, check.time_ns) / 1e3), [row.label for row in rows], height, 24 + 7 * longest)
+    chart.row_axes("microseconds")
     for n, row in enumerate(rows):
-        flights = [bar for bar in row.bars if bar.arrives_ns is not None and bar.arrives_ns > bar.end_ns]
-        axes.hlines(
-            [n] * len(flights),
-            [bar.end_ns / 1e3 for bar in flights],
-            [(bar.arrives_ns or 0.0) / 1e3 for bar in flights],
-            colors=[(colour(bar.owner, rank_count), 0.5) for bar in flights],
-            linewidth=0.8,
-            zorder=0.9,
-        )
-        axes.broken_barh(
-            [(bar.start_ns / 1e3, (bar.end_ns - bar.start_ns) / 1e3) for bar in row.bars],
-            (n - 0.42, 0.84),
-            facecolors=[(colour(bar.owner, rank_count), bar.opacity) for bar in row.bars],
-            linewidth=0,
-        )
-    axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=7)
-    axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
-    axes.set_xlim(0, max(1, time_ns) / 1e3)
-    axes.grid(False, axis="y")
+        for bar in row.bars:
+            hue = colour(bar.owner, rank_count)
+            if bar.arrives_ns is not None and bar.arrives_ns > bar.end_ns:
+                chart.flight(n, bar.end_ns / 1e3, bar.arrives_ns / 1e3, hue)
+        for bar in row.bars:
+            paint = f'fill="{colour(bar.owner, rank_count)}"'
+            if bar.share < 1:
+                paint += f' fill-opacity="{bar.opacity:.2f}"'
+            span = f"{bar.start_ns / 1e3:.2f} to {bar.end_ns / 1e3:.2f} us"
+            chart.bar(n, bar.start_ns / 1e3, bar.end_ns / 1e3, paint, f"{row.label}: {bar.words}, {span}")
+    return Picture(
+        chart.drawing(f"When each of {len(rows)} resources is busy"),
+        heading=f"Who sends when: {show_bytes(algorithm.size_bytes)} in {show_ns(algorithm.time_ns)}",
+        caption=_caption(rows, check),
+    )
+
+
+def _caption(rows: Sequence[Row], check: Check) -> str:
+    """How to read the rows of an algorithm."""
+    if any(bar.arrives_ns is None for row in rows for bar in row.bars):
+        how = "One row per node and sort of resource (how many there are in brackets); stronger where more are busy. "
+        how += "Colour: what data it mostly is; what is on its way and holds nothing is not shown."
+    else:
+        how = "One row per resource: a wire, a port of a switch or a NIC carries one message at a time. "
+        how += "Colour: what data it is; thin lines: on its way."
+    return f"{len(check.journeys)} sends. {how}"
+
+
+def _legend(rows: Sequence[Row], rank_count: int, word: str) -> list[tuple[str, str]]:
+    """The ranks, or parts, whose colours are in the charts, or some of them."""
+    owners = sorted({bar.owner for row in rows for bar in row.bars})
+    chosen = owners[:: max(1, math.ceil(len(owners) / LARGEST_LEGEND))]
+    return [(colour(owner, rank_count), f"{word} {owner}") for owner in chosen]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from loadmaster.api.report.collective.pictures import plan_png
 from loadmaster.api.report.collective.plan_page import plan_page
 from loadmaster.api.report.collective.trace import chrome_trace
 from loadmaster.api.report.collective.view import View, view
@@ -22,8 +23,6 @@ def html(seen: View) -> bytes:
 
 def png(seen: View) -> bytes:
     """Time by size, and who sends when."""
-    from loadmaster.api.report.collective.pictures import plan_png
-
     return plan_png(seen)
 
 

@@ -1,37 +1,89 @@
-"""A memory plan as a PNG picture, through matplotlib (extra ``solver``): resident bytes over the step."""
+"""A memory plan in pictures: memory over the step under the budget line, and what becomes of every result."""
 
 from __future__ import annotations
 
-from loadmaster.api.report.figure import GREY, new_figure, png_bytes
-from loadmaster.api.report.memory.view import View
-from loadmaster.api.units import byte_scale, show_bytes
+from html import escape
+from itertools import groupby
 
-_ORANGE, _GREEN, _RED = "#e08e2b", "#3a9d7c", "#c2410c"
-_PHASES = {"forward": "#4c8dd6", "recompute": _ORANGE, "backward": _GREEN}
+from loadmaster.api.report.chart import Chart
+from loadmaster.api.report.memory.view import FATES, MEANING, Tensor, View
+from loadmaster.api.report.picture import Drawing, Picture, png_bytes
+from loadmaster.api.units import byte_scale, show_bytes, show_cost
+
+_PHASES = ("forward", "recompute", "backward")
 
 
 def plan_png(view: View) -> bytes:
-    """The memory timeline of one plan under its budget."""
-    title = f"{view.problem.name}, under {show_bytes(view.plan.budget_bytes)}"
-    figure, axes = new_figure(title)
-    size, unit = byte_scale(view.plan.budget_bytes)
-    for phase, colour in _PHASES.items():
-        chosen = [e for e in view.events if e.what == phase]
-        if chosen:
-            axes.bar(
-                [e.start_us / 1e3 for e in chosen],
-                [e.resident_bytes / size for e in chosen],
-                width=[e.duration_us / 1e3 for e in chosen],
-                align="edge",
-                color=colour,
-                linewidth=0,
-                label=phase,
-            )
-    budget = view.plan.budget_bytes / size
-    axes.axhline(budget, color=_RED, linestyle=(0, (5, 3)), linewidth=1.5, label="budget")
-    axes.set_xlim(0, view.check.time_us / 1e3)
-    axes.set_ylim(0, max(budget, view.check.peak_bytes / size) * 1.18)
-    axes.set_xlabel("milliseconds")
-    axes.set_ylabel(f"resident, {unit}")
-    axes.legend(loc="upper right", ncols=4, edgecolor="none", labelcolor=GREY, fontsize=9)
-    return png_bytes(figure)
+    """Memory over the step, as a PNG."""
+    return png_bytes(f"{view.problem.name}, under {show_bytes(view.plan.budget_bytes)}", [over_time(view)])
+
+
+def over_time(view: View) -> Picture:
+    """Steps of resident bytes, one filled shape per run of operators of the same phase."""
+    factor, unit = byte_scale(view.plan.budget_bytes)
+    budget = view.plan.budget_bytes / factor
+    top = max(budget, view.check.peak_bytes / factor) * 1.1
+    chart = Chart((0.0, view.check.time_us / 1e3), (0.0, top))
+    chart.axes("milliseconds", unit)
+    floor = chart.py(0)
+    for phase, group in groupby(view.events, key=lambda e: e.what):
+        events = list(group)
+        outline = f"M{chart.px(events[0].start_us / 1e3)} {floor}"
+        for event in events:
+            outline += f"H{chart.px(event.start_us / 1e3)}V{chart.py(event.resident_bytes / factor)}"
+        outline += f"H{chart.px((events[-1].start_us + events[-1].duration_us) / 1e3)}V{floor}Z"
+        chart.add(f'<path d="{outline}" fill="var(--{phase})"/>')
+    for event in view.events:
+        left, right = chart.px(event.start_us / 1e3), chart.px((event.start_us + event.duration_us) / 1e3)
+        y = chart.py(event.resident_bytes / factor)
+        words = f"{event.what} {event.operator}: {event.op}, {show_bytes(event.resident_bytes)}"
+        words += f", {show_cost(event.duration_us, 'us')}"
+        box = f'x="{left}" y="{y}" width="{max(right - left, 0.5):.2f}" height="{floor - y:.2f}"'
+        chart.add(f'<rect {box} fill="transparent"><title>{escape(words)}</title></rect>')
+    chart.rule(budget, "budget", f"budget {show_bytes(view.plan.budget_bytes)}")
+    words = f"Resident bytes over one training step, below a budget of {show_bytes(view.plan.budget_bytes)}"
+    return Picture(
+        chart.drawing(words),
+        heading="Memory over the step",
+        caption="Bytes resident while each operator runs, as the checker replays the plan.",
+        legend=[(phase, phase) for phase in _PHASES],
+    )
+
+
+def fates(view: View) -> Picture:
+    """One bar of all bytes, split by fate."""
+    totals = view.bytes_by_fate()
+    everything = sum(totals.values()) or 1
+    counts = {fate: sum(t.fate == fate for t in view.tensors) for fate in FATES}
+    bar, x = [], 0.0
+    for fate in FATES:
+        width = 960 * totals[fate] / everything
+        if width:
+            bar.append(f'<rect x="{x:.2f}" width="{width:.2f}" height="26" fill="var(--{fate})"/>')
+        x += width
+    words = ", ".join(f"{fate} {show_bytes(totals[fate])}" for fate in FATES)
+    legend = [(f, f"{f} {show_bytes(totals[f])} ({counts[f]}): {MEANING[f]}") for f in FATES if totals[f]]
+    return Picture(Drawing(960, 26, words, "".join(bar)), heading="What becomes of every result", legend=legend)
+
+
+def residency(view: View) -> Picture:
+    """A row per forward result, a bar where it is on the device."""
+    row = max(2.0, min(8.0, 640 / max(1, len(view.tensors))))
+    height = int(row * len(view.tensors)) + 60
+    chart = Chart((0.0, view.check.time_us / 1e3), (len(view.tensors), 0.0), height=height)
+    chart.axes("milliseconds", "forward result")
+    thick = max(1.0, row - 1)
+    for number, tensor in enumerate(view.tensors):
+        bars = "".join(
+            f"M{chart.px(start / 1e3)} {chart.py(number + 0.5)}H{max(chart.px(end / 1e3), chart.px(start / 1e3) + 0.6)}"
+            for start, end in tensor.resident
+        )
+        title = f"<title>{escape(_describe(tensor))}</title>"
+        stroke = f'stroke="var(--{tensor.fate})" stroke-width="{thick:.2f}"'
+        chart.add(f'<path d="{bars or "M0 0"}" {stroke} fill="none">{title}</path>')
+    drawing = chart.drawing("When each forward result is on the device")
+    return Picture(drawing, caption="One row per forward result, from first to last: when it is on the device.")
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{tensor.forward}: {tensor.node or tensor.op}, {show_bytes(tensor.size_bytes)}, {tensor.fate}"

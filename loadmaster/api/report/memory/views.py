@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from loadmaster.api.report.frontier import Extras
+from loadmaster.api.report.memory.pictures import plan_png
 from loadmaster.api.report.memory.plan_page import plan_page
 from loadmaster.api.report.memory.trace import chrome_trace
 from loadmaster.api.report.memory.view import View, view
@@ -26,8 +27,6 @@ def html(seen: View) -> bytes:
 
 def png(seen: View) -> bytes:
     """Memory over the step."""
-    from loadmaster.api.report.memory.pictures import plan_png
-
     return plan_png(seen)
 
 

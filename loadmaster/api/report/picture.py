@@ -1,0 +1,107 @@
+"""A picture: a drawing with its heading, caption and legend. Pages show it as HTML; here it becomes a PNG.
+
+Both come from the same SVG. resvg (extra ``solver``) turns it into pixels, with a font that comes with the package, so
+that it needs no display and no fonts of the system.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import as_file, files
+from itertools import accumulate
+
+from loadmaster.api.report.colours import in_light, paint
+
+_FONT = "DejaVu Sans"
+# Characters that names may have and XML may not.
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# Pixels of the PNG for a unit of the drawing.
+_ZOOM = 1.5
+_MARGIN, _LINE = 20, 17
+# Of 12 units high text: so wide a letter is on average, and so many lines of it fit beside each other.
+_LETTER = 7.0
+_STYLE = (
+    f"text {{ fill: var(--quiet); font-family: '{_FONT}'; font-size: 12px; }} "
+    ".strong { fill: var(--ink); font-weight: bold; } .title { fill: var(--ink); font-weight: bold; font-size: 15px; }"
+)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """SVG markup in a box of its own coordinates; ``description`` is for screen readers."""
+
+    width: float
+    height: float
+    description: str
+    markup: str
+
+    def svg(self) -> str:
+        """As a part of a page."""
+        return (
+            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(self.description)}" '
+            f'xmlns="http://www.w3.org/2000/svg">\n{self.markup}\n</svg>'
+        )
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing and the words around it, plain text; ``legend`` is (name or value of a colour, what it stands for)."""
+
+    drawing: Drawing
+    heading: str = ""
+    caption: str = ""
+    legend: Sequence[tuple[str, str]] = ()
+
+
+def png_bytes(title: str, pictures: Sequence[Picture]) -> bytes:
+    """Pictures below each other, under a title."""
+    from resvg_py import svg_to_bytes
+
+    svg = _NO_XML.sub("\ufffd", in_light(_sheet(title, pictures)))
+    with as_file(files("loadmaster.api.report") / "fonts") as folder:
+        return svg_to_bytes(svg_string=svg, zoom=_ZOOM, font_dirs=[str(folder)], font_family=_FONT)
+
+
+def _sheet(title: str, pictures: Sequence[Picture]) -> str:
+    """One SVG of all."""
+    width = max(picture.drawing.width for picture in pictures)
+    parts: list[str] = []
+    y = float(_MARGIN)
+
+    def write(text: str, letters: float, style: str) -> None:
+        nonlocal y
+        for line in textwrap.wrap(text, int(width / letters)):
+            y += _LINE
+            parts.append(f'<text x="{_MARGIN}" y="{y}" class="{style}">{escape(line)}</text>')
+
+    write(title, 1.4 * _LETTER, "title")
+    for picture in pictures:
+        drawing = picture.drawing
+        y += _LINE
+        write(picture.heading, 1.15 * _LETTER, "strong")
+        y += _LINE / 2
+        parts.append(f'<g transform="translate({_MARGIN} {y})">{drawing.markup}</g>')
+        y += drawing.height
+        write(picture.caption, _LETTER, "")
+        for row in _rows(picture.legend, width):
+            y += 1.2 * _LINE
+            for x, colour, text in row:
+                parts.append(f'<rect x="{_MARGIN + x}" y="{y - 9}" width="10" height="10" fill="{paint(colour)}"/>')
+                parts.append(f'<text x="{_MARGIN + x + 15}" y="{y}">{escape(text)}</text>')
+    box = f'width="{width + 2 * _MARGIN}" height="{y + _MARGIN}" xmlns="http://www.w3.org/2000/svg"'
+    ground = '<rect width="100%" height="100%" fill="var(--ground)"/>'
+    return f"<svg {box}><style>{_STYLE}</style>{ground}{''.join(parts)}</svg>"
+
+
+def _rows(legend: Sequence[tuple[str, str]], width: float) -> Iterator[list[tuple[float, str, str]]]:
+    """The legend in rows no wider than that: (x, colour, text)."""
+    left = list(legend)
+    while left:
+        ends = list(accumulate(_LETTER * len(text) + 35 for _, text in left))
+        count = max(1, sum(end <= width for end in ends))
+        yield [(x, *item) for x, item in zip([0.0, *ends], left[:count], strict=False)]
+        left = left[count:]
