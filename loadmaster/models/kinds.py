@@ -146,8 +146,27 @@ KINDS: dict[str, Kind] = {
 
 @cache
 def installed_kinds() -> Mapping[str, Kind]:
-    """The kinds of other packages."""
-    return {entry.name: entry.load() for entry in entry_points(group=ENTRY_POINTS) if entry.name not in KINDS}
+    """The kinds of other packages.
+
+    Raises:
+        InputError: a package registers what cannot be loaded, is no kind, or takes the name of one that is here.
+    """
+    found: dict[str, Kind] = {}
+    for entry in entry_points(group=ENTRY_POINTS):
+
+        def refused(problem: str, value: str = entry.value, field: str = f"{ENTRY_POINTS}.{entry.name}") -> InputError:
+            return InputError(field, value, problem, "Mend or uninstall the package that registers it.")
+
+        try:
+            kind = entry.load()
+        except (ImportError, AttributeError) as error:
+            raise refused(f"cannot be loaded: {error}") from None
+        if not isinstance(kind, Kind) or kind.name != entry.name:
+            raise refused("is no kind of that name")
+        if kind.name in KINDS:
+            raise refused("takes the name of a kind of Loadmaster's own")
+        found[kind.name] = kind
+    return found
 
 
 def all_kinds() -> Mapping[str, Kind]:

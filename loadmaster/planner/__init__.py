@@ -1,4 +1,4 @@
-"""The planner floor: how each kind of problem is solved. ``plan(problem, options)`` is the door.
+"""The planner floor: how each kind of problem is solved. ``plan(problem, options)`` is the way in.
 
 No torch, no web; every solve runs in a process of its own.
 """

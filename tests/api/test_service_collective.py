@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from running_service import RunningService
 from loadmaster.api.client import Client
 from loadmaster.api.planning import FloorPlanner
 from loadmaster.errors import InputError
+from loadmaster.models.collective.exports.msccl import msccl_files
 from loadmaster.models.collective.plan import CollectivePlan
 from loadmaster.models.kinds import KINDS, check_plan, read_problem
 from loadmaster.planner import PlanOptions
@@ -46,6 +49,10 @@ def test_a_collective_goes_all_the_way(service: str) -> None:
         state = handle.state()
         assert (state.state, state.kind, state.unit, state.budget_bytes) == ("succeeded", "collective", "us", None)
         assert (state.objective, state.gap) == (plan.objective, 0.0)
+        archive = zipfile.ZipFile(io.BytesIO(handle.export("msccl", instances=2)))
+        files = {name: archive.read(name).decode() for name in archive.namelist()}
+        assert files == msccl_files(problem, plan, 2)
+        assert b"Who sends when" in handle.export("html")
         again = client.submit({**document, "name": "another name"}, {"time_limit_s": 30.0, "method": "greedy"})
         assert again.state().cached
         assert again.result().name == "another name"

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
+import pytest
 from running_service import RunningService
 
 from loadmaster.api.client import Client
+from loadmaster.api.errors import UnknownPlanError
+from loadmaster.api.report.memory.plan_page import plan_page
+from loadmaster.api.report.memory.snapshot import snapshot_bytes
+from loadmaster.api.report.memory.trace import chrome_trace
+from loadmaster.api.report.memory.view import view
 from loadmaster.models.kinds import check_plan, read_problem
 from loadmaster.models.memory.presets import chain
 
@@ -30,6 +37,14 @@ def test_a_memory_problem_goes_all_the_way(start_service: Callable[..., RunningS
         assert (state.state, state.objective, state.gap) == ("succeeded", plan.objective, plan.gap)
         assert verdict.ok
         assert verdict.peak_bytes <= 6 * MEGABYTE
+        seen = view(problem, plan)
+        assert handle.export("html") == plan_page(seen).encode()
+        assert handle.export("png").startswith(b"\x89PNG")
+        assert json.loads(handle.export("trace")) == json.loads(json.dumps(chrome_trace(seen)))
+        assert handle.export("snapshot") == snapshot_bytes(seen)
+        assert set(state.links) >= {f"export/{name}" for name in ("html", "png", "trace", "snapshot")}
+        with pytest.raises(UnknownPlanError, match="no export 'msccl'"):
+            handle.export("msccl")
         too_small = client.submit(document, {"budget_bytes": 1}).result(timeout_s=120)
         assert (too_small.status, too_small.schedule) == ("infeasible", None)
         assert too_small.infeasibility is not None

@@ -10,7 +10,7 @@ import pytest
 from loadmaster import planner
 from loadmaster.errors import InputError
 from loadmaster.models.kind import resolve
-from loadmaster.models.kinds import KINDS
+from loadmaster.models.kinds import KINDS, read_problem
 from loadmaster.models.memory import documents as memory_documents
 from loadmaster.models.memory.presets import chain
 from loadmaster.planner import PlanOptions, cache_key, settled
@@ -55,6 +55,44 @@ def test_budgets_are_of_kinds_that_have_one() -> None:
         planner.plan(RING, budget_bytes=5)
     with pytest.raises(InputError, match="has no limit to sweep"):
         planner.frontier(RING, budgets_bytes=[1, 2])
+
+
+def test_a_limit_may_be_given_by_either_name() -> None:
+    for options in (PlanOptions(limit=5), PlanOptions(budget_bytes=5), PlanOptions(limit=5, budget_bytes=5)):
+        found = settled(CHAIN, options)
+        assert (found.limit, found.budget_bytes, found.given_limit) == (None, 5, 5)
+    assert cache_key(CHAIN, PlanOptions(limit=5)) == cache_key(CHAIN, PlanOptions(budget_bytes=5))
+    assert planner.plan(CHAIN, limit=1 << 20, method="plain").options["budget_bytes"] == 1 << 20
+    with pytest.raises(InputError, match="is not budget_bytes"):
+        settled(CHAIN, PlanOptions(limit=5, budget_bytes=6))
+    with pytest.raises(InputError, match=r"options\.limit.*means nothing to collective"):
+        settled(RING, PlanOptions(limit=5))
+    with pytest.raises(InputError, match=r"problem\.budget_bytes: is missing here and in the options"):
+        planner.plan(CHAIN)
+
+
+def test_what_is_no_kind_is_refused_by_name() -> None:
+    for name in ("cargo", None, 3, ["memory"]):
+        with pytest.raises(InputError, match="is no kind of problem") as caught:
+            read_problem({"schema": "loadmaster/problem/1", "kind": name})
+        assert "memory, collective" in caught.value.remedy
+
+
+def test_what_a_kind_says_of_itself_is_there() -> None:
+    """Every reference of every registration leads somewhere."""
+    for kind in KINDS.values():
+        references = [kind.validate, kind.check, kind.plan, *(export.write for export in kind.exports)]
+        if kind.limit is not None:
+            references += [kind.limit.whole, kind.limit.points, kind.limit.with_bound, kind.limit.extras]
+        assert all(callable(resolve(reference)) for reference in references if reference is not None)
+        offered = {
+            kind.documents: ("read_problem", "write_problem", "read_plan", "write_plan"),
+            kind.views: ("summary", "infeasible", "verdict", "view", "details"),
+            kind.new: ("add_arguments", "build"),
+        }
+        for module, names in offered.items():
+            assert all(callable(getattr(resolve(module), name)) for name in names), module
+        assert len({export.name for export in kind.exports}) == len(kind.exports)
 
 
 def test_keys_of_collectives() -> None:

@@ -7,6 +7,8 @@ import threading
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadmaster import planner
 from loadmaster.errors import CancelledError, InputError
@@ -17,6 +19,7 @@ from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.presets import chain
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner import Frontier, PlanOptions, PlanProgress
+from loadmaster.planner.sweep import Figures, monotone
 from tests.models.memory.instances import budgets, random_problem
 
 MIB = 1 << 20
@@ -51,6 +54,25 @@ def assert_sound(problem: MemoryProblem, frontier: Frontier) -> None:
             assert plan.objective is not None
             assert plan.bound <= plan.objective * (1 + 1e-6)
             assert plan.gap == pytest.approx(max(0.0, (plan.objective - plan.bound) / plan.objective))
+
+
+@given(st.lists(st.tuples(st.none() | st.integers(0, 9), st.none() | st.integers(0, 9)), max_size=7))
+def test_the_rule_of_every_frontier(drawn: list[tuple[int | None, int | None]]) -> None:
+    """The plan is the best of those for this limit and smaller ones, the bound the best of this and larger ones."""
+    points = [Figures(objective, bound) for objective, bound in drawn]
+    found = monotone(points)
+    assert len(found) == len(points)
+    for place, best in enumerate(found):
+        plans = [p.objective for p in points[: place + 1] if p.objective is not None]
+        bounds = [p.bound for p in points[place:] if p.bound is not None]
+        assert best.bound == max(bounds, default=None)
+        if best.plan_of is None:
+            assert plans == []
+            continue
+        assert best.plan_of <= place
+        assert points[best.plan_of].objective == min(plans)
+        # A limit's own plan, where no other is better.
+        assert best.plan_of == place or points[place].objective != min(plans)
 
 
 def test_a_chain_from_too_little_to_plenty() -> None:
@@ -126,6 +148,8 @@ def test_plans_serve_larger_budgets_whose_own_search_found_none() -> None:
     [
         ("budgets_bytes", {"budgets_bytes": []}),
         ("budgets_bytes", {"budgets_bytes": [-1]}),
+        ("limits", {"limits": []}),
+        ("limits", {"limits": [5], "budgets_bytes": [5]}),
         ("count", {"count": 1}),
         ("workers", {"workers": 0}),
     ],

@@ -102,6 +102,32 @@ def test_one_line_makes_it_known() -> None:
     assert mentions == [], "nothing in the house knows of it"
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("broken = buckets:NOTHING", "cannot be loaded: module 'buckets' has no attribute 'NOTHING'"),
+        ("broken = no_such_package:KIND", "cannot be loaded: No module named 'no_such_package'"),
+        ("broken = buckets:KIND", "is no kind of that name"),
+        ("memory = memory_again:KIND", "takes the name of a kind of Loadmaster's own"),
+    ],
+)
+def test_a_wrong_registration_is_named(line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wrong-1.0.dist-info").mkdir()
+    (tmp_path / "wrong-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong\nVersion: 1.0\n")
+    (tmp_path / "wrong-1.0.dist-info" / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\n{line}\n")
+    (tmp_path / "memory_again.py").write_text("from loadmaster.models.kinds import KINDS\nKIND = KINDS['memory']\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    installed_kinds.cache_clear()
+    try:
+        assert find_kind("memory") is not None, "what is here needs nothing of others"
+        with pytest.raises(InputError, match="Mend or uninstall the package") as caught:
+            all_kinds()
+        assert says in caught.value.problem
+        assert caught.value.field == f"{ENTRY_POINTS}.{line.split()[0]}"
+    finally:
+        installed_kinds.cache_clear()
+
+
 LISTS = """
 import sys
 from loadmaster.api.cli.app import parser

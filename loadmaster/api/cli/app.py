@@ -1,4 +1,4 @@
-"""The door of the command line: which command, and what its ending means as an exit status.
+"""The entry point of the command line: which command, and what its ending means as an exit status.
 
 0 fine, 1 check failed or internal error, 2 usage or bad input, 3 infeasible, 4 limit reached without a plan,
 130 interrupted.

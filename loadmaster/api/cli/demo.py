@@ -128,7 +128,7 @@ def _model(name: str, folder: Path, options: PlanOptions, client: Client, termin
     capture = ["loadmaster.executor.capture", factory, "memory", "--backend", "eager", "--name", name]
     _run([*capture, "-o", str(files["problem.json"])], "capture")
     problem = read_problem(load_document(files["problem.json"]))
-    budget_bytes = parse_limit("50%", problem, "memory's budget")
+    budget_bytes = parse_limit("50%", problem, "--budget")
     terminal.say(f"{name}: planning under {show_bytes(budget_bytes)}, half of the peak with memory to spare")
     handle = client.submit(problem.with_budget(budget_bytes), options, labels={"demo": name})
     follow(handle, terminal, problem.unit)

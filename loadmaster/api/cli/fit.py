@@ -72,13 +72,13 @@ def _fit(arguments: argparse.Namespace, terminal: Terminal) -> int:
         expect_writable(getattr(arguments, name), flag)
     if arguments.tries < 1:
         raise InputError("--tries", arguments.tries, "leaves nothing to run", "Allow at least one try.")
-    conversation = _Conversation(arguments, terminal)
-    # A terminal's interrupt reaches both processes; the other one ends, which ends the conversation.
+    session = _Session(arguments, terminal)
+    # A terminal's interrupt reaches both processes; the other one ends, which ends the session.
     with subprocess.Popen(_command(arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         try:
             for line in process.stdout:
-                answer = conversation.hear(json.loads(line))
+                answer = session.receive(json.loads(line))
                 if answer is not None:
                     process.stdin.write(json.dumps(answer) + "\n")
                     process.stdin.flush()
@@ -87,7 +87,7 @@ def _fit(arguments: argparse.Namespace, terminal: Terminal) -> int:
             raise
     if process.returncode:
         return process.returncode if process.returncode > 0 else 1
-    return conversation.finish()
+    return session.finish()
 
 
 def _command(arguments: argparse.Namespace) -> list[str]:
@@ -105,7 +105,7 @@ def _command(arguments: argparse.Namespace) -> list[str]:
     return command + [flag for name, flag in _SWITCHES.items() if getattr(arguments, name)]
 
 
-class _Conversation:
+class _Session:
     """What the process that runs the model says, and the plans it is given."""
 
     def __init__(self, arguments: argparse.Namespace, terminal: Terminal) -> None:
@@ -115,8 +115,8 @@ class _Conversation:
         self._tries: list[dict[str, Any]] = []
         self._fitted: dict[str, Any] | None = None
 
-    def hear(self, message: dict[str, Any]) -> dict[str, Any] | None:
-        """Take one message in; returns the answer, if it wants one."""
+    def receive(self, message: dict[str, Any]) -> dict[str, Any] | None:
+        """Take one message; returns the answer, if it wants one."""
         if "problem" in message:
             problem = read_problem(message["problem"])
             try:
