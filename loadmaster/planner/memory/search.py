@@ -285,8 +285,8 @@ class Search:
         self.fallback = None
 
     def has_plan(self) -> bool:
-        """Whether a plan is in hand, the reserve's among them."""
-        self.draw_on_reserve()
+        """Whether a plan is in hand, the fallback's among them."""
+        self.take_fallback()
         return self.best is not None
 
     def gap_is_proved(self) -> bool:
