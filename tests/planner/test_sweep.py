@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster import planner
@@ -56,6 +56,7 @@ def assert_sound(problem: MemoryProblem, frontier: Frontier) -> None:
             assert plan.gap == pytest.approx(max(0.0, (plan.objective - plan.bound) / plan.objective))
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.none() | st.integers(0, 9), st.none() | st.integers(0, 9)), max_size=7))
 def test_the_rule_of_every_frontier(drawn: list[tuple[int | None, int | None]]) -> None:
     """The plan is the best of those for this limit and smaller ones, the bound the best of this and larger ones."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import loadmaster
@@ -151,6 +151,7 @@ def test_the_best_by_hand() -> None:
     assert [loadmaster.plan(slow, limit=messages).objective for messages in (1, 2)] == [156.0, 106.0]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40_000)), min_size=1, max_size=6),
     st.integers(1, 6),
@@ -258,27 +259,27 @@ def test_what_is_wrong_on_the_command_line(
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     database = tmp_path_factory.mktemp("service") / "service.db"
     return Settings(database_url=f"sqlite:///{database}", workers=0, port=0, poll_s=0.05)
 
 
 @pytest.fixture(scope="module")
-def service(settings: Settings) -> Iterator[str]:
+def service(stored: Settings) -> Iterator[str]:
     """A service without workers: each test does their work."""
-    running = RunningService(settings)
+    running = RunningService(stored)
     yield running.url
     running.stop()
 
 
-def work(settings: Settings) -> None:
+def work(stored: Settings) -> None:
     """What waits in the queue, in processes of its own."""
-    worker = Worker(settings)
+    worker = Worker(stored)
     while worker.work_once():
         pass
 
 
-def test_the_service_its_pages_and_its_client(service: str, settings: Settings) -> None:
+def test_the_service_its_pages_and_its_client(service: str, stored: Settings) -> None:
     problem = made([10.0, 100.0, 101.0], [50_000, 5000, 5000], latency_us=1.0)
     with Client(service) as client:
         sizing = client.dry_run(problem, {"limit": 2})
@@ -288,7 +289,7 @@ def test_the_service_its_pages_and_its_client(service: str, settings: Settings) 
         handle = client.submit(problem, {"limit": 2})
         with pytest.raises(InputError, match="mean nothing to buckets"):
             client.frontier(problem, budgets_bytes=[1, 2])
-        work(settings)
+        work(stored)
         plan = handle.result(timeout_s=60)
         assert plan == read_plan(handle.document())
         assert plan.objective == best(problem, 2)
@@ -314,20 +315,20 @@ def test_the_service_its_pages_and_its_client(service: str, settings: Settings) 
         assert state.links["export/html"] in front
 
 
-async def test_its_client_for_asyncio(service: str, settings: Settings) -> None:
+async def test_its_client_for_asyncio(service: str, stored: Settings) -> None:
     problem = made([10.0, 100.0], [50_000, 5000], latency_us=1.0)
     async with AsyncClient(service) as client:
         handle = await client.submit(problem, {"limit": 1})
-        work(settings)
+        work(stored)
         await handle.wait(60)
         assert (await handle.export("csv")).decode().splitlines()[1] == "0..1,55000,100,156"
 
 
-def test_its_frontier_on_the_service(service: str, settings: Settings) -> None:
+def test_its_frontier_on_the_service(service: str, stored: Settings) -> None:
     problem = made([10.0, 100.0, 102.0], [50_000, 5000, 5000], latency_us=1.0)
     body = {"problem": {**loadmaster.write_problem(problem)}, "limits": [2, 1, 2]}
     answer = httpx.post(f"{service}/v1/frontiers", json=body).json()
-    work(settings)
+    work(stored)
     with Client(service) as client:
         points = client.get(answer["links"]["self"])["points"]
         again = client.frontier(problem, [1, 2], timeout_s=60)
@@ -336,11 +337,11 @@ def test_its_frontier_on_the_service(service: str, settings: Settings) -> None:
     assert [p.objective for p in again.points] == [best(problem, 1), best(problem, 2)]
 
 
-def test_what_cannot_be_exported(service: str, settings: Settings) -> None:
+def test_what_cannot_be_exported(service: str, stored: Settings) -> None:
     with Client(service) as client:
         none = client.submit(three(), {"limit": 0})
         some = client.submit(three(), {"limit": 1})
-        work(settings)
+        work(stored)
         assert none.result(60).status == "infeasible"
         some.wait(60)
         with pytest.raises(NoPlanError, match="nothing to export"):
