@@ -205,8 +205,8 @@ def _ways(
                 inside, gpus[source].id, weight=lambda _a, _b, edge: edge.get("latency_ns", 0) + 1e-3
             )
             for target in rim:
-                for door in (v for v in paths if v in part and source != target and graph.has_edge(v, gpus[target].id)):
-                    path = [*paths[door], gpus[target].id]
+                for last in (v for v in paths if v in part and source != target and graph.has_edge(v, gpus[target].id)):
+                    path = [*paths[last], gpus[target].id]
                     way = _latency_ns(graph, path), len(path), index, path
                     ways[source, target] = min(ways.get((source, target), way), way, key=lambda w: w[:3])
     for _, way in sorted(ways.items()):

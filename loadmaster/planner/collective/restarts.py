@@ -149,7 +149,7 @@ class Restarts:
         return targets <= SMALL_TARGETS and self.release is NOTHING_BEFORE
 
     def _run(self, setting: Setting, cancelled: Callable[[], bool] | None) -> tuple[Send, ...] | None:
-        graph = self._ground(setting)
+        graph = self._graph(setting)
         if graph is None:
             return None
         self.count += 1
@@ -169,7 +169,7 @@ class Restarts:
         # On top of other sends, starting earlier could run into what they hold.
         return found if self.release.taken else retime(self.instance, found, self.release.ready_ns)
 
-    def _ground(self, setting: Setting) -> SchedulingGraph | None:
+    def _graph(self, setting: Setting) -> SchedulingGraph | None:
         """The graph of a setting; None where its links do not reach every target."""
         key = replace(setting, parameters=Parameters())
         if key not in self.graphs:
@@ -272,30 +272,29 @@ class Restarts:
         if not elite:
             return replace(chance.choice(fixed), powers=self._no_powers())
         setting = chance.choice(elite)
-        roll = chance.random()
-        change = next((change for upto, change in self._changes() if roll < upto), None)
-        if change is not None:
-            setting = change(setting)
-        return _with(setting, noise=chance.choice((0.0, 0.01, 0.05, 0.2, 0.5, 1.0)))
+        weights, changes = zip(*self._changes(), strict=True)
+        change: Change = chance.choices(changes, weights)[0]
+        return _with(change(setting), noise=chance.choice((0.0, 0.01, 0.05, 0.2, 0.5, 1.0)))
 
-    def _changes(self) -> tuple[tuple[float, Change], ...]:
-        """What may change: the chances up to and with each change, and the change. The rest changes the noise alone."""
+    def _changes(self) -> tuple[tuple[int, Change], ...]:
+        """What may change in a setting, with the weight of each change; its noise changes in any case."""
         choice = self.random.choice
         far = _merges(self.weight[True], self._most_chunks(), self.per_nic)
         near = _merges(self.weight[False], self._most_chunks())
         return (
-            (0.20, lambda s: _with(s, **dict(zip(("batch", "hold", "taper"), choice(far), strict=True)))),
-            (0.40, lambda s: _with(s, **dict(zip(("local_batch", "local_hold"), choice(near)[:2], strict=True)))),
-            (0.45, lambda s: _with(s, taper=choice((1.0, 0.9, 0.8, 0.65, 0.5)))),
-            (0.50, lambda s: _with(s, mode=choice(("tail", "bulk", "rare")))),
-            (0.60, lambda s: _with(s, enter_once=not s.parameters.enter_once)),
-            (0.63, lambda s: _with(s, patient=not s.parameters.patient)),
-            (0.68, lambda s: _with(s, linger=choice((0.0, 0.05, LINGER, 0.5, 1.0)))),
-            (0.75, lambda s: replace(s, subset=choice(self.subsets))),
-            (0.80, lambda s: replace(s, slack=choice((0.0, 0.5, 1.0)), share=0.0)),
-            (0.83, lambda s: replace(s, share=choice((0.0, 0.05, ROUTED_SHARE, 1.0)))),
-            (0.85, lambda s: replace(s, late=not s.late)),
-            (0.90, lambda s: replace(s, powers=tuple(choice((0, 1, 2, 4)) for _ in self.all_powers))),
+            (20, lambda s: _with(s, **dict(zip(("batch", "hold", "taper"), choice(far), strict=True)))),
+            (20, lambda s: _with(s, **dict(zip(("local_batch", "local_hold"), choice(near)[:2], strict=True)))),
+            (5, lambda s: _with(s, taper=choice((1.0, 0.9, 0.8, 0.65, 0.5)))),
+            (5, lambda s: _with(s, mode=choice(("tail", "bulk", "rare")))),
+            (10, lambda s: _with(s, enter_once=not s.parameters.enter_once)),
+            (3, lambda s: _with(s, patient=not s.parameters.patient)),
+            (5, lambda s: _with(s, linger=choice((0.0, 0.05, LINGER, 0.5, 1.0)))),
+            (7, lambda s: replace(s, subset=choice(self.subsets))),
+            (5, lambda s: replace(s, slack=choice((0.0, 0.5, 1.0)), share=0.0)),
+            (3, lambda s: replace(s, share=choice((0.0, 0.05, ROUTED_SHARE, 1.0)))),
+            (2, lambda s: replace(s, late=not s.late)),
+            (5, lambda s: replace(s, powers=tuple(choice((0, 1, 2, 4)) for _ in self.all_powers))),
+            (10, lambda s: s),
         )
 
 

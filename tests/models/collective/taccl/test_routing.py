@@ -17,7 +17,7 @@ from loadmaster.models.collective.taccl import routing
 from loadmaster.models.topologies.topology import Topology
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus
-from tests.models.collective.routing_twin import routing_twin
+from tests.models.collective.taccl.routing_twin import routing_twin
 from tests.models.collective.tiny import problem, ring, switched
 from tests.models.memory.twins import optimum
 
