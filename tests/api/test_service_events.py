@@ -46,6 +46,16 @@ async def test_the_stream_resumes_after_any_event(http: httpx.AsyncClient, finis
         assert decode(header.text) == decode(query.text) == events[seen:]
 
 
+async def test_what_a_browser_saw_last_comes_before_where_the_address_began(
+    http: httpx.AsyncClient, finished: str
+) -> None:
+    """A browser that reconnects repeats the address, ``after`` in it, and says by Last-Event-ID how far it got."""
+    events = decode((await http.get(f"{finished}/events")).text)
+    for after, seen in [(1, 3), (3, 1), (0, 2), (2, 0)]:
+        answer = await http.get(f"{finished}/events", params={"after": after}, headers={"Last-Event-ID": str(seen)})
+        assert decode(answer.text) == events[seen:]
+
+
 async def test_a_stream_seen_to_its_end_asks_not_to_reconnect(http: httpx.AsyncClient, finished: str) -> None:
     last = decode((await http.get(f"{finished}/events")).text)[-1].id
     answer = await http.get(f"{finished}/events", headers={"Last-Event-ID": str(last)})

@@ -65,6 +65,30 @@ async def test_a_bad_body_is_refused_with_its_place(http: httpx.AsyncClient, bod
     assert (await http.get("/livez")).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"problem": None}, "/problem"),
+        ({"problem": [1]}, "/problem"),
+        ({"options": [1]}, "/options"),
+        ({"options": {"sede": 1}}, "/options/sede"),
+        ({"options": {"time_limit_s": 1e9}}, "/options/time_limit_s"),
+        ({"labels": {"a": 1}}, "/labels/a"),
+        ({"labels": [1]}, "/labels"),
+        ({"surprise": 1}, "/surprise"),
+        ({"problem": {"kind": "fake", "name": "n", "behaviour": "loud"}}, "/problem/behaviour"),
+    ],
+)
+async def test_the_field_that_is_wrong_is_named(
+    http: httpx.AsyncClient, change: dict[str, object], pointer: str
+) -> None:
+    for path, more in (("/v1/plans", {}), ("/v1/frontiers", {"budgets_bytes": [1, 2]})):
+        answer = await http.post(path, json={**GOOD, **more, **change})
+        (error,) = expect_problem(answer, 422, "invalid-input")["errors"]  # type: ignore[misc]
+        assert error["pointer"] == pointer
+        assert error["field"].replace(".", "/") == pointer[1:]
+
+
 async def test_an_input_error_keeps_its_words(http: httpx.AsyncClient) -> None:
     answer = await http.post("/v1/plans", json={"problem": problem("unheard of")})
     (error,) = expect_problem(answer, 422, "invalid-input")["errors"]  # type: ignore[misc]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,10 +15,13 @@ from running_service import alive, pids, wait_until
 from loadmaster.api.planning import load_planner
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.jobs import Jobs, NewJob
+from loadmaster.api.store.queue import Queue
 from loadmaster.api.store.records import Job, State
 from loadmaster.api.store.schema import Database
 from loadmaster.api.worker.process import Message
 from loadmaster.api.worker.worker import Worker
+
+DONE: Message = ("plan", {"status": "optimal", "objective": OPTIMUM})
 
 
 class Store:
@@ -91,7 +95,7 @@ def test_killing_a_job_ends_what_it_started(open_store: Callable[..., Store], tm
         wait_until(lambda pid=pid: not alive(pid))
 
 
-@pytest.mark.parametrize("last", [("plan", {"status": "optimal", "objective": OPTIMUM}), ("crash", "gone")])
+@pytest.mark.parametrize("last", [DONE, ("crash", "gone")])
 def test_a_busy_database_is_waited_for_and_the_job_goes_on(
     open_store: Callable[..., Store], caplog: pytest.LogCaptureFixture, last: Message
 ) -> None:
@@ -119,3 +123,120 @@ def test_a_busy_database_is_waited_for_and_the_job_goes_on(
     assert job.killed
     assert store.job(job_id).state is (State.SUCCEEDED if last[0] == "plan" else State.FAILED)
     assert store.job(job_id).attempts == 1
+
+
+def test_a_long_job_keeps_its_lease(open_store: Callable[..., Store]) -> None:
+    store = open_store(lease_s=1.0)
+    job_id = store.submit("quick")
+    leases: list[float] = []
+
+    class Long(ScriptedJob):
+        """Says nothing until its lease was renewed twice."""
+
+        def listen(self, timeout_s: float) -> list[Message]:
+            lease = store.job(job_id).lease_until
+            assert lease is not None
+            leases.append(lease)
+            time.sleep(0.02)
+            return super().listen(timeout_s) if len(set(leases)) == 3 else []
+
+    Worker(store.settings, launch=lambda *_: Long(DONE)).work_once()
+    assert leases == sorted(leases)
+    assert store.job(job_id).state is State.SUCCEEDED
+
+
+def test_a_job_whose_lease_is_lost_is_ended_and_writes_no_more(open_store: Callable[..., Store]) -> None:
+    store = open_store()
+    job_id = store.submit("quick")
+    queue = Queue(store.database, lease_s=60.0, max_attempts=5)
+
+    class Lost(ScriptedJob):
+        """Another worker has the job by the time that this one speaks."""
+
+        def listen(self, timeout_s: float) -> list[Message]:
+            assert self.messages, "nobody listens any more"
+            if len(self.messages) == 2:
+                queue.abandon(worker.id)
+                assert queue.claim("another") is not None
+            return super().listen(timeout_s)
+
+    job = Lost(("log", "too late"), DONE)
+    worker = Worker(store.settings, launch=lambda *_: job)
+    worker.work_once()
+    assert job.killed
+    assert (store.job(job_id).state, store.job(job_id).lease_owner) == (State.RUNNING, "another")
+    assert "too late" not in str(store.jobs.events(job_id))
+
+
+@pytest.mark.parametrize(
+    ("last", "state"),
+    [
+        (("plan", {"status": "feasible", "objective": 2.0}), State.CANCELLED),
+        (("plan", {"status": "optimal", "objective": 2.0}), State.CANCELLED),
+        (("plan", {"status": "infeasible"}), State.INFEASIBLE),
+        (("error", {"type": "LimitReachedError", "detail": "too early"}), State.CANCELLED),
+        (("error", {"type": "CancelledError", "detail": "nothing yet"}), State.CANCELLED),
+        (("crash", "it died"), State.CANCELLED),
+    ],
+)
+def test_how_a_cancelled_job_ends(open_store: Callable[..., Store], last: Message, state: State) -> None:
+    """It keeps its plan; a proof that there is none stays an answer; what it failed of meanwhile is of no interest."""
+    store = open_store(cancel_grace_s=60.0)
+    job_id = store.submit("quick")
+
+    class Cancelled(ScriptedJob):
+        """Ends once it was told to."""
+
+        told = False
+
+        def listen(self, timeout_s: float) -> list[Message]:
+            store.jobs.cancel(job_id)
+            return super().listen(timeout_s) if self.told else []
+
+        def cancel(self) -> None:
+            assert not self.told, "told once"
+            self.told = True
+
+    Worker(store.settings, launch=lambda *_: Cancelled(last)).work_once()
+    job = store.job(job_id)
+    assert (job.state, job.error) == (state, None)
+    assert (job.plan_sha256 is not None) == (last[0] == "plan")
+
+
+def test_a_cancelled_error_that_nobody_asked_for_is_a_cancel(open_store: Callable[..., Store]) -> None:
+    store = open_store()
+    job_id = store.submit("quick")
+    answer = ScriptedJob(("error", {"type": "CancelledError", "detail": "by a signal"}))
+    Worker(store.settings, launch=lambda *_: answer).work_once()
+    assert (store.job(job_id).state, store.job(job_id).error) == (State.CANCELLED, None)
+
+
+def test_a_cancelled_job_that_does_not_end_is_ended(open_store: Callable[..., Store]) -> None:
+    store = open_store(cancel_grace_s=0.1)
+    job_id = store.submit("quick")
+
+    class Deaf(ScriptedJob):
+        def listen(self, timeout_s: float) -> list[Message]:
+            store.jobs.cancel(job_id)
+            return []
+
+        def cancel(self) -> None:
+            """Does nothing."""
+
+    job = Deaf()
+    Worker(store.settings, launch=lambda *_: job).work_once()
+    assert job.killed
+    assert (store.job(job_id).state, store.job(job_id).error) == (State.CANCELLED, None)
+
+
+def test_figures_of_a_job_that_is_queued_again_are_gone(open_store: Callable[..., Store]) -> None:
+    store = open_store()
+    job_id = store.submit("quick")
+    figures = {"objective": 3.0, "bound": 1.0, "gap": 2 / 3}
+    job = ScriptedJob(("incumbent", figures), ("crash", "it died"))
+    Worker(store.settings, launch=lambda *_: job).work_once()
+    again = store.job(job_id)
+    assert (again.state, again.attempts) == (State.QUEUED, 1)
+    assert (again.objective, again.bound, again.gap, again.lease_owner, again.lease_until) == (None,) * 5
+    incumbents = [event.data for event in store.jobs.events(job_id) if event.type == "incumbent"]
+    assert incumbents == [figures]

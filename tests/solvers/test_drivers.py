@@ -263,6 +263,46 @@ def test_cpsat_scales_fractions_exactly() -> None:
     assert solve(program, EXACT, solver="cpsat").objective == expected
 
 
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_fractional_bounds_leave_the_integers_between_them(data: st.DataObject) -> None:
+    """Of columns and of rows, positive and negative, narrow enough to hold none: against the integers by hand."""
+    quarters = st.integers(-10, 10).map(lambda number: number / 4)
+    low = np.array([data.draw(quarters) for _ in range(2)])
+    high = low + np.array([data.draw(st.integers(0, 10)) / 4 for _ in range(2)])
+    coefficients = np.array([data.draw(st.integers(-6, 6)) / 2 for _ in range(2)])
+    row_low = data.draw(quarters)
+    row_high = row_low + data.draw(st.integers(0, 12)) / 4
+    cost = np.array([data.draw(st.sampled_from([-1.0, 1.0])) for _ in range(2)])
+    builder = ProgramBuilder()
+    x = builder.columns("x", 2, lower=low, upper=high, cost=cost, integer=True)
+    builder.rows("r", (), [(0, x, coefficients)], lower=row_low, upper=row_high)
+    points = [
+        cost @ point
+        for point in itertools.product(range(-3, 6), repeat=2)
+        if np.all(low <= point) and np.all(point <= high) and row_low <= coefficients @ point <= row_high
+    ]
+    for solver in ("cpsat", "highs"):
+        solution = solve(builder.build(), EXACT, solver=solver)
+        assert solution.objective == (min(points) if points else None), solver
+
+
+@pytest.mark.parametrize("integer", [True, False])
+def test_an_iteration_limit_proves_nothing_of_a_linear_program(integer: bool) -> None:
+    """A simplex that was stopped on its way is no bound; a mixed-integer program is not stopped by its relaxation."""
+    program = hard(60, 5)
+    program = dataclasses.replace(program, integer=np.full(60, integer))
+    options = SolveOptions(parameters={"simplex_iteration_limit": 3, "presolve": "off"}, gap=0.0, time_limit_s=20.0)
+    best = solve(dataclasses.replace(program, integer=np.zeros(60, dtype=bool)), EXACT).objective
+    solution = solve(program, options)
+    if not integer:
+        assert solution.stopped_by is StoppedBy.NODES
+        assert solution.status in (SolverStatus.FEASIBLE, SolverStatus.NO_SOLUTION)
+        assert solution.bound is None
+    assert solution.bound is None or solution.bound <= solution.objective + 1e-6
+    assert solution.objective is None or solution.objective >= best - 1e-6
+
+
 @given(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3))
 @few
 def test_cpsat_takes_any_measured_costs(cost: list[float]) -> None:

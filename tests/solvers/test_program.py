@@ -124,6 +124,16 @@ def test_activity_and_violation(program: Program, data: st.DataObject) -> None:
     assert program.violation(point.astype(float)) == pytest.approx(max(excesses))
 
 
+@pytest.mark.parametrize("value", [0.5, 0.75, 1.25, -0.25])
+def test_an_integer_column_between_integers_is_a_violation(value: float) -> None:
+    """By its distance to the nearest one; a continuous column there is none."""
+    builder = ProgramBuilder()
+    builder.columns("x", 2, lower=-4, upper=4, integer=[True, False])
+    program = builder.build()
+    assert program.violation(np.array([value, 1.0])) == abs(value - round(value))
+    assert program.violation(np.array([1.0, value])) == 0.0
+
+
 def test_large_rows_do_not_cost_small_rows_their_digits() -> None:
     builder = ProgramBuilder()
     x = builder.columns("x", 2, upper=10, integer=True)
