@@ -9,6 +9,8 @@ import time
 
 from loadmaster.api.settings import Settings
 
+__all__ = ["JsonFormatter", "configure"]
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 

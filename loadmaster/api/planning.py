@@ -18,6 +18,8 @@ from loadmaster.models.documents import Document
 from loadmaster.planner import PlanOptions, PlanProgress
 from loadmaster.solvers import registry
 
+__all__ = ["FloorPlanner", "Planner", "Request", "load_planner"]
+
 
 @dataclass(frozen=True)
 class Request:

@@ -13,6 +13,8 @@ from loadmaster.api.server.app import create_app
 from loadmaster.api.server.security import is_loopback
 from loadmaster.api.settings import Settings
 
+__all__ = ["Server", "make_server", "serve"]
+
 logger = logging.getLogger(__name__)
 
 _FINISH_REQUESTS_S = 5

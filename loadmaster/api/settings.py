@@ -12,6 +12,8 @@ from typing import Any
 
 from loadmaster.errors import InputError
 
+__all__ = ["MEBIBYTE", "PREFIX", "Settings"]
+
 PREFIX = "LOADMASTER_"
 MEBIBYTE = 1024 * 1024
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")

@@ -24,6 +24,8 @@ from loadmaster.solvers.driver import OUT_OF_MEMORY, STOP, Driver, Incumbent, Se
 from loadmaster.solvers.program import FloatArray, Program
 from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy
 
+__all__ = ["PipeLink", "answer", "main"]
+
 _REPORT_EVERY_S = 0.5
 _WATCH_EVERY_S = 0.5
 _TOLERANCE = 1e-6  # the feasibility tolerance of mixed-integer solvers
@@ -110,7 +112,7 @@ def answer(driver: Driver, program: Program, options: SolveOptions, link: PipeLi
         program = program.with_row("cutoff", program.cost, upper=options.cutoff - program.offset)
     crossed = _crossed_bounds(program)
     if crossed is not None or program.column_count == 0:
-        return _unasked(program, solver, crossed)
+        return _without_solver(program, solver, crossed)
     if options.start_columns is not None and options.start_values is not None:
         start = _whole_start(program, options.start_columns, options.start_values)
         if start is not None:
@@ -141,7 +143,7 @@ def _crossed_bounds(program: Program) -> str | None:
     return program.row_label(int(rows[0])) if rows.size else None
 
 
-def _unasked(program: Program, solver: str, conflict: str | None) -> Solution:
+def _without_solver(program: Program, solver: str, conflict: str | None) -> Solution:
     """The answer for a program without columns, or one that a single row or column makes infeasible."""
     feasible = conflict is None
     return Solution(

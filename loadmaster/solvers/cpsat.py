@@ -26,6 +26,8 @@ from loadmaster.solvers.intervals import NO_COLUMN, Intervals
 from loadmaster.solvers.program import FloatArray, IntArray, Program
 from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy
 
+__all__ = ["build_model", "solve"]
+
 _Status = cp_model_helper.CpSolverStatus
 
 _LARGEST_DENOMINATOR = 10**6
@@ -57,7 +59,7 @@ def solve(program: Program, options: SolveOptions, link: Link) -> Solution:
     listener = _Listener(program, link, started)
     solver.add_solution_callback(listener)
     solver.add_best_bound_callback(listener.new_bound)
-    with _Attendant(solver, listener, link):
+    with _ReportThread(solver, listener, link):
         response = solver.solve(model)
     solver.clear_solution_callback(listener)
 
@@ -279,12 +281,12 @@ class _Listener(cp_model_helper.SolutionCallback):
     def new_bound(self, bound: float) -> None:
         self.bound = _finite(bound)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         seconds = time.perf_counter() - self._started
         self._link.progress(Progress(seconds, self.objective, self.bound, self.branches))
 
 
-class _Attendant:
+class _ReportThread:
     """A thread beside the search that reports how it stands and stops it when asked."""
 
     def __init__(self, solver: Any, listener: _Listener, link: Link) -> None:
@@ -292,7 +294,7 @@ class _Attendant:
         self._listener = listener
         self._link = link
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._attend, daemon=True)
+        self._thread = threading.Thread(target=self._report, daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -301,9 +303,9 @@ class _Attendant:
         self._over.set()
         self._thread.join()
 
-    def _attend(self) -> None:
+    def _report(self) -> None:
         while not self._over.wait(_LOOK_EVERY_S):
-            self._listener.tell()
+            self._listener.report()
             if self._link.stop_asked():
                 self._solver.stop_search()
 

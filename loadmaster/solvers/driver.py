@@ -8,6 +8,8 @@ from typing import Protocol
 from loadmaster.solvers.program import FloatArray, Program
 from loadmaster.solvers.solution import Progress, Solution, SolveOptions
 
+__all__ = ["OUT_OF_MEMORY", "STOP", "Driver", "Incumbent", "Link", "Settled"]
+
 STOP = "stop"  # what the parent sends to a solve that should end
 OUT_OF_MEMORY = (
     "The solve ran out of memory. Raise memory_limit_bytes, run on a machine with more memory, "

@@ -20,6 +20,8 @@ from loadmaster.solvers.driver import Link
 from loadmaster.solvers.program import FloatArray, Program
 from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy
 
+__all__ = ["pass_program", "solve"]
+
 _Status = highspy.HighsModelStatus
 
 _STOPPED_BY = {
@@ -154,7 +156,7 @@ def _set_start(highs: Any, program: Program, options: SolveOptions) -> None:
 
 
 def _listen(highs: Any, program: Program, link: Link, started: float) -> None:
-    def look_up(event: Any) -> None:
+    def report(event: Any) -> None:
         out = event.data_out
         link.progress(
             Progress(
@@ -175,7 +177,7 @@ def _listen(highs: Any, program: Program, link: Link, started: float) -> None:
         values = _rounded(program, event.data_out.mip_solution)
         link.incumbent(program.objective(values), values)
 
-    highs.cbMipInterrupt.subscribe(look_up)
+    highs.cbMipInterrupt.subscribe(report)
     highs.cbMipImprovingSolution.subscribe(keep)
     highs.cbSimplexInterrupt.subscribe(only_stop)
     highs.cbIpmInterrupt.subscribe(only_stop)

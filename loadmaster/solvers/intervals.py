@@ -13,15 +13,14 @@ import hashlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from loadmaster.errors import InputError
+from loadmaster.solvers.arrays import BoolArray, FloatArray, IntArray
 
-if TYPE_CHECKING:
-    from loadmaster.solvers.program import FloatArray, IntArray
+__all__ = ["NO_COLUMN", "IntervalCollector", "Intervals"]
 
 # In place of a column: there is none.
 NO_COLUMN = -1
@@ -80,9 +79,7 @@ class Intervals:
             digest.update(str(array.shape).encode())
             digest.update(np.ascontiguousarray(array).tobytes())
 
-    def check(
-        self, lower: FloatArray, upper: FloatArray, integer: NDArray[np.bool_], label: Callable[[int], str]
-    ) -> None:
+    def check(self, lower: FloatArray, upper: FloatArray, integer: BoolArray, label: Callable[[int], str]) -> None:
         """Refuse intervals over columns that cannot carry them; ``label`` names a column.
 
         Raises:

@@ -15,6 +15,8 @@ import numpy as np
 
 from loadmaster.solvers.program import Program
 
+__all__ = ["write_mps"]
+
 
 def write_mps(program: Program, file: TextIO, name: str = "loadmaster") -> None:
     """Write the program to a text file."""

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from loadmaster.solvers.arrays import BoolArray, FloatArray, IntArray
 from loadmaster.solvers.intervals import IntervalCollector, Intervals
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+__all__ = ["INFINITY", "Block", "FloatArray", "IntArray", "Program", "ProgramBuilder", "RowList"]
 
 INFINITY = float("inf")
 
@@ -68,7 +68,7 @@ class Program:
     cost: FloatArray
     lower: FloatArray
     upper: FloatArray
-    integer: NDArray[np.bool_]
+    integer: BoolArray
     row_start: IntArray
     column_index: NDArray[np.int32]
     value: FloatArray
@@ -204,7 +204,7 @@ class ProgramBuilder:
     """
 
     def __init__(self) -> None:
-        self._columns: list[tuple[FloatArray, FloatArray, FloatArray, NDArray[np.bool_]]] = []
+        self._columns: list[tuple[FloatArray, FloatArray, FloatArray, BoolArray]] = []
         self._column_blocks: list[Block] = []
         self._column_count = 0
         self._entries: list[tuple[IntArray, IntArray, FloatArray]] = []

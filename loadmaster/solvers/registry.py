@@ -16,6 +16,18 @@ from typing import cast
 from loadmaster.errors import InputError, MissingExtraError
 from loadmaster.solvers.driver import Driver
 
+__all__ = [
+    "DEFAULT",
+    "SolverInfo",
+    "available",
+    "child_environment",
+    "driver",
+    "python_path",
+    "resolve",
+    "takes_intervals",
+    "version",
+]
+
 DEFAULT = "highs"
 
 # One thread unless asked for: numerical libraries otherwise start one per core in every solve.
@@ -31,21 +43,31 @@ class SolverInfo:
     features: tuple[str, ...]
 
 
-# name -> (driver module, distribution, imported package, features)
-_DRIVERS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
-    "highs": (
+@dataclass(frozen=True)
+class _Package:
+    """A package with solvers in it: its name (as distribution and as import), our driver, what it can do."""
+
+    name: str
+    driver_module: str
+    features: tuple[str, ...]
+
+    @property
+    def installed(self) -> bool:
+        return importlib.util.find_spec(self.name) is not None
+
+
+_PACKAGES = {
+    "highs": _Package(
+        "highspy",
         "loadmaster.solvers.highs",
-        "highspy",
-        "highspy",
         ("continuous", "start", "progress", "incumbents", "cancel", "node_limit", "cutoff", "conflict"),
     ),
-    "cpsat": (
+    "cpsat": _Package(
+        "ortools",
         "loadmaster.solvers.cpsat",
-        "ortools",
-        "ortools",
         ("start", "progress", "incumbents", "cancel", "node_limit", "cutoff", "conflict", "intervals"),
     ),
-    "pulp": ("loadmaster.solvers.pulp_door", "pulp", "pulp", ("continuous", "start", "cancel", "cutoff")),
+    "pulp": _Package("pulp", "loadmaster.solvers.pulp_driver", ("continuous", "start", "cancel", "cutoff")),
 }
 
 
@@ -58,11 +80,10 @@ def resolve(name: str) -> str:
     """
     name = DEFAULT if name == "auto" else name
     family, separator, inner = name.partition(":")
-    if family not in _DRIVERS or (family == "pulp") != bool(inner) or (separator and not inner):
+    if family not in _PACKAGES or (family == "pulp") != bool(inner) or (separator and not inner):
         raise InputError("solver", name, "no such solver", "Use auto, highs, cpsat or pulp:NAME.")
-    _, distribution, package, _ = _DRIVERS[family]
-    if importlib.util.find_spec(package) is None:
-        raise MissingExtraError(distribution, "solver")
+    if not _package(name).installed:
+        raise MissingExtraError(_package(name).name, "solver")
     return name
 
 
@@ -73,28 +94,29 @@ def driver(name: str) -> Driver:
         InputError: no such solver.
         MissingExtraError: its package is not installed.
     """
-    family, _, inner = resolve(name).partition(":")
-    module = importlib.import_module(_DRIVERS[family][0])
+    full = resolve(name)
+    inner = full.partition(":")[2]
+    module = importlib.import_module(_package(full).driver_module)
     return cast(Driver, module.driver(inner) if inner else module.solve)
 
 
 def takes_intervals(name: str) -> bool:
     """Whether a solver knows intervals; the others take rows alone."""
-    return "intervals" in _DRIVERS[resolve(name).partition(":")[0]][3]
+    return "intervals" in _package(resolve(name)).features
 
 
 def version(name: str) -> str:
     """The installed version of the package behind a solver."""
-    return importlib.metadata.version(_DRIVERS[name.partition(":")[0]][1])
+    return importlib.metadata.version(_package(name).name)
 
 
 def available() -> list[SolverInfo]:
     """The solvers that can be asked for on this machine, those behind PuLP by their full names."""
     found = []
-    for name, (_, _, package, features) in _DRIVERS.items():
-        if importlib.util.find_spec(package) is not None:
+    for name, package in _PACKAGES.items():
+        if package.installed:
             names = _behind_pulp() if name == "pulp" else (name,)
-            found += [SolverInfo(full, version(name), features) for full in names]
+            found += [SolverInfo(full, version(name), package.features) for full in names]
     return found
 
 
@@ -113,11 +135,16 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, **_SINGLE_THREADED, "PYTHONPATH": python_path()}
 
 
+def _package(name: str) -> _Package:
+    """Where a solver comes from, by its full name."""
+    return _PACKAGES[name.partition(":")[0]]
+
+
 @cache
 def _behind_pulp() -> tuple[str, ...]:
     # In a process of its own: importing PuLP imports highspy, which would lock ortools out of this one.
     listing = subprocess.run(
-        [sys.executable, "-P", "-m", "loadmaster.solvers.pulp_door"],
+        [sys.executable, "-P", "-m", "loadmaster.solvers.pulp_driver"],
         env=child_environment(),
         capture_output=True,
         text=True,

@@ -11,6 +11,8 @@ import numpy as np
 
 from loadmaster.solvers.program import FloatArray, IntArray
 
+__all__ = ["Progress", "Solution", "SolveOptions", "SolverStatus", "StoppedBy", "relative_gap"]
+
 
 class SolverStatus(enum.Enum):
     """How a solve ended."""

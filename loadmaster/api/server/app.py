@@ -21,6 +21,8 @@ from loadmaster.api.store.queue import Queue
 from loadmaster.api.store.schema import Database
 from loadmaster.api.worker.supervisor import Supervisor
 
+__all__ = ["DESCRIPTION", "create_app"]
+
 DESCRIPTION = """Plans deep-learning training by optimization.
 
 Submit a problem document, follow its events, fetch the plan with its proof. Errors are problem details (RFC 9457).

@@ -19,6 +19,8 @@ from loadmaster.errors import InputError
 from loadmaster.models import documents
 from loadmaster.models.json_text import parse_json
 
+__all__ = ["BodyLimit", "json_bytes", "parse_body"]
+
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 

@@ -16,6 +16,8 @@ from loadmaster.api.store.queue import Queue
 from loadmaster.api.store.records import Job
 from loadmaster.api.store.schema import Database
 
+__all__ = ["JobDep", "PlanId", "Service", "ServiceDep", "existing_job", "service"]
+
 
 @dataclass(frozen=True)
 class Service:

@@ -19,6 +19,18 @@ from loadmaster.api.errors import ProblemType
 from loadmaster.errors import InputError
 from loadmaster.models.documents import field_path
 
+__all__ = [
+    "MEDIA_TYPE",
+    "NoMoreEvents",
+    "Refusal",
+    "input_problem",
+    "install",
+    "json_pointer",
+    "not_found",
+    "problem_response",
+    "show",
+]
+
 logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"

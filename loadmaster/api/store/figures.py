@@ -10,6 +10,8 @@ import sqlalchemy as sa
 
 from loadmaster.api.store import schema
 
+__all__ = ["Figures", "Histogram", "read"]
+
 
 @dataclass(frozen=True)
 class Histogram:

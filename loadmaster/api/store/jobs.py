@@ -16,6 +16,8 @@ from loadmaster.api.store.records import Event, Job, Outcome, PackedDocument, St
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.models.documents import Document
 
+__all__ = ["Frontier", "Jobs", "NewJob", "NotFinalError"]
+
 ResultT = TypeVar("ResultT")
 
 

@@ -18,6 +18,8 @@ from loadmaster.api.store import records, schema
 from loadmaster.api.store.records import Job, Outcome, State
 from loadmaster.models.documents import Document
 
+__all__ = ["Beat", "Queue"]
+
 
 class Beat(enum.Enum):
     """What a heartbeat learns about the job."""

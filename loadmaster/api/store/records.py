@@ -17,6 +17,24 @@ from loadmaster.api.store import schema
 from loadmaster.models.canonical import canonical_json, sha256
 from loadmaster.models.documents import Document
 
+__all__ = [
+    "Event",
+    "Job",
+    "Outcome",
+    "PackedDocument",
+    "State",
+    "append_event",
+    "count",
+    "find_reusable",
+    "finish",
+    "get_document",
+    "get_job",
+    "observe",
+    "pack",
+    "put_document",
+    "require_job",
+]
+
 
 class State(enum.StrEnum):
     """States of a job. The last four are final: nothing about the job changes any more."""

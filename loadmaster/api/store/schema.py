@@ -20,6 +20,24 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from loadmaster.errors import InputError
 
+__all__ = [
+    "CACHE_HITS",
+    "HISTOGRAMS",
+    "INFINITY",
+    "SCHEMA_VERSION",
+    "Database",
+    "document",
+    "event",
+    "frontier",
+    "job",
+    "label",
+    "metadata",
+    "new_id",
+    "schema_version",
+    "tally",
+    "worker",
+]
+
 SCHEMA_VERSION = 1
 
 # Buckets of the histograms kept in the table ``tally``; the last one is everything.

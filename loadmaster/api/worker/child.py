@@ -25,13 +25,15 @@ from loadmaster.api.planning import load_planner
 from loadmaster.errors import InputError, LoadmasterError, SolverError
 from loadmaster.planner import PlanProgress
 
+__all__ = ["CANCEL", "OUT_OF_MEMORY", "LogForwarder", "ParentConnection", "error_document", "main"]
+
 CANCEL = "cancel"
 _WATCH_EVERY_S = 0.25
 _REPORT_EVERY_S = 0.5
 _LONGEST_LINE = 4000
 
 
-class Line:
+class ParentConnection:
     """The child's end of the connection: sends from any thread, listens for a cancel, watches the parent."""
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
@@ -86,10 +88,10 @@ def _finite(figures: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class LineHandler(logging.Handler):
-    """Sends Loadmaster's own log records over the line, for the job's log."""
+class LogForwarder(logging.Handler):
+    """Sends Loadmaster's own log records to the parent, for the job's log."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: ParentConnection) -> None:
         super().__init__(logging.INFO)
         self._line = line
 
@@ -115,10 +117,10 @@ def main() -> None:
         # Some systems know the limit but refuse to set it: the job then runs without one.
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    line = Line(connection)
+    line = ParentConnection(connection)
     planner_path, problem, options = connection.recv()
     threading.Thread(target=line.watch, daemon=True).start()
-    logging.getLogger("loadmaster").addHandler(LineHandler(line))
+    logging.getLogger("loadmaster").addHandler(LogForwarder(line))
     logging.getLogger("loadmaster").setLevel(logging.INFO)
     try:
         planner = load_planner(planner_path)

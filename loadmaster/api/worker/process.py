@@ -18,10 +18,12 @@ from loadmaster.api.worker.child import CANCEL
 from loadmaster.models.documents import Document
 from loadmaster.solvers.registry import python_path
 
+__all__ = ["CRASH", "Launcher", "LocalJob", "Message", "RunningJob"]
+
 Message = tuple[str, Any]
 CRASH = "crash"
 _STDERR_TAIL_BYTES = 2000
-_BURIAL_S = 5.0
+_END_WITHIN_S = 5.0
 _MOST_AT_ONCE = 200
 
 
@@ -94,7 +96,7 @@ class LocalJob:
                     self.kill()
                     return messages
         except (EOFError, OSError):
-            messages.append((CRASH, self._autopsy()))
+            messages.append((CRASH, self._reason_of_death()))
         return messages
 
     def cancel(self) -> None:
@@ -105,19 +107,19 @@ class LocalJob:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(_BURIAL_S)
+            self._process.wait(_END_WITHIN_S)
         self._connection.close()
         self._stderr.close()
 
-    def _autopsy(self) -> str:
+    def _reason_of_death(self) -> str:
         """Why the process ended without an answer."""
         try:
-            code = self._process.wait(_BURIAL_S)
+            code = self._process.wait(_END_WITHIN_S)
         except subprocess.TimeoutExpired:
             code = None
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - _STDERR_TAIL_BYTES))
-        said = self._stderr.read().decode(errors="replace").strip()
+        written = self._stderr.read().decode(errors="replace").strip()
         self.kill()
         if code is None:
             how = "the planning process closed its connection and hung"
@@ -127,4 +129,4 @@ class LocalJob:
             how = f"the planning process was killed by {name}{memory}"
         else:
             how = f"the planning process ended with status {code}"
-        return f"{how}: {said}" if said else how
+        return f"{how}: {written}" if written else how

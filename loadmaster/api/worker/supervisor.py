@@ -16,6 +16,8 @@ from loadmaster.api.store.queue import Queue
 from loadmaster.api.worker.worker import new_worker_id
 from loadmaster.solvers.registry import python_path
 
+__all__ = ["Supervisor"]
+
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.2
@@ -48,7 +50,7 @@ class Supervisor:
             slot.terminate()
         deadline = time.monotonic() + _STOP_WITHIN_S
         for slot in self._slots:
-            slot.bury(deadline)
+            slot.wait(deadline)
 
     @property
     def pids(self) -> list[int]:
@@ -69,7 +71,7 @@ class Supervisor:
                 self._queue.gone(slot.worker_id)
             except SQLAlchemyError:
                 logger.exception("the database does not answer; the dead worker's lease will expire")
-            slot.mourn()
+            slot.plan_restart()
         if time.monotonic() >= slot.start_at:
             slot.start(self._settings)
 
@@ -99,7 +101,7 @@ class _Slot:
             start_new_session=True,
         )
 
-    def mourn(self) -> None:
+    def plan_restart(self) -> None:
         self.worker_id = None
         lived_s = time.monotonic() - self._started_at
         self._pause_s = 0.0 if lived_s > _HEALTHY_AFTER_S else min(2 * self._pause_s + 0.5, _LONGEST_PAUSE_S)
@@ -109,7 +111,7 @@ class _Slot:
         if self.process is not None:
             self.process.terminate()
 
-    def bury(self, deadline: float) -> None:
+    def wait(self, deadline: float) -> None:
         if self.process is None:
             return
         try:

@@ -20,6 +20,8 @@ from loadmaster.api.store.records import Job, State
 from loadmaster.api.store.schema import Database
 from loadmaster.api.worker.process import CRASH, Launcher, LocalJob, Message, RunningJob
 
+__all__ = ["Worker", "new_worker_id", "work"]
+
 logger = logging.getLogger(__name__)
 
 ArgumentsP = ParamSpec("ArgumentsP")

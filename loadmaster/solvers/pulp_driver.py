@@ -1,4 +1,4 @@
-"""The door to every other solver: whatever PuLP finds on this machine, asked for as ``pulp:NAME``.
+"""Every other solver: whatever PuLP finds on this machine, asked for as ``pulp:NAME``.
 
 The program goes over as an MPS file and comes back as values, so there is no progress to see, no bound of a
 stopped solve, and no way to stop but to end the process. Limits are passed on where the solver's PuLP class
@@ -23,6 +23,8 @@ from loadmaster.solvers.driver import Driver, Link
 from loadmaster.solvers.mps import write_mps
 from loadmaster.solvers.program import FloatArray, Program
 from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus, StoppedBy
+
+__all__ = ["driver", "installed"]
 
 # A solver that stopped at this share of its time limit is taken to have stopped because of it.
 _TIME_IS_UP = 0.9
