@@ -18,12 +18,13 @@ from benchmarks.record import write_whole
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.costs.profiled import operator_key
 from loadmaster.executor.memory import capture as capturing
-from loadmaster.executor.memory.capture import device_of
 from loadmaster.executor.memory.fit.fit import Fitter
-from loadmaster.executor.memory.fit.tries import Correction
+from loadmaster.executor.memory.fit.trials import Correction
 from loadmaster.executor.memory.implementations import registry
-from loadmaster.executor.memory.operators.implementation_filter import Offer
+from loadmaster.executor.memory.operators.implementation_filter import ImplementationFilter
+from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.steps.host_link import host_link
+from loadmaster.executor.steps.resident import device_of
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
@@ -123,13 +124,13 @@ smaller that was kept. The published one (Figure 4.5) has convolution algorithms
 """
 
 
-def offered(implementations: str) -> Offer:
+def offered(implementations: str) -> ImplementationFilter:
     """What a part of the ablation may use; everything for a name that is none."""
     if implementations not in SORTS:
-        return Offer()
+        return ImplementationFilter()
     words = SORTS[implementations]
     left_out = (a.name for a in registry.alternatives() if not any(word in a.name for word in words))
-    return Offer(tuple(left_out), inline="input" in words)
+    return ImplementationFilter(tuple(left_out), inline="input" in words)
 
 
 def under_budget(
@@ -145,7 +146,7 @@ def under_budget(
     apart: Alone,
     backend: str,
     offload: bool,
-    offer: Offer,
+    implementations: ImplementationFilter,
     tries: int,
     facts: dict[str, Any],
 ) -> Callable[..., torch.Tensor]:
@@ -155,7 +156,7 @@ def under_budget(
         costs, corrections: files that the rows of one case share: measured costs, and what trials taught.
         alone, apart: to measure, and to plan.
         offload: whether host memory may hold results.
-        offer: what plans may choose from.
+        implementations: what plans may choose from.
         tries: plans that are run at most.
         facts: what is found out goes here, also when no step is.
 
@@ -175,10 +176,7 @@ def under_budget(
             model,
             inputs,
             loss,
-            backend=backend,
-            name=name,
-            host_link=link,
-            offer=offer,
+            CaptureOptions(backend=backend, name=name, host_link=link, implementations=implementations),
             time_tolerance=TIME_TOLERANCE,
         )
         fitter.captured.problem()

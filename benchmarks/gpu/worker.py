@@ -87,7 +87,7 @@ class Runner:
                     apart=self.link.off_the_gpu,
                     backend=self.backend,
                     offload=self.row.get("implementations") == OFFLOADING,
-                    offer=promise.offered(self.row.get("implementations", OFFLOADING)),
+                    implementations=promise.offered(self.row.get("implementations", OFFLOADING)),
                     tries=TRIES,
                     facts=self.facts,
                 )

@@ -12,14 +12,15 @@ except ImportError:
 from loadmaster.executor.memory.block import capture_block
 from loadmaster.executor.memory.capture import capture
 from loadmaster.executor.memory.fit.fit import Fitted, fit
-from loadmaster.executor.memory.operators.implementation_filter import Offer
+from loadmaster.executor.memory.operators.implementation_filter import ImplementationFilter
 from loadmaster.executor.memory.run.apply import PlannedStep, apply, apply_to_blocks
+from loadmaster.executor.renamed import warn_renamed
 from loadmaster.executor.steps.measure import Measurement, measure
 
 __all__ = [
     "Fitted",
+    "ImplementationFilter",
     "Measurement",
-    "Offer",
     "PlannedStep",
     "apply",
     "apply_to_blocks",
@@ -28,3 +29,10 @@ __all__ = [
     "fit",
     "measure",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Offer":
+        warn_renamed("loadmaster.executor.Offer", "ImplementationFilter")
+        return ImplementationFilter
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,19 +5,27 @@ from __future__ import annotations
 from loadmaster.executor.collective.agreement import Place
 from loadmaster.executor.collective.engine import Engine, ReferenceEngine
 from loadmaster.executor.collective.faults import PeerError
+from loadmaster.executor.collective.install import Installed, disable, stats, use
 from loadmaster.executor.collective.process_group import PlannedGroup
 from loadmaster.executor.collective.reference import Runner
-from loadmaster.executor.collective.switch import Switched, disable, stats, use
+from loadmaster.executor.renamed import warn_renamed
 
 __all__ = [
     "Engine",
+    "Installed",
     "PeerError",
     "Place",
     "PlannedGroup",
     "ReferenceEngine",
     "Runner",
-    "Switched",
     "disable",
     "stats",
     "use",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Switched":
+        warn_renamed("loadmaster.executor.collective.Switched", "Installed")
+        return Installed
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

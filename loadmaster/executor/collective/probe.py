@@ -24,10 +24,10 @@ import torch
 import torch.distributed as dist
 
 from loadmaster.errors import InputError, LoadmasterError
-from loadmaster.executor.collective.bursts import Bench, Burst, Pair
+from loadmaster.executor.collective.host_info import HostInfo, host_info
 from loadmaster.executor.collective.link_fit import LinkCost, Sample, fit
 from loadmaster.executor.collective.sharing import Shared, find_shared
-from loadmaster.executor.collective.sight import Sight, look
+from loadmaster.executor.collective.timed_transfers import Pair, TransferBatch, TransferTimer
 
 # Every class of link shows on a few nodes; pairs grow with the square of the ranks.
 LARGEST_WORLD = 64
@@ -76,26 +76,26 @@ def probe(
         raise InputError("world size", ranks, "ranks cannot be probed", remedy)
     if largest_bytes < 1 << 16:
         raise InputError("largest_bytes", largest_bytes, "is too small to tell a bandwidth", "Give at least 65536.")
-    sights: list[Sight] = [look(device)] * ranks
-    dist.all_gather_object(sights, sights[0], group=group)
-    hosts = list(dict.fromkeys(sight.host for sight in sights))
-    node_of = [hosts.index(sight.host) for sight in sights]
-    bench = Bench(group, device, repeats)
+    infos: list[HostInfo] = [host_info(device)] * ranks
+    dist.all_gather_object(infos, infos[0], group=group)
+    hosts = list(dict.fromkeys(info.host for info in infos))
+    node_of = [hosts.index(info.host) for info in infos]
+    bench = TransferTimer(group, device, repeats)
 
     pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
     # Twice, some time apart: what slows one pair down for a moment makes no class of it.
-    rounds = [bench.seconds([Burst((pair,), largest_bytes) for pair in pairs]) for _ in range(2)]
+    rounds = [bench.seconds([TransferBatch((pair,), largest_bytes) for pair in pairs]) for _ in range(2)]
     alone = {pair: min(times[k][pair] for times in rounds) for k, pair in enumerate(pairs)}
     classes = classes_of(alone, node_of)
     costs = {label: fit(_samples(bench, members, largest_bytes)) for label, members in classes.items()}
 
     def slowdown(together: Sequence[Pair]) -> float:
-        (times,) = bench.seconds([Burst(tuple(together), largest_bytes)])
+        (times,) = bench.seconds([TransferBatch(tuple(together), largest_bytes)])
         return max(times.values()) / max(alone[pair] for pair in together)
 
     shared = find_shared(classes, node_of, slowdown)
     topology = document_of(name, node_of, classes, costs, shared)
-    return Probed(topology, costs, _report(sights, classes, alone, costs, shared, largest_bytes))
+    return Probed(topology, costs, _report(infos, classes, alone, costs, shared, largest_bytes))
 
 
 def classes_of(alone: Mapping[Pair, float], node_of: Sequence[int]) -> dict[str, list[Pair]]:
@@ -114,23 +114,23 @@ def classes_of(alone: Mapping[Pair, float], node_of: Sequence[int]) -> dict[str,
     return classes
 
 
-def _samples(bench: Bench, pairs: Sequence[Pair], largest_bytes: int) -> list[Sample]:
+def _samples(bench: TransferTimer, pairs: Sequence[Pair], largest_bytes: int) -> list[Sample]:
     """Times of some pairs of a class, for several sizes and counts."""
     # Spread over the class, so that one odd rank is not all that is heard of it.
     chosen = pairs[:: max(1, len(pairs) // PAIRS_PER_CLASS)][:PAIRS_PER_CLASS]
     steps = [SMALLEST_BYTES]
     while steps[-1] * 16 < largest_bytes:
         steps.append(steps[-1] * 16)
-    bursts = []
+    batches = []
     for pair in chosen:
         for size in (*steps, largest_bytes):
-            bursts.append(Burst((pair,), size, echo=True))
+            batches.append(TransferBatch((pair,), size, echo=True))
             for count in COUNTS:
                 if size * count <= 2 * largest_bytes:
-                    bursts += [Burst((pair,), size, count, merged, echo=True) for merged in (False, True)]
+                    batches += [TransferBatch((pair,), size, count, merged, echo=True) for merged in (False, True)]
     return [
-        Sample(burst.size_bytes, burst.count, burst.merged, times[burst.pairs[0]])
-        for burst, times in zip(bursts, bench.seconds(bursts), strict=True)
+        Sample(batch.size_bytes, batch.count, batch.merged, times[batch.pairs[0]])
+        for batch, times in zip(batches, bench.seconds(batches), strict=True)
     ]
 
 
@@ -183,7 +183,7 @@ def _has_port(resources: Sequence[str], pair: Pair, end: int) -> bool:
 
 
 def _report(
-    sights: Sequence[Sight],
+    infos: Sequence[HostInfo],
     classes: Mapping[str, Sequence[Pair]],
     alone: Mapping[Pair, float],
     costs: Mapping[str, LinkCost],
@@ -191,11 +191,11 @@ def _report(
     largest_bytes: int,
 ) -> str:
     lines = ["Ranks"]
-    for rank, sight in enumerate(sights):
-        what = f"GPU {sight.gpu} at {sight.pci or 'an address not told'}" if sight.gpu else f"CPU, {sight.cores} cores"
-        lines.append(f"  {rank}: host {sight.host}, {what}, NUMA node {'?' if sight.numa is None else sight.numa}")
-    for host in dict.fromkeys(sight.host for sight in sights):
-        matrix = next((s.matrix for s in sights if s.host == host and s.matrix), None)
+    for rank, info in enumerate(infos):
+        what = f"GPU {info.gpu} at {info.pci or 'an address not told'}" if info.gpu else f"CPU, {info.cores} cores"
+        lines.append(f"  {rank}: host {info.host}, {what}, NUMA node {'?' if info.numa is None else info.numa}")
+    for host in dict.fromkeys(info.host for info in infos):
+        matrix = next((s.matrix for s in infos if s.host == host and s.matrix), None)
         if matrix:
             lines += [f"What nvidia-smi says of host {host}", *(f"  {line}" for line in matrix.splitlines())]
     lines.append("Classes of links")
@@ -208,25 +208,25 @@ def _report(
             f"{1e6 * min(times):.0f} to {1e6 * max(times):.0f} us"
         )
     lines += ["What links share", *(f"  {line}" for line in shared.seen)]
-    lines += ["Not seen", *(f"  {line}" for line in [*shared.unseen, *_hidden(sights)])]
+    lines += ["Not seen", *(f"  {line}" for line in [*shared.unseen, *_hidden(infos)])]
     return "\n".join(lines) + "\n"
 
 
-def _hidden(sights: Sequence[Sight]) -> list[str]:
+def _hidden(infos: Sequence[HostInfo]) -> list[str]:
     found = [
         "what of latency and occupancy is the software's: plans run on the same software, so it belongs to the cost",
         "NICs by name: ranks that share one show as sharing a way out or in between nodes",
         "sharing among more than two transfers at once, and between classes",
     ]
-    if all(sight.gpu is None for sight in sights):
+    if all(info.gpu is None for info in infos):
         found.append("NVLink and PCIe: no rank has a GPU")
-    elif any(sight.pci is None for sight in sights):
+    elif any(info.pci is None for info in infos):
         found.append("PCIe addresses: this release of PyTorch does not tell them")
-    if any(sight.numa is None for sight in sights):
+    if any(info.numa is None for info in infos):
         found.append("NUMA nodes of some ranks: hidden (a virtual machine?), or the process may run on several")
-    if any(sight.gpu and sight.matrix is None for sight in sights):
+    if any(info.gpu and info.matrix is None for info in infos):
         found.append("the driver's own view of NVLink and PCIe: nvidia-smi is not there or does not tell")
-    if len({sight.host for sight in sights}) == 1:
+    if len({info.host for info in infos}) == 1:
         found.append("links between nodes: all ranks are on one host")
     return found
 

@@ -32,7 +32,7 @@ from loadmaster.executor.collective.calls import (
 )
 from loadmaster.executor.collective.engine import Engine, MakeEngine, grain_bytes
 from loadmaster.executor.collective.sums import bytes_of, can_combine, kind_of
-from loadmaster.executor.collective.works import Works
+from loadmaster.executor.collective.work_queue import WorkQueue
 from loadmaster.models.collective.collectives import COMBINING
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
@@ -97,7 +97,7 @@ class PlannedGroup(dist.ProcessGroup):
                 raise InputError("plans", list(key), "has two plans", "Give one plan per collective and root.")
             made = tuple(make(problem, plan, inner, place) for make in engines)
             self.entries[key] = Entry(problem, plan, made)
-        self.works = Works(name)
+        self.works = WorkQueue(name)
         self.planned: Counter[tuple[str, str]] = Counter()
         self.padded: Counter[str] = Counter()
         self.fell_back: Counter[tuple[str, str]] = Counter()
@@ -231,7 +231,7 @@ class PlannedGroup(dist.ProcessGroup):
     def barrier(self, opts: Any = None, *rest: Any) -> Any:
         """The inner group's; unless it is asynchronous, planned calls begun before are over then, as its own are."""
         if not later_of(opts):
-            self.works.settle()
+            self.works.drain()
         return self.inner.barrier(*_given((opts, *rest)))
 
     def _start_coalescing(self, device: torch.device) -> None:

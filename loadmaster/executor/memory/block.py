@@ -16,14 +16,18 @@ from torch import fx, nn
 from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.memory.capture import capture_step
-from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, Offer
+from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
+from loadmaster.executor.memory.options import CaptureOptions
+from loadmaster.executor.memory.run.backends import Backend
 from loadmaster.executor.memory.run.elsewhere import with_elsewhere
+from loadmaster.executor.renamed import renamed_keyword
 from loadmaster.executor.steps.resident import own_bytes
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 from loadmaster.executor.steps.tracing import batch_of
 from loadmaster.models.memory.problem import MemoryProblem
 
 
+@renamed_keyword("offer", "implementations")
 def capture_block(
     block: nn.Module,
     inputs: Sequence[Any],
@@ -32,8 +36,8 @@ def capture_block(
     budget_bytes: int,
     hardware: str | None = None,
     costs: CostModel | None = None,
-    backend: str = "inductor",
-    offer: Offer = EVERYTHING,
+    backend: Backend = "inductor",
+    implementations: ImplementationFilter = EVERYTHING,
     name: str | None = None,
 ) -> MemoryProblem:
     """The memory problem of one block: plan it under its own budget, and apply the plan to every block alike.
@@ -43,7 +47,7 @@ def capture_block(
         inputs: what the model gives it, with ``requires_grad`` set where it is set there.
         kept_bytes: most that the block may keep from its forward to its backward pass, beside its inputs.
         budget_bytes: most that it may take while it runs: its parameters, inputs and gradients with what it keeps.
-        hardware, costs, backend, offer, name: as for :func:`~loadmaster.executor.memory.capture.capture`.
+        hardware, costs, backend, implementations, name: as for :func:`~loadmaster.executor.memory.capture.capture`.
 
     Raises:
         InputError: the block cannot be traced as one graph, returns anything but one tensor, needs no gradient, or
@@ -53,30 +57,28 @@ def capture_block(
         if value < 0:
             raise InputError(field, value, "is negative", "Give bytes, 0 or more.")
     inputs = batch_of(inputs)
-    captured = capture_step(
-        block,
-        inputs,
-        hardware=hardware,
-        costs=costs,
-        backend=backend,
-        offer=offer,
-        name=name,
-        expect=expect_one_tensor,
+    options = CaptureOptions(
+        hardware=hardware, costs=costs, backend=backend, implementations=implementations, name=name
     )
-    joint = captured.operators.joint
+    captured = capture_step(block, inputs, None, options, expect_one_tensor)
+    step_graph = captured.operators.step_graph
     # What else is on the device is everything else's; the gradient of the result comes from there, too.
-    resident_bytes = own_bytes(block, inputs) + sum(joint.bytes_of(tangent) for tangent in joint.tangents)
+    resident_bytes = own_bytes(block, inputs) + sum(step_graph.bytes_of(tangent) for tangent in step_graph.tangents)
     return with_elsewhere(replace(captured, resident_bytes=resident_bytes).problem(), kept_bytes, budget_bytes)
 
 
-def expect_one_tensor(joint: StepGraph) -> None:
+def expect_one_tensor(step_graph: StepGraph) -> None:
     """Refuse a block that returns anything but one differentiable tensor.
 
     Raises:
         InputError: naming the shapes found.
     """
-    results = joint.outcome
+    results = step_graph.outcome
     found = [tuple(t.shape) for n in results if isinstance(n, fx.Node) for t in tensors(n.meta.get("val"))]
-    if len(results) != 1 or len(joint.tangents) != 1 or joint.producer(joint.roots[results[0]]).op != "call_function":
+    if (
+        len(results) != 1
+        or len(step_graph.tangents) != 1
+        or step_graph.producer(step_graph.roots[results[0]]).op != "call_function"
+    ):
         remedy = "Plan a module that computes and returns a single tensor."
         raise InputError("block", found, "does not return one tensor that it computes", remedy)

@@ -20,9 +20,11 @@ from loadmaster.executor.memory.operators.accounting import Accountant
 from loadmaster.executor.memory.operators.advice import advice
 from loadmaster.executor.memory.operators.grouping import group
 from loadmaster.executor.memory.operators.groups import ForwardGroup, Operators
-from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, Offer
-from loadmaster.executor.memory.run.backends import expect_backend
+from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
+from loadmaster.executor.memory.options import CaptureOptions
+from loadmaster.executor.memory.run.backends import Backend, expect_backend
 from loadmaster.executor.memory.run.channels_last import runs_channels_last
+from loadmaster.executor.renamed import renamed_keyword
 from loadmaster.executor.steps.host_link import host_link as link_of
 from loadmaster.executor.steps.resident import (
     cuda_resident_bytes,
@@ -33,7 +35,7 @@ from loadmaster.executor.steps.resident import (
 )
 from loadmaster.executor.steps.step_graph import StepGraph, is_compute
 from loadmaster.executor.steps.tracing import Loss, batch_of, expect_scalar_loss, trace
-from loadmaster.executor.steps.wrappers import Held, Parallel, ddp_of, held_by, own_module
+from loadmaster.executor.steps.wrappers import Parallel, WrapperBytes, ddp_of, own_module, wrapper_bytes
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory.problem import (
     BackwardImplementation,
@@ -57,7 +59,7 @@ class CapturedStep:
         fused: whether they run as fused kernels.
         resident_bytes: parameters, buffers, inputs, optimizer state, and gradients that are held.
         name, title: of the problem.
-        held: what a wrapper adds to these, at times.
+        wrapper: what a wrapper adds to these, at times.
         host_link: over which plans may send results, if they may.
     """
 
@@ -67,7 +69,7 @@ class CapturedStep:
     resident_bytes: int
     name: str
     title: str
-    held: Held
+    wrapper: WrapperBytes
     host_link: HostLink | None = None
 
     def problem(self, costs: CostModel | None = None) -> MemoryProblem:
@@ -78,12 +80,13 @@ class CapturedStep:
         return MemoryProblem(
             name=self.name,
             title=self.title,
-            forward=_forward(self.operators, accountant, self.held.forward_bytes),
-            backward=_backward(self.operators, accountant, self.held.end_bytes),
+            forward=_forward(self.operators, accountant, self.wrapper.forward_bytes),
+            backward=_backward(self.operators, accountant, self.wrapper.end_bytes),
             host_link=self.host_link,
         )
 
 
+@renamed_keyword("offer", "implementations")
 def capture(
     model: nn.Module,
     inputs: Sequence[Any],
@@ -92,12 +95,12 @@ def capture(
     optimizer: torch.optim.Optimizer | None = None,
     hardware: str | None = None,
     costs: CostModel | None = None,
-    backend: str = "inductor",
+    backend: Backend = "inductor",
     gradients_held: bool = False,
     parallel: Parallel | None = None,
     ranks: int = 1,
     host_link: HostLink | bool = False,
-    offer: Offer = EVERYTHING,
+    implementations: ImplementationFilter = EVERYTHING,
     name: str | None = None,
 ) -> MemoryProblem:
     """The memory problem of one training step of a model.
@@ -116,17 +119,14 @@ def capture(
             rank counts. The plan is for one rank and its part of the batch.
         host_link: whether plans may send results to the host; True measures the link on a CUDA device, or takes it
             from the catalogue where ``hardware`` is named. Give one of your own where several processes share it.
-        offer: the implementations that plans may choose from; the same when the plan is applied.
+        implementations: those that plans may choose from; the same when the plan is applied.
         name: of the problem; the graph's fingerprint is appended, which :func:`apply` holds a plan against.
 
     Raises:
         InputError: the step cannot be traced as one graph (names place and remedy), returns no scalar loss, or has a
             wrapper inside it.
     """
-    return capture_step(
-        model,
-        inputs,
-        loss,
+    options = CaptureOptions(
         optimizer=optimizer,
         hardware=hardware,
         costs=costs,
@@ -135,68 +135,65 @@ def capture(
         parallel=parallel,
         ranks=ranks,
         host_link=host_link,
-        offer=offer,
+        implementations=implementations,
         name=name,
-    ).problem()
+    )
+    return capture_step(model, inputs, loss, options).problem()
 
 
 def capture_step(
     model: nn.Module,
     inputs: Sequence[Any],
-    loss: Loss | None = None,
-    *,
-    optimizer: torch.optim.Optimizer | None = None,
-    hardware: str | None = None,
-    costs: CostModel | None = None,
-    backend: str = "inductor",
-    gradients_held: bool = False,
-    parallel: Parallel | None = None,
-    ranks: int = 1,
-    host_link: HostLink | bool = False,
-    offer: Offer = EVERYTHING,
-    name: str | None = None,
+    loss: Loss | None,
+    options: CaptureOptions,
     expect: Callable[[StepGraph], None] = expect_scalar_loss,
 ) -> CapturedStep:
-    """As :func:`capture`, before the problem is written down; ``expect`` as for :func:`trace`."""
+    """As :func:`capture`, before the problem is written down; ``expect`` raises for a graph that is none of a step."""
     inputs = batch_of(inputs)
     wrapped = ddp_of(model) is not None
     model = own_module(model)
+    optimizer, hardware = options.optimizer, options.hardware
     state_bytes = 0 if optimizer is None else optimizer_state_bytes(optimizer)
-    held = held_by("ddp" if wrapped and parallel is None else parallel, ranks, model, state_bytes)
-    expect_backend(backend)
-    fused = backend == "inductor"
-    joint = trace(model, inputs, loss, passes=run_passes, expect=expect)
+    parallel = "ddp" if wrapped and options.parallel is None else options.parallel
+    wrapper = wrapper_bytes(parallel, options.ranks, model, state_bytes)
+    expect_backend(options.backend)
+    fused = options.backend == "inductor"
+    step_graph = trace(model, inputs, loss, passes=run_passes, expect=expect)
     device = device_of(model, inputs)
-    for sentence in advice(joint, on_gpu=device.type == "cuda" or hardware is not None):
+    for sentence in advice(step_graph, on_gpu=device.type == "cuda" or hardware is not None):
         logger.warning("%s", sentence)
-    operators = group(joint, offer, fused=fused)
-    if costs is None and hardware is not None:
-        costs = roofline(hardware, compiled=fused)
-    elif costs is None:
-        channels_last = fused and runs_channels_last(operators.joint.module)
-        costs = profiled(device, compiled=fused, channels_last=channels_last)
+    operators = group(step_graph, options.implementations, fused=fused)
+    costs = options.costs or _costs(operators, device, hardware, fused=fused)
     resident_bytes = own_bytes(model, inputs) + state_bytes
     if device.type == "cuda":
-        for node in filter(is_compute, operators.joint.nodes):
+        for node in filter(is_compute, step_graph.nodes):
             costs.node_us(node)  # measured once, now: libraries make their workspaces before resident bytes are read
-        present_bytes = held.step_bytes if wrapped else 0
+        present_bytes = wrapper.step_bytes if wrapped else 0
         to_come_bytes = 0 if optimizer is None or optimizer.state else state_bytes
         resident_bytes = max(resident_bytes, cuda_resident_bytes(model, device) + to_come_bytes - present_bytes)
-    resident_bytes += held.step_bytes
-    if gradients_held:
+    resident_bytes += wrapper.step_bytes
+    if options.gradients_held:
         resident_bytes += gradient_bytes(model)
-    link = link_of(device, hardware) if host_link is True else host_link or None
+    link = options.host_link
     whose = "measured on " + device.type if hardware is None else "of " + hardware
     return CapturedStep(
         operators,
         costs,
         fused,
         resident_bytes,
-        name=f"{name or type(model).__name__}-{operators.fingerprint}",
+        name=f"{options.name or type(model).__name__}-{operators.fingerprint}",
         title=f"{type(model).__name__}, costs {whose}",
-        held=held,
-        host_link=link,
+        wrapper=wrapper,
+        host_link=link_of(device, hardware) if link is True else link or None,
     )
+
+
+def _costs(operators: Operators, device: torch.device, hardware: str | None, *, fused: bool) -> CostModel:
+    """Estimated for a device of the catalogue; measured on the model's where none is named."""
+    if hardware is not None:
+        return roofline(hardware, compiled=fused)
+    channels_last = fused and runs_channels_last(operators.step_graph.module)
+    return profiled(device, compiled=fused, channels_last=channels_last)
 
 
 def _op(node: fx.Node) -> str:

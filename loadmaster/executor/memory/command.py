@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from loadmaster.errors import InputError, LoadmasterError
-from loadmaster.executor.memory.capture import capture
+from loadmaster.executor.memory.capture import capture_step
+from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.backends import COMPILERS
 from loadmaster.executor.steps.tracing import Loss
 from loadmaster.executor.steps.wrappers import PARALLEL
@@ -117,6 +118,17 @@ def make_step(arguments: argparse.Namespace) -> MadeStep:
     return MadeStep(model, inputs, loss, OPTIMIZERS[arguments.optimizer](model.parameters()), precision)
 
 
+def options_of(arguments: argparse.Namespace, made: MadeStep) -> CaptureOptions:
+    """What :func:`add_step_arguments` says of a step's capture."""
+    return CaptureOptions(
+        optimizer=made.optimizer,
+        backend=arguments.backend,
+        host_link=arguments.offload,
+        gradients_held=arguments.gradients_held,
+        name=arguments.name,
+    )
+
+
 def run(arguments: argparse.Namespace) -> None:
     """Capture and write the document.
 
@@ -125,19 +137,13 @@ def run(arguments: argparse.Namespace) -> None:
     """
     made = make_step(arguments)
     with made.precision:
-        problem = capture(
-            made.model,
-            made.inputs,
-            made.loss,
-            optimizer=made.optimizer,
+        options = replace(
+            options_of(arguments, made),
             hardware=arguments.hardware,
-            backend=arguments.backend,
-            host_link=arguments.offload,
-            gradients_held=arguments.gradients_held,
             parallel=arguments.parallel,
             ranks=arguments.ranks,
-            name=arguments.name,
         )
+        problem = capture_step(made.model, made.inputs, made.loss, options).problem()
     text = json.dumps(write_problem(problem))
     if arguments.output is None:
         sys.stdout.write(text + "\n")

@@ -1,7 +1,7 @@
-"""The situation of a call: everything that decides which graph a step becomes, beside the model's own code.
+"""The guards of a call: everything that decides which graph a step becomes, beside the model's own code.
 
 A plan is for one graph. When a call becomes another one, the difference to the planned call is what the user needs to
-hear; and a call in a situation that is known to have no plan need not be traced again to find out.
+hear; and a call whose guards are known to have no plan need not be traced again to find out.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-Situation = Mapping[str, str]
-"""By name in the user's words: what it is. Equal situations become equal graphs."""
+Guards = Mapping[str, str]
+"""By name in the user's words: what it is. Calls with equal guards become equal graphs."""
 
 
-def situation(model: nn.Module, inputs: Sequence[Any]) -> Situation:
+def guards_of(model: nn.Module, inputs: Sequence[Any]) -> Guards:
     """Of a call of the model with these inputs, now."""
     found = {}
     for path, value in pytree.tree_flatten_with_path(tuple(inputs))[0]:
@@ -33,7 +33,7 @@ def situation(model: nn.Module, inputs: Sequence[Any]) -> Situation:
     return found
 
 
-def differences(planned: Situation, now: Situation, most: int = 3) -> str:
+def differences(planned: Guards, now: Guards, most: int = 3) -> str:
     """What differs, in words, at most so many; empty if nothing does."""
     names = [n for n in (*planned, *(n for n in now if n not in planned)) if planned.get(n) != now.get(n)]
     told = [f"{n} is {now.get(n, 'missing')}, planned for {planned.get(n, 'none')}" for n in names[:most]]

@@ -68,9 +68,9 @@ def compiled(partition: Partition, compiler: Compiler, passes: Passes) -> Callab
 
     def split(module: fx.GraphModule, _inputs: object, *, num_fwd_outputs: int, **_: Any) -> Any:
         expect_static_shapes(module.graph)
-        joint = StepGraph.split(passes(module), num_fwd_outputs)
-        expect_gradients(joint)
-        return partition(joint)
+        step_graph = StepGraph.split(passes(module), num_fwd_outputs)
+        expect_gradients(step_graph)
+        return partition(step_graph)
 
     backend = aot_autograd(
         fw_compiler=compiler,
@@ -156,35 +156,35 @@ def expect_static_shapes(graph: fx.Graph) -> None:
                 )
 
 
-def expect_scalar_loss(joint: StepGraph) -> None:
+def expect_scalar_loss(step_graph: StepGraph) -> None:
     """Refuse a step that returns anything but one scalar.
 
     Raises:
         InputError: naming the shape found.
     """
-    loss = joint.loss
+    loss = step_graph.loss
     shapes = [tuple(t.shape) for t in tensors(loss.meta.get("val"))] if isinstance(loss, fx.Node) else []
-    if len(joint.tangents) != 1 or len(shapes) != 1 or any(d != 1 for d in shapes[0]):
-        found = [tuple(t.shape) for n in joint.tangents for t in tensors(n.meta.get("val"))]
+    if len(step_graph.tangents) != 1 or len(shapes) != 1 or any(d != 1 for d in shapes[0]):
+        found = [tuple(t.shape) for n in step_graph.tangents for t in tensors(n.meta.get("val"))]
         raise InputError(
             "loss", found or shapes, "the step does not return one scalar loss", "Return the loss alone, as a scalar."
         )
-    if joint.producer(joint.roots[loss]).op != "call_function":
+    if step_graph.producer(step_graph.roots[loss]).op != "call_function":
         raise InputError("loss", str(loss), "the loss is an input of the step", "Compute the loss from the model.")
 
 
-def expect_gradients(joint: StepGraph) -> None:
+def expect_gradients(step_graph: StepGraph) -> None:
     """Refuse a step without gradients, and the meta device, where PyTorch silently derives none for some operators.
 
     Raises:
         InputError: naming the device or the outputs.
     """
-    devices = {t.device.type for n in joint.primals for t in tensors(n.meta.get("val"))}
+    devices = {t.device.type for n in step_graph.primals for t in tensors(n.meta.get("val"))}
     if "meta" in devices:
         remedy = "Build the model on the CPU: nothing of it runs, and hardware says what to estimate for."
         raise InputError("model", "meta", "is on the meta device, where some operators have no gradient", remedy)
-    if not any(isinstance(n, fx.Node) for n in joint.backward_outputs):
-        raise InputError("model", joint.backward_outputs[:3], "has no gradient to compute", "Check requires_grad.")
+    if not any(isinstance(n, fx.Node) for n in step_graph.backward_outputs):
+        raise InputError("model", step_graph.backward_outputs[:3], "has no gradient to compute", "Check requires_grad.")
 
 
 @contextlib.contextmanager

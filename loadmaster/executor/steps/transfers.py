@@ -75,7 +75,7 @@ def _wait(copies: dict[int, _Copy], target: Tensor, device: torch.device) -> Non
         torch.cuda.current_stream(device).wait_event(copy.over)
 
 
-def let_go() -> None:
+def forget_copies() -> None:
     """Free what passes that raised hold: nobody waits for their copies any more, which may still be under way.
 
     Of a pass that another thread runs at the time, only the overlap of its copies is lost: its stream waits before

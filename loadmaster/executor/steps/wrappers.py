@@ -28,7 +28,7 @@ _SHARD_THE_STEP = (
 
 
 @dataclass(frozen=True)
-class Held:
+class WrapperBytes:
     """What a wrapper adds to one rank's memory, beyond the step's own parameters and gradients.
 
     Attributes:
@@ -42,7 +42,7 @@ class Held:
     end_bytes: int = 0
 
 
-def held_by(parallel: Parallel | None, ranks: int, model: nn.Module, optimizer_bytes: int = 0) -> Held:
+def wrapper_bytes(parallel: Parallel | None, ranks: int, model: nn.Module, optimizer_bytes: int = 0) -> WrapperBytes:
     """What a wrapper around the step of this (unwrapped) model holds on each rank.
 
     ``ddp`` keeps a bucket for every gradient, which the all-reduce runs on. ``fsdp2``, one group around the whole
@@ -57,16 +57,16 @@ def held_by(parallel: Parallel | None, ranks: int, model: nn.Module, optimizer_b
         raise InputError("ranks", ranks, "is not a number of ranks", "Give the ranks that share the batch, 1 or more.")
     parameters = list(model.parameters())
     if parallel is None:
-        return Held()
+        return WrapperBytes()
     if parallel == "ddp":
-        return Held(sum(tensor_bytes(p) for p in parameters if p.requires_grad))
+        return WrapperBytes(sum(tensor_bytes(p) for p in parameters if p.requires_grad))
     if parallel == "fsdp2":
         shards = [(_shard_bytes(p, ranks), p.requires_grad) for p in parameters]
         kept = sum(size for size, _ in shards)
         padding = ranks * kept - sum(tensor_bytes(p) for p in parameters)
         gradients = sum(size for size, trained in shards if trained)
         state = -(-optimizer_bytes // ranks) - optimizer_bytes
-        return Held(kept + padding + state, ranks * kept if ranks > 1 else 0, gradients)
+        return WrapperBytes(kept + padding + state, ranks * kept if ranks > 1 else 0, gradients)
     raise InputError("parallel", parallel, "is no wrapper known here", f"Choose one of: {', '.join(PARALLEL)}.")
 
 

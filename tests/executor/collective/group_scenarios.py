@@ -78,13 +78,13 @@ def everything(rank, asynchronous):
 def calls(rank):
     expected = everything(rank, False)
     for asynchronous in (False, True):
-        with use(rank) as switched:
+        with use(rank) as installed:
             found = everything(rank, asynchronous)
             counted = collective.stats()
         assert len(found) == len(expected)
         for one, other in zip(found, expected, strict=True):
             assert torch.equal(one, other)
-        assert counted == switched.stats()
+        assert counted == installed.stats()
         assert counted["planned"] == {
             **{one: {"reference": 1} for one in ("alltoall", *ROOTED)},
             **{one: {"reference": 2} for one in ("allgather", "reduce_scatter")},
@@ -142,7 +142,7 @@ def engines_in_turn(rank):
 def other_traffic(rank):
     """Sends, receives, objects, functional collectives and new groups, while planned calls are under way."""
     n = dist.get_world_size()
-    with use(rank, "allreduce", "allgather", "reduce_scatter") as switched:
+    with use(rank, "allreduce", "allgather", "reduce_scatter") as installed:
         total = torch.ones(64 * n)
         work = dist.all_reduce(total, async_op=True)
         got = torch.zeros(3)
@@ -150,7 +150,7 @@ def other_traffic(rank):
             dist.P2POp(dist.isend, torch.full((3,), float(rank)), (rank + 1) % n),
             dist.P2POp(dist.irecv, got, (rank - 1) % n),
         ]
-        assert operations[0].group is switched.group.inner
+        assert operations[0].group is installed.group.inner
         for one in dist.batch_isend_irecv(operations):
             one.wait()
         assert torch.equal(got, torch.full((3,), float((rank - 1) % n)))
@@ -161,7 +161,7 @@ def other_traffic(rank):
         dist.all_gather_object(said, {"rank": rank})
         assert said == [{"rank": r} for r in range(n)]
         world = dist.group.WORLD
-        assert world is switched.group and dist.get_backend() == "gloo" and dist.get_rank() == rank
+        assert world is installed.group and dist.get_backend() == "gloo" and dist.get_rank() == rank
         ones = torch.ones(16 * n)
         assert torch.equal(functional.wait_tensor(functional.all_reduce(ones, "sum", world)), ones * n)
         assert torch.equal(functional.wait_tensor(functional.all_gather_tensor(torch.ones(16), 0, world)), ones)
@@ -186,18 +186,18 @@ def one_group_of_several(rank):
     pair = dist.new_group([0, 1])
     if rank < 2:
         mine = planned(topology_of(2), "allreduce", 64)
-        with collective.use([mine], pair, place=collective.Place("host", rank)) as switched:
+        with collective.use([mine], pair, place=collective.Place("host", rank)) as installed:
             ones = torch.ones(16)
-            dist.all_reduce(ones, group=switched.group)
+            dist.all_reduce(ones, group=installed.group)
             assert torch.equal(ones, torch.full((16,), 2.0))
-            assert switched.stats()["planned"] == {"allreduce": {"reference": 1}}
+            assert installed.stats()["planned"] == {"allreduce": {"reference": 1}}
     everyone = torch.ones(4)
     dist.all_reduce(everyone)
     assert everyone[0] == n
 
 
 def refused_groups(rank):
-    with pytest.raises(InputError, match="not switched on"):
+    with pytest.raises(InputError, match="not installed"):
         collective.stats()
     with pytest.raises(InputError, match="two plans"):
         use(rank, "allreduce", "allreduce")

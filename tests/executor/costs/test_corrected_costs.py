@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from loadmaster.executor.costs import roofline
 from loadmaster.executor.costs.corrected import Corrected
 from loadmaster.executor.memory.capture import capture_step
+from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.models.memory.checker import check
 from tests.executor.memory.models import convnet_case
 from tests.executor.memory.schedules import schedule
@@ -44,7 +45,7 @@ def test_products_and_moves_have_factors_of_their_own():
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_a_plans_time_is_the_sum_of_both_sorts(backend):
     """What fitting relies on: times under (a, b) are a times those under (1, 0) and b times those under (0, 1)."""
-    captured = capture_step(*convnet_case(), hardware="cpu", backend=backend)
+    captured = capture_step(*convnet_case(), CaptureOptions(hardware="cpu", backend=backend))
     by_hand = schedule(captured.problem(), lambda i: i % 2 == 0)
 
     def time_us(products, moves):

@@ -39,9 +39,9 @@ class Replay:
         model = copy.deepcopy(model)
         self._given: list[Any] = []
 
-        def partition(joint: StepGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
-            self.joint = joint
-            self.operators = group(joint, fused=fused)
+        def partition(step_graph: StepGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
+            self.step_graph = step_graph
+            self.operators = group(step_graph, fused=fused)
             return emit(self.operators, schedules.schedule(self.problem, lambda i: True))
 
         def compiler(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -59,7 +59,7 @@ class Replay:
         value = compiled(partition, compiler, run_passes)(Step(model, loss), *inputs)
         value.backward()
         self.first = (value.detach(), [p.grad for p in model.parameters()], list(model.buffers()))
-        fakes = [n.meta["val"] for n in self.joint.tangents]
+        fakes = [n.meta["val"] for n in self.step_graph.tangents]
         self._tangents = [torch.ones(fake.shape, dtype=fake.dtype) for fake in fakes]
 
     def expected(self) -> list[Any]:
@@ -67,8 +67,8 @@ class Replay:
         torch.manual_seed(SEED)
         with torch.no_grad():
             given = [a.clone() for a in self._given]
-            joint = fx.Interpreter(self.joint.module)
-            return list(joint.run(*given, *self._tangents, enable_io_processing=False))
+            step_graph = fx.Interpreter(self.step_graph.module)
+            return list(step_graph.run(*given, *self._tangents, enable_io_processing=False))
 
     def under(self, schedule: Schedule, *, lowered: bool = False) -> list[Any]:
         """The same under a schedule, node by node; or as lowered for a compiler, but not compiled."""
@@ -76,9 +76,9 @@ class Replay:
         with torch.no_grad():
             given = [a.clone() for a in self._given]
             returned = list(self._run(forward, list(given), lowered=lowered))
-            count = len(self.joint.returned)
+            count = len(self.step_graph.returned)
             gradients = self._run(backward, [*returned[count:], *self._tangents], lowered=lowered)
-        written = [given[self.joint.primals.index(primal)] for primal in self.joint.written]
+        written = [given[self.step_graph.primals.index(primal)] for primal in self.step_graph.written]
         return [*written, *returned[:count], *gradients]
 
     def _run(self, module: fx.GraphModule, arguments: list[Any], *, lowered: bool) -> Any:

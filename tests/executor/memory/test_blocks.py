@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import loadmaster
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, apply_to_blocks, capture_block, measure
-from loadmaster.executor.memory.run.apply import Planned
+from loadmaster.executor.memory.run.apply import CompiledPlans
 from tests.executor.memory.models import ConvNet, Mlp, Transformer
 from tests.executor.memory.schedules import plan, schedule
 
@@ -100,8 +100,8 @@ def test_a_block_that_fits_its_limits_costs_nothing():
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_many_blocks_are_compiled_once(backend, monkeypatch):
     asked = []
-    inner = Planned.partition
-    monkeypatch.setattr(Planned, "partition", lambda self, joint: asked.append(1) or inner(self, joint))
+    inner = CompiledPlans.partition
+    monkeypatch.setattr(CompiledPlans, "partition", lambda self, joint: asked.append(1) or inner(self, joint))
     torch.manual_seed(0)
     model = Transformer(layers=12, width=16).double()
     tokens = tuple(torch.randint(0, 64, (2, 8)) for _ in range(2))

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from loadmaster.errors import InputError, LimitReachedError, LoadmasterError
-from loadmaster.executor.memory.command import add_step_arguments, make_step
+from loadmaster.executor.memory.command import add_step_arguments, make_step, options_of
 from loadmaster.executor.memory.fit.fit import Fitted, Fitter
 from loadmaster.executor.memory.fit.side_by_side import side_by_side
-from loadmaster.executor.memory.fit.tries import Try, describe
+from loadmaster.executor.memory.fit.trials import Trial, describe
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.snapshot import expect_history, record_snapshot
 from loadmaster.models.memory.documents import read_plan, write_problem
@@ -73,7 +73,7 @@ class Parent:
         return read_plan(answer["plan"])
 
 
-def tried_document(tried: Try) -> dict[str, Any]:
+def tried_document(tried: Trial) -> dict[str, Any]:
     """A try as JSON."""
     return {**asdict(tried), "kept": tried.kept, "time_error": tried.time_error, "text": describe(tried)}
 
@@ -94,11 +94,7 @@ def run(arguments: argparse.Namespace, parent: Parent) -> None:
             made.model,
             made.inputs,
             made.loss,
-            optimizer=made.optimizer,
-            backend=arguments.backend,
-            name=arguments.name,
-            gradients_held=arguments.gradients_held,
-            host_link=arguments.offload,
+            options_of(arguments, made),
             fragmentation_reserve_bytes=reserve,
             on_try=lambda tried: parent.tell({"tried": tried_document(tried)}),
         )

@@ -1,8 +1,8 @@
-"""What to plan for where a problem, as corrected so far, has no plan under the budget: guesses give way.
+"""What to plan for where a problem, as corrected so far, has no plan under the budget.
 
-Before any trial, what was set aside for the allocator is a guess: go without it. After a trial, what one plan measured
-too much need not be what another one does: the tightest plan there may be is tried, if it is tighter than the last one.
-Once: a proof that speaks of a byte more could be followed for ever.
+Before any trial, what was set aside for the allocator is an estimate: go without it. After a trial, what one plan
+measured too much need not be what another one does: the tightest plan there may be is tried, if it is tighter than the
+last one. Once: a proof that speaks of a byte more could be followed for ever.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from loadmaster.executor.memory.fit.tries import Correction, Try
+from loadmaster.executor.memory.fit.trials import Correction, Trial
 from loadmaster.models.memory.plan import MemoryPlan
 
 
-def lower(
+def fallback(
     correction: Correction,
     plan: MemoryPlan,
-    made: Sequence[Try],
+    made: Sequence[Trial],
     reserve_bytes: int,
 ) -> Correction | None:
     """The next correction to plan under, with less resident; None if there is nothing left to try.

@@ -21,13 +21,23 @@ from loadmaster.errors import CheckFailedError, InputError, LimitReachedError
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.costs.corrected import Corrected
 from loadmaster.executor.memory.capture import capture_step
-from loadmaster.executor.memory.fit.fallback import lower
+from loadmaster.executor.memory.fit.fallback import fallback
 from loadmaster.executor.memory.fit.reserve import allocator_reserve_bytes, has_left_overs
-from loadmaster.executor.memory.fit.trial import ran_out, runner, trial, untouched
-from loadmaster.executor.memory.fit.tries import Correction, Try, broken, describe, factors, infeasible, launches_bind
-from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, Offer
+from loadmaster.executor.memory.fit.trial_run import ran_out, run_trial, runner, unchanged
+from loadmaster.executor.memory.fit.trials import (
+    Correction,
+    Trial,
+    broken,
+    describe,
+    factors,
+    infeasible,
+    launches_bind,
+)
+from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
+from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.apply import PlannedStep, apply
 from loadmaster.executor.memory.run.backends import Backend
+from loadmaster.executor.renamed import renamed_keyword
 from loadmaster.executor.steps.measure import Measurement
 from loadmaster.executor.steps.resident import device_of, gradient_bytes
 from loadmaster.executor.steps.timeline import Timeline, record
@@ -62,7 +72,7 @@ class Fitted:
     step: PlannedStep
     plan: MemoryPlan
     problem: MemoryProblem
-    tries: tuple[Try, ...]
+    tries: tuple[Trial, ...]
     chosen: int
 
     @property
@@ -79,11 +89,45 @@ class _Candidate:
     measured: Measurement
 
 
+@dataclass(frozen=True, eq=False)
+class _Proposal:
+    """A plan to run, and how the checker replays it."""
+
+    problem: MemoryProblem
+    plan: MemoryPlan
+    verdict: Check
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    """Where fitting stands.
+
+    Attributes:
+        budget_bytes: what the step must keep.
+        correction: of the next problem, ``margin_bytes`` among its resident bytes: they go first where no plan fits.
+        trials, candidates: what was run so far, in order.
+        refused: the last plan that was infeasible, and what was resident beside the captured bytes then.
+    """
+
+    budget_bytes: int
+    correction: Correction
+    margin_bytes: int = 0
+    trials: tuple[Trial, ...] = ()
+    candidates: tuple[_Candidate, ...] = ()
+    refused: tuple[MemoryPlan, int] | None = None
+
+    @property
+    def kept(self) -> bool:
+        """Whether some step kept the budget."""
+        return any(t.kept for t in self.trials)
+
+
 class Fitter:
     """A captured step that is fitted to one budget after another. What trials say of it is kept between them.
 
     Args:
-        on_try: called with each try once it is measured; the others as for :func:`fit`.
+        options: as for :func:`~loadmaster.executor.memory.capture.capture`.
+        on_try: called with each trial once it is measured; the others as for :func:`fit`.
     """
 
     def __init__(
@@ -91,18 +135,12 @@ class Fitter:
         model: nn.Module,
         inputs: Sequence[Any],
         loss: Loss | None = None,
+        options: CaptureOptions = CaptureOptions(),  # noqa: B008
         *,
-        optimizer: torch.optim.Optimizer | None = None,
-        backend: Backend = "inductor",
-        name: str | None = None,
-        costs: CostModel | None = None,
-        gradients_held: bool = False,
-        host_link: HostLink | bool = False,
-        offer: Offer = EVERYTHING,
         fragmentation_reserve_bytes: int | None = 0,
         time_tolerance: float = 0.05,
         repeats: int = 5,
-        on_try: Callable[[Try], None] | None = None,
+        on_try: Callable[[Trial], None] | None = None,
     ) -> None:
         _expect_one_process(model)
         if repeats < 1:
@@ -114,33 +152,19 @@ class Fitter:
                 "is negative",
                 "Give bytes to keep free, or None to count what the allocator reserves.",
             )
-        self.model, self.inputs, self.loss = model, batch_of(inputs), loss
-        self.optimizer, self.backend = optimizer, backend
-        self.gradients_held = gradients_held
-        self.offer = offer
+        self.model, self.inputs, self.loss, self.options = model, batch_of(inputs), loss, options
         self.fragmentation_reserve_bytes = fragmentation_reserve_bytes
         self._reserve_bytes = fragmentation_reserve_bytes or 0
         self._problems: dict[tuple[float, float], MemoryProblem] = {}
         self.time_tolerance, self.repeats = time_tolerance, repeats
         self.on_try = on_try
         self.device = device_of(model, self.inputs)
-        self.captured = capture_step(
-            model,
-            self.inputs,
-            loss,
-            optimizer=optimizer,
-            costs=costs,
-            backend=backend,
-            gradients_held=gradients_held,
-            host_link=host_link,
-            offer=offer,
-            name=name,
-        )
+        self.captured = capture_step(model, self.inputs, loss, options)
         self.learned = Correction()
         """Of the latest trials: the factors, and what was held beside what was captured, the reserve left out."""
 
     def fit(self, planner: Planner, budget_bytes: int, tries: int = 3) -> Fitted:
-        """Plan, run and correct until the step keeps the budget and its time is what was planned.
+        """Propose, measure and correct until the step keeps the budget and its time is what was planned.
 
         A trial for which the device has too little memory is one that did not keep the budget.
 
@@ -154,59 +178,81 @@ class Fitter:
             raise InputError("tries", tries, "leaves nothing to run", "Allow at least one try.")
         if not isinstance(budget_bytes, int) or budget_bytes < 1:
             raise InputError("budget_bytes", budget_bytes, "is no positive number of bytes", "Give one: 8 << 30.")
-        candidates: list[_Candidate] = []
-        made: list[Try] = []
-        refused: tuple[MemoryPlan, int] | None = None
-        margin, reserve = 0, self._reserve_bytes
-        least = -least_resident_bytes(self._costed(1.0, 1.0))
-        correction = self._first(budget_bytes)
-        while len(made) < tries:
-            problem = self._problem(correction).with_budget(budget_bytes)
-            try:
-                plan = _expect_plan(planner(problem), budget_bytes)
-            except LimitReachedError as error:
-                if any(t.kept for t in made):
-                    logger.info("no better plan: %s", error)
-                    break
-                if refused is None:
-                    raise
-                raise infeasible(*refused, made) from error
-            if plan.schedule is None:
-                if margin:
-                    correction = replace(correction, resident_bytes=correction.resident_bytes - margin)
-                    margin = 0
-                    continue
-                refused = plan, correction.resident_bytes
-                looser = lower(correction, plan, made, reserve)
-                if looser is None:
-                    if any(t.kept for t in made):
-                        break
-                    raise infeasible(*refused, made)
-                correction = looser
-                continue
-            verdict = _expect_valid(problem, plan)
-            known = next((c for c in candidates if c.plan.schedule == plan.schedule), None)
-            candidate = self._run(problem, plan) if known is None else replace(known, problem=problem, plan=plan)
-            candidates.append(candidate)
-            latest = self._try(budget_bytes, correction, verdict, candidate.measured)
-            made.append(latest)
-            self.learned = replace(self.learned, resident_bytes=latest.beside_bytes - self._reserve_bytes)
-            logger.info("%s", describe(latest))
-            if self.on_try is not None:
-                self.on_try(latest)
-            if latest.kept and (known is not None or not (self._is_off(latest) or _is_idle(latest, verdict))):
+        state = _State(budget_bytes, self._first(budget_bytes))
+        while len(state.trials) < tries:
+            state, proposal = self._proposed(state, planner)
+            if proposal is None:
                 break
-            correction = self._corrected(latest, candidate, verdict, least)
-            # A plan that broke the budget again had other left-overs than those it was corrected by; so may the next.
-            again = not latest.kept and sum(not t.kept for t in made) > 1
-            margin = latest.used_bytes - budget_bytes if again else 0
-            correction = replace(correction, resident_bytes=correction.resident_bytes + margin)
-        kept = [i for i, t in enumerate(made) if t.kept]
+            is_new = all(c.plan.schedule != proposal.plan.schedule for c in state.candidates)
+            state = self._measured(state, proposal)
+            latest = state.trials[-1]
+            if latest.kept and not (is_new and (self._is_off(latest) or _is_idle(latest, proposal.verdict))):
+                break
+            state = self._corrected(state, proposal.verdict)
+        kept = [i for i, t in enumerate(state.trials) if t.kept]
         if not kept:
-            raise broken(made)
-        chosen = min(kept, key=lambda i: (made[i].measured.step_us, -i))
-        best = candidates[chosen]
-        return Fitted(best.step, best.plan, best.problem, tuple(made), chosen)
+            raise broken(state.trials)
+        chosen = min(kept, key=lambda i: (state.trials[i].measured.step_us, -i))
+        best = state.candidates[chosen]
+        return Fitted(best.step, best.plan, best.problem, state.trials, chosen)
+
+    def _proposed(self, state: _State, planner: Planner) -> tuple[_State, _Proposal | None]:
+        """A plan for the problem as corrected so far, less is resident where there is none; None: keep what there is.
+
+        Raises:
+            BudgetError, CheckFailedError, InputError, LimitReachedError: as :meth:`fit`.
+        """
+        while True:
+            problem = self._problem(state.correction).with_budget(state.budget_bytes)
+            try:
+                plan = _expect_plan(planner(problem), state.budget_bytes)
+            except LimitReachedError as error:
+                if state.kept:
+                    logger.info("no better plan: %s", error)
+                    return state, None
+                if state.refused is None:
+                    raise
+                raise infeasible(*state.refused, state.trials) from error
+            if plan.schedule is not None:
+                return state, _Proposal(problem, plan, _expect_valid(problem, plan))
+            if state.margin_bytes:
+                state = replace(state, correction=state.correction.plus(-state.margin_bytes), margin_bytes=0)
+                continue
+            refused = plan, state.correction.resident_bytes
+            looser = fallback(state.correction, plan, state.trials, self._reserve_bytes)
+            if looser is None:
+                if state.kept:
+                    return state, None
+                raise infeasible(*refused, state.trials)
+            state = replace(state, refused=refused, correction=looser)
+
+    def _measured(self, state: _State, proposal: _Proposal) -> _State:
+        """With one more trial: that of the plan, or the one that there was, of a plan with the same schedule."""
+        problem, plan = proposal.problem, proposal.plan
+        known = next((c for c in state.candidates if c.plan.schedule == plan.schedule), None)
+        candidate = self._run(problem, plan) if known is None else replace(known, problem=problem, plan=plan)
+        latest = self._trial(state, proposal.verdict, candidate.measured)
+        self.learned = replace(self.learned, resident_bytes=latest.beside_bytes - self._reserve_bytes)
+        logger.info("%s", describe(latest))
+        if self.on_try is not None:
+            self.on_try(latest)
+        return replace(state, trials=(*state.trials, latest), candidates=(*state.candidates, candidate))
+
+    def _corrected(self, state: _State, verdict: Check) -> _State:
+        """What the next problem is corrected by, after the latest trial."""
+        latest, candidate = state.trials[-1], state.candidates[-1]
+        correction = latest.correction
+        if not latest.kept or _is_idle(latest, verdict):
+            least_bytes = -least_resident_bytes(self._costed(1.0, 1.0))
+            correction = replace(correction, resident_bytes=max(latest.beside_bytes, least_bytes))
+        if self._is_off(latest):
+            products, moves = self._factors(candidate, verdict)
+            correction = replace(correction, products=products, moves=moves)
+            self.learned = replace(self.learned, products=products, moves=moves)
+        # A plan that broke the budget again had other left-overs than those it was corrected by; so may the next.
+        again = not latest.kept and sum(not t.kept for t in state.trials) > 1
+        margin_bytes = latest.used_bytes - state.budget_bytes if again else 0
+        return replace(state, correction=correction.plus(margin_bytes), margin_bytes=margin_bytes)
 
     def profiled(self, step: PlannedStep) -> Timeline:
         """The timeline of one more step."""
@@ -214,8 +260,8 @@ class Fitter:
 
     def alone(self, step: PlannedStep, look: Callable[[Callable[[], None]], Found]) -> Found:
         """Warm up, then look at one forward and backward pass; the model is as it was afterwards."""
-        with untouched(step.step, self.inputs):
-            run = runner(step, step.step, self.inputs, gradients_held=self.gradients_held)
+        with unchanged(step.step, self.inputs):
+            run = runner(step, step.step, self.inputs, gradients_held=self.options.gradients_held)
             run()
             return look(run)
 
@@ -242,36 +288,31 @@ class Fitter:
         return self._problems[products, moves]
 
     def _run(self, problem: MemoryProblem, plan: MemoryPlan) -> _Candidate:
-        step = apply(plan, self.model, self.loss, backend=self.backend, offer=self.offer)
+        step = apply(
+            plan,
+            self.model,
+            self.loss,
+            backend=self.options.backend,
+            implementations=self.options.implementations,
+        )
         measured = None
         with contextlib.suppress(torch.OutOfMemoryError):
-            measured = trial(
+            measured = run_trial(
                 step,
                 step.step,
                 self.inputs,
-                optimizer=self.optimizer,
-                gradients_held=self.gradients_held,
+                optimizer=self.options.optimizer,
+                gradients_held=self.options.gradients_held,
                 repeats=self.repeats,
             )
         return _Candidate(step, plan, problem, measured or ran_out(self.device, plan.budget_bytes))
 
-    def _try(self, budget_bytes: int, correction: Correction, verdict: Check, measured: Measurement) -> Try:
+    def _trial(self, state: _State, verdict: Check, measured: Measurement) -> Trial:
         reserve = self.fragmentation_reserve_bytes
         used = measured.reserved_bytes if reserve is None else measured.peak_bytes + reserve
-        return Try(budget_bytes, correction, verdict.peak_bytes, verdict.time_us, used, measured)
+        return Trial(state.budget_bytes, state.correction, verdict.peak_bytes, verdict.time_us, used, measured)
 
-    def _corrected(self, latest: Try, candidate: _Candidate, verdict: Check, least_bytes: int) -> Correction:
-        """What the next problem is corrected by."""
-        correction = latest.correction
-        if not latest.kept or _is_idle(latest, verdict):
-            correction = replace(correction, resident_bytes=max(latest.beside_bytes, least_bytes))
-        if self._is_off(latest):
-            products, moves = self._factors(candidate, verdict)
-            correction = replace(correction, products=products, moves=moves)
-            self.learned = replace(self.learned, products=products, moves=moves)
-        return correction
-
-    def _is_off(self, latest: Try) -> bool:
+    def _is_off(self, latest: Trial) -> bool:
         return abs(latest.time_error) > self.time_tolerance
 
     def _factors(self, candidate: _Candidate, verdict: Check) -> tuple[float, float]:
@@ -294,7 +335,7 @@ class Fitter:
         return factors(busy_us, measured, planned)
 
 
-def _is_idle(latest: Try, verdict: Check) -> bool:
+def _is_idle(latest: Trial, verdict: Check) -> bool:
     """Whether the step spends time to save memory, and then leaves a good part of what it was planned to take."""
     spends = verdict.recompute_us + verdict.stall_us > 0
     return latest.kept and spends and -latest.excess_bytes > _IDLE_SHARE * latest.budget_bytes
@@ -330,6 +371,7 @@ def _expect_valid(problem: MemoryProblem, plan: MemoryPlan) -> Check:
     return verdict
 
 
+@renamed_keyword("offer", "implementations")
 def fit(
     model: nn.Module,
     inputs: Sequence[Any],
@@ -343,7 +385,7 @@ def fit(
     costs: CostModel | None = None,
     gradients_held: bool = False,
     host_link: HostLink | bool = False,
-    offer: Offer = EVERYTHING,
+    implementations: ImplementationFilter = EVERYTHING,
     fragmentation_reserve_bytes: int | None = 0,
     time_tolerance: float = 0.05,
     tries: int = 3,
@@ -356,7 +398,7 @@ def fit(
     do not run in them; forward hooks do, as part of the model.
 
     Args:
-        model, inputs, loss, optimizer, backend, name, costs, gradients_held, host_link, offer: as for
+        model, inputs, loss, optimizer, backend, name, costs, gradients_held, host_link, implementations: as for
             :func:`~loadmaster.executor.memory.capture.capture`.
         budget_bytes: what the measured peak must not exceed.
         planner: plans a problem under the budget it comes with, for example
@@ -375,17 +417,20 @@ def fit(
         BudgetError: no plan was found that keeps the budget; names the bytes measured and what to ask for.
         InputError: the model cannot be captured, or an argument is wrong.
     """
+    options = CaptureOptions(
+        optimizer=optimizer,
+        costs=costs,
+        backend=backend,
+        gradients_held=gradients_held,
+        host_link=host_link,
+        implementations=implementations,
+        name=name,
+    )
     fitter = Fitter(
         model,
         inputs,
         loss,
-        optimizer=optimizer,
-        backend=backend,
-        name=name,
-        costs=costs,
-        gradients_held=gradients_held,
-        host_link=host_link,
-        offer=offer,
+        options,
         fragmentation_reserve_bytes=fragmentation_reserve_bytes,
         time_tolerance=time_tolerance,
         repeats=repeats,

@@ -39,22 +39,26 @@ class Accountant:
 
     def __init__(self, operators: Operators, costs: CostModel, *, fused: bool, resident_bytes: int) -> None:
         self.operators = operators
-        self.joint = operators.joint
+        self.step_graph = operators.step_graph
         self.costs = costs
         self.fused = fused
         buffers = {
-            self.joint.roots[n]
-            for n in self.joint.forward_outputs
-            if isinstance(n, fx.Node) and n is not self.joint.loss and self.joint.roots[n] not in operators.owner
+            self.step_graph.roots[n]
+            for n in self.step_graph.forward_outputs
+            if isinstance(n, fx.Node)
+            and n is not self.step_graph.loss
+            and self.step_graph.roots[n] not in operators.owner
         }
-        held = sum(self.joint.bytes_of(r) for r in buffers | set(operators.pinned) if not self.joint.is_resident(r))
+        held = sum(
+            self.step_graph.bytes_of(r) for r in buffers | set(operators.pinned) if not self.step_graph.is_resident(r)
+        )
         self.resident_bytes = resident_bytes + held
 
     def output_bytes(self, group: ForwardGroup) -> int:
         """m_i."""
         if group.encoding is not None:
             return self._encoding(group).result_bytes
-        return sum(self.joint.bytes_of(r) for r in group.results)
+        return sum(self.step_graph.bytes_of(r) for r in group.results)
 
     def forward(self, group: ForwardGroup) -> Usage:
         """In the forward pass."""
@@ -66,11 +70,11 @@ class Accountant:
                 emitter.run(node)
 
         pinned = set(self.operators.pinned)
-        results = [r for n in (*group.nodes, *group.side) for r in self.joint.results[n] if r in pinned]
+        results = [r for n in (*group.nodes, *group.side) for r in self.step_graph.results[n] if r in pinned]
         run = self._run(emit, (*group.results, *results))
         usage = self._usage(run)
         # Pinned results are counted as resident.
-        return Usage(usage.time_us, usage.peak_bytes - sum(self.joint.bytes_of(r) for r in results))
+        return Usage(usage.time_us, usage.peak_bytes - sum(self.step_graph.bytes_of(r) for r in results))
 
     def recompute(self, group: ForwardGroup) -> Usage:
         """In the backward pass, where some nodes have a cheaper way to run again."""
@@ -80,25 +84,25 @@ class Accountant:
 
     def backward(self) -> list[BackwardUsage]:
         """All backward operators, in order."""
-        joint = self.joint
-        returned = {joint.roots[n] for n in joint.backward_outputs if isinstance(n, fx.Node)}
+        step_graph = self.step_graph
+        returned = {step_graph.roots[n] for n in step_graph.backward_outputs if isinstance(n, fx.Node)}
         order = [n for b in self.operators.backward for n in b.nodes]
-        made_here = {r for n in order for r in joint.results[n]}
+        made_here = {r for n in order for r in step_graph.results[n]}
         last: dict[fx.Node, int] = {}
         for b in self.operators.backward:
-            last.update(dict.fromkeys((r for r in joint.reads(b.nodes) if r in made_here), b.id))
+            last.update(dict.fromkeys((r for r in step_graph.reads(b.nodes) if r in made_here), b.id))
         live: dict[fx.Node, int] = {}
         fixed = self.resident_bytes
         usages = []
         for b in self.operators.backward:
             before = sum(live.values())
             start = fixed
-            made = {r for n in b.nodes for r in joint.results[n]}
+            made = {r for n in b.nodes for r in step_graph.results[n]}
             results = [r for r in made if r in returned or last.get(r, -1) > b.id]
             dying = [r for r in live if last[r] == b.id and r not in returned]
             runs = [self._usage(self._choice(b, c, results), dying) for c in b.choices]
-            fixed += sum(joint.bytes_of(r) for r in results if r in returned)
-            live.update((r, joint.bytes_of(r)) for r in results if r not in returned)
+            fixed += sum(step_graph.bytes_of(r) for r in results if r in returned)
+            live.update((r, step_graph.bytes_of(r)) for r in results if r not in returned)
             live = {r: size for r, size in live.items() if last[r] > b.id}
             output = sum(size for r, size in live.items() if r in made)
             usages.append(

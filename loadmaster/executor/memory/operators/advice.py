@@ -29,21 +29,21 @@ _ROW_BYTES = 16
 _WORTH_FLOP = 1e10
 
 
-def advice(joint: StepGraph, *, on_gpu: bool) -> list[str]:
+def advice(step_graph: StepGraph, *, on_gpu: bool) -> list[str]:
     """Sentences for whoever wrote the model; empty for most.
 
     Args:
         on_gpu: whether the step is to run on one.
     """
-    return [*written_out_attention(joint), *(unaligned_products(joint) if on_gpu else ())]
+    return [*written_out_attention(step_graph), *(unaligned_products(step_graph) if on_gpu else ())]
 
 
-def written_out_attention(joint: StepGraph) -> Iterator[str]:
+def written_out_attention(step_graph: StepGraph) -> Iterator[str]:
     """What to say of softmaxes between two batched products."""
     found = [
         node
-        for node in joint.module.graph.find_nodes(op="call_function", target=aten._softmax.default)
-        if _reaches(node, lambda n: n.all_input_nodes) and _reaches(node, lambda n: joint.forward & n.users.keys())
+        for node in step_graph.module.graph.find_nodes(op="call_function", target=aten._softmax.default)
+        if _reaches(node, lambda n: n.all_input_nodes) and _reaches(node, lambda n: step_graph.forward & n.users.keys())
     ]
     if found:
         size_bytes = sum(tensor_bytes(node.meta["val"]) for node in found)
@@ -54,10 +54,10 @@ def written_out_attention(joint: StepGraph) -> Iterator[str]:
         )
 
 
-def unaligned_products(joint: StepGraph) -> Iterator[str]:
+def unaligned_products(step_graph: StepGraph) -> Iterator[str]:
     """What to say of large products with a matrix whose rows are no multiple of 16 bytes."""
     sizes: dict[tuple[int, torch.dtype], list[fx.Node]] = {}
-    for node in joint.module.graph.nodes:
+    for node in step_graph.module.graph.nodes:
         if node.target in _PRODUCTS and flops(node) >= _WORTH_FLOP:
             for value in (node.meta["val"], *(n.meta["val"] for n in node.all_input_nodes)):
                 if value.dim() > 1 and (row := _odd_row(value)):

@@ -22,7 +22,7 @@ class Emitter:
 
     def __init__(self, operators: Operators, graph: fx.Graph, missing: Callable[[fx.Node], fx.Node]) -> None:
         self.operators = operators
-        self.joint = operators.joint
+        self.step_graph = operators.step_graph
         self.graph = graph
         self.held: Values = {}
         self.encoded: dict[int, fx.Node] = {}
@@ -31,7 +31,7 @@ class Emitter:
 
     def value(self, node: fx.Node) -> fx.Node:
         """The new node that holds a joint node's value; views are made where they are first read."""
-        root = self.joint.roots[node]
+        root = self.step_graph.roots[node]
         if root not in self.held:
             self.held[root] = self._missing(root)
         if node is root:
@@ -47,7 +47,7 @@ class Emitter:
 
     def bind(self, node: fx.Node, new: fx.Node) -> None:
         """Say that ``new`` holds what the compute node makes."""
-        for root in self.joint.results[node]:
+        for root in self.step_graph.results[node]:
             self.forget(root)
             if root is node:
                 self.held[root] = new
@@ -76,7 +76,7 @@ class Emitter:
                 self.forget(recompute.node)
                 self.held[recompute.node] = new
         for node in group.nodes[:-1]:
-            for root in self.joint.results[node]:
+            for root in self.step_graph.results[node]:
                 if root not in group.results and root not in self.operators.pinned:
                     self.forget(root)
 

@@ -157,15 +157,15 @@ class Traffic:
     kernels: int
 
 
-def traffic(joint: StepGraph, nodes: Sequence[fx.Node], written: Collection[fx.Node]) -> Traffic:
+def traffic(step_graph: StepGraph, nodes: Sequence[fx.Node], written: Collection[fx.Node]) -> Traffic:
     """What a fused run moves.
 
     Args:
-        joint: the graph.
+        step_graph: the graph.
         nodes: fusible compute nodes, in order.
         written: roots made by them that are read elsewhere.
     """
-    made = {r for n in nodes for r in joint.results[n]}
+    made = {r for n in nodes for r in step_graph.results[n]}
     views: dict[fx.Node, dict[fx.Node, int]] = {}  # by root: what is read of it, with its bytes
     reach: dict[fx.Node, frozenset[fx.Node]] = {}  # by root made here: what computing it again reads
     level: dict[fx.Node, int] = {}  # by root made here: reductions that must be over before
@@ -174,7 +174,7 @@ def traffic(joint: StepGraph, nodes: Sequence[fx.Node], written: Collection[fx.N
         sources: frozenset[fx.Node] = frozenset()
         after = 0
         for argument in node.all_input_nodes:
-            root = joint.roots[argument]
+            root = step_graph.roots[argument]
             if root in made:
                 sources |= reach.get(root, frozenset())
                 after = max(after, level.get(root, 0))
@@ -184,12 +184,12 @@ def traffic(joint: StepGraph, nodes: Sequence[fx.Node], written: Collection[fx.N
                     size = min(size, value_bytes(value_of(node)))
                 views.setdefault(root, {})[argument] = size
                 sources |= {root}
-        read = sum(joint.bytes_of(r) for r in sources)
-        small = {r for r in joint.results[node] if joint.bytes_of(r) * SMALL <= read}
+        read = sum(step_graph.bytes_of(r) for r in sources)
+        small = {r for r in step_graph.results[node] if step_graph.bytes_of(r) * SMALL <= read}
         crosses = node.target in ACROSS_ROWS or (bool(small) and not _along_rows(node))
         if crosses:
             reduced[after] = reduced.get(after, frozenset()) | sources
-        for root in joint.results[node]:
+        for root in step_graph.results[node]:
             statistic = crosses and root in small
             reach[root] = frozenset() if statistic else sources
             level[root] = after + 1 if crosses else after
@@ -197,10 +197,10 @@ def traffic(joint: StepGraph, nodes: Sequence[fx.Node], written: Collection[fx.N
     passes = [*reduced.values(), *([last] if last or not reduced else [])]
 
     def bytes_of(root: fx.Node) -> int:
-        return min(joint.bytes_of(root), sum(views[root].values()))
+        return min(step_graph.bytes_of(root), sum(views[root].values()))
 
     moved = sum(bytes_of(r) for p in passes for r in p)
-    moved += sum(min(joint.bytes_of(r), value_bytes(value_of(r))) for r in written)
+    moved += sum(min(step_graph.bytes_of(r), value_bytes(value_of(r))) for r in written)
     return Traffic(moved, len(passes))
 
 

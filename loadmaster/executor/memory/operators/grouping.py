@@ -18,7 +18,7 @@ from torch import fx
 from loadmaster.executor.memory.implementations import registry
 from loadmaster.executor.memory.operators.fusion import SMALL, is_created, is_elementwise, is_fusible
 from loadmaster.executor.memory.operators.groups import BackwardGroup, Choice, Encoding, ForwardGroup, Operators
-from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, Offer
+from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.operators.in_place import overwritable
 from loadmaster.executor.steps.step_graph import StepGraph, is_collective, is_compute, is_mutating, is_random
 
@@ -27,7 +27,9 @@ _SMALL_SHARE = 2000  # results below this share of all that the backward pass re
 OfferedSite = tuple[registry.BackwardAlternative, registry.Site]
 
 
-def group(joint: StepGraph, offer: Offer = EVERYTHING, *, fused: bool = False) -> Operators:
+def group(
+    step_graph: StepGraph, implementations: ImplementationFilter = EVERYTHING, *, fused: bool = False
+) -> Operators:
     """Group a joint graph into operators.
 
     Args:
@@ -37,17 +39,17 @@ def group(joint: StepGraph, offer: Offer = EVERYTHING, *, fused: bool = False) -
     Raises:
         InputError: the offer leaves out an implementation that is not registered.
     """
-    return _Grouping(joint, offer, fused=fused).operators()
+    return _Grouping(step_graph, implementations, fused=fused).operators()
 
 
-def _parameter_gradients_first(joint: StepGraph, nodes: Sequence[fx.Node]) -> list[fx.Node]:
+def _parameter_gradients_first(step_graph: StepGraph, nodes: Sequence[fx.Node]) -> list[fx.Node]:
     """Backward nodes with those that only lead to a returned gradient moved up to where they can first run.
 
     A layer's parameter gradient reads a forward result, its input gradient often none: in this order the result is
     free before the input gradient is allocated. Source: [Shah23], section 4.4.
     """
     inside = set(nodes)
-    sources = {n: {s for r in joint.reads([n]) if (s := joint.producer(r)) in inside} for n in nodes}
+    sources = {n: {s for r in step_graph.reads([n]) if (s := step_graph.producer(r)) in inside} for n in nodes}
     readers: dict[fx.Node, list[fx.Node]] = {n: [] for n in nodes}
     for node in nodes:
         for source in sources[node]:
@@ -65,43 +67,45 @@ def _parameter_gradients_first(joint: StepGraph, nodes: Sequence[fx.Node]) -> li
 
 
 class _Grouping:
-    def __init__(self, joint: StepGraph, offer: Offer, *, fused: bool) -> None:
-        self.joint = joint
+    def __init__(self, step_graph: StepGraph, implementations: ImplementationFilter, *, fused: bool) -> None:
+        self.step_graph = step_graph
         self.fused = fused
-        self.inlines = fused and offer.inline
-        compute = [n for n in joint.nodes if is_compute(n)]
-        self.forward_nodes = [n for n in compute if n in joint.forward]
-        self.backward_nodes = _parameter_gradients_first(joint, [n for n in compute if n not in joint.forward])
+        self.inlines = fused and implementations.inline
+        compute = [n for n in step_graph.nodes if is_compute(n)]
+        self.forward_nodes = [n for n in compute if n in step_graph.forward]
+        self.backward_nodes = _parameter_gradients_first(
+            step_graph, [n for n in compute if n not in step_graph.forward]
+        )
         self.recomputes: dict[fx.Node, tuple[registry.Recompute, ...]] = {}
         for node in self.forward_nodes:
-            found = tuple(r for root in joint.results[node] if (r := registry.recompute_node(root)) is not None)
+            found = tuple(r for root in step_graph.results[node] if (r := registry.recompute_node(root)) is not None)
             if found:
                 self.recomputes[node] = found
         self.sites: dict[fx.Node, list[OfferedSite]] = {}
-        for alternative in offer.alternatives():
-            for site in alternative.sites(joint.module):
+        for alternative in implementations.alternatives():
+            for site in alternative.sites(step_graph.module):
                 if self.inlines and self._is_inlining(site):
                     continue
                 self.sites.setdefault(site.backward, []).append((alternative, site))
         self.pinned = self._pinned()
         self.wanted = self._wanted()
-        self.read_forward = set(joint.reads(self.forward_nodes))
+        self.read_forward = set(step_graph.reads(self.forward_nodes))
         self.owner: dict[fx.Node, int] = {}
-        made = {r for n in self.forward_nodes for r in joint.results[n]}
-        self.small_bytes = sum(joint.bytes_of(r) for r in made & self.wanted) // _SMALL_SHARE
+        made = {r for n in self.forward_nodes for r in step_graph.results[n]}
+        self.small_bytes = sum(step_graph.bytes_of(r) for r in made & self.wanted) // _SMALL_SHARE
 
     def operators(self) -> Operators:
         forward, encoded = self._with_derived(self._forward())
         if self.fused:
-            over = overwritable(self.joint, forward, self.wanted)
+            over = overwritable(self.step_graph, forward, self.wanted)
             forward = [replace(f, overwrites=over.get(f.id)) for f in forward]
         self.forward = forward
         backward = self._backward(encoded)
-        return Operators(self.joint, tuple(forward), tuple(backward), self.owner, self.pinned, self.recomputes)
+        return Operators(self.step_graph, tuple(forward), tuple(backward), self.owner, self.pinned, self.recomputes)
 
     def _is_inlining(self, site: registry.Site) -> bool:
         """Whether the alternative only reads what can be computed inside the operator anyway."""
-        producers = [self.joint.producer(self.joint.roots[s]) for s in site.sources]
+        producers = [self.step_graph.producer(self.step_graph.roots[s]) for s in site.sources]
         return site.parent is None and self._is_cheap(producers)
 
     def _is_cheap(self, nodes: Sequence[fx.Node]) -> bool:
@@ -113,26 +117,26 @@ class _Grouping:
 
         Were these not pinned, a backward operator that reads an operator's statistics alone would need all it makes.
         """
-        read = set(self.joint.reads(self.backward_nodes))
+        read = set(self.step_graph.reads(self.backward_nodes))
         found: dict[fx.Node, None] = {}
         for node in self.forward_nodes:
-            sizes = {r: self.joint.bytes_of(r) for r in self.joint.results[node]}
+            sizes = {r: self.step_graph.bytes_of(r) for r in self.step_graph.results[node]}
             largest = max(sizes.values(), default=0)
             found.update(dict.fromkeys(r for r, size in sizes.items() if r in read and size * SMALL <= largest))
         for node, recomputes in self.recomputes.items():
-            own = set(self.joint.reads([node]))
-            sources = [self.joint.roots[s] for r in recomputes for s in r.sources]
-            kept = [r for r in sources if r not in own and not self.joint.is_resident(r)]
+            own = set(self.step_graph.reads([node]))
+            sources = [self.step_graph.roots[s] for r in recomputes for s in r.sources]
+            kept = [r for r in sources if r not in own and not self.step_graph.is_resident(r)]
             made = {r.node for r in recomputes}
-            kept += [r for r in self.joint.results[node] if r not in made]
+            kept += [r for r in self.step_graph.results[node] if r not in made]
             found.update(dict.fromkeys(kept))
         return tuple(found)
 
     def _wanted(self) -> set[fx.Node]:
         """Roots that some way of running the backward pass reads."""
-        roots = self.joint.roots
-        wanted = set(self.joint.reads(self.backward_nodes))
-        wanted.update(roots[n] for n in self.joint.backward_outputs if isinstance(n, fx.Node))
+        roots = self.step_graph.roots
+        wanted = set(self.step_graph.reads(self.backward_nodes))
+        wanted.update(roots[n] for n in self.step_graph.backward_outputs if isinstance(n, fx.Node))
         for offered in self.sites.values():
             for _, site in offered:
                 wanted.update(roots[s] for s in site.sources)
@@ -143,26 +147,26 @@ class _Grouping:
     def _recomputable(self, node: fx.Node) -> bool:
         if node in self.recomputes:
             return True
-        if any(r in self.joint.mutated for r in self.joint.reads([node])):
+        if any(r in self.step_graph.mutated for r in self.step_graph.reads([node])):
             return False
         return not (is_random(node) or is_mutating(node) or is_collective(node))
 
     def _merged(self) -> dict[fx.Node, list[fx.Node]]:
         """Forward nodes by the node that makes the operator's results."""
-        joint = self.joint
-        outputs = {joint.roots[n] for n in joint.forward_outputs if isinstance(n, fx.Node)}
+        step_graph = self.step_graph
+        outputs = {step_graph.roots[n] for n in step_graph.forward_outputs if isinstance(n, fx.Node)}
         readers: dict[fx.Node, dict[fx.Node, None]] = {n: {} for n in self.forward_nodes}
         for node in self.forward_nodes:
-            for root in joint.reads([node]):
-                if (source := joint.producer(root)) in readers:
+            for root in step_graph.reads([node]):
+                if (source := step_graph.producer(root)) in readers:
                     readers[source][node] = None
         members: dict[fx.Node, list[fx.Node]] = {n: [n] for n in self.forward_nodes}
         for node in self.forward_nodes:
             # Statistics of a normalization are made once, whichever operator it is part of.
             again = [r.node for r in self.recomputes.get(node, ())] if self.fused else []
             exposed = any(
-                r in outputs or r in self.pinned or (r in self.wanted and joint.bytes_of(r) > self.small_bytes)
-                for r in again or joint.results[node]
+                r in outputs or r in self.pinned or (r in self.wanted and step_graph.bytes_of(r) > self.small_bytes)
+                for r in again or step_graph.results[node]
             )
             if exposed or len(readers[node]) != 1 or not self._recomputable(node):
                 continue
@@ -176,32 +180,32 @@ class _Grouping:
         return members
 
     def _forward(self) -> list[ForwardGroup]:
-        joint = self.joint
+        step_graph = self.step_graph
         members = self._merged()
-        loss = joint.producer(joint.roots[joint.loss])
+        loss = step_graph.producer(step_graph.roots[step_graph.loss])
         side = [
             n
             for n in members
             if n is not loss
-            and not any(r in self.wanted or r in self.read_forward or r in self.pinned for r in joint.results[n])
+            and not any(r in self.wanted or r in self.read_forward or r in self.pinned for r in step_graph.results[n])
         ]
         order = [n for n in members if n is not loss and n not in set(side)] + [loss]
         place = {m: i for i, n in enumerate(order) for m in members[n]}
         beside: dict[int, list[fx.Node]] = {}
         for node in side:
-            producers = [joint.producer(r) for r in joint.reads(members[node])]
+            producers = [step_graph.producer(r) for r in step_graph.reads(members[node])]
             last = max((place[p] for p in producers if p in place), default=0)
             beside.setdefault(last, []).extend(members[node])
         groups = []
         for i, node in enumerate(order):
-            nodes = tuple(sorted(members[node], key=joint.position.__getitem__))
+            nodes = tuple(sorted(members[node], key=step_graph.position.__getitem__))
             results = tuple(
                 r
                 for n in nodes
-                for r in joint.results[n]
+                for r in step_graph.results[n]
                 if r not in self.pinned and (r in self.wanted or (n is node and r in self.read_forward))
             )
-            inputs = {self.owner[r] for r in joint.reads(nodes) if r in self.owner}
+            inputs = {self.owner[r] for r in step_graph.reads(nodes) if r in self.owner}
             self.owner.update(dict.fromkeys(results, i))
             recomputable = all(self._recomputable(n) for n in nodes)
             groups.append(
@@ -219,7 +223,7 @@ class _Grouping:
             self.sites[backward] = usable = [(a, s) for a, s in offered if self._usable(s)]
             for alternative, site in usable:
                 if site.parent is not None:
-                    parent = self.owner[self.joint.roots[site.parent]]
+                    parent = self.owner[self.step_graph.roots[site.parent]]
                     derived[parent].append(Encoding(alternative, site))
         number: dict[int, int] = {}
         groups: list[ForwardGroup] = []
@@ -246,21 +250,21 @@ class _Grouping:
 
     def _is_part(self, root: fx.Node) -> bool:
         """Whether a result is worth a decision of its own: large, and read by the backward pass alone."""
-        return root not in self.read_forward and self.joint.bytes_of(root) > self.small_bytes
+        return root not in self.read_forward and self.step_graph.bytes_of(root) > self.small_bytes
 
     def _usable(self, site: registry.Site) -> bool:
         """Whether the plan can hold what the alternative reads (an input, say, has no operator to encode)."""
-        roots = self.joint.roots
+        roots = self.step_graph.roots
         if site.parent is not None and roots[site.parent] not in self.owner:
             return False
         held = [roots[s] for s in site.sources]
-        return all(r in self.owner or r in self.pinned or self.joint.is_resident(r) for r in held)
+        return all(r in self.owner or r in self.pinned or self.step_graph.is_resident(r) for r in held)
 
     def _needs(self, nodes: Sequence[fx.Node]) -> set[int]:
-        return {self.owner[r] for r in self.joint.reads(nodes) if r in self.owner}
+        return {self.owner[r] for r in self.step_graph.reads(nodes) if r in self.owner}
 
     def _is_small(self, node: fx.Node) -> bool:
-        return sum(self.joint.bytes_of(r) for r in self.joint.results[node]) <= self.small_bytes
+        return sum(self.step_graph.bytes_of(r) for r in self.step_graph.results[node]) <= self.small_bytes
 
     def _joins(self, before: Sequence[fx.Node], node: fx.Node) -> bool:
         """Whether a backward node joins the operator before it."""
@@ -282,8 +286,8 @@ class _Grouping:
 
     def _continues(self, before: Sequence[fx.Node], node: fx.Node) -> bool:
         """Whether a node reads what the nodes before it make, or makes next to nothing itself."""
-        made = {r for n in before for r in self.joint.results[n]}
-        return self._is_small(node) or any(r in made for r in self.joint.reads([node]))
+        made = {r for n in before for r in self.step_graph.results[n]}
+        return self._is_small(node) or any(r in made for r in self.step_graph.reads([node]))
 
     def _inlinable(self, nodes: Sequence[fx.Node]) -> list[int]:
         """Forward operators that a fused backward operator can compute inside itself."""
@@ -316,7 +320,7 @@ class _Grouping:
             else:
                 runs.append([node])
         # A gradient that is a forward result as it stands must be there when the pass returns.
-        returned = [self.joint.roots[n] for n in self.joint.backward_outputs if isinstance(n, fx.Node)]
+        returned = [self.step_graph.roots[n] for n in self.step_graph.backward_outputs if isinstance(n, fx.Node)]
         at_end = {self.owner[r] for r in returned if r in self.owner}
         groups = []
         for k, run in enumerate(runs, start=1):
@@ -324,7 +328,7 @@ class _Grouping:
             choices = [Choice(tuple(sorted(self._needs(run) | end)))]
             for alternative, site in (o for n in run for o in self.sites.get(n, ())):
                 needs = self._needs([n for n in run if n is not site.backward]) | end
-                needs |= {self.owner[r] for s in site.sources if (r := self.joint.roots[s]) in self.owner}
+                needs |= {self.owner[r] for s in site.sources if (r := self.step_graph.roots[s]) in self.owner}
                 code = encoded.get(site) if site.parent is not None else None
                 if code is not None:
                     needs.add(code)

@@ -109,7 +109,7 @@ class Operators:
             (those that stay pinned left out).
     """
 
-    joint: StepGraph
+    step_graph: StepGraph
     forward: tuple[ForwardGroup, ...]
     backward: tuple[BackwardGroup, ...]
     owner: dict[fx.Node, int]
@@ -129,7 +129,7 @@ class Operators:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the structure: nodes, sizes, operators and implementations. Costs and weights do not enter."""
-        described: list[object] = [self._describe(n) for n in self.joint.nodes]
+        described: list[object] = [self._describe(n) for n in self.step_graph.nodes]
         described += [[f.name, f.inputs, [r.name for r in f.results], f.recomputable] for f in self.forward]
         for b in self.backward:
             choices = [[c.needs, c.alternative.name if c.alternative else None, c.inlined] for c in b.choices]
@@ -144,5 +144,5 @@ class Operators:
     def _plain(self, argument: object) -> Any:
         """An argument as every process has it: nodes by their place, devices without the number of the rank's own."""
         if isinstance(argument, fx.Node):
-            return f"%{self.joint.position[argument]}"
+            return f"%{self.step_graph.position[argument]}"
         return argument.type if isinstance(argument, torch.device) else argument

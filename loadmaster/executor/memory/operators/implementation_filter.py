@@ -8,11 +8,11 @@ from loadmaster.executor.memory.implementations import registry
 
 
 @dataclass(frozen=True)
-class Offer:
+class ImplementationFilter:
     """The implementations that plans may choose from, beside those of PyTorch's own graph; all by default.
 
     For ablations, and for a model where one of them is not wanted. The operators of a step follow from it, and their
-    fingerprint with them: a plan is refused where another offer is made than at its capture, if that changes any
+    fingerprint with them: a plan is refused where the filter is another than at its capture, if that changes any
     choice. Recomputation from saved statistics or seeds is no choice, and stays.
 
     Attributes:
@@ -25,7 +25,7 @@ class Offer:
     inline: bool = True
 
     def alternatives(self) -> tuple[registry.BackwardAlternative, ...]:
-        """The registered alternatives that are offered.
+        """The registered alternatives that are left.
 
         Raises:
             InputError: a name to leave out is not registered.
@@ -33,4 +33,4 @@ class Offer:
         return registry.alternatives(self.exclude)
 
 
-EVERYTHING = Offer()
+EVERYTHING = ImplementationFilter()

@@ -21,7 +21,7 @@ from loadmaster.executor.memory.operators.groups import ForwardGroup
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 
 
-def overwritable(joint: StepGraph, groups: Sequence[ForwardGroup], wanted: Collection[fx.Node]) -> dict[int, int]:
+def overwritable(step_graph: StepGraph, groups: Sequence[ForwardGroup], wanted: Collection[fx.Node]) -> dict[int, int]:
     """By forward operator, the one whose result it can write its own over, where there is any.
 
     Args:
@@ -35,7 +35,7 @@ def overwritable(joint: StepGraph, groups: Sequence[ForwardGroup], wanted: Colle
         usable = [
             (groups[i].results[0] in wanted, -i)
             for i in f.inputs
-            if len(groups[i].results) == 1 and takes_over(joint, f.nodes, groups[i].results[0], f.results[0])
+            if len(groups[i].results) == 1 and takes_over(step_graph, f.nodes, groups[i].results[0], f.results[0])
         ]
         if usable:
             found[f.id] = -min(usable)[1]
@@ -43,7 +43,7 @@ def overwritable(joint: StepGraph, groups: Sequence[ForwardGroup], wanted: Colle
 
 
 def shared_bytes(
-    joint: StepGraph, step: Sequence[fx.Node], written: Collection[fx.Node], dying: Sequence[fx.Node]
+    step_graph: StepGraph, step: Sequence[fx.Node], written: Collection[fx.Node], dying: Sequence[fx.Node]
 ) -> int:
     """Bytes of the results that a fused step writes over inputs, each over one of its own.
 
@@ -54,22 +54,22 @@ def shared_bytes(
     left = list(dying)
     shared = 0
     for result in written:
-        place = next((i for i, root in enumerate(left) if takes_over(joint, step, root, result)), None)
+        place = next((i for i, root in enumerate(left) if takes_over(step_graph, step, root, result)), None)
         if place is not None:
-            shared += joint.bytes_of(left.pop(place))
+            shared += step_graph.bytes_of(left.pop(place))
     return shared
 
 
-def takes_over(joint: StepGraph, step: Sequence[fx.Node], read: fx.Node, written: fx.Node) -> bool:
+def takes_over(step_graph: StepGraph, step: Sequence[fx.Node], read: fx.Node, written: fx.Node) -> bool:
     """Whether a fused step can write one root over another: of one size, every operator goes element by element, up to
     statistics, and all that is as large goes through memory in one order."""
     sources, results = ([*tensors(root.meta.get("val"))] for root in (read, written))
     if len(sources) != 1 or len(results) != 1 or not _alike(sources[0], results[0]):
         return False
-    if read not in joint.reads(step):
+    if read not in step_graph.reads(step):
         return False
     arguments = {a for n in step for a in n.all_input_nodes}
-    return all(_in_order(joint, a, sources[0]) for a in arguments) and all(map(_goes_by_element, step))
+    return all(_in_order(step_graph, a, sources[0]) for a in arguments) and all(map(_goes_by_element, step))
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -77,10 +77,10 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     return same and (one.shape == other.shape or (_is_row_major(one) and _is_row_major(other)))
 
 
-def _in_order(joint: StepGraph, argument: fx.Node, source: torch.Tensor) -> bool:
+def _in_order(step_graph: StepGraph, argument: fx.Node, source: torch.Tensor) -> bool:
     """Whether an argument is smaller than what is written over, or goes through memory as its root does: as a view it
     does if both are row-major."""
-    found, root = tensors(argument.meta.get("val")), joint.roots[argument]
+    found, root = tensors(argument.meta.get("val")), step_graph.roots[argument]
     if root is argument or all(t.numel() < source.numel() for t in found):
         return True
     return all(_is_row_major(t) for n in (argument, root) for t in tensors(n.meta.get("val")))

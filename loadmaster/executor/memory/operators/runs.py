@@ -36,12 +36,12 @@ class Run:
     """What would be emitted for one operator.
 
     Attributes:
-        joint: the graph.
+        step_graph: the graph.
         results: roots in it that others read.
         stand_ins: by root of the original graph, its stand-in here.
     """
 
-    joint: StepGraph
+    step_graph: StepGraph
     results: tuple[fx.Node, ...]
     stand_ins: dict[fx.Node, fx.Node]
 
@@ -61,13 +61,13 @@ class Run:
         emit(emitter)
         read = tuple(results(emitter))
         graph.output(read)
-        joint = StepGraph(fx.GraphModule(operators.joint.module, graph), (), ())
-        return cls(joint, tuple(dict.fromkeys(joint.roots[n] for n in read)), known)
+        step_graph = StepGraph(fx.GraphModule(operators.step_graph.module, graph), (), ())
+        return cls(step_graph, tuple(dict.fromkeys(step_graph.roots[n] for n in read)), known)
 
     @property
     def result_bytes(self) -> int:
         """Of all results that others read."""
-        return sum(self.joint.bytes_of(r) for r in self.results)
+        return sum(self.step_graph.bytes_of(r) for r in self.results)
 
     def usage(self, costs: CostModel, *, fused: bool, dying: Collection[fx.Node] = ()) -> Usage:
         """Replay the run.
@@ -75,26 +75,26 @@ class Run:
         Args:
             dying: roots of the original graph that go after their last reader in this run.
         """
-        joint = self.joint
-        cut = steps([n for n in joint.nodes if is_compute(n)], fused=fused)
+        step_graph = self.step_graph
+        cut = steps([n for n in step_graph.nodes if is_compute(n)], fused=fused)
         last: dict[fx.Node, int] = {}
         for i, step in enumerate(cut):
-            last.update(dict.fromkeys(joint.reads(step), i))
+            last.update(dict.fromkeys(step_graph.reads(step), i))
         going = {self.stand_ins[r] for r in dying if r in self.stand_ins}
         alive: dict[fx.Node, int] = {}
         freed = peak = 0
         time_us = 0.0
         for i, step in enumerate(cut):
             apart = not fused or not is_fusible(step[0])
-            made = [r for n in step for r in joint.results[n]]
+            made = [r for n in step for r in step_graph.results[n]]
             written = [r for r in made if apart or r in self.results or last.get(r, -1) > i]
-            alive.update((r, joint.bytes_of(r)) for r in written)
+            alive.update((r, step_graph.bytes_of(r)) for r in written)
             workspace = max(costs.workspace_bytes(n) for n in step) if apart else 0
             if not apart:
                 dead = [r for r in (*alive, *going) if last.get(r) == i and r not in made and r not in self.results]
-                workspace -= shared_bytes(joint, step, written, dead)
+                workspace -= shared_bytes(step_graph, step, written, dead)
             peak = max(peak, sum(alive.values()) - freed + workspace)
-            freed += sum(joint.bytes_of(r) for r in going if last.get(r) == i)
+            freed += sum(step_graph.bytes_of(r) for r in going if last.get(r) == i)
             alive = {r: size for r, size in alive.items() if r in self.results or last.get(r, -1) > i}
             time_us += self._step_us(step, written, costs, apart=apart)
         return Usage(time_us, peak)
@@ -107,5 +107,5 @@ class Run:
         running = [n for n in step if not is_free(n)]
         if not running:
             return 0.0
-        moved = traffic(self.joint, running, written)
+        moved = traffic(self.step_graph, running, written)
         return costs.move_us(moved.moved_bytes, moved.kernels)

@@ -17,17 +17,18 @@ from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.memory.operators.grouping import group
 from loadmaster.executor.memory.operators.groups import FINGERPRINT_DIGITS
-from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, Offer
+from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.run.backends import COMPILERS, Backend, expect_backend
+from loadmaster.executor.memory.run.budget_check import BudgetCheck
 from loadmaster.executor.memory.run.channels_last import runs_channels_last
 from loadmaster.executor.memory.run.elsewhere import without_elsewhere
 from loadmaster.executor.memory.run.emission import emit
-from loadmaster.executor.memory.run.watch import PeakWatch
-from loadmaster.executor.steps.guards import Situation, differences, situation
+from loadmaster.executor.renamed import renamed_keyword
+from loadmaster.executor.steps.guards import Guards, differences, guards_of
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 from loadmaster.executor.steps.tracing import Loss, Step, clear_errors, compiled, compiled_plainly
-from loadmaster.executor.steps.transfers import let_go
+from loadmaster.executor.steps.transfers import forget_copies
 from loadmaster.executor.steps.wrappers import ddp_of, own_module, standing_in
 from loadmaster.models.memory.plan import MemoryPlan, Schedule
 
@@ -38,7 +39,7 @@ class _NoPlanError(InputError):
     """None of the plans is for this graph. Leaves this module as a plain :class:`InputError`."""
 
 
-class Planned:
+class CompiledPlans:
     """What is compiled under some plans: shared by steps alike, the blocks of a transformer.
 
     Attributes:
@@ -46,31 +47,33 @@ class Planned:
         plain: the same without a plan.
     """
 
-    def __init__(self, plans: Sequence[MemoryPlan], backend: Backend, offer: Offer = EVERYTHING) -> None:
+    def __init__(
+        self, plans: Sequence[MemoryPlan], backend: Backend, implementations: ImplementationFilter = EVERYTHING
+    ) -> None:
         self.plans = tuple(plans)
         self.backend = backend
-        self.offer = offer
+        self.implementations = implementations
         self.call = compiled(self.partition, COMPILERS[backend], run_passes)
         self.plain: Callable[..., torch.Tensor] = Step.__call__ if backend == "eager" else compiled_plainly()
 
-    def partition(self, joint: StepGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def partition(self, step_graph: StepGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
         """The two graphs of the plan that is for this joint graph."""
-        channels_last = self.backend == "inductor" and runs_channels_last(joint.module)
+        channels_last = self.backend == "inductor" and runs_channels_last(step_graph.module)
         found = []
         for fused in (True, False):  # a plan made for one backend runs on the other, though not as fast or as small
-            operators = group(joint, self.offer, fused=fused)
+            operators = group(step_graph, self.implementations, fused=fused)
             for plan in self.plans:
                 if _fingerprint(plan) == operators.fingerprint:
                     schedule = without_elsewhere(schedule_of(plan), len(operators.forward))
                     return emit(operators, schedule, channels_last=channels_last)
             found.append(operators.fingerprint)
-        where = " and ".join(sorted({t.device.type for n in joint.primals for t in tensors(n.meta.get("val"))}))
+        where = " and ".join(sorted({t.device.type for n in step_graph.primals for t in tensors(n.meta.get("val"))}))
         planned = ", ".join(map(_fingerprint, self.plans))
         raise _NoPlanError(
             "plan.name",
             ", ".join(plan.name for plan in self.plans),
             f"was made for the graph {planned}, this step on {where} is {' or '.join(found)}",
-            f"Capture this model on {where} with this batch, loss, precision, mode and offer, and plan again.",
+            f"Capture this model on {where} with this batch, loss, precision, mode and filter, and plan again.",
         )
 
 
@@ -87,7 +90,7 @@ class PlannedStep(nn.Module):
     """
 
     def __init__(
-        self, planned: Planned, model: nn.Module, loss: Loss | None, unplanned: Unplanned, *, enforce: bool
+        self, planned: CompiledPlans, model: nn.Module, loss: Loss | None, unplanned: Unplanned, *, enforce: bool
     ) -> None:
         super().__init__()
         self.planned = planned
@@ -95,9 +98,9 @@ class PlannedStep(nn.Module):
         # In a tuple, which hides it: its parameters are the model's.
         self._ddp = tuple(wrapper for wrapper in [ddp_of(model)] if wrapper is not None)
         self._unplanned = unplanned
-        self._watch = PeakWatch(planned.plans) if enforce else None
-        self._first: Situation | None = None
-        self._without: dict[Hashable, list[Situation]] = {}
+        self._budget_check = BudgetCheck(planned.plans) if enforce else None
+        self._first: Guards | None = None
+        self._without: dict[Hashable, list[Guards]] = {}
 
     @property
     def plans(self) -> tuple[MemoryPlan, ...]:
@@ -108,7 +111,7 @@ class PlannedStep(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *inputs: Any) -> torch.Tensor:
         """The loss of one batch."""
-        let_go()
+        forget_copies()
         for ddp in self._ddp:
             if ddp.module is not self:
                 with standing_in(ddp, self):
@@ -119,15 +122,15 @@ class PlannedStep(nn.Module):
             # PyTorch would cut the graph in pieces along the buckets of DistributedDataParallel.
             with dynamo_config.patch(optimize_ddp=False), clear_errors():
                 call = partial(self.planned.call, self.step)
-                watch = self._watch
-                loss = call(*inputs) if watch is None else watch.watched(call, inputs, device_of(self.step, inputs))
+                held = self._budget_check
+                loss = call(*inputs) if held is None else held.checked(call, inputs, device_of(self.step, inputs))
         except _NoPlanError as error:
             return self._without_plan(inputs, error)
         except InputError:
             own_module(self.step.model)  # it may have been wrapped since: a better reason
             raise
         if self._first is None:
-            self._first = situation(self.step.model, inputs)
+            self._first = guards_of(self.step.model, inputs)
         return loss
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedStep:
@@ -137,17 +140,17 @@ class PlannedStep(nn.Module):
                 "step", "DistributedDataParallel", "cannot be copied", "Copy the model, and wrap the copy."
             )
         model, loss = copy.deepcopy((self.step.model, self.step.loss), memo)
-        planned = Planned(self.plans, self.planned.backend, self.planned.offer)
-        return PlannedStep(planned, model, loss, self._unplanned, enforce=self._watch is not None)
+        planned = CompiledPlans(self.plans, self.planned.backend, self.planned.implementations)
+        return PlannedStep(planned, model, loss, self._unplanned, enforce=self._budget_check is not None)
 
     def _is_known_unplanned(self, inputs: Sequence[Any]) -> bool:
         if not self._without:
             return False
         known = self._without.get(_key(inputs))
-        return known is not None and situation(self.step.model, inputs) in known
+        return known is not None and guards_of(self.step.model, inputs) in known
 
     def _without_plan(self, inputs: Sequence[Any], error: _NoPlanError) -> torch.Tensor:
-        now = situation(self.step.model, inputs)
+        now = guards_of(self.step.model, inputs)
         problem = error.problem
         if self._first is not None:
             problem += f": {differences(self._first, now) or 'the model itself changes from call to call'}"
@@ -178,13 +181,14 @@ def schedule_of(plan: MemoryPlan) -> Schedule:
     return plan.schedule
 
 
+@renamed_keyword("offer", "implementations")
 def apply(
     plan: MemoryPlan | Sequence[MemoryPlan],
     model: nn.Module,
     loss: Loss | None = None,
     *,
     backend: Backend = "inductor",
-    offer: Offer = EVERYTHING,
+    implementations: ImplementationFilter = EVERYTHING,
     unplanned: Unplanned = "refuse",
     enforce: bool = False,
 ) -> PlannedStep:
@@ -197,7 +201,7 @@ def apply(
             ``fully_shard`` goes around the step that this returns. Or a block of a model, for a plan of
             :func:`~loadmaster.executor.memory.block.capture_block`.
         backend: ``inductor`` compiles the planned graphs, ``eager`` runs them operator by operator.
-        offer: the one that the plan was captured with.
+        implementations: the filter that the plan was captured with.
         unplanned: what to do with a batch that no plan is for (the short last one of an epoch), once a planned one
             has run: ``refuse`` it, or ``run`` it without a plan, with a warning and no word on its memory.
         enforce: hold the second to fourth step against the plan's budget: a backward pass that ends with a higher
@@ -210,15 +214,16 @@ def apply(
         InputError: a plan is of another kind or infeasible, the backend is unknown, or a wrapper acts inside the
             model. A plan for another model is found out at the first call.
     """
-    return PlannedStep(_planned(plan, backend, unplanned, offer), model, loss, unplanned, enforce=enforce)
+    return PlannedStep(_planned(plan, backend, unplanned, implementations), model, loss, unplanned, enforce=enforce)
 
 
+@renamed_keyword("offer", "implementations")
 def apply_to_blocks(
     plan: MemoryPlan | Sequence[MemoryPlan],
     blocks: Iterable[nn.Module],
     *,
     backend: Backend = "inductor",
-    offer: Offer = EVERYTHING,
+    implementations: ImplementationFilter = EVERYTHING,
     unplanned: Unplanned = "refuse",
 ) -> list[PlannedStep]:
     """Blocks alike, each under the plan: what to put in their places, before ``fully_shard`` goes around each.
@@ -226,16 +231,21 @@ def apply_to_blocks(
     Args:
         plan: for a problem of :func:`~loadmaster.executor.memory.block.capture_block`, or several.
         blocks: they share what is compiled, as far as they are alike.
-        backend, offer, unplanned: as for :func:`apply`.
+        backend, implementations, unplanned: as for :func:`apply`.
 
     Raises:
         InputError: as for :func:`apply`.
     """
-    planned = _planned(plan, backend, unplanned, offer)
+    planned = _planned(plan, backend, unplanned, implementations)
     return [PlannedStep(planned, block, None, unplanned, enforce=False) for block in blocks]
 
 
-def _planned(plan: MemoryPlan | Sequence[MemoryPlan], backend: Backend, unplanned: Unplanned, offer: Offer) -> Planned:
+def _planned(
+    plan: MemoryPlan | Sequence[MemoryPlan],
+    backend: Backend,
+    unplanned: Unplanned,
+    implementations: ImplementationFilter,
+) -> CompiledPlans:
     plans = (plan,) if isinstance(plan, MemoryPlan) else tuple(plan)
     if not plans:
         raise InputError("plan", plans, "is no plan", "Give at least one.")
@@ -244,7 +254,7 @@ def _planned(plan: MemoryPlan | Sequence[MemoryPlan], backend: Backend, unplanne
     expect_backend(backend)
     if unplanned not in get_args(Unplanned):
         raise InputError("unplanned", unplanned, "is unknown", f"Choose one of: {', '.join(get_args(Unplanned))}.")
-    return Planned(plans, backend, offer)
+    return CompiledPlans(plans, backend, implementations)
 
 
 def _expect_applicable(plan: MemoryPlan) -> None:

@@ -18,7 +18,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.emitting import call
 from loadmaster.executor.memory.operators.emitter import Emitter, encoded_meta, placeholder
 from loadmaster.executor.memory.operators.groups import ForwardGroup, Operators
-from loadmaster.executor.memory.run.offload import REMEDY, Arrivals, Departures, HostCopy, expect_journeys, host_fake
+from loadmaster.executor.memory.run.offload import REMEDY, Fetches, HostCopy, Sends, expect_transfers, host_fake
 from loadmaster.executor.memory.run.segments import STAGE
 from loadmaster.executor.steps.step_graph import StepGraph
 from loadmaster.models.memory.plan import Schedule, Stage
@@ -41,7 +41,7 @@ def emit(
     expect_fit(operators, schedule)
     backward, saved = _backward_graph(operators, schedule, channels_last)
     forward = _forward_graph(operators, schedule, saved, channels_last)
-    module = operators.joint.module
+    module = operators.step_graph.module
     return fx.GraphModule(module, forward), fx.GraphModule(module, backward)
 
 
@@ -78,11 +78,11 @@ def expect_fit(operators: Operators, schedule: Schedule) -> None:
     skipped = [f.id for f in operators.forward if f.encodes is None and f.id not in first]
     if skipped:
         raise InputError("schedule.stages[0]", skipped, "leaves forward operators out", REMEDY)
-    expect_journeys(operators, schedule)
+    expect_transfers(operators, schedule)
 
 
 def _forward_graph(operators: Operators, schedule: Schedule, saved: Sequence[Saved], channels_last: bool) -> fx.Graph:
-    joint = operators.joint
+    step_graph = operators.step_graph
     graph = fx.Graph()
 
     def missing(root: fx.Node) -> fx.Node:
@@ -91,9 +91,9 @@ def _forward_graph(operators: Operators, schedule: Schedule, saved: Sequence[Sav
         raise InputError("schedule.stages[0]", root.name, "is read before it is computed", REMEDY)
 
     emitter = Emitter(operators, graph, missing)
-    for primal in joint.primals:
+    for primal in step_graph.primals:
         emitter.held[primal] = graph.node_copy(primal)
-    departures = Departures(operators, schedule, emitter, channels_last=channels_last)
+    departures = Sends(operators, schedule, emitter, channels_last=channels_last)
     for compute in schedule.stages[0].computes:
         departures.before(compute.forward)
         group = operators.forward[compute.forward]
@@ -111,11 +111,11 @@ def _forward_graph(operators: Operators, schedule: Schedule, saved: Sequence[Sav
             return departures.hosts[value]
         return emitter.encoded[value] if isinstance(value, int) else emitter.value(value)
 
-    outputs = [emitter.value(n) if isinstance(n, fx.Node) else n for n in joint.returned]
+    outputs = [emitter.value(n) if isinstance(n, fx.Node) else n for n in step_graph.returned]
     outputs += map(held, saved)
-    for primal, new in zip(joint.written, joint.forward_outputs, strict=False):
+    for primal, new in zip(step_graph.written, step_graph.forward_outputs, strict=False):
         call(graph, torch.ops.aten.copy_.default, emitter.value(primal), emitter.value(new))
-    _finish(joint, graph, outputs, slice(len(joint.written), len(joint.forward_outputs)), len(saved))
+    _finish(step_graph, graph, outputs, slice(len(step_graph.written), len(step_graph.forward_outputs)), len(saved))
     return graph
 
 
@@ -124,18 +124,18 @@ class _BackwardEmission:
 
     def __init__(self, operators: Operators, schedule: Schedule, channels_last: bool) -> None:
         self.operators = operators
-        self.joint = operators.joint
+        self.step_graph = operators.step_graph
         self.graph = fx.Graph()
         self.emitter = Emitter(operators, self.graph, self._missing)
         self.saved: list[Saved] = []
-        tangents = [self.graph.node_copy(n) for n in self.joint.tangents]
-        self.emitter.held.update(zip(self.joint.tangents, tangents, strict=True))
+        tangents = [self.graph.node_copy(n) for n in self.step_graph.tangents]
+        self.emitter.held.update(zip(self.step_graph.tangents, tangents, strict=True))
         self._first_tangent = tangents[0]
         # Forward operators whose result from stage 0 is still on the device, and those on the device at all.
         self.from_forward = set(schedule.stages[0].keep)
         self.available = set(schedule.stages[0].keep)
         self.stage = 0
-        self.arrivals = Arrivals(operators, schedule, self.emitter, self._host, channels_last=channels_last)
+        self.arrivals = Fetches(operators, schedule, self.emitter, self._host, channels_last=channels_last)
 
     def _host(self, copy: HostCopy) -> fx.Node:
         name = f"host_{copy.forward}_{copy.result}"
@@ -149,7 +149,7 @@ class _BackwardEmission:
         if root.op == "get_attr":
             return self.graph.node_copy(root)
         owner = self.operators.owner.get(root)
-        always = root in self.operators.pinned or self.joint.is_resident(root)
+        always = root in self.operators.pinned or self.step_graph.is_resident(root)
         if always or owner in self.from_forward:
             return self._placeholder(root.name, root.meta, root)
         raise InputError(f"schedule.stages[{self.stage}]", root.name, "is read but neither stored nor computed", REMEDY)
@@ -211,15 +211,15 @@ class _BackwardEmission:
 
 
 def _backward_graph(operators: Operators, schedule: Schedule, channels_last: bool) -> tuple[fx.Graph, list[Saved]]:
-    joint = operators.joint
+    step_graph = operators.step_graph
     emission = _BackwardEmission(operators, schedule, channels_last)
     stages = schedule.stages
     for t in range(1, len(stages)):
         emission.run(t, stages[t], stages[t - 1].keep)
     # Gradients that are forward results as they stand are read by the pass's return.
-    outputs = [emission.emitter.value(n) if isinstance(n, fx.Node) else n for n in joint.backward_outputs]
-    first = len(joint.forward_outputs)
-    _finish(joint, emission.graph, outputs, slice(first, None), 0)
+    outputs = [emission.emitter.value(n) if isinstance(n, fx.Node) else n for n in step_graph.backward_outputs]
+    first = len(step_graph.forward_outputs)
+    _finish(step_graph, emission.graph, outputs, slice(first, None), 0)
     used = {n.name for n in emission.graph.find_nodes(op="placeholder") if n.users}
     saved = []
     placeholders = emission.graph.find_nodes(op="placeholder")
@@ -231,9 +231,9 @@ def _backward_graph(operators: Operators, schedule: Schedule, channels_last: boo
     return emission.graph, saved
 
 
-def _finish(joint: StepGraph, graph: fx.Graph, outputs: Sequence[Any], described: slice, saved: int) -> None:
+def _finish(step_graph: StepGraph, graph: fx.Graph, outputs: Sequence[Any], described: slice, saved: int) -> None:
     node = graph.output(tuple(outputs))
-    original = joint.module.graph.output_node()
+    original = step_graph.module.graph.output_node()
     node.meta["output_stack_traces"] = [n.meta.get("stack_trace") if isinstance(n, fx.Node) else None for n in outputs]
     if "desc" in original.meta:
         from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput

@@ -1,4 +1,4 @@
-"""The journeys of a schedule in the graphs that run it: which copy starts where, and who waits for it.
+"""The transfers of a schedule in the graphs that run it: which copy starts where, and who waits for it.
 
 The rule is that of :mod:`loadmaster.models.memory.links`, the operators are in
 :mod:`loadmaster.executor.steps.transfers`. An offloaded forward operator has one host tensor for each of its results;
@@ -33,8 +33,8 @@ class HostCopy:
     result: int
 
 
-def expect_journeys(operators: Operators, schedule: Schedule) -> None:
-    """Refuse journeys that the graphs cannot make.
+def expect_transfers(operators: Operators, schedule: Schedule) -> None:
+    """Refuse transfers that the graphs cannot make.
 
     Raises:
         InputError: a result is sent that is not there, or too early, or fetched without having been sent.
@@ -57,7 +57,7 @@ def expect_journeys(operators: Operators, schedule: Schedule) -> None:
                 raise InputError(f"schedule.stages[{t}]", f, problem, REMEDY)
 
 
-class Departures:
+class Sends:
     """Sending, in the forward graph.
 
     Args:
@@ -100,7 +100,7 @@ class Departures:
             self.emitter.forget_views()
 
 
-class Arrivals:
+class Fetches:
     """Fetching, in the backward graph.
 
     Args:

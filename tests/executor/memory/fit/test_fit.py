@@ -1,4 +1,4 @@
-"""A fitted step keeps its budget by measurement, or an error says by how much it does not; the model is untouched."""
+"""A fitted step keeps its budget by measurement, or an error says by how much it does not; the model is unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory.fit import fit as fitting
 from loadmaster.executor.memory.fit.fit import Fitter, fit
 from loadmaster.executor.memory.fit.reserve import LARGE_BYTES, allocator_reserve_bytes
-from loadmaster.executor.memory.fit.tries import Correction, Try, accuracy, describe, factors, launches_bind
+from loadmaster.executor.memory.fit.trials import Correction, Trial, describe, factors, launches_bind
+from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.steps.measure import Measurement
 from loadmaster.models.memory.checker import check
 from tests.executor.memory import schedules
@@ -61,7 +62,7 @@ def faked(monkeypatch, problem):
 
     def run(budget_bytes, planner, tries=3, fragmentation_reserve_bytes=0, **fake):
         trial = FakeTrial(problem, **fake)
-        monkeypatch.setattr(fitting, "trial", trial)
+        monkeypatch.setattr(fitting, "run_trial", trial)
         fitted = fit(
             *convnet(),
             budget_bytes=budget_bytes,
@@ -104,9 +105,12 @@ def test_what_one_budget_taught_spares_the_next_a_trial(problem, monkeypatch, sh
     budget = halfway(problem) + reserve
     hidden = round(share * budget)
     trial = FakeTrial(problem, hidden_bytes=hidden)
-    monkeypatch.setattr(fitting, "trial", trial)
+    monkeypatch.setattr(fitting, "run_trial", trial)
     fitter = Fitter(
-        *convnet(), costs=roofline("cpu"), backend="eager", fragmentation_reserve_bytes=reserve, time_tolerance=1.0
+        *convnet(),
+        CaptureOptions(costs=roofline("cpu"), backend="eager"),
+        fragmentation_reserve_bytes=reserve,
+        time_tolerance=1.0,
     )
     fitter.fit(HandPlanner(step=1), budget)
     runs = trial.runs
@@ -395,7 +399,7 @@ def test_arguments_that_mean_nothing_are_refused(faked, problem):
     with pytest.raises(InputError, match=r"bind arguments.*the target after them"):
         Fitter(model, inputs[:1], loss)
     with pytest.raises(InputError, match="backend: is unknown"):
-        Fitter(model, inputs, loss, backend="abacus")
+        Fitter(model, inputs, loss, CaptureOptions(backend="abacus"))
 
 
 def test_a_model_for_several_ranks_is_fitted_by_one_of_them(tmp_path):
@@ -407,7 +411,7 @@ def test_a_model_for_several_ranks_is_fitted_by_one_of_them(tmp_path):
         buckets = sum(p.nbytes for p in model.parameters())
         with pytest.raises(InputError, match=rf"every rank.*less the {buckets} bytes of DDP's buckets"):
             Fitter(ddp, inputs, loss)
-        fitter = Fitter(model, inputs, loss, backend="eager", repeats=1)
+        fitter = Fitter(model, inputs, loss, CaptureOptions(backend="eager"), repeats=1)
         budget = halfway(fitter.captured.problem())
         fitted = fitter.fit(HandPlanner(step=1), budget, tries=2)
         apply(fitted.plan, ddp, loss, backend="eager")(*inputs).backward()
@@ -440,16 +444,16 @@ def test_the_reserve_by_hand(problem):
     assert allocator_reserve_bytes(sized(5, LARGE_BYTES), 1 << 40) == 0
 
 
-def test_accuracy_by_hand():
+def test_errors_of_a_trial_by_hand():
     def tried(planned, used, planned_us, step_us):
-        return Try(100, Correction(), planned, planned_us, used, Measurement(used, 0, step_us, used, used))
+        return Trial(100, Correction(), planned, planned_us, used, Measurement(used, 0, step_us, used, used))
 
-    lost = replace(tried(80, 200, 10.0, 0.0), measured=Measurement(200, 0, 0.0, 200, 200, ran_out=True))
-    found = accuracy([tried(100, 90, 10.0, 11.0), tried(80, 120, 10.0, 8.0), lost, tried(50, 50, 10.0, 10.0)])
-    assert (found.tries, found.kept) == (4, 2)
-    assert found.median_time_error == pytest.approx(0.1) and found.worst_time_error == pytest.approx(-0.2)
-    assert found.median_peak_error == pytest.approx(0.1) and found.worst_peak_error == pytest.approx(0.5)
-    assert "exceeded by" in describe(tried(80, 120, 10.0, 8.0))
+    under, over = tried(100, 90, 10.0, 11.0), tried(80, 120, 10.0, 8.0)
+    assert (under.kept, over.kept) == (True, False)
+    assert (under.time_error, over.time_error) == (pytest.approx(0.1), pytest.approx(-0.2))
+    assert (under.peak_error, over.peak_error) == (pytest.approx(-0.1), pytest.approx(0.5))
+    assert replace(under, measured=Measurement(200, 0, 0.0, 200, 200, ran_out=True)).time_error == 0.0
+    assert "exceeded by" in describe(over)
 
 
 @pytest.mark.parametrize("gradients_held", [False, True])
@@ -459,7 +463,7 @@ def test_a_real_step_keeps_its_budget_and_leaves_the_model_alone(gradients_held)
     before = copy.deepcopy(model.state_dict())
     gradients = [(p.grad, p.grad.clone()) for p in model.parameters()]
     generator = torch.get_rng_state()
-    fitter = Fitter(model, inputs, loss, backend="eager", gradients_held=gradients_held, repeats=1)
+    fitter = Fitter(model, inputs, loss, CaptureOptions(backend="eager", gradients_held=gradients_held), repeats=1)
     budget = halfway(fitter.captured.problem())
     fitted = fitter.fit(HandPlanner(step=1), budget)
     assert fitted.measured.peak_bytes <= budget
@@ -490,7 +494,7 @@ def test_held_gradients_are_counted_from_the_start():
     )
     gradients = sum(p.nbytes for p in model.parameters())
     assert held.forward[0].fixed_bytes == plain.forward[0].fixed_bytes + gradients
-    fitter = Fitter(model, inputs, loss, backend="eager", gradients_held=True, repeats=1)
+    fitter = Fitter(model, inputs, loss, CaptureOptions(backend="eager", gradients_held=True), repeats=1)
     budget = keep_everything_peak(held)
     fitted = fitter.fit(HandPlanner(step=8), budget)
     for _ in range(3):
@@ -505,7 +509,7 @@ def test_optimizer_state_that_is_still_to_come_counts():
     state = 2 * sum(p.nbytes for p in model.parameters())
     peaks = []
     for optimizer in (None, torch.optim.Adam(model.parameters())):
-        fitter = Fitter(model, inputs, loss, optimizer=optimizer, backend="eager", repeats=1)
+        fitter = Fitter(model, inputs, loss, CaptureOptions(optimizer=optimizer, backend="eager"), repeats=1)
         peaks.append(fitter.fit(HandPlanner(step=50), 1 << 40, tries=1).measured.peak_bytes)
     assert peaks[1] - peaks[0] == pytest.approx(state, rel=0.05)
 

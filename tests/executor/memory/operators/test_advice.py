@@ -72,11 +72,11 @@ def step(classes: int, dtype: torch.dtype, rows: int = 8192):
     ("classes", "dtype", "better"), [(50_257, torch.bfloat16, "50,264"), (5_003, torch.float32, "5,004")]
 )
 def test_odd_rows_of_large_products_are_named_with_a_better_size(classes, dtype, better):
-    joint = trace(*step(classes, dtype))
-    [sentence] = advice(joint, on_gpu=True)
+    step_graph = trace(*step(classes, dtype))
+    [sentence] = advice(step_graph, on_gpu=True)
     assert f"{classes:,} {str(dtype).removeprefix('torch.')}" in sentence and f"make that size {better}," in sentence
     assert sentence.startswith("2 large matrix products")  # forward, and the weight's gradient; x has none
-    assert advice(joint, on_gpu=False) == []
+    assert advice(step_graph, on_gpu=False) == []
 
 
 @pytest.mark.parametrize(("classes", "rows"), [(50_304, 8192), (5_003, 64)])

@@ -21,8 +21,8 @@ BIG = 4 * N * C * H * H  # bytes of one float32 activation
 def moved(tape: Tape, nodes, written):
     """Traffic of the nodes; ``written`` are read by somebody else."""
     tape.graph.output(tuple(written))
-    joint = StepGraph(fx.GraphModule(torch.nn.Module(), tape.graph), (), ())
-    return traffic(joint, nodes, written)
+    step_graph = StepGraph(fx.GraphModule(torch.nn.Module(), tape.graph), (), ())
+    return traffic(step_graph, nodes, written)
 
 
 def norm(tape: Tape, x: fx.Node) -> tuple[fx.Node, fx.Node]:

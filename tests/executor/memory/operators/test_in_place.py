@@ -10,7 +10,7 @@ from torch import nn
 
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture
-from loadmaster.executor.memory.fit.trial import trial
+from loadmaster.executor.memory.fit.trial_run import run_trial
 from loadmaster.executor.memory.operators.grouping import group
 from loadmaster.executor.memory.operators.groups import Operators
 from loadmaster.executor.memory.run.emission import emit
@@ -109,7 +109,7 @@ def test_transformers_write_over_what_is_seen_in_other_shapes(share):
     assert any(f.op == "aten.gelu" and f.in_place for f in problem.forward)
     found = tight(problem, share)
     step = apply(found, model, loss)
-    measured = trial(step, step.step, inputs).peak_bytes
+    measured = run_trial(step, step.step, inputs).peak_bytes
     planned = check(problem, found.schedule, found.budget_bytes).peak_bytes
     assert 0.9 * planned < measured < planned + (1 << 18)
 
@@ -129,7 +129,7 @@ def test_a_compiled_step_takes_no_more_than_its_plan_counts(share):
     )
     assert share > 1.5 or (runs and check(problem, never, 1 << 50).peak_bytes >= planned + BIG // 2)
     step = apply(found, model)
-    measured = trial(step, step.step, inputs).peak_bytes
+    measured = run_trial(step, step.step, inputs).peak_bytes
     assert measured <= planned + BIG / 4, (measured / BIG, planned / BIG)
     torch.manual_seed(1)
     expected = torch.autograd.grad(model(*inputs), list(model.parameters()))

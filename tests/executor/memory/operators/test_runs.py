@@ -45,7 +45,7 @@ def operators(*, fused: bool) -> Operators:
 
 def replayed(found: Operators) -> Run:
     """All forward operators up to the exponential, as one run."""
-    joint = found.joint
+    step_graph = found.step_graph
     nodes = [n for f in found.forward for n in f.nodes]
     end = next(i for i, n in enumerate(nodes) if "exp" in n.name)
 
@@ -53,7 +53,7 @@ def replayed(found: Operators) -> Run:
         for node in nodes[: end + 1]:
             emitter.run(node)
 
-    return Run.emitted(found, emit, lambda emitter: [emitter.held[joint.roots[nodes[end]]]])
+    return Run.emitted(found, emit, lambda emitter: [emitter.held[step_graph.roots[nodes[end]]]])
 
 
 def test_node_by_node_every_result_is_there_until_its_last_reader():

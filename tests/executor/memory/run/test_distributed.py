@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, apply_to_blocks, capture, capture_block, measure
 from loadmaster.executor.memory.command import main
-from loadmaster.executor.memory.run.apply import Planned
-from loadmaster.executor.steps.wrappers import held_by
+from loadmaster.executor.memory.run.apply import CompiledPlans
+from loadmaster.executor.steps.wrappers import wrapper_bytes
 from loadmaster.models.memory.checker import check
 from tests.executor.memory.models import Mlp, Transformer, convnet_case, mlp_case, transformer_case
 from tests.executor.memory.ranks import RANKS, outcomes
@@ -265,8 +265,8 @@ def test_the_graph_is_never_cut_along_buckets(alone, monkeypatch):
     model, inputs, loss = mlp_case()
     chosen = some_kept(capture(model, inputs, loss, hardware="cpu", backend="eager"))
     partitions = []
-    inner = Planned.partition
-    monkeypatch.setattr(Planned, "partition", lambda self, joint: partitions.append(1) or inner(self, joint))
+    inner = CompiledPlans.partition
+    monkeypatch.setattr(CompiledPlans, "partition", lambda self, joint: partitions.append(1) or inner(self, joint))
     DistributedDataParallel(apply(chosen, model, loss, backend="eager"), **TINY_BUCKETS)(*inputs).backward()
     assert partitions == [1]
 
@@ -305,15 +305,15 @@ def test_what_fsdp2_holds_by_hand():
     model.odd = nn.Parameter(torch.zeros(5, 2))
     shard, odd = 3 * (4 * 16 + 4) * 4, 2 * 2 * 4
     padding = 4 * odd - 5 * 2 * 4
-    held = held_by("fsdp2", 4, model, optimizer_bytes=8000)
+    held = wrapper_bytes("fsdp2", 4, model, optimizer_bytes=8000)
     assert held.step_bytes == shard + odd + padding - 6000
     assert held.forward_bytes == 4 * (shard + odd)
     assert held.end_bytes == shard + odd
-    assert held_by("fsdp2", 1, model).forward_bytes == 0
+    assert wrapper_bytes("fsdp2", 1, model).forward_bytes == 0
     with pytest.raises(InputError, match="wrapper"):
-        held_by("horovod", 2, model)
+        wrapper_bytes("horovod", 2, model)
     with pytest.raises(InputError, match="ranks"):
-        held_by("ddp", 0, model)
+        wrapper_bytes("ddp", 0, model)
 
 
 def sharded_block(model):

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture, measure
 from loadmaster.executor.memory.run import backends
-from loadmaster.executor.memory.run.apply import Planned
+from loadmaster.executor.memory.run.apply import CompiledPlans
 from loadmaster.models.memory.checker import check
 from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transformer_case
 from tests.executor.memory.schedules import plan, schedule
@@ -24,8 +24,8 @@ from tests.executor.memory.schedules import plan, schedule
 def compilations(monkeypatch):
     """One entry for every graph a plan was asked for."""
     asked = []
-    inner = Planned.partition
-    monkeypatch.setattr(Planned, "partition", lambda self, joint: asked.append(1) or inner(self, joint))
+    inner = CompiledPlans.partition
+    monkeypatch.setattr(CompiledPlans, "partition", lambda self, joint: asked.append(1) or inner(self, joint))
     return asked
 
 

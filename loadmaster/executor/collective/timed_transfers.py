@@ -21,7 +21,7 @@ ANSWER_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Burst:
+class TransferBatch:
     """Transfers that go at once, each of some messages one after another, or of one as large.
 
     Attributes:
@@ -36,49 +36,49 @@ class Burst:
     echo: bool = False
 
 
-class Bench:
-    """Times bursts; every rank of the group makes one and asks for the same bursts in the same order."""
+class TransferTimer:
+    """Times batches of transfers; every rank of the group makes one and asks for the same batches in the same order."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, repeats: int) -> None:
         """``repeats``: the least time of so many counts."""
         self.group, self.device, self.repeats = group, device, repeats
         self.rank, self.size = group.rank(), group.size()
 
-    def seconds(self, bursts: Sequence[Burst]) -> list[dict[Pair, float]]:
-        """How long each transfer of each burst takes, one way; the same on every rank."""
+    def seconds(self, batches: Sequence[TransferBatch]) -> list[dict[Pair, float]]:
+        """How long each transfer of each batch takes, one way; the same on every rank."""
         mine: list[dict[Pair, float]] = []
-        for burst in bursts:
+        for batch in batches:
             least: dict[Pair, float] = {}
-            data = self._buffers(burst)
+            data = self._buffers(batch)
             answers = data
-            if not burst.echo:
+            if not batch.echo:
                 answers = {pair: [t.new_zeros(ANSWER_BYTES) for t in own[:1]] for pair, own in data.items()}
             # One more than counted: the first brings up connections.
             for turn in range(self.repeats + 1):
                 dist.barrier(group=self.group)
-                for pair, found in self._once(burst, data, answers).items():
+                for pair, found in self._once(batch, data, answers).items():
                     if turn:
                         least[pair] = min(found, least.get(pair, found))
             mine.append(least)
         said: list[list[dict[Pair, float]]] = [[] for _ in range(self.size)]
         dist.all_gather_object(said, mine, group=self.group)
-        return [{pair: found for of_rank in said for pair, found in of_rank[k].items()} for k in range(len(bursts))]
+        return [{pair: found for of_rank in said for pair, found in of_rank[k].items()} for k in range(len(batches))]
 
-    def _buffers(self, burst: Burst) -> dict[Pair, list[torch.Tensor]]:
+    def _buffers(self, batch: TransferBatch) -> dict[Pair, list[torch.Tensor]]:
         """The messages of each transfer that this rank has a part in."""
-        messages, size = (1, burst.count * burst.size_bytes) if burst.merged else (burst.count, burst.size_bytes)
+        messages, size = (1, batch.count * batch.size_bytes) if batch.merged else (batch.count, batch.size_bytes)
         return {
             pair: [torch.zeros(size, dtype=torch.uint8, device=self.device) for _ in range(messages)]
-            for pair in burst.pairs
+            for pair in batch.pairs
             if self.rank in pair
         }
 
     def _once(
-        self, burst: Burst, data: dict[Pair, list[torch.Tensor]], answers: dict[Pair, list[torch.Tensor]]
+        self, batch: TransferBatch, data: dict[Pair, list[torch.Tensor]], answers: dict[Pair, list[torch.Tensor]]
     ) -> dict[Pair, float]:
         """One count, as this rank sees it: the time of each transfer that it sends."""
-        sent = [pair for pair in burst.pairs if pair[0] == self.rank]
-        received = [pair for pair in burst.pairs if pair[1] == self.rank]
+        sent = [pair for pair in batch.pairs if pair[0] == self.rank]
+        received = [pair for pair in batch.pairs if pair[1] == self.rank]
         begun = time.perf_counter()
         self._do(
             [
@@ -93,7 +93,7 @@ class Bench:
             ]
         )
         took = time.perf_counter() - begun
-        return dict.fromkeys(sent, took / 2 if burst.echo else took)
+        return dict.fromkeys(sent, took / 2 if batch.echo else took)
 
     def _do(self, calls: Sequence[tuple[Call, torch.Tensor, int]]) -> None:
         if not calls:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from loadmaster.executor.memory.fit.trial import runner, trial, untouched
+from loadmaster.executor.memory.fit.trial_run import run_trial, runner, unchanged
 from loadmaster.executor.steps.tracing import Step
 
 
@@ -44,7 +44,7 @@ def test_everything_is_as_it_was(fails):
     before, last, generator, values = state(model), model.last, torch.get_rng_state(), x.detach().clone()
 
     def inside():
-        with untouched(step, (x,)) as set_aside_bytes:
+        with unchanged(step, (x,)) as set_aside_bytes:
             assert set_aside_bytes == kept.nbytes
             assert model.layer.weight.grad is None
             model(x).backward()
@@ -88,13 +88,13 @@ def test_a_trial_counts_by_hand():
     step = Step(model, loss)
     x, target = torch.randn(1000, 500), torch.zeros(1)
     resident = model.weight.nbytes + x.nbytes + target.nbytes
-    found = trial(step, step, (x, target), repeats=1)
+    found = run_trial(step, step, (x, target), repeats=1)
     assert found.resident_bytes == resident
     least = resident + model.weight.nbytes  # the gradient
     assert least < found.peak_bytes <= least + 3 * 1000 * 250 * 4
     assert found.requested_bytes == found.reserved_bytes == found.peak_bytes
     assert found.step_us > 0
-    held = trial(step, step, (x, target), gradients_held=True, repeats=1)
+    held = run_trial(step, step, (x, target), gradients_held=True, repeats=1)
     assert held.resident_bytes == resident + model.weight.nbytes
 
 
@@ -112,7 +112,7 @@ def test_hooks_on_parameters_rest():
     model.bias.register_hook(lambda gradient: called.append("bias"))
     x.register_hook(lambda gradient: called.append("input"))
     step = Step(nn.Sequential(model, nn.Flatten(0), nn.Softmax(0)), lambda y, _t: y.square().sum())
-    trial(step, step, (x, x), repeats=1)
+    run_trial(step, step, (x, x), repeats=1)
     assert not called and not optimizer.state
     step(x, x).backward()
     assert sorted(called) == ["bias", "input", "step"] and optimizer.state
@@ -129,7 +129,7 @@ def test_inputs_that_cannot_be_written_need_not_be():
         model.bias.fill_(torch.nan)
     step = Step(nn.Sequential(model, nn.Flatten(0)), lambda y, _t: y.sum())
     version = model.bias._version
-    trial(step, step, (x, x), repeats=1)
+    run_trial(step, step, (x, x), repeats=1)
     assert bool(x.isnan().all()) and model.bias._version == version
 
 
@@ -137,6 +137,6 @@ def test_a_trial_needs_no_gradients_around_it():
     model, x = nn.Linear(4, 4), torch.randn(3, 4)
     step = Step(model, lambda y, _t: y.sum())
     with torch.no_grad():
-        trial(step, step, (x, x), repeats=1)
+        run_trial(step, step, (x, x), repeats=1)
         assert not torch.is_grad_enabled()
     assert model.weight.grad is None

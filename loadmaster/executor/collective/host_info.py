@@ -13,8 +13,8 @@ import torch
 
 
 @dataclass(frozen=True)
-class Sight:
-    """One rank's view.
+class HostInfo:
+    """What one rank sees of its host and device.
 
     Attributes:
         gpu, pci: name and bus address of its GPU; None: none, or not told.
@@ -30,7 +30,7 @@ class Sight:
     matrix: str | None
 
 
-def look(device: torch.device) -> Sight:
+def host_info(device: torch.device) -> HostInfo:
     """This process and its device."""
     gpu = pci = matrix = None
     numa = _numa_of_cores()
@@ -39,7 +39,7 @@ def look(device: torch.device) -> Sight:
         gpu, pci = properties.name, _pci(properties)
         numa = None if pci is None else _number(Path(f"/sys/bus/pci/devices/{pci}/numa_node"))
         matrix = _matrix()
-    return Sight(socket.gethostname(), gpu, pci, numa, len(os.sched_getaffinity(0)), matrix)
+    return HostInfo(socket.gethostname(), gpu, pci, numa, len(os.sched_getaffinity(0)), matrix)
 
 
 def _pci(properties: object) -> str | None:

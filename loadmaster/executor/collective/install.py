@@ -1,9 +1,9 @@
-"""Planned collectives on and off, for a whole program: the default process group is exchanged for one that plans.
+"""Installs planned collectives for a whole program: the default process group is exchanged for one that plans.
 
     from loadmaster.executor import collective
     collective.use("plans")                    # a folder; after init_process_group, on every rank
 
-What was made before keeps the group it was made with: switch on before DDP, FSDP2 or a device mesh are.
+What was made before keeps the group it was made with: call ``use`` before DDP, FSDP2 or a device mesh are.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from loadmaster.models.collective.plan import CollectivePlan
 from loadmaster.models.collective.problem import CollectiveProblem
 
 _numbers = itertools.count()
-_switched: list[Switched] = []
+_installed: list[Installed] = []
 _make_p2p_op = dist.P2POp.__init__
 
 
-class Switched:
+class Installed:
     """Planned collectives that are on: as a context manager, until the block ends.
 
     Attributes:
@@ -44,10 +44,10 @@ class Switched:
 
     def disable(self) -> None:
         """Give the inner group its place back. What still holds the planned group goes on, by the inner one's means."""
-        if self not in _switched:
+        if self not in _installed:
             return
-        _switched.remove(self)
-        if not _switched:
+        _installed.remove(self)
+        if not _installed:
             dist.P2POp.__init__ = _make_p2p_op  # type: ignore[method-assign]
         group = self.group
         group.shutdown()
@@ -67,7 +67,7 @@ class Switched:
         """How many calls went which way; see :func:`stats`."""
         return _stats(self.group)
 
-    def __enter__(self) -> Switched:
+    def __enter__(self) -> Installed:
         return self
 
     def __exit__(
@@ -97,7 +97,7 @@ def use(
     engines: Sequence[MakeEngine] | None = None,
     place: Place | None = None,
     largest_bytes: int | None = None,
-) -> Switched:
+) -> Installed:
     """Run collectives by plan from now on. Every rank of the group calls it, with the same arguments.
 
     Args:
@@ -116,7 +116,7 @@ def use(
     default = group is None
     inner = c10d._get_default_group() if group is None else group
     if isinstance(inner, PlannedGroup):
-        raise InputError("group", inner.group_name, "is planned already", "Switch it off first: collective.disable().")
+        raise InputError("group", inner.group_name, "is planned already", "Take it out first: collective.disable().")
     pairs = _read_alike(plans, inner, largest_bytes)
     name: Any = f"loadmaster:{next(_numbers)}:{inner.group_name}"
     planned = PlannedGroup(name, inner, pairs, engines or (fitting_engine,), place=place, largest_bytes=largest_bytes)
@@ -132,8 +132,8 @@ def use(
     if default:
         c10d._update_default_pg(planned)
     dist.P2POp.__init__ = _p2p_op_of_inner  # type: ignore[method-assign]
-    _switched.append(Switched(planned, default=default))
-    return _switched[-1]
+    _installed.append(Installed(planned, default=default))
+    return _installed[-1]
 
 
 def _read_alike(plans: Plans, group: dist.ProcessGroup, largest_bytes: int | None) -> list[Planned]:
@@ -152,22 +152,22 @@ def _read_alike(plans: Plans, group: dist.ProcessGroup, largest_bytes: int | Non
 
 
 def disable() -> None:
-    """Switch off all that is on."""
-    for switched in reversed(_switched[:]):
-        switched.disable()
+    """Take out all that is installed."""
+    for installed in reversed(_installed[:]):
+        installed.disable()
 
 
 def stats() -> dict[str, dict[str, Any]]:
-    """Of what was switched on last: calls by plan ({collective: {engine: calls}}), how many of these were padded
+    """Of what was installed last: calls by plan ({collective: {engine: calls}}), how many of these were padded
     ({collective: calls}), and calls that went to the inner group ({collective: {reason: calls}}). Calls that plans know
     nothing of (barriers, sends and receives) are not counted.
 
     Raises:
         InputError: nothing is on.
     """
-    if not _switched:
-        raise InputError("collective", None, "is not switched on", "Call collective.use(plans) first.")
-    return _switched[-1].stats()
+    if not _installed:
+        raise InputError("collective", None, "are not installed", "Call collective.use(plans) first.")
+    return _installed[-1].stats()
 
 
 def _stats(group: PlannedGroup) -> dict[str, dict[str, Any]]:

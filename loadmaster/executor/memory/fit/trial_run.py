@@ -21,7 +21,7 @@ Call = Callable[..., torch.Tensor]
 
 
 @contextlib.contextmanager
-def untouched(step: Step, inputs: Sequence[Any]) -> Iterator[int]:
+def unchanged(step: Step, inputs: Sequence[Any]) -> Iterator[int]:
     """Run steps inside, and leave no trace of them. Gives the bytes of the gradients that are set aside meanwhile.
 
     On leaving, parameters, buffers and inputs have the values and objects they had, gradients set aside are back, and
@@ -82,7 +82,7 @@ def runner(call: Call, step: Step, inputs: Sequence[Any], *, gradients_held: boo
     return run
 
 
-def trial(
+def run_trial(
     call: Call,
     step: Step,
     inputs: Sequence[Any],
@@ -91,7 +91,7 @@ def trial(
     gradients_held: bool = False,
     repeats: int = 5,
 ) -> Measurement:
-    """Measure a step, inside :func:`untouched`.
+    """Measure a step, inside :func:`unchanged`.
 
     Peaks count what training will hold: gradients set aside are left out, and optimizer state that the first step of
     the optimizer makes is added. On CUDA the allocator gives back what warming up has left in its cache, so that the
@@ -105,7 +105,7 @@ def trial(
     device = device_of(step, inputs)
     state = [] if optimizer is None else [t for s in optimizer.state.values() for t in tensors(list(s.values()))]
     coming_bytes = 0 if optimizer is None or state else optimizer_state_bytes(optimizer)
-    with untouched(step, inputs) as set_aside_bytes:
+    with unchanged(step, inputs) as set_aside_bytes:
         run = runner(call, step, inputs, gradients_held=gradients_held)
         for _ in range(WARM_UP):
             run()

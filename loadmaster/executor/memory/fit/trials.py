@@ -1,10 +1,9 @@
-"""What planned steps measured: one record per try, how far off the plans were, and the words for a broken promise."""
+"""What planned steps measured: one record per trial, how far off the plans were, and the words for a broken promise."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loadmaster.errors import BudgetError
 from loadmaster.executor.steps.measure import Measurement
@@ -28,9 +27,13 @@ class Correction:
     products: float = 1.0
     moves: float = 1.0
 
+    def plus(self, resident_bytes: int) -> Correction:
+        """With so many bytes more that are held."""
+        return replace(self, resident_bytes=self.resident_bytes + resident_bytes)
+
 
 @dataclass(frozen=True)
-class Try:
+class Trial:
     """One plan and what running it measured.
 
     Attributes:
@@ -61,7 +64,7 @@ class Try:
 
     @property
     def beside_bytes(self) -> int:
-        """Held beside what was captured, as measured; a reserve counts as held."""
+        """WrapperBytes beside what was captured, as measured; a reserve counts as held."""
         return self.correction.resident_bytes + self.excess_bytes
 
     @property
@@ -74,39 +77,6 @@ class Try:
     def peak_error(self) -> float:
         """Measured bytes over the planned peak, less one."""
         return self.excess_bytes / self.planned_peak_bytes
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """How far plans were off over a sweep. Shares; positive where a step took more than planned.
-
-    Attributes:
-        tries: steps that were run.
-        kept: of them within their budget.
-        median_time_error, worst_time_error: of the step time; the median of the sizes, and the one largest in size.
-        median_peak_error, worst_peak_error: of the peak.
-    """
-
-    tries: int
-    kept: int
-    median_time_error: float
-    worst_time_error: float
-    median_peak_error: float
-    worst_peak_error: float
-
-
-def accuracy(tries: Sequence[Try]) -> Accuracy:
-    """Predicted against measured, over at least one try that was measured; the device ran out of memory in others."""
-    measured = [t for t in tries if not t.measured.ran_out]
-    times, peaks = ([t.time_error for t in measured], [t.peak_error for t in measured])
-    return Accuracy(
-        tries=len(tries),
-        kept=sum(t.kept for t in tries),
-        median_time_error=statistics.median(map(abs, times)),
-        worst_time_error=max(times, key=abs),
-        median_peak_error=statistics.median(map(abs, peaks)),
-        worst_peak_error=max(peaks, key=abs),
-    )
 
 
 def factors(busy_us: float, measured_us: Sequence[float], planned_us: Sequence[float]) -> tuple[float, float]:
@@ -139,7 +109,7 @@ def launches_bind(step_us: float, kernels_us: float) -> str | None:
     )
 
 
-def describe(tried: Try) -> str:
+def describe(tried: Trial) -> str:
     """One line: budget, planned and measured peak, planned and measured time."""
     if tried.measured.ran_out:
         planned = f"peak planned {_size(tried.planned_peak_bytes)}"
@@ -150,7 +120,7 @@ def describe(tried: Try) -> str:
     return f"budget {_size(tried.budget_bytes)} {held}: {peak}; {time} ({tried.time_error:+.1%})"
 
 
-def infeasible(plan: MemoryPlan, extra_bytes: int, tries: Sequence[Try]) -> BudgetError:
+def infeasible(plan: MemoryPlan, extra_bytes: int, tries: Sequence[Trial]) -> BudgetError:
     """No plan exists for the problem as corrected.
 
     Args:
@@ -169,7 +139,7 @@ def infeasible(plan: MemoryPlan, extra_bytes: int, tries: Sequence[Try]) -> Budg
     return BudgetError(message, plan.budget_bytes, needed, measured)
 
 
-def broken(tries: Sequence[Try]) -> BudgetError:
+def broken(tries: Sequence[Trial]) -> BudgetError:
     """Every plan that was run measured more than the budget."""
     best = min(tries, key=lambda t: (t.measured.ran_out, t.used_bytes))
     found = best.measured

@@ -86,7 +86,7 @@ class StreamWork(PlannedWork):
         return future
 
 
-class Works:
+class WorkQueue:
     """Runs jobs one after another, in the order given."""
 
     def __init__(self, name: str) -> None:
@@ -128,7 +128,7 @@ class Works:
                 tensor.record_stream(stream)
         return StreamWork(filled, stream)
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Let what was started end: on the CPU now, on a GPU before what follows on the current stream."""
         if self._last is not None:
             futures.wait([self._last])

@@ -10,11 +10,11 @@ import torch
 from loadmaster.errors import BudgetError, InputError
 from loadmaster.models.memory.plan import MemoryPlan
 
-UNWATCHED = 1  # the first step compiles
-WATCHED = 3  # the steps after it: optimizer state is there from the second on
+SKIPPED_STEPS = 1  # the first step compiles
+CHECKED_STEPS = 3  # the steps after it: optimizer state is there from the second on
 
 
-class PeakWatch:
+class BudgetCheck:
     """Checks, at the end of the backward pass of a few early steps, that the allocator's peak kept the budget.
 
     The peak is that of the whole process since the step's forward pass began: ``torch.cuda``'s peak statistics start
@@ -25,7 +25,7 @@ class PeakWatch:
         self.budget_bytes = max(plan.budget_bytes for plan in plans)
         self._calls = 0
 
-    def watched(self, call: Callable[..., torch.Tensor], inputs: Sequence[Any], device: torch.device) -> torch.Tensor:
+    def checked(self, call: Callable[..., torch.Tensor], inputs: Sequence[Any], device: torch.device) -> torch.Tensor:
         """The loss of a planned call, whose backward pass raises if the budget was not kept.
 
         Raises:
@@ -35,7 +35,7 @@ class PeakWatch:
             remedy = "Watch steps on CUDA, or measure trial steps with fit."
             raise InputError("enforce", str(device), "has an allocator that keeps no peak", remedy)
         self._calls += 1
-        if not UNWATCHED < self._calls <= UNWATCHED + WATCHED:
+        if not SKIPPED_STEPS < self._calls <= SKIPPED_STEPS + CHECKED_STEPS:
             return call(*inputs)
         torch.cuda.reset_peak_memory_stats(device)
         loss = call(*inputs)
