@@ -3,8 +3,8 @@
 Let m_i be the bytes of forward result i, S[t] the results on the device when stage t starts, keep[t] those that stay
 into the next one, L_j the live inputs of forward operator j, D the needs of the chosen backward implementation, G_t the
 gradients and fixed bytes of stage t, F_t the bytes of offloaded results on their way in either direction. What backward
-k reads, stage k keeps, or computes and leaves intact: every i in D is in keep[k] or computed in stage k (S[k+1,i] +
-P[k,i] >= 1). The step fits a budget B when, in every stage t,
+k reads, stage k keeps, or computes and leaves intact: every i in D is in keep[k] or computed in stage k.
+The step fits a budget B when, in every stage t,
 
 - just before forward j, computed or not:
     G_t + F_t + sum(m_i, i in S[t], i >= j) + sum(m_i, i in keep[t], i < j) + sum(m_i, i in D - keep[t], i < j) <= B
@@ -14,7 +14,7 @@ P[k,i] >= 1). The step fits a budget B when, in every stage t,
 - while backward k = t runs:
     workspace + live + fixed + output + F_t + sum(m_i, i in D) + sum(m_i, i in keep[t] - D) <= B
 
-Source: MONeT, [Shah23], equations 4.1 to 4.3 and 4.12 to 4.16, and the accounting of its published
+Source: MONeT, [Shah23] equations 4.1 to 4.3 and 4.12 to 4.16, and the accounting of its published
 schedules. Offload extends it by the rule of :mod:`loadmaster.models.memory.links`: in the forward pass F_t is the bytes
 that the rule counts while the operator at hand runs; waiting for a copy is a stall.
 

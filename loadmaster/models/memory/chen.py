@@ -1,6 +1,6 @@
 """Chen's sqrt(n) checkpointing: keep what crosses segment boundaries, recompute each segment once in the backward pass.
 
-Source: Chen, Xu, Zhang and Guestrin, Training deep nets with sublinear memory cost (2016), algorithm 3, on a graph
+Source: [Chen16] algorithm 3, on a graph
 instead of a chain: what crosses a boundary is every result that a later segment reads. Segments are of about equal
 bytes, and their number is searched on a grid around sqrt(n), as there. There is no budget: it is one point.
 """

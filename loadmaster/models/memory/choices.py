@@ -55,7 +55,7 @@ def backward_choices(problem: MemoryProblem, k: int) -> tuple[Choice, ...]:
     return undominated(offered_backward(problem, k))
 
 
-def stand_in(given: Choice, choices: Sequence[Choice]) -> Choice:
+def dominating(given: Choice, choices: Sequence[Choice]) -> Choice:
     """``given`` itself if it is among the undominated ``choices``, else one that is as good in every respect."""
     return next(
         (c for c in choices if c.index == given.index),

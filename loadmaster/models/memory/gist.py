@@ -1,6 +1,6 @@
 """Gist-style fixed choices: encode what only the backward pass reads, run in place where nothing is lost.
 
-Source: Gist as taken up in [Shah23], section 4.6.2, of which problems carry Binarize (sign bits of
+Source: [Gist18], as taken up in [Shah23] section 4.6.2, of which problems carry Binarize (sign bits of
 ReLUs, indices of max-pools) and in-place operators. Nothing is recomputed, and there is no budget: it is one point.
 """
 

@@ -1,8 +1,8 @@
 """The ``memory`` problem: a training graph with costs, and a byte budget.
 
 Forward operators i = 0..V-1 run in order, the last one is the loss; backward operators k = 1..K run in order after
-them. Sizes are bytes, times microseconds, energies microjoules. Source: MONeT, [Shah23], sections
-4.2 and 4.3; the accounting of memory is stated in :mod:`loadmaster.models.memory.checker`.
+them. Sizes are bytes, times microseconds, energies microjoules. Source: MONeT, [Shah23] sections 4.2
+and 4.3; the accounting of memory is stated in :mod:`loadmaster.models.memory.checker`.
 """
 
 from __future__ import annotations

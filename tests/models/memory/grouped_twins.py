@@ -246,7 +246,7 @@ def _matters(problem: MemoryProblem, i: int, stage: int) -> bool:
 def banded_twin(
     problem: MemoryProblem, budget_bytes: int, slots: Groups, allowed: BoolArray, *, offload: bool
 ) -> pulp.LpProblem:
-    """(4.7) to (4.15) and (O1) to (O3)."""
+    """(4.1), (4.7) to (4.15), (B.a) to (B.c) and (O1) to (O3)."""
     c = _Common("banded", problem, budget_bytes)
     model, V, m, budget, forward = c.model, c.V, c.m, c.budget, problem.forward
     H = range(len(slots))
@@ -289,7 +289,7 @@ def banded_twin(
             model += r[h, i] <= here[h, u] + r[h, u]  # (4.7)
         if operator.encodes is not None:
             model += r[h, i] <= r[h, operator.encodes]  # (4.7)
-        model += s[h + 1, i] <= here[h, i] + r[h, i]  # (4.7b)
+        model += s[h + 1, i] <= here[h, i] + r[h, i]  # (4.7)
     c.objective += pulp.lpSum(spent.values())
     v = {(k, i): share(f"v_{k}_{i}") for a, b in slots for k in range(a, b + 1) for i in V}
     for h, (a, b) in enumerate(slots):
@@ -298,14 +298,14 @@ def banded_twin(
         stays = {i: v[a + 1, i] if a < b else s[h + 1, i] for i in V}
         for i in read_first if a < b else ():
             stays[i] = binary(f"e_{h}_{i}")
-            model += stays[i] <= v[a + 1, i]  # (4.8c)
+            model += stays[i] <= v[a + 1, i]  # (B.c)
         for i in V:
             for k in range(a, b + 1):
-                model += v[k, i] >= c.need(k, i)  # (4.8)
-                model += v[k, i] >= (v[k + 1, i] if k < b else s[h + 1, i])  # (4.8)
+                model += v[k, i] >= c.need(k, i)  # (B.a)
+                model += v[k, i] >= (v[k + 1, i] if k < b else s[h + 1, i])  # (B.a)
             model += v[a, i] <= here[h, i] + r[h, i]  # (4.8)
             if h + 1 < len(slots):
-                model += c.need(b, i) <= s[h + 1, i] + (r[h, i] if a == b else 0)  # (4.8b)
+                model += c.need(b, i) <= s[h + 1, i] + (r[h, i] if a == b else 0)  # (B.b)
         for j in V:
             if (h, j) in q and forward[j].encodes is None:
                 overwritten = forward[j].in_place.overwrites

@@ -69,7 +69,7 @@ def test_one_segment_recomputes_all_and_as_many_as_operators_nothing() -> None:
     ("name", "published_gb"), [("resnet50-b184-full", 15.1), ("unet-b11-full", 14.3), ("mobilenet_v2-b272-full", 14.5)]
 )
 def test_plain_peak_is_what_pytorch_was_measured_to_take(name: str, published_gb: float) -> None:
-    """The seed's table 4.2, PyTorch's row: an independent measurement of the same networks."""
+    """[Shah23] table 4.2, PyTorch's row: an independent measurement of the same networks."""
     assert plain.peak_bytes(read_problem(example(name))) / GIB == pytest.approx(published_gb, rel=0.05)
 
 

@@ -22,7 +22,7 @@ def test_optimum_is_its_twins_and_never_below_monets(seed: int) -> None:
     for budget in budgets(problem, (0.35, 0.5, 0.65)):
         formulation = checkmate.formulate(problem, budget)
         solution = solve(formulation.program, SolveOptions(gap=0.0), solver="highs")
-        twin = optimum(checkmate_twin(problem, budget, formulation.ways))
+        twin = optimum(checkmate_twin(problem, budget, formulation.columns.ways))
         assert solution.objective == (None if twin is None else pytest.approx(twin))
         if solution.values is None or solution.objective is None:
             continue

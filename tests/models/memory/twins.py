@@ -26,7 +26,7 @@ def optimum(model: pulp.LpProblem) -> float | None:
 
 
 def monet_twin(problem: MemoryProblem, budget_bytes: int) -> pulp.LpProblem:
-    """MONeT, [Shah23], equations 4.7 to 4.16, with the accounting of the published schedules."""
+    """MONeT, [Shah23] equations 4.7 to 4.16, with the accounting of the published schedules."""
     forward, backward, m = problem.forward, problem.backward, [int(b) for b in problem.output_bytes]
     T, V = range(problem.stage_count), range(len(problem.forward))
     model = pulp.LpProblem("monet", pulp.LpMinimize)
