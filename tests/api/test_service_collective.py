@@ -18,6 +18,7 @@ from loadmaster.errors import InputError
 from loadmaster.models.collective.exports.msccl import msccl_files
 from loadmaster.models.collective.plan import CollectivePlan
 from loadmaster.models.kinds import KINDS, check_plan, read_problem
+from loadmaster.models.memory.presets import chain
 from loadmaster.planner import PlanOptions
 from tests.api.collective_by_hand import plan_by_hand, ring_document
 
@@ -110,6 +111,26 @@ async def test_a_frontier_of_a_collective_is_refused(http: httpx.AsyncClient) ->
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"] == "/problem/kind"
     assert "no limit to sweep" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("points", "options", "field"),
+    [
+        ({}, {}, "limits"),
+        ({"limits": [1], "budgets_bytes": [1]}, {}, "limits"),
+        ({"limits": [1]}, {"limit": 2}, "options.limit"),
+        ({"budgets_bytes": [1]}, {"budget_bytes": 2}, "options.budget_bytes"),
+        ({"limits": []}, {}, "limits"),
+    ],
+)
+async def test_the_points_of_a_frontier_are_given_once(
+    points: dict[str, Any], options: dict[str, Any], field: str, http: httpx.AsyncClient
+) -> None:
+    body = {"problem": chain(3, 1000), "options": options, **points}
+    answer = await http.post("/v1/frontiers", json=body)
+    assert answer.status_code == 422
+    error = answer.json()["errors"][0]
+    assert error["field"] == field and error["remedy"]
 
 
 def test_what_makes_requests_equal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,6 +240,7 @@ def test_the_command_line(files: Path, capsys: pytest.CaptureFixture[str]) -> No
     [
         (["plan", "problem.json"], "--messages"),
         (["plan", "problem.json", "--budget", "5GiB"], "--budget: means nothing to buckets"),
+        (["plan", "problem.json", "--messages", "2", "--budget", "5GiB"], "--budget: means nothing to buckets"),
         (["plan", "problem.json", "--messages", "5GiB"], "is no number of messages"),
         (["plan", "problem.json", "--messages", "0%"], "a message for every gradient"),
         (["frontier", "problem.json", "--budgets", "5GiB"], "--budgets: means nothing to buckets"),

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 
 from loadmaster.api.cli.files import write_json
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.report.views import views_of
 from loadmaster.api.units import parse_bytes, parse_limit, show_cost, show_share
 from loadmaster.errors import InputError
-from loadmaster.models.kind import Kind
-from loadmaster.models.kinds import Plan, Problem, all_kinds, kind_named, write_plan
+from loadmaster.models.kind import Limit
+from loadmaster.models.kinds import Plan, Problem, all_kinds, write_plan
 from loadmaster.planner import PlanOptions, PlanProgress, settled
 
 INFEASIBLE = 3
@@ -32,43 +31,40 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--memory-limit", metavar="SIZE", help="address space of each solver process")
 
 
-def add_limits(command: argparse.ArgumentParser) -> None:
-    """The flags of every kind's limit: one of each name."""
-    for flag, kinds in kinds_by_flag().items():
-        limits = {kind.limit.help for kind in kinds if kind.limit is not None}
-        names = ", ".join(kind.name for kind in kinds)
-        command.add_argument(flag, dest=_limit_name(flag), metavar="LIMIT", help=f"{names}: {'; '.join(limits)}")
+def add_limits(command: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """A flag for the limit of every kind, or for several of it at once; kinds whose limits share a name share it."""
+    for flag, limits in _limits_by_flag(several).items():
+        kinds = "; ".join(f"{kind}: {limit.help}" for kind, limit in limits.items())
+        metavar = "LIMIT,..." if several else "LIMIT"
+        command.add_argument(flag, dest=f"limit {flag}", metavar=metavar, help=f"of {kinds}")
 
 
-def kinds_by_flag() -> dict[str, list[Kind]]:
-    """The kinds that have a limit, by the flag that sets it."""
-    found: dict[str, list[Kind]] = {}
-    for kind in all_kinds().values():
-        if kind.limit is not None:
-            found.setdefault(kind.limit.flag, []).append(kind)
-    return found
-
-
-def given_limit(arguments: argparse.Namespace, problem: Problem, flags: Mapping[str, str]) -> tuple[str, str] | None:
-    """The flag and the text of the problem's limit, if it was given; ``flags``: limit's flag -> the flag looked for.
+def given_limits(arguments: argparse.Namespace, problem: Problem, *, several: bool = False) -> list[int] | None:
+    """The limits given for a problem, ascending; None where there are none.
 
     Raises:
-        InputError: another kind's limit was given.
+        InputError: naming the flag: it is another kind's, or its value is no limit.
     """
-    limit = kind_named(problem.kind).limit
     found = None
-    for own, flag in flags.items():
-        text = getattr(arguments, _limit_name(flag), None)
+    for flag, limits in _limits_by_flag(several).items():
+        text: str | None = getattr(arguments, f"limit {flag}")
         if text is None:
             continue
-        if limit is None or limit.flag != own:
+        if problem.kind not in limits:
             raise InputError(flag, text, f"means nothing to {problem.kind}", "Leave it out.")
-        found = flag, text
+        parts = text.split(",") if several else [text]
+        found = sorted({parse_limit(part, problem, flag) for part in parts})
     return found
 
 
-def _limit_name(flag: str) -> str:
-    return f"limit_{flag.removeprefix('--')}"
+def _limits_by_flag(several: bool) -> dict[str, dict[str, Limit]]:
+    """Flag -> kind -> limit."""
+    found: dict[str, dict[str, Limit]] = {}
+    for kind in all_kinds().values():
+        if kind.limit is not None:
+            flag = f"--{kind.limit.plural}" if several else kind.limit.flag
+            found.setdefault(flag, {})[kind.name] = kind.limit
+    return found
 
 
 def options_of(arguments: argparse.Namespace, problem: Problem) -> PlanOptions:
@@ -77,9 +73,8 @@ def options_of(arguments: argparse.Namespace, problem: Problem) -> PlanOptions:
     Raises:
         InputError: naming the flag; or there is no limit, neither by flag nor in the problem.
     """
-    given = given_limit(arguments, problem, {flag: flag for flag in kinds_by_flag()})
-    limit = None if given is None else parse_limit(given[1], problem, given[0])
-    return settled(problem, planning_options(arguments, limit))
+    limits = given_limits(arguments, problem)
+    return settled(problem, planning_options(arguments, None if limits is None else limits[0]))
 
 
 def planning_options(arguments: argparse.Namespace, limit: int | None) -> PlanOptions:

@@ -10,9 +10,9 @@ from loadmaster.api.cli.interrupt import interruptible
 from loadmaster.api.cli.planning import (
     INFEASIBLE,
     INTERRUPTED,
+    add_limits,
     add_options,
-    given_limit,
-    kinds_by_flag,
+    given_limits,
     planning_options,
     report_progress,
 )
@@ -20,7 +20,7 @@ from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.columns import table
 from loadmaster.api.file_names import file_name
 from loadmaster.api.report.frontier import Extras, feasible, frontier_page, frontier_png, frontier_rows
-from loadmaster.api.units import parse_limit, show_limit
+from loadmaster.api.units import show_limit
 from loadmaster.errors import InputError, LimitReachedError, MissingExtraError
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kind import Limit, resolve
@@ -33,10 +33,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add this module's command."""
     sweep = commands.add_parser("frontier", help="plan under a sweep of limits", description=_frontier.__doc__)
     sweep.add_argument("problem", metavar="PROBLEM.json")
-    for flag, names in _flags().items():
-        sweep.add_argument(
-            names, dest=f"limit_{names.removeprefix('--')}", metavar="LIMIT,...", help=f"each as in plan {flag}"
-        )
+    add_limits(sweep, several=True)
     sweep.add_argument("--count", type=int, default=6, metavar="N", help="how many, where none are given (6)")
     sweep.add_argument("--workers", type=int, default=2, metavar="N", help="planned at a time (2)")
     add_options(sweep)
@@ -48,11 +45,6 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     sweep.set_defaults(run=_frontier)
 
 
-def _flags() -> dict[str, str]:
-    """The flag of each limit, and the one that takes several of it."""
-    return {flag: f"--{kind.limit.plural}" for flag, (kind, *_) in kinds_by_flag().items() if kind.limit is not None}
-
-
 def _frontier(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Plan a problem under several limits: how much does a little more of it bring?"""
     for flag, path in (("-o", arguments.output), ("--png", arguments.png), ("--html", arguments.html)):
@@ -61,7 +53,7 @@ def _frontier(arguments: argparse.Namespace, terminal: Terminal) -> int:
         if not 1 <= value <= _LARGEST_COUNT:
             raise InputError(field, value, f"is not between 1 and {_LARGEST_COUNT}", "Give a number in this range.")
     problem = read_problem(arguments.problem)
-    limits = _limits(arguments, problem)
+    limits = given_limits(arguments, problem, several=True)
     limit = limit_of(problem.kind)
     options = planning_options(arguments, limit=None)
     from loadmaster.planner import frontier
@@ -99,14 +91,6 @@ def _frontier(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if feasible(plans):
         return 0
     return LimitReachedError.exit_status if found.undecided else INFEASIBLE
-
-
-def _limits(arguments: argparse.Namespace, problem: Problem) -> list[int] | None:
-    given = given_limit(arguments, problem, _flags())
-    if given is None:
-        return None
-    flag, text = given
-    return sorted({parse_limit(part, problem, flag) for part in text.split(",")})
 
 
 def _draw(
