@@ -73,6 +73,7 @@ def test_a_model_is_planned_run_and_reported(tmp_path: Path, capfd: pytest.Captu
     assert 0 < max(measured) <= BUDGET
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_start")
 def test_json_has_plan_and_tries(capfd: pytest.CaptureFixture[str]) -> None:
     assert fit("--budget", "9MiB", "--json", "--fragmentation", "1MiB") == 0
@@ -82,6 +83,7 @@ def test_json_has_plan_and_tries(capfd: pytest.CaptureFixture[str]) -> None:
     assert read_plan(document["plan"]).status == "feasible"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_start")
 def test_fragmentation_can_be_counted_as_measured(capfd: pytest.CaptureFixture[str]) -> None:
     assert fit("--budget", "9MiB", "--json", "--fragmentation", "measured") == 0
@@ -93,13 +95,13 @@ def test_fragmentation_can_be_counted_as_measured(capfd: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (["--budget", "2MiB"], 3, "no plan fits 2.0 MiB"),
+        pytest.param(["--budget", "2MiB"], 3, "no plan fits 2.0 MiB", marks=pytest.mark.slow),
         (["--budget", "50%"], 2, "is not a size"),
-        (["--budget", "9MiB", "--snapshot", "s.pickle"], 2, "keeps no history"),
+        pytest.param(["--budget", "9MiB", "--snapshot", "s.pickle"], 2, "keeps no history", marks=pytest.mark.slow),
         (["--budget", "9MiB", "--tries", "0"], 2, "at least one try"),
-        (["--budget", "9MiB", "--offload"], 2, "no link to the host"),
+        pytest.param(["--budget", "9MiB", "--offload"], 2, "no link to the host", marks=pytest.mark.slow),
         (["--budget", "9MiB", "--trace", "nowhere/t.json"], 2, "does not exist"),
-        (["--budget", "9MiB", "--device", "abacus"], 2, "cannot be built there"),
+        pytest.param(["--budget", "9MiB", "--device", "abacus"], 2, "cannot be built there", marks=pytest.mark.slow),
         (["--budget", "9MiB", "--time-limit", "0"], 2, "time_limit_s"),
     ],
 )
@@ -110,6 +112,7 @@ def test_what_cannot_be_done_is_said(
     assert text in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_start")
 def test_a_planner_that_gives_up_ends_the_other_process(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
