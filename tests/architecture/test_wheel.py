@@ -102,7 +102,8 @@ def test_the_wheel_carries_the_shipped_data_and_the_types(clean: Path, tmp_path:
         "assert len(presets.example_names()) == 6; assert (files('loadmaster') / 'py.typed').is_file();"
         "from loadmaster.models.collective.taccl import sketch_files;"
         "from loadmaster.models.topologies import profiles;"
-        "assert len(profiles.profile_names()) == 5; assert len(sketch_files.sketch_names()) == 11"
+        "assert len(profiles.profile_names()) == 5; assert len(sketch_files.sketch_names()) == 11;"
+        "assert (files('loadmaster.api.report') / 'fonts' / 'DejaVuSans.ttf').is_file()"
     )
     done = run(clean, "-c", program, folder=tmp_path)
     assert done.returncode == 0, done.stderr

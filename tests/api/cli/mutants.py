@@ -73,7 +73,8 @@ def _change(place: Place, places: list[Place], dice: random.Random) -> None:
             if there in other if isinstance(other, dict) else there < len(other):
                 inside[key] = copy.deepcopy(other[there])
         case 3 | 4 | 5 if isinstance(inside[key], int | float) and not isinstance(inside[key], bool):
-            near = inside[key] + 1, inside[key] - 1, -inside[key], inside[key] * 1000, float(inside[key])
+            within = max(-1 << 60, min(inside[key], 1 << 60))
+            near = inside[key] + 1, inside[key] - 1, -inside[key], inside[key] * 1000, float(within)
             inside[key] = dice.choice((*near, *(_INTEGERS if isinstance(inside[key], int) else _NUMBERS)))
         case 6:
             inside[key] = [inside[key]]

@@ -1,4 +1,4 @@
-"""``check`` and ``show`` of broken files: never a traceback, and refusals that say what to do."""
+"""Commands on broken files: never a traceback, and refusals that say what to do."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import pytest
 
 from loadmaster.api.cli import app
 from loadmaster.errors import InputError
+from loadmaster.models.collective.taccl.sketch_files import published_sketch
 from loadmaster.models.kinds import read_problem, write_plan, write_problem
 from loadmaster.models.memory.plan import Blocker, Infeasibility
 from loadmaster.models.memory.presets import chain
+from loadmaster.models.topologies.profiles import published_profile
 from tests.api.cli.mutants import mutant
 from tests.api.cli.plans_by_hand import MEGABYTE, no_plan, plan_by_hand
 from tests.models.collective.handmade import along_trees, one_after_another, table
@@ -75,6 +77,43 @@ def test_no_file_makes_a_traceback(first: int, tmp_path: Path, capsys: pytest.Ca
             if status == 2:
                 assert said.err.startswith("error: "), seed
                 assert len(said.err) < LONGEST_MESSAGE, seed
+
+
+NETWORK = {
+    "name": "pair",
+    "node_of": [0, 0],
+    "links": [
+        {"source": 0, "target": 1, "latency_ns": 0, "message_ns": 700, "gbps": 22.8, "resources": ["a"]},
+        {"source": 1, "target": 0, "gbps": 22.8},
+    ],
+    "switches": [[0, 1]],
+}
+EDGES = [{"source": n, "target": "s", "gbps": 10.0, "latency_ns": 5 * n} for n in range(3)]
+GRAPH = {"directed": False, "nodes": [{"id": 0}, {"id": 1}, {"id": 2}, {"id": "s", "switch": True}], "edges": EDGES}
+PROFILE = published_profile("topo-ndv2-1MB")
+
+
+@pytest.mark.parametrize(
+    ("topology", "sketch"),
+    [(NETWORK, None), (GRAPH, None), (PROFILE, None), (PROFILE, published_sketch("sk1-ndv2-n2"))],
+    ids=["network", "graph", "profile", "sketch"],
+)
+def test_no_topology_and_no_sketch_makes_a_traceback(
+    topology: Document, sketch: Document | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"--topology-file": tmp_path / "topology.json"}
+    files["--topology-file"].write_text(json.dumps(topology))
+    if sketch is not None:
+        files["--sketch-file"] = tmp_path / "sketch.json"
+    command = ["new", "collective", "--collective", "allgather", "--bytes", "3MiB", f"-o={tmp_path / 'problem.json'}"]
+    command += [f"{flag}={path}" for flag, path in files.items()] + (["--nodes=2"] if topology is PROFILE else [])
+    for seed in range(25):
+        list(files.values())[-1].write_bytes(mutant(sketch or topology, random.Random(seed)))
+        status = app.main(command)
+        said = capsys.readouterr().err
+        assert status in (0, 2), seed
+        assert len(said) < LONGEST_MESSAGE, seed
+        assert status == 0 or said.startswith("error: "), seed
 
 
 @pytest.mark.parametrize("command", ["check", "show", "plan"])
