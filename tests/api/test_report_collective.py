@@ -79,10 +79,20 @@ def test_many_resources_are_rows_of_a_node_and_a_sort() -> None:
 
 
 def test_slices_are_as_strong_as_their_resources_are_busy() -> None:
-    # One send at a time: of a node's eight egress ports one is busy, an eighth; rounded to twentieths.
-    rows = rows_of(shown(switched(4, 8), "allgather", 32 * 16))
-    egress = next(row for row in rows if row.label.startswith("node 0 egress"))
-    assert max(bar.share for bar in egress.bars) == pytest.approx(0.1, abs=0.05)
+    # One send at a time: while a node sends, one of its five egress ports is busy: four twentieths, nothing to round.
+    seen = shown(switched(6, 5), "allgather", 30 * 16)
+    egress = next(row for row in rows_of(seen) if row.label.startswith("node 0 egress"))
+    assert max(bar.share for bar in egress.bars) == pytest.approx(1 / 5)
+    # In all, what the bars show is what the ports were busy, but for the rounding to twentieths.
+    busy_ns = sum(
+        journey.busy_until_ns - journey.send.start_ns
+        for resource, journeys in seen.check.algorithms[0].by_resource.items()
+        if seen.problem.topology.resources[resource] in {f"egress {rank}" for rank in range(5)}
+        for journey in journeys
+    )
+    shown_ns = sum(5 * bar.share * (bar.end_ns - bar.start_ns) for bar in egress.bars)
+    rounded_ns = sum(5 * (bar.end_ns - bar.start_ns) for bar in egress.bars) / 40
+    assert shown_ns == pytest.approx(busy_ns, abs=rounded_ns)
 
 
 def test_whose_data_it_is() -> None:
