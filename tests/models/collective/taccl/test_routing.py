@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,9 @@ from loadmaster.models.collective.problem import Collective, Sketch, SwitchPolic
 from loadmaster.models.collective.taccl import routing
 from loadmaster.models.topologies.topology import Topology
 from loadmaster.solvers.process import solve
+from loadmaster.solvers.program import FloatArray, Program
 from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus
+from tests.models.collective.routes import small_instances
 from tests.models.collective.taccl.routing_twin import routing_twin
 from tests.models.collective.tiny import problem, ring, switched
 from tests.models.memory.twins import optimum
@@ -46,6 +49,12 @@ CASES: list[tuple[str, Instance]] = [
         "few",
         instance(
             switched(1, 4), "broadcast", 80, 2, root=0, sketch=Sketch(switches=(SwitchPolicy((0, 1, 2, 3), "uc-min"),))
+        ),
+    ),
+    (
+        "many, of which few can be used",
+        instance(
+            switched(1, 4), "broadcast", 80, 1, root=0, sketch=Sketch(switches=(SwitchPolicy((0, 1, 2, 3), "uc-max"),))
         ),
     ),
     ("many", instance(switched(2, 2), "alltoall", 400, sketch=Sketch(switches=(SwitchPolicy((0, 1), "uc-max"),)))),
@@ -115,3 +124,60 @@ def test_what_cannot_be_routed() -> None:
 def test_one_chunk_takes_its_distance() -> None:
     found = Instance(ring(5, message_ns=3), (Chunk(10, (0,), (2,)),))
     assert math.isclose(solved(routing.formulate(found)).objective or 0.0, 26.0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(small_instances(sums=False))
+def test_random_instances_with_latency_equal_the_twin(found: Instance) -> None:
+    """Shared ports, links with and without latency, messages of any cost."""
+    assert solved(routing.formulate(found)).objective == pytest.approx(optimum(routing_twin(found, 0.0)))
+
+
+@pytest.mark.parametrize(("chunks", "time_ns"), [(4, 1100), (20, 2000)])
+def test_a_link_is_busy_for_its_occupancy_and_not_for_its_latency(chunks: int, time_ns: int) -> None:
+    found = Instance(ring(3, latency_ns=1000, message_ns=0), (Chunk(100, (0,), (1,)),) * chunks)
+    formulation = routing.formulate(found)
+    solution = solved(formulation)
+    assert solution.objective == pytest.approx(time_ns)
+    assert solution.values is not None
+    assert formulation.program.objective(formulation.point(formulation.routes(solution.values))) == time_ns
+
+
+def broken(program: Program, point: FloatArray) -> set[str]:
+    """The constraints that a point does not keep."""
+    activity = program.activity(point)
+    off = (activity < program.row_lower - 1e-6) | (activity > program.row_upper + 1e-6)
+    return {block.name for block in program.row_blocks if off[block.indices].any()}
+
+
+def test_a_chunk_enters_every_node_that_wants_it() -> None:
+    formulation = routing.formulate(Instance(switched(2, 2), (Chunk(80, (0,), (2,)),)))
+    point = formulation.point([[formulation.instance.topology.link_between[0, 2]]])
+    assert broken(formulation.program, point) == set()
+    point[formulation.program.block("is_sent").indices] = 0.0
+    assert broken(formulation.program, point) == {"enter_nodes", "arrive_once"}
+
+
+def test_what_is_sent_has_arrived() -> None:
+    formulation = routing.formulate(Instance(ring(5), (Chunk(10, (0,), (2,)),)))
+    between = formulation.instance.topology.link_between
+    point = formulation.point([[between[0, 1], between[1, 2]]])
+    assert broken(formulation.program, point) == set()
+    point[formulation.program.block("is_sent").indices[0]] = 0.0  # 0 -> 1
+    assert broken(formulation.program, point) == {"send_what_arrived"}
+
+
+def test_what_arrives_where_nobody_wants_it_is_passed_on() -> None:
+    formulation = routing.formulate(Instance(ring(4), (Chunk(10, (0,), (1, 2)),)))
+    between = formulation.instance.topology.link_between
+    tree = [between[0, 1], between[1, 2]]
+    assert broken(formulation.program, formulation.point([tree])) == set()
+    assert broken(formulation.program, formulation.point([[*tree, between[0, 3]]])) == {"pass_on_what_arrived"}
+
+
+def test_a_target_gets_a_chunk_once() -> None:
+    formulation = routing.formulate(Instance(ring(4), (Chunk(10, (0,), (2,)),)))
+    between = formulation.instance.topology.link_between
+    one, other = ([between[0, via], between[via, 2]] for via in (1, 3))
+    both = np.maximum(formulation.point([one]), formulation.point([other]))
+    assert broken(formulation.program, both) == {"arrive_once"}
