@@ -230,7 +230,7 @@ def test_the_command_line(files: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert [point["messages"] for point in points] == [1, 2, 4]
     assert [point["objective"] for point in points] == [460.0, 430.0, 430.0]
     assert Path("buckets-4-frontier.png").read_bytes().startswith(b"\x89PNG")
-    assert "messages" in Path("buckets-4-frontier.html").read_text()
+    assert "The best objective under 3 messages" in Path("buckets-4-frontier.html").read_text()
     assert run("plan", "problem.json", "--messages", "0") == 3
     assert "allow one" in capsys.readouterr().err
 

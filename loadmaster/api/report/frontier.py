@@ -19,13 +19,13 @@ class Extras:
     """What a kind adds to the page and the table of its frontiers.
 
     Attributes:
-        question: what the sweep answers.
+        objective: what the kind's objective is called.
         baseline: the objective with more than enough of the limit, and what that is called.
         published: limit -> objective found by others, and by whom.
         header, rows: further columns; a row for every plan.
     """
 
-    question: str = ""
+    objective: str = "objective"
     baseline: tuple[str, float] | None = None
     published: Mapping[int, float] = field(default_factory=dict)
     published_by: str = ""
@@ -64,7 +64,7 @@ def frontier_rows(limit: Limit, plans: Sequence[Plan], extras: Extras) -> tuple[
             known = others.get(limit.of_plan(plan))
             row.append("" if known is None else show_cost(known, plan.unit))
         rows.append(row)
-    header = [limit.name, "status", "objective", "bound", "gap", *extras.header]
+    header = [limit.name, "status", extras.objective, "bound", "gap", *extras.header]
     return [*header, *(["published"] if others else [])], rows
 
 
@@ -80,7 +80,7 @@ def frontier_page(title: str, limit: Limit, plans: Sequence[Plan], extras: Extra
         [[*row, f"{sum(plan.seconds.values()):.1f}"] for row, plan in zip(rows, plans, strict=True)],
     )
     sections += ["<h2>Points</h2>", html_table(header, rows, numbers=(0, *range(2, len(header))))]
-    lead = f"The best plan under {len(plans)} limits ({limit.name}), and how far from optimal it can be"
+    lead = f"The best {extras.objective} under {len(plans)} {limit.plural}, and how far from optimal it can be"
     return page(title, lead, sections)
 
 
@@ -106,7 +106,7 @@ def _picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Picture:
     xs = [limit.of_plan(p) / size for p in curve]
     pad_x, pad_y = (xs[-1] - xs[0] or 1) * 0.06, (high - low or 1) * 0.14
     chart = Chart((xs[0] - pad_x, xs[-1] + pad_x), (low - pad_y, high + pad_y), height=440)
-    chart.axes(f"{limit.name}, {unit}", f"objective, {scale.unit}")
+    chart.axes(f"{limit.name}, {unit}", f"{extras.objective}, {scale.unit}")
     if extras.baseline is not None:
         chart.rule(extras.baseline[1] / scale.factor, "quiet", extras.baseline[0], dash="2 4")
     at = [(chart.px(x), chart.py((p.objective or 0.0) / scale.factor), p) for x, p in zip(xs, curve, strict=True)]
@@ -132,5 +132,5 @@ def _picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Picture:
     legend = [("plan", "best plan found"), ("band", "between the plan and the proved bound")]
     if marked:
         legend.append(("reference", f"published: {extras.published_by}"))
-    words = f"Objective against {limit.name}; the label of each point is its proved gap"
+    words = f"{extras.objective.capitalize()} against {limit.name}; the label of each point is its proved gap"
     return Picture(chart.drawing(words), legend=legend)

@@ -94,6 +94,7 @@ def test_a_sweep_is_a_table_and_two_pictures(
     assert Path("chain-6-frontier.png").read_bytes().startswith(b"\x89PNG")
     page = Path("chain-6-frontier.html").read_text()
     assert page.count("<circle") == 4
+    assert "The best step under 4 budgets" in page and ">step, ms</text>" in page
     assert "http-equiv" not in page and "src=" not in page
 
 

@@ -39,7 +39,7 @@ def frontier_extras(problem: MemoryProblem, plans: Sequence[MemoryPlan]) -> Extr
     """The step with memory to spare, published results, and what each budget costs."""
     published = {budget: row["best_objective_us"] for budget, row in reference(problem.name).items()}
     return Extras(
-        question="How much time does how much memory buy?",
+        objective="step",
         baseline=("memory to spare", problem.unconstrained_cost),
         published=published if problem.objective == "time" else {},
         published_by="a commercial solver, 24 hours on 12 threads",
