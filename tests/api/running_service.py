@@ -15,6 +15,9 @@ from fastapi import FastAPI
 from loadmaster.api.serve import make_server
 from loadmaster.api.settings import Settings
 
+# What has not come by then never will, on the slowest machine.
+HANG_S = 240.0
+
 
 class RunningService:
     """A uvicorn server in a thread of this process; its workers are real processes."""
@@ -44,7 +47,7 @@ class RunningService:
         self._thread.join()
 
 
-def wait_until(holds: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+def wait_until(holds: Callable[[], Any], timeout_s: float = HANG_S) -> Any:
     """Wait for something that comes by itself; returns it."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_planner import OPTIMUM, problem
-from running_service import RunningService, alive, free_port, parent, pids, wait_until
+from running_service import HANG_S, RunningService, alive, free_port, parent, pids, wait_until
 
 from loadmaster.api.client import AsyncClient, Client
 from loadmaster.api.documents import PlanResource
@@ -37,7 +37,7 @@ def with_incumbent(handle: Any) -> Callable[[], PlanResource | None]:
 
 def test_submit_solve_result(client: Client) -> None:
     handle = client.submit(problem(name="sync"), labels={"team": "a"})
-    plan = handle.document(timeout_s=60)
+    plan = handle.document(timeout_s=HANG_S)
     assert plan["objective"] == OPTIMUM
     state = handle.state()
     assert (state.state, state.gap, state.labels, state.attempts) == ("succeeded", 0.0, {"team": "a"}, 1)
@@ -55,9 +55,9 @@ def test_errors_arrive_as_they_were_raised(client: Client) -> None:
     assert (refusal.value.field, refusal.value.problem) == ("problem.behaviour", "is unknown")
     assert "found 'unheard of'" in str(refusal.value)
     with pytest.raises(SolverError, match="the solver broke"):
-        client.submit(problem("solver_error")).result(60)
+        client.submit(problem("solver_error")).result(HANG_S)
     with pytest.raises(LimitReachedError, match="the limit came"):
-        client.submit(problem("limit")).result(60)
+        client.submit(problem("limit")).result(HANG_S)
     assert client.dry_run(problem(forward=[1, 2])).sizes == {"forward": 2}
 
 
@@ -67,7 +67,7 @@ def test_cancel_keeps_the_incumbent(client: Client) -> None:
     with pytest.raises(WaitTimeoutError):
         handle.wait(0.1)
     assert handle.cancel().cancel_requested
-    assert handle.wait(30).state == "cancelled"
+    assert handle.wait(HANG_S).state == "cancelled"
     assert handle.document()["objective"] == pytest.approx(1.1 * OPTIMUM)
     assert handle.cancel().state == "cancelled"
 
@@ -77,14 +77,14 @@ def test_cancel_without_an_incumbent_has_no_plan(client: Client, tmp_path: Path)
     wait_until(lambda: pids(tmp_path / "m"))
     handle.cancel()
     with pytest.raises(CancelledError):
-        handle.document(timeout_s=30)
+        handle.document(timeout_s=HANG_S)
 
 
 def test_a_job_that_does_not_listen_is_killed(client: Client, tmp_path: Path) -> None:
     handle = client.submit(problem("deaf", marker=str(tmp_path / "m")))
     wait_until(with_incumbent(handle))
     handle.cancel()
-    assert handle.wait(30).state == "cancelled"
+    assert handle.wait(HANG_S).state == "cancelled"
     (pid,) = pids(tmp_path / "m")
     wait_until(lambda: not alive(pid))
 
@@ -95,7 +95,7 @@ def test_a_killed_worker_is_replaced_and_its_job_runs_again(client: Client, tmp_
     wait_until(with_incumbent(handle))
     (first,) = pids(marker)
     os.kill(parent(first), signal.SIGKILL)
-    done = handle.wait(60)
+    done = handle.wait(HANG_S)
     assert (done.state, done.attempts, len(pids(marker))) == ("succeeded", 2, 2)
     wait_until(lambda: not alive(first))
     states = [event.data["state"] for event in handle.events() if event.type == "state"]
@@ -111,7 +111,7 @@ def test_a_killed_workers_job_does_not_wait_for_its_lease(
         handle = client.submit(problem("slow", seconds=0.5, marker=str(marker)))
         wait_until(lambda: pids(marker))
         os.kill(parent(pids(marker)[0]), signal.SIGKILL)
-        assert handle.wait(60).attempts == 2
+        assert handle.wait(HANG_S).attempts == 2
 
 
 def test_the_folder_that_a_server_starts_in_is_not_on_its_workers_path(
@@ -120,7 +120,7 @@ def test_the_folder_that_a_server_starts_in_is_not_on_its_workers_path(
     (tmp_path / "json.py").write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
     monkeypatch.chdir(tmp_path)
     with Client(start_service(workers=1).url) as client:
-        assert client.submit(problem()).wait(30).state == "succeeded"
+        assert client.submit(problem()).wait(HANG_S).state == "succeeded"
     assert not (tmp_path / "ran").exists()
 
 
@@ -131,7 +131,7 @@ def test_two_killed_workers_are_a_failure_with_a_reason(client: Client, tmp_path
         wait_until(lambda n=attempt: len(pids(marker)) == n)
         os.kill(parent(pids(marker)[-1]), signal.SIGKILL)
     with pytest.raises(SolverError, match="started 2 times"):
-        handle.document(timeout_s=60)
+        handle.document(timeout_s=HANG_S)
 
 
 def test_a_stopped_server_hands_its_job_back_and_loses_nothing(
@@ -147,9 +147,9 @@ def test_a_stopped_server_hands_its_job_back_and_loses_nothing(
     assert not any(alive(pid) for pid in pids(marker))
     second = start_service(workers=1)
     with Client(second.url) as client:
-        done = client.plan(slow.id).wait(60)
+        done = client.plan(slow.id).wait(HANG_S)
         assert (done.state, done.attempts) == ("succeeded", 1)
-        assert client.plan(queued.id).wait(60).state == "succeeded"
+        assert client.plan(queued.id).wait(HANG_S).state == "succeeded"
 
 
 def test_a_worker_alone_ends_in_good_order(make_settings: Callable[..., Settings], tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_worker_alone_ends_in_good_order(make_settings: Callable[..., Settings
     assert worker.stderr is not None
     assert b"is ready" in worker.stderr.readline()
     worker.send_signal(signal.SIGTERM)
-    _, noise = worker.communicate(timeout=30)
+    _, noise = worker.communicate(timeout=HANG_S)
     assert (worker.returncode, b"Traceback" in noise) == (0, False)
 
 
@@ -167,7 +167,7 @@ def test_ready_and_metrics_follow_the_workers(start_service: Callable[..., Runni
     service = start_service(workers=1)
     with httpx.Client(base_url=service.url) as http, Client(service.url) as client:
         wait_until(lambda: http.get("/readyz").status_code == 200)
-        client.submit(problem()).wait(60)
+        client.submit(problem()).wait(HANG_S)
         text = http.get("/metrics").text
         for line in (
             'loadmaster_jobs{state="succeeded"} 1.0',
@@ -204,21 +204,21 @@ async def test_the_async_client_is_a_twin(live: RunningService) -> None:
         handle = await client.submit(problem(name="async"), labels={"team": "b"})
         types = [event.type async for event in handle.events()]
         assert types[-1] == "done"
-        assert (await handle.document(timeout_s=60))["objective"] == OPTIMUM
+        assert (await handle.document(timeout_s=HANG_S))["objective"] == OPTIMUM
         assert (await handle.state()).state == "succeeded"
         assert "two incumbents" in await handle.log()
         assert [plan.id async for plan in client.list(label=("team", "b"))] == [handle.id]
-        frontier = await client.frontier(problem(name="f"), [2, 1], timeout_s=60)
+        frontier = await client.frontier(problem(name="f"), [2, 1], timeout_s=HANG_S)
         assert [(p.budget_bytes, p.objective) for p in frontier.points] == [(1, OPTIMUM), (2, OPTIMUM)]
         slow = await client.submit(problem("slow"))
         with pytest.raises(WaitTimeoutError):
             await slow.wait(0.1)
         await slow.cancel()
-        assert (await slow.wait(30)).state == "cancelled"
+        assert (await slow.wait(HANG_S)).state == "cancelled"
         with pytest.raises(InputError):
             await client.submit(problem("unheard of"))
         with pytest.raises(SolverError):
-            await (await client.submit(problem("solver_error"))).result(60)
+            await (await client.submit(problem("solver_error"))).result(HANG_S)
         await handle.purge()
         with pytest.raises(UnknownPlanError):
             await handle.state()
@@ -237,7 +237,7 @@ async def test_many_watchers_see_the_same_events(live: RunningService) -> None:
 
 
 def test_the_frontier_waits_for_all_points(client: Client) -> None:
-    frontier = client.frontier(problem(worse_by={"2": 5.0}), [1, 2, 3], {"gap": 0.5}, timeout_s=60)
+    frontier = client.frontier(problem(worse_by={"2": 5.0}), [1, 2, 3], {"gap": 0.5}, timeout_s=HANG_S)
     assert frontier.state == "succeeded"
     assert [point.objective for point in frontier.points] == [OPTIMUM] * 3
 
@@ -283,7 +283,7 @@ def test_a_server_that_ends_leaves_no_process_behind(
             below = descendants(server.pid)
             assert set(pids(tmp_path / "m")) <= set(below)
             server.send_signal(end)
-            _, noise = server.communicate(timeout=30)
+            _, noise = server.communicate(timeout=HANG_S)
     finally:
         server.kill()
     wait_until(lambda: not any(alive(pid) for pid in below))

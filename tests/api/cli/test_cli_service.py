@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running_service import HANG_S
 
 from loadmaster.api.cli import app
 from loadmaster.api.client import Client
@@ -83,7 +84,7 @@ def test_cancel(service: str, problem: Path, capsys: pytest.CaptureFixture[str])
             if event.type == "incumbent":
                 break
         assert run("cancel", plan_id) == 0
-        assert client.plan(plan_id).wait(20).state == "cancelled"
+        assert client.plan(plan_id).wait(HANG_S).state == "cancelled"
     assert run("watch", plan_id) == 130
 
 

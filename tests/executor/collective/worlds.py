@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-LIMIT_S = 150
+LIMIT_S = 600
 IMPORTED = [
     "tests.executor.collective.group_scenarios",
     "tests.executor.collective.probe_scenarios",

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 RANKS = 2
-LIMIT_S = 240
+LIMIT_S = 600
 
 Scenario = Callable[[int], None]
 
