@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from loadmaster.models.kinds import KINDS
+
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_suffix(".json")
 SLOW_FROM_S = 5.0
@@ -36,9 +38,8 @@ class FileCost:
 
 def kind_of(path: str) -> str:
     """The kind that a test file (relative to the root) belongs to; ``house`` for what all kinds share."""
-    kinds = {folder.name for folder in (ROOT / "tests" / "models").iterdir() if folder.is_dir()}
     words = {*Path(path).parent.parts, *Path(path).stem.split("_")}
-    return min(kinds & words, default="house")
+    return min(KINDS.keys() & words, default="house")
 
 
 def recorded() -> dict[str, FileCost]:

@@ -80,6 +80,7 @@ def instances(draw: st.DrawFn) -> Instance:
     return Instance(topology, tuple(chunks))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(instances())
 def test_no_bound_is_above_the_best_schedule(found: Instance) -> None:
@@ -93,6 +94,7 @@ def test_no_bound_is_above_the_best_schedule(found: Instance) -> None:
         assert bound.ns <= search.best_ns, bound
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(topologies(), st.sampled_from(["allgather", "reduce_scatter", "allreduce", "alltoall", "broadcast", "gather"]))
 def test_no_bound_of_a_collective_is_above_the_best_schedule(topology: Topology, collective: Collective) -> None:
@@ -105,6 +107,7 @@ def test_no_bound_of_a_collective_is_above_the_best_schedule(topology: Topology,
             assert bound.ns <= search.best_ns, bound
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(clusters(), st.data())
 def test_no_bound_into_a_node_or_out_is_above_the_best_schedule(topology: Topology, data: st.DataObject) -> None:

@@ -102,6 +102,7 @@ def test_joint_equals_every_schedule(instance: Instance) -> None:
     assert verdict.time_ns == solution.objective
 
 
+@pytest.mark.slow
 @few
 @given(small_instances(), st.integers(0, 99))
 def test_fixed_routes_keep_to_them_and_beat_every_order(instance: Instance, seed: int) -> None:

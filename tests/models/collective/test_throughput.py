@@ -61,6 +61,7 @@ def test_gathering_takes_what_the_worst_cut_takes(topology: Topology, data: st.D
     assert throughput_bound_ns(Instance(topology, one)) == math.ceil(worst_cut(topology, one))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(wired(), st.sampled_from(["allgather", "reduce_scatter", "allreduce", "alltoall", "broadcast", "reduce"]))
 def test_never_above_a_schedule(topology: Topology, collective: Collective) -> None:
