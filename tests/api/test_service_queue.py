@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from loadmaster.api.store import schema
+from loadmaster.api.store import figures, schema
 from loadmaster.api.store.jobs import Jobs, NewJob
 from loadmaster.api.store.queue import Beat, Queue
 from loadmaster.api.store.records import State
@@ -200,6 +200,30 @@ def test_an_unproved_plan_makes_the_second_run_itself(url: str) -> None:
     assert (job.id, job.state) == (second, State.RUNNING)
 
 
+@pytest.mark.parametrize(
+    ("state", "gap", "asked", "answered"),
+    [
+        (State.SUCCEEDED, 0.02, 0.02, True),  # exactly as close as was asked for
+        (State.SUCCEEDED, 0.021, 0.02, False),
+        (State.SUCCEEDED, 0.021, 0.5, False),  # was not proved to what the first one asked for
+        (State.SUCCEEDED, 0.02, 0.01, False),
+        (State.SUCCEEDED, 0.01, 0.01, True),
+        (State.CANCELLED, 0.0, 0.02, False),
+        (State.INFEASIBLE, None, 0.0, True),
+    ],
+)
+def test_which_answers_are_given_again(url: str, state: State, gap: float | None, asked: float, answered: bool) -> None:
+    """Of an equal request that asked for a gap of 0.02."""
+    jobs, queue = open_queue(url)
+    first = submit(jobs, key="same")
+    queue.claim("w")
+    queue.finish(first, "w", state, plan={**PLAN, "gap": gap})
+    new = NewJob("fake", "another", {}, asked, 60.0, None, "same")
+    second = jobs.submit(new, {"number": 2}, {}, request_sha256="2" * 64)
+    assert jobs.is_cached("same", asked) == answered
+    assert (second.cached, second.state) == ((True, state) if answered else (False, State.QUEUED))
+
+
 def test_a_silent_worker_loses_its_lease_and_can_write_no_more(url: str) -> None:
     jobs, queue = open_queue(url, lease_s=0.2)
     job_id = submit(jobs)
@@ -306,6 +330,46 @@ def test_events_number_without_gaps_under_many_writers(url: str) -> None:
     assert [event.seq for event in events] == list(range(1, 2 + 1 + 40))
     lines = [event.data["line"] for event in events if event.type == "log"]
     assert len(set(lines)) == 40
+
+
+@pytest.mark.parametrize("type_", ["progress", "incumbent"])
+def test_a_job_shows_the_figures_of_its_latest_report(url: str, type_: str) -> None:
+    jobs, queue = open_queue(url)
+    job_id = submit(jobs)
+    queue.claim("w")
+    reports = [{"objective": 3.0, "bound": None, "gap": None}, {"objective": 3.0, "bound": 2.0, "gap": 1 / 3}]
+    queue.record(job_id, "w", [(type_, reports[0]), ("log", {"line": "a line"}), (type_, reports[1])])
+    job = jobs.get(job_id)
+    assert job is not None
+    assert {"objective": job.objective, "bound": job.bound, "gap": job.gap} == reports[1]
+
+
+def test_workers_count_until_they_go_or_were_not_seen_for_long(url: str) -> None:
+    _, queue = open_queue(url, lease_s=5.0)
+    database = Database(url)
+
+    def known() -> set[str]:
+        with database.read() as connection:
+            return set(connection.execute(sa.select(schema.worker.c.id)).scalars())
+
+    def last_seen(worker: str, ago_s: float) -> None:
+        with database.write() as connection:
+            when = time.time() - ago_s
+            connection.execute(sa.update(schema.worker).where(schema.worker.c.id == worker).values(seen_at=when))
+
+    for worker in ("a", "b", "c"):
+        queue.seen(worker)
+        queue.seen(worker)
+    assert known() == {"a", "b", "c"}
+    queue.gone("c")
+    last_seen("a", 30.0)
+    queue.seen("b")
+    assert known() == {"a", "b"}
+    assert figures.read(database, seen_within_s=20.0).workers == 1
+    assert figures.read(database, seen_within_s=40.0).workers == 2
+    last_seen("a", 1000.0)
+    queue.seen("b")
+    assert known() == {"b"}
 
 
 def test_purging_leaves_no_document_behind(url: str) -> None:
