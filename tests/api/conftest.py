@@ -11,6 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from running_service import RunningService
+from thread_job import ThreadJob
 
 from loadmaster.api.client import Client
 from loadmaster.api.server.app import create_app
@@ -86,6 +87,13 @@ def client(live: RunningService) -> Iterator[Client]:
 
 
 @pytest.fixture
-def worker(make_settings: Callable[..., Settings], app: FastAPI) -> Worker:
-    """A worker on the database of ``app``, to be driven one job at a time in this process."""
+def worker(app: FastAPI, caplog: pytest.LogCaptureFixture) -> Worker:
+    """A worker on the database of ``app``, to be driven one job at a time; its jobs are threads of this process."""
+    caplog.set_level("INFO", "loadmaster")
+    return Worker(app.state.service.settings, launch=ThreadJob)
+
+
+@pytest.fixture
+def process_worker(app: FastAPI) -> Worker:
+    """Like ``worker``, each job in a process of its own, as outside the tests: for those that crash."""
     return Worker(app.state.service.settings)

@@ -63,7 +63,10 @@ async def test_limits_and_infeasibility_are_answers(
 @pytest.mark.parametrize(
     ("behaviour", "error"), [("solver_error", "SolverError"), ("limit", "LimitReachedError"), ("crash", "SolverError")]
 )
-async def test_a_failure_says_why(http: httpx.AsyncClient, worker: Worker, behaviour: str, error: str) -> None:
+async def test_a_failure_says_why(
+    http: httpx.AsyncClient, worker: Worker, process_worker: Worker, behaviour: str, error: str
+) -> None:
+    worker = process_worker if behaviour == "crash" else worker
     plan = await submit(http, problem(behaviour))
     while worker.work_once():
         pass
@@ -78,7 +81,8 @@ async def test_a_failure_says_why(http: httpx.AsyncClient, worker: Worker, behav
     assert done["error"]["detail"] in result.json()["detail"]
 
 
-async def test_a_crash_is_retried_once(http: httpx.AsyncClient, worker: Worker, tmp_path: Any) -> None:
+async def test_a_crash_is_retried_once(http: httpx.AsyncClient, process_worker: Worker, tmp_path: Any) -> None:
+    worker = process_worker
     plan = await submit(http, problem("crash_once", marker=str(tmp_path / "starts")))
     assert worker.work_once()
     again = (await http.get(plan["links"]["self"])).json()

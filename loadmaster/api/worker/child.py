@@ -23,11 +23,13 @@ from typing import Any
 
 from loadmaster.api.planning import load_planner
 from loadmaster.errors import InputError, LoadmasterError, SolverError
+from loadmaster.models.documents import Document
 from loadmaster.planner import PlanProgress
 
-__all__ = ["CANCEL", "OUT_OF_MEMORY", "LogForwarder", "ParentConnection", "error_document", "main"]
+__all__ = ["CANCEL", "OUT_OF_MEMORY", "LogForwarder", "ParentConnection", "error_document", "main", "plan_job"]
 
 CANCEL = "cancel"
+OUT_OF_MEMORY = "Planning ran out of memory. Raise max_job_memory_bytes, or use a machine with more memory."
 _WATCH_EVERY_S = 0.25
 _REPORT_EVERY_S = 0.5
 _LONGEST_LINE = 4000
@@ -63,6 +65,10 @@ class ParentConnection:
             self.send("log", f"{progress.seconds:.1f} s  {progress.phase}: {progress.message}"[:_LONGEST_LINE])
         self.send("incumbent" if better else "progress", _finite(dataclasses.asdict(progress)))
 
+    def cancel(self) -> None:
+        """Note that the parent wants no more."""
+        self._cancelled.set()
+
     def cancelled(self) -> bool:
         return self._cancelled.is_set()
 
@@ -74,7 +80,7 @@ class ParentConnection:
                 continue
             try:
                 if self._connection.recv() == CANCEL:
-                    self._cancelled.set()
+                    self.cancel()
             except (EOFError, OSError):
                 break
         os.killpg(os.getpgid(0), signal.SIGKILL)
@@ -91,14 +97,14 @@ def _finite(figures: dict[str, Any]) -> dict[str, Any]:
 class LogForwarder(logging.Handler):
     """Sends Loadmaster's own log records to the parent, for the job's log."""
 
-    def __init__(self, line: ParentConnection) -> None:
+    def __init__(self, parent: ParentConnection) -> None:
         super().__init__(logging.INFO)
-        self._line = line
+        self._parent = parent
 
     def emit(self, record: logging.LogRecord) -> None:
         # The parent may be gone already; a lost log line must not end the planning.
         with contextlib.suppress(OSError):
-            self._line.send("log", f"{record.levelname.lower()} {record.name}: {record.getMessage()}"[:_LONGEST_LINE])
+            self._parent.send("log", f"{record.levelname.lower()} {record.name}: {record.getMessage()}"[:_LONGEST_LINE])
 
 
 def error_document(error: LoadmasterError) -> dict[str, Any]:
@@ -109,6 +115,22 @@ def error_document(error: LoadmasterError) -> dict[str, Any]:
     return document
 
 
+def plan_job(parent: ParentConnection, planner_path: str, problem: bytes, options: Document) -> None:
+    """Plan one job; log lines, reports and the answer go to the parent."""
+    handler, package = LogForwarder(parent), logging.getLogger("loadmaster")
+    package.addHandler(handler)
+    try:
+        planner = load_planner(planner_path)
+        plan = planner.plan(json.loads(problem), options, on_progress=parent.progress, cancelled=parent.cancelled)
+        parent.send("plan", plan)
+    except LoadmasterError as error:
+        parent.send("error", error_document(error))
+    except MemoryError:
+        parent.send("error", error_document(SolverError(OUT_OF_MEMORY)))
+    finally:
+        package.removeHandler(handler)
+
+
 def main() -> None:
     """Receive one job, plan it, send the answer."""
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
@@ -117,22 +139,12 @@ def main() -> None:
         # Some systems know the limit but refuse to set it: the job then runs without one.
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    line = ParentConnection(connection)
+    parent = ParentConnection(connection)
     planner_path, problem, options = connection.recv()
-    threading.Thread(target=line.watch, daemon=True).start()
-    logging.getLogger("loadmaster").addHandler(LogForwarder(line))
+    threading.Thread(target=parent.watch, daemon=True).start()
     logging.getLogger("loadmaster").setLevel(logging.INFO)
-    try:
-        planner = load_planner(planner_path)
-        plan = planner.plan(json.loads(problem), options, on_progress=line.progress, cancelled=line.cancelled)
-        line.send("plan", plan)
-    except LoadmasterError as error:
-        line.send("error", error_document(error))
-    except MemoryError:
-        line.send("error", error_document(SolverError(OUT_OF_MEMORY)))
+    plan_job(parent, planner_path, problem, options)
 
-
-OUT_OF_MEMORY = "Planning ran out of memory. Raise max_job_memory_bytes, or use a machine with more memory."
 
 if __name__ == "__main__":
     main()
