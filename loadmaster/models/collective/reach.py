@@ -31,15 +31,17 @@ def unreachable(instance: Instance) -> Unreachable | None:
 
 def _reached(instance: Instance, chunk: int, start: Sequence[int]) -> frozenset[int]:
     """The ranks that a chunk can reach from some ranks, those included."""
-    ways: dict[int, list[int]] = {}
-    for index in instance.usable_links[chunk]:
-        link = instance.topology.links[index]
-        ways.setdefault(link.source, []).append(link.target)
+    usable = instance.usable_links[chunk]
+    every = len(usable) == len(instance.topology.links)
+    allowed = range(len(instance.topology.links)) if every else frozenset(usable)
     found, waiting = set(start), list(start)
     while waiting:
-        fresh = {target for target in ways.get(waiting.pop(), ()) if target not in found}
+        leaving = instance.topology.out_links[waiting.pop()]
+        fresh = {instance.topology.links[k].target for k in leaving if k in allowed} - found
         found |= fresh
         waiting += fresh
+        if len(found) == instance.topology.rank_count:
+            break
     return frozenset(found)
 
 

@@ -90,9 +90,11 @@ class Combining:
     def _turn(self, goals: Sequence[tuple[Restarts, float]], turn_s: float, until: float, runs: int | None) -> bool:
         """A turn of every phase; False where one of them has no schedule."""
         better = self.best is None
-        for phase, goal_ns in goals:
+        for done, (phase, goal_ns) in enumerate(goals):
             before = phase.best_ns
-            phase.search(good_ns=goal_ns, seconds=min(turn_s, until - time.monotonic()), runs=runs)
+            left = until - time.monotonic()
+            first_s = left / (len(goals) - done)
+            phase.search(good_ns=goal_ns, seconds=min(turn_s, left), runs=runs, first_s=first_s)
             if phase.best is None:
                 return False
             better = better or phase.best_ns != before

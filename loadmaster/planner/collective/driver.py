@@ -18,6 +18,7 @@ from loadmaster.models.collective.checker import check_plan
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Unreachable
 from loadmaster.models.collective.problem import CollectiveProblem
 from loadmaster.planner.collective.one_size import OneSize
+from loadmaster.planner.collective.plannable import expect_plannable
 from loadmaster.planner.collective.table import shared, with_crossovers
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.options import PlanOptions, PlanProgress
@@ -34,11 +35,12 @@ def plan_collective(
     """Plan one collective at all sizes of its problem.
 
     Raises:
-        InputError: a size does not divide into the chunks asked for, or the sketch does not fit.
+        InputError: a size does not divide into the chunks asked for, the sketch does not fit, or it is too large.
         LimitReachedError: the limit came before every size had an algorithm.
         CancelledError: cancelled before that.
         CheckFailedError: a schedule failed its check, or a bound is above one: a bug.
     """
+    expect_plannable(problem)
     effort = Effort(options, on_progress, cancelled)
     found: list[Algorithm] = []
     for place, size_bytes in enumerate(problem.sizes_bytes):

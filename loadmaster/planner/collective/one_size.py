@@ -47,6 +47,8 @@ PROOF_SHARE, MOST_WAYS = 0.2, 50_000
 FIRST_RUNS, FINALISTS = 3, 3
 # What is further than this from the best after that does not catch up.
 NEAR = 1.2
+# Of the time of a size, symmetries of the topology are looked for until so much of it is spent.
+SYMMETRY_SHARE = 0.2
 
 
 @dataclass
@@ -284,8 +286,9 @@ class OneSize:
     def _candidates(self) -> Iterator[Candidate]:
         """Built when their turn comes, the plainest first; what does not divide is left out unless it was asked for."""
         problem = self.problem
+        until_s = self.began_s + SYMMETRY_SHARE * (self.until_s - self.began_s)
         tried = []
-        for place, sketch in enumerate(candidates(problem)):
+        for place, sketch in enumerate(candidates(problem, lambda: self.effort.elapsed_s >= until_s)):
             for turn, chunk_count in enumerate(chunk_counts(problem, self.size_bytes, sketch)):
                 tried += [(place + turn, form, chunk_count, sketch) for form in forms_of(problem)]
         tried.sort(key=lambda choice: choice[0])

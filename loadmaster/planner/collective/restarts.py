@@ -35,6 +35,9 @@ LINK_SUBSETS_MATTER = 0.2
 ROUTED_SHARE = 0.3
 # Where messages cost more than chunks, waiting that part of a message for more pays as a rule.
 LINGER = 0.2
+# Of the time of a search, the part in which list scheduling must find its first schedule; after that the plainest one,
+# which is found in a time that goes by its sends alone, takes its place.
+FIRST_SHARE = 0.5
 # Instances of more targets than that are far beyond what the plainest schedule is good for.
 SMALL_TARGETS = 256
 # Longer lists than this leave chance too little; after the first of them, chance has every other turn.
@@ -74,7 +77,7 @@ class Restarts:
         usable: per chunk the links it may use; None: as the instance says.
         release: what the schedule builds on.
         cancelled: asked between events.
-        needed: a first schedule is found whatever time it takes.
+        needed: there must be a schedule in the end: the plainest where list scheduling found none in time.
     """
 
     instance: Instance
@@ -107,21 +110,30 @@ class Restarts:
         self.floor_is_due = self._is_small()
         self.all_powers = (1,) * len(self.instance.generators)
 
-    def search(self, *, good_ns: float, seconds: float, runs: int | None = None) -> tuple[Send, ...] | None:
+    def search(
+        self, *, good_ns: float, seconds: float, runs: int | None = None, first_s: float | None = None
+    ) -> tuple[Send, ...] | None:
         """Restart until a schedule takes at most ``good_ns``, or the time, the runs or the caller's patience are up.
 
         May be called again to go on.
+
+        Args:
+            first_s: seconds for a first schedule, where these may be more than those of this call.
 
         Returns:
             The best schedule; None if none was found.
         """
         until = time.monotonic() + seconds
         stop = _stopper(until, self.cancelled)
+        first = _stopper(time.monotonic() + FIRST_SHARE * (seconds if first_s is None else first_s), self.cancelled)
         last = None if runs is None else self.count + runs
         if self.best_ns is not None and (self.best_ns <= good_ns or stop()):
             return self.best
         for setting in self.settings:
-            self._offer(self._run(setting, None if self.needed and self.best is None else stop), setting)
+            is_first = self.needed and self.best is None
+            self._offer(self._run(setting, first if is_first else stop), setting)
+            if is_first and self.best is None and first():
+                self._offer(sequential(self.instance, self.usable), None)
             if self.floor_is_due and self.best is not None:
                 self.floor_is_due = False
                 self._offer(sequential(self.instance, self.usable), None)

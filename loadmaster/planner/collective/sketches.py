@@ -13,7 +13,7 @@ Source: [Shah23], sections 5.4.1 and 5.8.2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from loadmaster.errors import InputError
@@ -44,10 +44,13 @@ class Pattern:
     relays: Mapping[int, int] = field(default_factory=dict)
 
 
-def candidates(problem: CollectiveProblem) -> list[Sketch]:
+def candidates(problem: CollectiveProblem, over: Callable[[], bool] = lambda: False) -> list[Sketch]:
     """Sketches worth trying, the most promising first; the user's own alone where there is one.
 
     They leave the chunk count open: :func:`chunk_counts`.
+
+    Args:
+        over: whether the time to look for symmetries is up; those found by then are used.
     """
     if problem.sketch is not None:
         return [problem.sketch]
@@ -55,7 +58,7 @@ def candidates(problem: CollectiveProblem) -> list[Sketch]:
     for pattern in _patterns(problem):
         if pattern.internode is not None and unreachable(_probe(problem, pattern)):
             continue
-        chain = _rotations(problem, pattern)
+        chain = _rotations(problem, pattern, over)
         per_node = _ranks_per_node(problem.topology) or problem.topology.rank_count
         between = tuple((o, g) for o, g in chain if o % per_node == 0)
         for place, rotations in enumerate((chain, between, ())):
@@ -154,7 +157,7 @@ def _ends(topology: Topology, group: tuple[int, ...]) -> tuple[int, int]:
     return max(((a, b) for a in group for b in group if a != b), key=gbps)
 
 
-def _rotations(problem: CollectiveProblem, pattern: Pattern) -> tuple[Rotation, ...]:
+def _rotations(problem: CollectiveProblem, pattern: Pattern, over: Callable[[], bool]) -> tuple[Rotation, ...]:
     """Rotations that are symmetries under a pattern, from whole nodes down to ranks, each inside the one before.
 
     Each is by the least offset that is one, so together they map a rank to as many others as they can, short of mapping
@@ -163,14 +166,14 @@ def _rotations(problem: CollectiveProblem, pattern: Pattern) -> tuple[Rotation, 
     topology = problem.topology
     per_node = _ranks_per_node(topology)
     # A rotation moves every rank, a root too.
-    if per_node is None or problem.collective in ROOTED:
+    if per_node is None or problem.collective in ROOTED or over():
         return ()
     instance = _probe(problem, pattern)
     found: list[Rotation] = []
     elements = [tuple(range(topology.rank_count))]
     for unit, size in ((per_node, topology.rank_count), (1, per_node)):
         group, offset = size, unit
-        while offset < group:
+        while offset < group and not over():
             if group % offset == 0 and _is_symmetry(instance, offset, group):
                 together = _products(elements, rotation(topology.rank_count, offset, group))
                 if _orbits_share_nothing(instance.topology, together):

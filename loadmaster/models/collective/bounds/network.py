@@ -6,6 +6,7 @@ says that at least one message is sent, and bytes at the bandwidth of the fastes
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -139,8 +140,14 @@ class Network:
             for resource in self.topology.links[k].resources:
                 holders.setdefault(resource, set()).add(k)
         machines = []
+        # What a resource holds only becomes less: one that holds less than when it was put in goes back in.
+        most = [(-len(held), resource) for resource, held in holders.items()]
+        heapq.heapify(most)
         while left:
-            resource = max(holders, key=lambda r: (len(holders[r]), -r))
+            known, resource = heapq.heappop(most)
+            if -known != len(holders[resource]):
+                heapq.heappush(most, (-len(holders[resource]), resource))
+                continue
             taken = holders.pop(resource)
             members = [self.topology.links[k] for k in taken]
             machines.append(
@@ -152,8 +159,9 @@ class Network:
                 )
             )
             left -= taken
-            for others in holders.values():
-                others -= taken
+            # Only resources of links that were taken hold fewer now.
+            for other in {r for k in taken for r in self.topology.links[k].resources if r in holders}:
+                holders[other] -= taken
         return tuple(machines)
 
     @cached_property
