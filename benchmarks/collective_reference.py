@@ -49,7 +49,9 @@ def published(collective: Collective, profile: str, sketch: str, nodes: int, chu
         document |= {"nnodes": nodes, "symmetry_offsets": [[ranks, ranks * nodes]]}
     drawn = read_sketch(document, topology, collective, sketch)
     size_bytes = chunk_bytes * topology.rank_count * (drawn.chunk_count or 1)
-    return CollectiveProblem(f"{collective} {sketch}", topology, collective, (size_bytes,), sketch=drawn)
+    # As published, chunks are what they are: the planner may not cut them further.
+    counts = (drawn.chunk_count or 1,)
+    return CollectiveProblem(f"{collective} {sketch}", topology, collective, (size_bytes,), counts, sketch=drawn)
 
 
 def named(collective: Collective, name: str, nodes: int, size_bytes: int, *parts: int) -> CollectiveProblem:

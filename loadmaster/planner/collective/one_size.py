@@ -38,8 +38,8 @@ from loadmaster.solvers.solution import SolverStatus
 
 # Of the time of a size: for scheduling every candidate once, and for restarts before CP-SAT has its turn.
 FIRST_SHARE, RESTART_SHARE = 0.3, 0.4
-# And before that for the classic algorithms.
-CLASSICS_SHARE = 0.1
+# And for the classic algorithms, as far as instances have more targets than are soon followed.
+CLASSICS_SHARE, SMALL_TARGETS = 0.1, 1 << 10
 # The routing relaxation is solved, for that part of the time left, where there are at most so many ways of a chunk over
 # a link: beyond it takes longer than it is worth.
 PROOF_SHARE, MOST_WAYS = 0.2, 50_000
@@ -127,16 +127,14 @@ class OneSize:
     def run(self) -> Algorithm | None:
         """The best algorithm; None where none was found, or there is none (``infeasible`` says why)."""
         method = self.effort.options.method
-        if method == "auto":
-            self._classics()
-            if self.infeasible is not None:
-                return None
-        for candidate in self._candidates():
+        for place, candidate in enumerate(self._candidates()):
             if self.effort.cancelled() or (self.best is not None and self.over(FIRST_SHARE)):
                 break
             self._first(candidate, method)
             if self.infeasible is not None:
                 return None
+            if place == 0 and method == "auto" and not self._is_proved():
+                self._classics()
         with self.effort.keep_plan_on_crash(lambda: self.best is not None):
             if method == "auto":
                 self._prove()
@@ -154,14 +152,15 @@ class OneSize:
         """The classic algorithms of every form: what nobody should be able to beat by hand."""
         chunk_count = chunk_counts(self.problem, self.size_bytes)[0]
         wholes = {form: self._whole(form, chunk_count) for form in forms_of(self.problem)}
-        self.infeasible = next((whole.cut for whole in wholes.values() if whole.cut is not None), None)
-        if self.infeasible is not None:
-            return
+        until_s = self.effort.elapsed_s + CLASSICS_SHARE * (self.until_s - self.began_s)
         for classic, (form, whole) in product(classics(self.problem.topology), wholes.items()):
             targets = sum(len(chunk.targets) for chunk in whole.instance.chunks)
-            spent = self.effort.elapsed_s - self.began_s >= CLASSICS_SHARE * (self.until_s - self.began_s)
-            if self.effort.cancelled() or targets > MOST_TARGETS or (self.best is not None and spent):
+            # Those of one dimension take no time worth counting on small instances.
+            in_time = self.effort.elapsed_s < until_s or (len(classic.phases) == 1 and targets <= SMALL_TARGETS)
+            if self.effort.cancelled() or targets > MOST_TARGETS or not in_time:
                 return
+            if self.best is not None and self.proof.of(form).bound.ns >= self.best.time_ns:
+                continue
             # They are not their own images under the symmetries of a sketch.
             candidate = Candidate(form, chunk_count, Sketch("classic"), whole.instance.without_symmetry(), whole)
             with self.effort.on_clock("solve"):
@@ -251,10 +250,13 @@ class OneSize:
 
     def over(self, share: float) -> bool:
         """Whether a share of the time is up, the gap proved, or the caller out of patience."""
-        best = self.best
-        proved = best is not None and best.time_ns - self.proof.bound.ns <= self.effort.options.gap * best.time_ns
         spent = self.effort.elapsed_s - self.began_s >= share * (self.until_s - self.began_s)
-        return proved or spent or self.effort.over()
+        return spent or self.effort.over() or self._is_proved()
+
+    def _is_proved(self) -> bool:
+        """Whether the best is within the gap that was asked for."""
+        best = self.best
+        return best is not None and best.time_ns - self.proof.bound.ns <= self.effort.options.gap * best.time_ns
 
     def _finalists(self) -> list[Candidate]:
         """The most promising, those whose bound leaves something to gain."""

@@ -303,3 +303,122 @@ def test_what_cannot_be_reached_is_never() -> None:
 def test_chunks_of_no_bytes_take_no_time() -> None:
     topology = ring(3)
     assert lower_bound(Instance(topology, (Chunk(0, (0,), (1, 2)),))).ns == 0
+
+
+Costs = tuple[int, int, float]
+
+
+def two_nodes(node_of: tuple[int, ...], local: Costs, remote: Costs, *, one_nic: bool) -> Topology:
+    """A switch in each node; NICs of nodes or of ranks, from each rank to all of the other nodes."""
+    count, links = len(node_of), []
+    nic = [node if one_nic else r for r, node in enumerate(node_of)]
+    for a, b in ((a, b) for a in range(count) for b in range(count) if a != b):
+        if node_of[a] == node_of[b]:
+            links.append(Link(a, b, *local, (a, count + b)))
+        else:
+            links.append(Link(a, b, *remote, (2 * count + nic[a], 3 * count + nic[b])))
+    return Topology("nodes", node_of, tuple(links), tuple(f"resource {r}" for r in range(4 * count)))
+
+
+def bus(*gbps: float, node_of: tuple[int, ...] = (0, 0, 0)) -> Topology:
+    """Rank 0 and each other rank, there and back, one message at a time in all."""
+    links = [Link(a, b, 0, 0, speed, (0,)) for r, speed in enumerate(gbps, 1) for a, b in ((0, r), (r, 0))]
+    return Topology("bus", node_of, tuple(links), ("bus",))
+
+
+def to_all(size_bytes: int, count: int, *sources: int) -> tuple[Chunk, ...]:
+    return tuple(Chunk(size_bytes, (s,), tuple(range(count))) for s in sources)
+
+
+ONE_SUM = (Chunk(10, (0, 1, 2), (0, 1, 2), reduces=True),)
+_ONE_WAY = ((0, 1, 3, 2, 0.5), (1, 0, 0, 20, 2.0), (1, 2, 5, 0, 0.5), (2, 0, 5, 0, 0.5))
+_UNEVEN = (
+    (0, 1, 0, 20, 0.5, 0),
+    (0, 2, 0, 20, 0.5, 0),
+    (1, 2, 5, 0, 2.0, 1),
+    (2, 0, 5, 0, 2.0, 0),
+    (2, 1, 0, 5, 0.5, 0),
+)
+_WIRES = ((0, 1, 5, 0, 2.0), (0, 2, 0, 5, 2.0), (1, 2, 5, 0, 1.0), (2, 0, 0, 20, 1.0), (2, 1, 0, 5, 2.0))
+
+
+def wires(*costs: tuple[int, int, int, int, float]) -> Topology:
+    """Links with a wire each."""
+    links = tuple(Link(*cost, (k,)) for k, cost in enumerate(costs))
+    return Topology("wires", (0,) * (1 + max(k.target for k in links)), links, tuple(map(str, range(len(links)))))
+
+
+TIGHT: list[tuple[str, Topology, tuple[Chunk, ...], int]] = [
+    ("dilation", wires(*_ONE_WAY), tuple(Chunk(1, (a,), (b,)) for a, b in ((0, 1), (1, 2), (2, 0), (1, 0))), 14),
+    ("ingress ports of a rank", ring(2), tuple(Chunk(100, (a,), (1 - a,)) for a in (0, 0, 0, 1)), 400),
+    ("egress ports of a rank", ring(2), tuple(Chunk(100, (a,), (1 - a,)) for a in (0, 0, 0, 1)), 400),
+    ("links into a node", two_nodes((0, 1), (0, 0, 2.0), (3, 0, 1.0), one_nic=True), to_all(10, 2, 0, 0), 23),
+    ("parts to and fro between ranks", bus(2.0, 2.0), ONE_SUM, 20),
+    ("parts to and fro between nodes", bus(2.0, 2.0, node_of=(0, 1, 2)), ONE_SUM, 20),
+    (
+        "growth of what ranks know",
+        wires(*_WIRES),
+        tuple(Chunk(1, (a,), (b,)) for a, b in ((0, 2), (1, 0), (2, 0), (2, 1))),
+        28,
+    ),
+    (
+        "growth of what a node knows",
+        two_nodes((0, 0, 1, 1), (0, 0, 2.0), (4, 2, 1.0), one_nic=False),
+        to_all(1, 4, 2, 0, 2),
+        9,
+    ),
+    (
+        "growth of what a node knows, from the end",
+        two_nodes((0, 1, 1, 1), (0, 20, 1.0), (0, 7, 2.0), one_nic=False),
+        tuple(Chunk(40, (0, 1, 2, 3), (t,), reduces=True) for t in (2, 0)),
+        87,
+    ),
+    (
+        "last chunk over an only entry",
+        two_nodes((0, 0, 1, 1), (5, 1, 10.0), (0, 7, 2.0), one_nic=True),
+        to_all(1, 4, 2, 3),
+        22,
+    ),
+    ("release into a node", switched(2, 2, message_ns=0, gbps=1.0), to_all(10, 4, 0, 1), 90),
+    (
+        "delivery by a rank",
+        Topology("uneven", (0, 0, 1), tuple(Link(*k[:5], (k[5],)) for k in _UNEVEN), ("shared", "wire")),
+        tuple(Chunk(10, (a,), (b,)) for a, b in ((0, 1), (0, 2), (1, 0), (1, 2))),
+        70,
+    ),
+    (
+        "sum at one rank, then spread",
+        two_nodes((0, 1, 1), (0, 20, 1.0), (3, 0, 1.0), one_nic=True),
+        (Chunk(1, (0, 1, 2), (0, 1, 2), reduces=True),),
+        10,
+    ),
+    (
+        "pipelined broadcast",
+        two_nodes((0, 1, 1, 1), (2, 0, 2.0), (0, 0, 0.5), one_nic=True),
+        to_all(40, 4, 0, 0),
+        202,
+    ),
+]
+
+
+@pytest.mark.parametrize(("by", "topology", "chunks", "best_ns"), TIGHT, ids=[case[0] for case in TIGHT])
+def test_each_bound_is_the_optimum_somewhere(
+    by: str, topology: Topology, chunks: tuple[Chunk, ...], best_ns: int
+) -> None:
+    """By trying all schedules; a bound that is weaker than its argument would miss it, one that is wrong exceed it."""
+    found = Instance(topology, chunks)
+    search = Search(found, limit=60_000)
+    assert search.exact and search.best_ns == best_ns
+    bounds = list(all_bounds(found))
+    assert max(bound.ns for bound in bounds if bound.by == by) == best_ns
+    assert max(bound.ns for bound in bounds) == best_ns
+
+
+def test_a_shared_resource_counts_at_the_speed_of_its_fastest_link() -> None:
+    """Parts to and fro over one bus, to rank 2 at a quarter of the speed: at its own speed the bus would take 80."""
+    for gbps, best_ns in (((2.0, 0.5), 50), ((0.5, 2.0), 50)):
+        found = Instance(bus(*gbps), ONE_SUM)
+        assert Search(found).best_ns == best_ns
+        counted = [bound.ns for bound in all_bounds(found) if bound.by == "parts to and fro between ranks"]
+        assert counted == [20]
+        assert lower_bound(found).ns <= best_ns

@@ -115,6 +115,20 @@ def test_wrong_sums(sends: list[Send], words: str) -> None:
     refused(ONE_SUM, sends, words)
 
 
+def test_a_chunk_that_arrives_twice_is_there_from_the_first_time() -> None:
+    """Straight over a slow wire, and around over two fast ones: whichever is sent first, the first arrival counts."""
+    costs = ((0, 1, 500), (0, 2, 0), (2, 1, 0), (1, 3, 0))
+    links = tuple(Link(a, b, latency_ns, 100, 1.0, (k,)) for k, (a, b, latency_ns) in enumerate(costs))
+    found = Instance(Topology("ways", (0,) * 4, links, tuple("abcd")), (Chunk(100, (0,), (1, 2, 3)),))
+    around = [Send(0, 0, 2, (0,)), Send(200, 2, 1, (0,))]
+    for straight_ns in (0, 150, 300):
+        sends = [Send(straight_ns, 0, 1, (0,)), *around, Send(400, 1, 3, (0,))]
+        verdict = check(found, sorted(sends, key=lambda s: (s.start_ns, s.source)))
+        assert (verdict.ok, verdict.time_ns) == (True, 600)
+        assert verdict.arrivals[0, 1] == 400
+    refused(found, [Send(0, 0, 1, (0,)), *around, Send(399, 1, 3, (0,))], "which is there at 400 ns")
+
+
 def test_adding_to_a_copy() -> None:
     """Rank 1 has no part; it got a copy of the whole, and then the whole on top of it."""
     found = Instance(ring(3), (Chunk(100, (0, 2), (1,), reduces=True),))

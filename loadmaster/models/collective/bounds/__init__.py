@@ -43,16 +43,21 @@ def all_bounds(instance: Instance, *, divisible: bool = False) -> Iterator[Bound
             yield Bound(ns, by)
     backwards = mirrored(instance)
     if backwards is not None:
-        for ns, by in gathering_bounds(Network(backwards, divisible=divisible)):
+        for ns, by in gathering_bounds(Network(backwards, divisible=divisible), mirrored=True):
             yield Bound(ns, f"{by}, from the end")
 
 
-def lower_bound(instance: Instance, *, divisible: bool = False) -> Bound:
-    """The best of them; of equals the first. Arguments as of :func:`all_bounds`."""
+def lower_bound(instance: Instance, *, divisible: bool = False, enough_ns: int = NEVER) -> Bound:
+    """The best of them; of equals the first.
+
+    Args:
+        divisible: as of :func:`all_bounds`.
+        enough_ns: a bound of this or more is not improved any further.
+    """
     best = Bound(0, "nothing to do")
     for bound in all_bounds(instance, divisible=divisible):
         if bound.ns > best.ns:
             best = bound
-        if best.ns >= NEVER:
+        if best.ns >= enough_ns:
             break
     return best

@@ -9,8 +9,8 @@
 - **Few messages.** An AllToAll's into a node are each gathered before and handed out after (few_messages.py).
 - **Spread** (backwards, flat). One chunk must get from a source to all its targets, and to those outside its node:
   units are targets.
-- **Sum** (forwards, flat). A target of a sum must hear of all its parts, and of those outside its node: units are
-  sources.
+- **Sum** (forwards, flat). A rank where a sum is to be whole must hear of all its parts, and of those outside its node:
+  units are sources.
 - **Meeting.** Parts are sent on once and never grow afterwards, so each goes one way, and all ways end on the one rank
   where the sum is first whole. A sum with several targets takes the way there (sum) and on (spread), at the best rank.
 - **Pipelined broadcast.** k chunks of b bytes start on one rank whose links all hold one resource. The one that is sent
@@ -46,8 +46,12 @@ LARGEST_COUNT = 1024
 _MEETING_NODES = 32
 
 
-def gathering_bounds(network: Network) -> Iterator[tuple[int, str]]:
-    """All of the above, at typical ranks and chunks."""
+def gathering_bounds(network: Network, *, mirrored: bool = False) -> Iterator[tuple[int, str]]:
+    """All of the above, at typical ranks and chunks.
+
+    Args:
+        mirrored: seen from the end, where delivery and few messages say nothing that was not said forwards.
+    """
     copies = ~network.reduces
     alone = (network.targets.sum(axis=1) == 1) & (network.reduces | (network.sources.sum(axis=1) == 1))
     done: set[bytes] = set()
@@ -57,36 +61,36 @@ def gathering_bounds(network: Network) -> Iterator[tuple[int, str]]:
         for chunks in (wanted, wanted & ~network.sources[:, node].any(axis=1)):
             if chunks.tobytes() not in done:
                 done.add(chunks.tobytes())
-                yield knowledge_ns(network, chunks), "growth of what ranks know"
+                yield from knowledge_bounds(network, chunks)
+        if mirrored:
+            continue
         held = alone & network.sources[:, rank] & ~network.targets[:, rank]
         for chunks in (held, held & ~network.targets[:, node].any(axis=1)):
             yield delivery_ns(network, chunks), "delivery by a rank"
-    if network.topology.node_count > 1:
+    if network.topology.node_count > 1 and not mirrored:
         for home in network.typical_nodes:
             yield few_messages_ns(network, home), "few messages into a node"
     for chunk in _typical_chunks(network):
         yield from _one_chunk(network, chunk)
 
 
-def knowledge_ns(network: Network, chunks: BoolArray) -> int:
+def knowledge_bounds(network: Network, chunks: BoolArray) -> Iterator[tuple[int, str]]:
     """When every rank that wants all of some copied chunks may have them at the earliest.
 
     Args:
         chunks: [chunks] the set D.
     """
     if not 0 < np.count_nonzero(chunks) <= LARGEST_COUNT:
-        return 0
+        return
     units = _units(network, chunks, network.sources[chunks], backwards=False)
     growth = Growth(network, units)
     wanting = np.asarray(network.targets[chunks].all(axis=0))
-    alone = max((growth.time_ns(int(v), units.count) for v in np.flatnonzero(wanting)), default=0)
-    return max(
-        alone,
-        sharing_ns(network, growth, units, wanting),
-        totals_ns(network, growth, units, wanting),
-        releasing_ns(network, growth, units, chunks, wanting),
-        only_entry_ns(network, growth, units, chunks, wanting),
-    )
+    alone_ns = max((growth.time_ns(int(v), units.count) for v in np.flatnonzero(wanting)), default=0)
+    yield alone_ns, "growth of what ranks know"
+    yield sharing_ns(network, growth, units, wanting), "ranks that share an entry"
+    yield totals_ns(network, growth, units, wanting), "growth of what a node knows"
+    yield releasing_ns(network, growth, units, chunks, wanting), "release into a node"
+    yield only_entry_ns(network, growth, units, chunks, wanting), "last chunk over an only entry"
 
 
 def delivery_ns(network: Network, chunks: BoolArray) -> int:
@@ -104,13 +108,6 @@ def spread_ns(network: Network, chunk: int) -> int:
     root, targets = int(np.argmax(network.sources[chunk])), network.targets[chunk]
     away = targets & ~_beside(network, root)
     return max(int(_spread(network, chunk, members)[root]) for members in (targets, away))
-
-
-def sum_ns(network: Network, chunk: int) -> int:
-    """From all sources of a sum to its target, and from those outside the target's node."""
-    root, sources = int(np.argmax(network.targets[chunk])), network.sources[chunk]
-    away = sources & ~_beside(network, root)
-    return max(int(_sum(network, chunk, members)[root]) for members in (sources, away))
 
 
 def meeting_ns(network: Network, chunk: int) -> int:
@@ -152,13 +149,11 @@ def _one_chunk(network: Network, chunk: int) -> Iterator[tuple[int, str]]:
     if sources.sum() == 1 and targets.sum() > 1 and not network.reduces[chunk]:
         root = int(np.argmax(sources))
         found_ns = _sends_ns(network, topology.out_links[root], rest_bytes) + spread_ns(network, chunk)
-        if rest_bytes and not network.divisible and not np.any(~targets & ~sources):
-            found_ns = max(found_ns, pipelining_ns(network, root, one_bytes, int(together.sum()), found_ns))
         yield found_ns, "pipelined broadcast"
-    elif network.reduces[chunk] and targets.sum() == 1:
-        last_ns = _sends_ns(network, topology.in_links[int(np.argmax(targets))], rest_bytes)
-        yield sum_ns(network, chunk) + last_ns, "pipelined sum"
-    elif network.reduces[chunk]:
+        if rest_bytes and not network.divisible and not np.any(~targets & ~sources):
+            ports_ns = pipelining_ns(network, root, one_bytes, int(together.sum()), found_ns)
+            yield ports_ns, "pipelined broadcast on all ports"
+    elif network.reduces[chunk] and targets.sum() > 1:
         yield meeting_ns(network, chunk), "sum at one rank, then spread"
 
 

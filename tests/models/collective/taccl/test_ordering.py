@@ -57,6 +57,19 @@ def test_what_could_start_first_is_scheduled_first() -> None:
     assert order(instance, [[1], [0, 1, 2]]).chunk_order[1] == (0, 1)
 
 
+def test_latency_counts_in_what_could_start_first() -> None:
+    """Straight to rank 3 in 200 ns and 300 of latency, or around in twice 200: the one that goes around is first."""
+    costs = ((0, 3, 300), (1, 2, 0), (2, 3, 0), (3, 4, 70))
+    links = tuple(Link(a, b, latency_ns, 100, 1.0, (k,)) for k, (a, b, latency_ns) in enumerate(costs))
+    topology = Topology("ways", (0,) * 5, links, tuple("abcd"))
+    instance = Instance(topology, (Chunk(100, (0,), (4,)), Chunk(100, (1,), (4,))))
+    ordered = order(instance, [[0, 3], [1, 2, 3]], "shortest path until now first")
+    assert ordered.chunk_order[3] == (1, 0)
+    # On the shared wire from 400 to 600, then to 800, and 70 on the way.
+    assert time_ns(ordered, alone(ordered)) == 870
+    assert check(instance, sends(ordered, alone(ordered))).time_ns == 870
+
+
 def test_the_heuristics_differ_in_what_breaks_ties() -> None:
     # Three chunks want wire 1; by the time that chunk 2 gets there, the wire has been taken, and others wait as well.
     instance = line(Chunk(300, (1,), (2,)), Chunk(100, (1,), (2,)), Chunk(100, (0,), (3,)))

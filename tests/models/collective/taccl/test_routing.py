@@ -44,6 +44,9 @@ CASES: list[tuple[str, Instance]] = [
     ("nodes", instance(switched(2, 2), "allgather", 400)),
     ("nodes, turned", instance(switched(2, 2), "allgather", 400, sketch=Sketch(symmetry=((2, 4),)))),
     ("nodes, to one", instance(switched(2, 2), "gather", 400, root=1)),
+    ("ring with latency", instance(ring(4, latency_ns=70), "allgather", 400)),
+    ("nodes with latency", instance(switched(2, 2, latency_ns=70), "allgather", 400)),
+    ("nodes with latency, to one", instance(switched(2, 2, latency_ns=70), "scatter", 400, root=1)),
     ("relays", instance(switched(2, 2), "allgather", 400, sketch=Sketch(internode={0: (0,)}))),
     (
         "few",
