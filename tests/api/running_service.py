@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -56,13 +55,6 @@ def wait_until(holds: Callable[[], Any], timeout_s: float = HANG_S) -> Any:
             return found
         time.sleep(0.02)
     raise AssertionError("it did not happen in time")
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def pids(marker: Path) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_planner import OPTIMUM, problem
-from running_service import HANG_S, RunningService, alive, free_port, parent, pids, wait_until
+from running_service import HANG_S, RunningService, alive, parent, pids, wait_until
 
 from loadmaster.api.client import AsyncClient, Client
 from loadmaster.api.documents import PlanResource
@@ -249,12 +250,14 @@ serve(Settings.from_environment())
 """
 
 
-def answers(url: str) -> bool:
-    """Whether a service is up."""
-    try:
-        return httpx.get(f"{url}/livez").is_success
-    except httpx.TransportError:
-        return False
+def address_of(server: subprocess.Popen[bytes]) -> str:
+    """Where a server that was left to choose its port says that it listens."""
+    assert server.stderr is not None
+    for line in server.stderr:
+        found = re.search(rb"running on (http://[\d.:]+)", line)
+        if found is not None:
+            return found[1].decode()
+    raise AssertionError("it ended before it listened")
 
 
 def descendants(pid: int) -> list[int]:
@@ -268,13 +271,10 @@ def descendants(pid: int) -> list[int]:
 def test_a_server_that_ends_leaves_no_process_behind(
     make_settings: Callable[..., Settings], tmp_path: Path, end: signal.Signals
 ) -> None:
-    port = free_port()
-    environment = {**os.environ, **make_settings(workers=1, port=port).to_environment()}
+    environment = {**os.environ, **make_settings(workers=1, port=0).to_environment()}
     server = subprocess.Popen([sys.executable, "-c", SERVE], env=environment, stderr=subprocess.PIPE)
     try:
-        url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: answers(url))
-        with Client(url) as client:
+        with Client(address_of(server)) as client:
             handle = client.submit(problem("slow", marker=str(tmp_path / "m")))
             # A stream that is open must not keep the server from ending.
             events = handle.events()
