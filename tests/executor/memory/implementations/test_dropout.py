@@ -103,6 +103,29 @@ def test_prepared_graph_keeps_no_mask_and_differentiates_its_own_forward():
         torch.testing.assert_close(got, want, rtol=1e-13, atol=1e-13)
 
 
+class MaskReturned(nn.Module):
+    """Dropout whose mask its caller gets too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 50).double()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ops.aten.native_dropout(self.first(x), 0.4, True)
+
+
+def test_a_mask_that_somebody_else_reads_stays():
+    module, x = MaskReturned(), torch.randn(9, 6, dtype=torch.float64)
+    joint = joint_graph(module, x)
+    prepared = run_passes(joint)
+    assert [str(n.target) for n in prepared.graph.nodes] == [str(n.target) for n in joint.graph.nodes]
+    args = arguments(module, [x], [torch.randn(9, 50, dtype=torch.float64)])
+    torch.manual_seed(7)
+    dropped, mask, *_ = flat(prepared(*args))
+    assert mask.dtype == torch.bool
+    torch.testing.assert_close(dropped, module.first(x) * mask / 0.6)
+
+
 def test_dropout_without_training_is_left_alone_and_so_is_an_excluded_pass():
     module, x = Model(), torch.randn(2, 6, dtype=torch.float64)
     joint = joint_graph(module, x)

@@ -46,8 +46,11 @@ def fused_rms_norm(x, weight):
 
 
 def with_weights_away_from_zero(norm):
+    """Of both signs."""
     for parameter in norm.parameters():
         nn.init.uniform_(parameter, 0.5, 1.5)
+        with torch.no_grad():
+            parameter.view(-1)[::2] *= -1
     return norm
 
 
@@ -135,21 +138,29 @@ def test_fused_rms_norm(affine):
     affine=st.booleans(),
     transposed=st.booleans(),
     dtype=st.sampled_from(list(TOLERANCE)),
+    seed=st.integers(0, 1 << 30),
 )
-def test_apply_is_the_forward_pass_and_its_inverse_the_input(rows, width, affine, transposed, dtype):
+def test_apply_is_the_forward_pass_and_its_inverse_the_input(rows, width, affine, transposed, dtype, seed):
+    """Within a few roundings of every term: PyTorch saves mean and rstd in the dtype of 16-bit weights, and rows of two
+    may lie close together."""
+    torch.manual_seed(seed)
     shape = [*rows, width]
     x = (3 * torch.randn(shape[::-1] if transposed else shape) + 1).to(dtype)
     x = x.permute(*reversed(range(x.dim()))) if transposed else x
-    weight, bias = ((torch.rand(width) + 0.5).to(dtype) if affine else None for _ in range(2))
+    signs = torch.randint(2, (2, width)) * 2 - 1
+    weight, bias = (((torch.rand(width) + 0.5) * sign).to(dtype) if affine else None for sign in signs)
     expected, mean, rstd = torch.native_layer_norm(x, [width], weight, bias, 1e-5)
     got = layer_norm_apply(x, mean, rstd, weight, bias)
-    tolerance = TOLERANCE[dtype]
-    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+    few = 4 * torch.finfo(dtype).eps
+    scale = rstd.double() * (1.0 if weight is None else weight.double().abs())
+    shift = 0.0 if bias is None else bias.double().abs()
+    terms = x.double().abs() + mean.double().abs()
+    assert ((got.double() - expected.double()).abs() <= few * (terms * scale + shift)).all()
     assert got.is_contiguous()
     leading = [1] * len(rows)
     placed = [None if t is None else t.view(*leading, width) for t in (weight, bias)]
     recovered = norm_input(expected, mean, rstd, *placed, 0.1)
-    torch.testing.assert_close(recovered, x, rtol=10 * tolerance, atol=10 * tolerance)
+    assert ((recovered.double() - x.double()).abs() <= few * (terms + (expected.double().abs() + shift) / scale)).all()
 
 
 def test_recomputed_layer_norm_in_a_joint_graph():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -197,6 +198,30 @@ def test_bytes_stand_on_the_device_from_the_issue_to_the_last_read_only(captured
         result, host = arrived.args
         assert host.op == "placeholder"
         assert order[result] < order[arrived] < min(order[u] for u in result.users if u is not arrived)
+
+
+@pytest.mark.parametrize("lead", [1, 2, 3])
+def test_copies_start_and_end_at_the_stages_that_the_schedule_says(captured, lead):
+    model, inputs, loss, problem = captured["mlp"]
+    by_hand = travelling(problem, schedule(problem, lambda i: True), lambda i: True, lambda i: lead)
+    operators = group(trace(model, inputs, loss), fused=False)
+    _, backward = emit(operators, by_hand)
+    order = {n.name: at for at, n in enumerate(backward.graph.nodes)}
+    ends = [order[b.nodes[-1].name] for b in operators.backward]
+
+    def stages(target):
+        """Stage t is over once backward operator t has run."""
+        return Counter(
+            1 + sum(end < order[n.name] for end in ends)
+            for n in backward.graph.nodes
+            if n.op == "call_function" and n.target is target
+        )
+
+    arrivals = [(t, f) for t, stage in enumerate(by_hand.stages) for f in stage.fetches]
+    results = {f: len(operators.forward[f].results) for f in by_hand.offload}
+    assert len(arrivals) > 2 and any(t - f.issued_at == lead for t, f in arrivals)
+    assert stages(transfers.fetch) == Counter(f.issued_at for _, f in arrivals for _ in range(results[f.forward]))
+    assert stages(transfers.fetched) == Counter(t for t, f in arrivals for _ in range(results[f.forward]))
 
 
 def test_two_steps_at_once_and_accumulation(captured):
