@@ -11,7 +11,8 @@ except ImportError:
 
 from loadmaster.executor.memory.block import capture_block
 from loadmaster.executor.memory.capture import capture
-from loadmaster.executor.memory.fit.fit import Fitted, fit
+from loadmaster.executor.memory.fit.fit import fit
+from loadmaster.executor.memory.fit.state import Fitted
 from loadmaster.executor.memory.operators.implementation_filter import ImplementationFilter
 from loadmaster.executor.memory.run.apply import PlannedStep, apply, apply_to_blocks
 from loadmaster.executor.renamed import warn_renamed

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +23,7 @@ from loadmaster.executor.costs.corrected import Corrected
 from loadmaster.executor.memory.capture import capture_step
 from loadmaster.executor.memory.fit.fallback import fallback
 from loadmaster.executor.memory.fit.reserve import allocator_reserve_bytes, has_left_overs
+from loadmaster.executor.memory.fit.state import Candidate, Fitted, Proposal, State
 from loadmaster.executor.memory.fit.trial_run import ran_out, run_trial, runner, unchanged
 from loadmaster.executor.memory.fit.trials import (
     Correction,
@@ -56,70 +57,6 @@ logger = logging.getLogger(__name__)
 
 _UNLIMITED_BYTES = 1 << 62
 _IDLE_SHARE = 0.02  # of the budget: less than this left of a planned peak is not worth another plan
-
-
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """A step that keeps its budget.
-
-    Attributes:
-        step: to train with, as :func:`~loadmaster.executor.memory.run.apply.apply` returns it.
-        plan, problem: what it runs, and the corrected problem that this is a plan for.
-        tries: every plan that was run, in order.
-        chosen: which of them ``step`` is.
-    """
-
-    step: PlannedStep
-    plan: MemoryPlan
-    problem: MemoryProblem
-    tries: tuple[Trial, ...]
-    chosen: int
-
-    @property
-    def measured(self) -> Measurement:
-        """Of the step."""
-        return self.tries[self.chosen].measured
-
-
-@dataclass(frozen=True, eq=False)
-class _Candidate:
-    step: PlannedStep
-    plan: MemoryPlan
-    problem: MemoryProblem
-    measured: Measurement
-
-
-@dataclass(frozen=True, eq=False)
-class _Proposal:
-    """A plan to run, and how the checker replays it."""
-
-    problem: MemoryProblem
-    plan: MemoryPlan
-    verdict: Check
-
-
-@dataclass(frozen=True, eq=False)
-class _State:
-    """Where fitting stands.
-
-    Attributes:
-        budget_bytes: what the step must keep.
-        correction: of the next problem, ``margin_bytes`` among its resident bytes: they go first where no plan fits.
-        trials, candidates: what was run so far, in order.
-        refused: the last plan that was infeasible, and what was resident beside the captured bytes then.
-    """
-
-    budget_bytes: int
-    correction: Correction
-    margin_bytes: int = 0
-    trials: tuple[Trial, ...] = ()
-    candidates: tuple[_Candidate, ...] = ()
-    refused: tuple[MemoryPlan, int] | None = None
-
-    @property
-    def kept(self) -> bool:
-        """Whether some step kept the budget."""
-        return any(t.kept for t in self.trials)
 
 
 class Fitter:
@@ -178,7 +115,7 @@ class Fitter:
             raise InputError("tries", tries, "leaves nothing to run", "Allow at least one try.")
         if not isinstance(budget_bytes, int) or budget_bytes < 1:
             raise InputError("budget_bytes", budget_bytes, "is no positive number of bytes", "Give one: 8 << 30.")
-        state = _State(budget_bytes, self._first(budget_bytes))
+        state = State(budget_bytes, self._first(budget_bytes))
         while len(state.trials) < tries:
             state, proposal = self._proposed(state, planner)
             if proposal is None:
@@ -196,7 +133,7 @@ class Fitter:
         best = state.candidates[chosen]
         return Fitted(best.step, best.plan, best.problem, state.trials, chosen)
 
-    def _proposed(self, state: _State, planner: Planner) -> tuple[_State, _Proposal | None]:
+    def _proposed(self, state: State, planner: Planner) -> tuple[State, Proposal | None]:
         """A plan for the problem as corrected so far, less is resident where there is none; None: keep what there is.
 
         Raises:
@@ -214,7 +151,7 @@ class Fitter:
                     raise
                 raise infeasible(*state.refused, state.trials) from error
             if plan.schedule is not None:
-                return state, _Proposal(problem, plan, _expect_valid(problem, plan))
+                return state, Proposal(problem, plan, _expect_valid(problem, plan))
             if state.margin_bytes:
                 state = replace(state, correction=state.correction.plus(-state.margin_bytes), margin_bytes=0)
                 continue
@@ -226,7 +163,7 @@ class Fitter:
                 raise infeasible(*refused, state.trials)
             state = replace(state, refused=refused, correction=looser)
 
-    def _measured(self, state: _State, proposal: _Proposal) -> _State:
+    def _measured(self, state: State, proposal: Proposal) -> State:
         """With one more trial: that of the plan, or the one that there was, of a plan with the same schedule."""
         problem, plan = proposal.problem, proposal.plan
         known = next((c for c in state.candidates if c.plan.schedule == plan.schedule), None)
@@ -238,7 +175,7 @@ class Fitter:
             self.on_try(latest)
         return replace(state, trials=(*state.trials, latest), candidates=(*state.candidates, candidate))
 
-    def _corrected(self, state: _State, verdict: Check) -> _State:
+    def _corrected(self, state: State, verdict: Check) -> State:
         """What the next problem is corrected by, after the latest trial."""
         latest, candidate = state.trials[-1], state.candidates[-1]
         correction = latest.correction
@@ -287,7 +224,7 @@ class Fitter:
             self._problems[products, moves] = self.captured.problem(corrected)
         return self._problems[products, moves]
 
-    def _run(self, problem: MemoryProblem, plan: MemoryPlan) -> _Candidate:
+    def _run(self, problem: MemoryProblem, plan: MemoryPlan) -> Candidate:
         step = apply(
             plan,
             self.model,
@@ -305,9 +242,9 @@ class Fitter:
                 gradients_held=self.options.gradients_held,
                 repeats=self.repeats,
             )
-        return _Candidate(step, plan, problem, measured or ran_out(self.device, plan.budget_bytes))
+        return Candidate(step, plan, problem, measured or ran_out(self.device, plan.budget_bytes))
 
-    def _trial(self, state: _State, verdict: Check, measured: Measurement) -> Trial:
+    def _trial(self, state: State, verdict: Check, measured: Measurement) -> Trial:
         reserve = self.fragmentation_reserve_bytes
         used = measured.reserved_bytes if reserve is None else measured.peak_bytes + reserve
         return Trial(state.budget_bytes, state.correction, verdict.peak_bytes, verdict.time_us, used, measured)
@@ -315,7 +252,7 @@ class Fitter:
     def _is_off(self, latest: Trial) -> bool:
         return abs(latest.time_error) > self.time_tolerance
 
-    def _factors(self, candidate: _Candidate, verdict: Check) -> tuple[float, float]:
+    def _factors(self, candidate: Candidate, verdict: Check) -> tuple[float, float]:
         """Factors that make the captured costs of the plan those that were measured.
 
         Waiting for copies is no operator's time. The time between kernels is spread over both sorts, so that a step
