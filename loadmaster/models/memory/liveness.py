@@ -40,6 +40,9 @@ class Liveness:
         allowed = np.ones((stages, count), dtype=bool) if may_recompute is None else may_recompute.copy()
         allowed[0] = False
         allowed[:, [not f.recomputable for f in problem.forward]] = False
+        for f in problem.forward:
+            if f.encodes is not None:
+                allowed[:, f.id] &= allowed[:, f.encodes]
         stage = np.arange(stages)
         self.compute = np.zeros((stages, count), dtype=bool)
         self.keep = np.zeros((stages, count), dtype=bool)
