@@ -6,9 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from loadmaster.solvers import process
 from tests.in_process_solves import running_solve
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 pytest_plugins = ["tests.cpu_seconds"]
 

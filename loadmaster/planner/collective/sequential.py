@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import networkx as nx
 
-from loadmaster.models.collective.instance import Instance
+from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.plan import Send
 from loadmaster.planner.collective.prune import prune, retime
 
@@ -25,12 +25,14 @@ def sequential(instance: Instance, usable: Sequence[Sequence[int]] | None = None
     links = instance.topology.links
     sends: list[Send] = []
     now = 0
+    # Chunks of one size, from the same ranks over the same links, go the same ways.
+    known: dict[tuple[int, int, tuple[int, ...]], dict[int, list[int]]] = {}
     for c, chunk in enumerate(instance.chunks):
-        graph = nx.DiGraph()
-        graph.add_nodes_from(range(instance.topology.rank_count))
-        for k in (usable or instance.usable_links)[c]:
-            graph.add_edge(links[k].source, links[k].target, ns=links[k].transfer_ns(chunk.size_bytes))
-        ways = nx.multi_source_dijkstra_path(graph, set(chunk.sources), weight="ns")
+        allowed = (usable or instance.usable_links)[c]
+        alike = id(allowed), chunk.size_bytes, chunk.sources
+        if alike not in known:
+            known[alike] = _ways(instance, chunk, allowed)
+        ways = known[alike]
         has = set(chunk.sources)
         for target in chunk.targets if chunk.size_bytes else ():
             if target not in ways:
@@ -38,6 +40,17 @@ def sequential(instance: Instance, usable: Sequence[Sequence[int]] | None = None
             for source, rank in pairwise(ways[target]):
                 if rank not in has:
                     sends.append(Send(now, source, rank, (c,)))
-                    now += graph.edges[source, rank]["ns"]
+                    now += links[instance.topology.link_between[source, rank]].transfer_ns(chunk.size_bytes)
                     has.add(rank)
     return retime(instance, prune(instance, sends))
+
+
+def _ways(instance: Instance, chunk: Chunk, allowed: Sequence[int]) -> dict[int, list[int]]:
+    """Per rank that can be reached, the shortest way of a chunk to it."""
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(instance.topology.rank_count))
+    for k in allowed:
+        link = instance.topology.links[k]
+        graph.add_edge(link.source, link.target, ns=link.transfer_ns(chunk.size_bytes))
+    found: dict[int, list[int]] = nx.multi_source_dijkstra_path(graph, set(chunk.sources), weight="ns")
+    return found

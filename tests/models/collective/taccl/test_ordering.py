@@ -183,3 +183,47 @@ def test_a_chunk_sent_somewhere_twice_has_no_order() -> None:
     instance = line(Chunk(100, (0,), (1,)))
     with pytest.raises(InputError, match="twice"):
         order_of(instance, (Send(0, 0, 1, (0,)), Send(200, 0, 1, (0,))))
+
+
+def meeting(*, slow: tuple[int, int], chunks: tuple[Chunk, ...]) -> Instance:
+    """0 and 3 send to 1, which sends to 2 and 4. From 0 a message is 1000 ns on its way; all else has no latency.
+
+    Messages cost 100 ns; from 3, and to 4, what ``slow`` says. 1 byte per ns.
+    """
+    links = (
+        Link(0, 1, 1000, 100, 1.0, (0,)),
+        Link(3, 1, 0, slow[0], 1.0, (1,)),
+        Link(1, 2, 0, 100, 1.0, (2,)),
+        Link(1, 4, 0, slow[1], 1.0, (3,)),
+    )
+    return Instance(Topology("meeting", (0,) * 5, links, ("from 0", "from 3", "to 2", "to 4")), chunks)
+
+
+def test_what_is_on_its_way_is_not_there_yet() -> None:
+    # Chunk 0 has left rank 0 after 200 ns and is at rank 1 after 1200; chunk 1 is there after 400.
+    instance = meeting(slow=(300, 0), chunks=(Chunk(100, (0,), (2,)), Chunk(100, (3,), (2,))))
+    ordered = order(instance, [[0, 2], [1, 2]])
+    assert ordered.chunk_order[2] == (1, 0)
+    assert time_ns(ordered, alone(ordered)) == 1400
+
+
+def test_a_link_is_free_again_while_a_message_is_on_its_way() -> None:
+    # Chunk 0 leaves first, with the longer way to go; chunk 1 follows after 200 ns and is at rank 1 after 1400, before
+    # chunk 2 (2000).
+    chunks = (Chunk(100, (0,), (4,)), Chunk(100, (0,), (2,)), Chunk(100, (3,), (2,)))
+    ordered = order(meeting(slow=(1900, 500), chunks=chunks), [[0, 3], [0, 2], [1, 2]])
+    assert ordered.chunk_order == {0: (0, 1), 1: (2,), 2: (1, 2), 3: (0,)}
+
+
+def test_the_way_to_go_is_counted_with_its_latency() -> None:
+    # After the wire that both want, chunk 1 is 1200 ns on its way, chunk 0 600 ns at work.
+    links = (
+        Link(0, 1, 0, 100, 1.0, (0,)),
+        Link(1, 2, 1000, 100, 1.0, (1,)),
+        Link(1, 3, 0, 500, 1.0, (2,)),
+    )
+    topology = Topology("fork", (0,) * 4, links, ("both", "far", "dear"))
+    chunks = (Chunk(100, (0,), (3,)), Chunk(100, (0,), (2,)))
+    ordered = order(Instance(topology, chunks), [[0, 2], [0, 1]])
+    assert ordered.chunk_order[0] == (1, 0)
+    assert time_ns(ordered, alone(ordered)) == 1400
