@@ -4,6 +4,11 @@ Time goes from event to event: an arrival, or a resource that becomes free. At e
 resources are free makes an offer (the chunks its representative would carry, and a score); offers are taken best first
 until none is left. Taking one starts a message on every link of the orbit, so the state stays its own image under the
 symmetries and only representatives are ever looked at.
+
+Example: two chunks of 100 bytes at rank 0, wanted by ranks 1 and 2 of a line 0 -> 1 -> 2, where a message costs 100 ns
+and a byte 1 ns. At 0 the first wire offers both chunks, equally urgent; messages of one chunk are asked for, and chunk 0
+goes. At 200 it is at rank 1 and its wire is free: the first wire offers chunk 1, the second chunk 0, and both go. At 400
+the second wire sends chunk 1, which arrives at 600.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadmaster.models.collective.bounds import Bound, lower_bound
 from loadmaster.models.collective.checker import check
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.logical import instance_of
@@ -272,3 +273,16 @@ def test_what_goes_to_another_node_late_stays_with_its_rank_of_a_nic() -> None:
             for c in send.chunks:
                 (goal,) = instance.chunks[c].targets
                 assert topology.node_of[goal] == topology.node_of[send.source]
+
+
+def test_the_example_of_dispatch_and_of_the_growth_bound() -> None:
+    links = tuple(Link(rank, rank + 1, 0, 100, 1.0, (rank,)) for rank in range(2))
+    line = Topology("line", (0,) * 3, links, ("first wire", "second wire"))
+    instance = Instance(line, (Chunk(100, (0,), (1, 2)),) * 2)
+    assert list_schedule(instance) == (
+        Send(0, 0, 1, (0,)),
+        Send(200, 0, 1, (1,)),
+        Send(200, 1, 2, (0,)),
+        Send(400, 1, 2, (1,)),
+    )
+    assert lower_bound(instance) == Bound(600, "growth of what ranks know")

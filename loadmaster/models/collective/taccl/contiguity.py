@@ -11,7 +11,7 @@ Variables, times in thousandths of the horizon:
     lat[h]       occupancy of that message
     together[R]  binary: the hops of run R are a message
     time         when all is done
-The seed's is_together(c, o, r) is the sum of together[R] over the runs that hold both (pairwise variables would allow
+[Shah23]'s is_together(c, o, r) is the sum of together[R] over the runs that hold both (pairwise variables would allow
 nothing more, and make occupancy a product); its start[c, r] is send + lat + latency, and is not written out.
 
 Minimize time (5.1) subject to

@@ -5,7 +5,7 @@ the chunk with the longest path from now on, or to that with the shortest path u
 Backward, the same is done from the ends of the paths to their starts, and the order turned round. With symmetries, a
 round schedules a whole orbit: orders of images are images of orders.
 
-The seed's chunk_order(r1, r2) is :attr:`Ordered.chunk_order`; its switch_send_order(r) and switch_recv_order(r) are the
+[Shah23]'s chunk_order(r1, r2) is :attr:`Ordered.chunk_order`; its switch_send_order(r) and switch_recv_order(r) are the
 orders of a switch's egress and ingress ports, here of any resource: :attr:`Ordered.resource_order`.
 
 Source: [Shah23], section 5.5.2.

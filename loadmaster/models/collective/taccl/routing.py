@@ -14,7 +14,7 @@ Variables:
     start[c,r]         continuous, 0 where c starts (5.3)
     is_sent[c,src,r]   binary
     is_util[src,r]     binary, of links through switches whose connections are wanted few or many
-The seed's send[c,src,r] >= start[c,src] (5.4), which only occurs in start[c,r] = send + lat (5.5), is projected out.
+[Shah23]'s send[c,src,r] >= start[c,src] (5.4), which only occurs in start[c,r] = send + lat (5.5), is projected out.
 Under symmetries there is one variable for each orbit instead of equations 5.12 to 5.14, and equal rows are there once:
 see :mod:`loadmaster.models.collective.aliasing`.
 
