@@ -9,6 +9,7 @@ bandwidth alone a bound holds for every number anyway.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from loadmaster.models.collective.bounds import NEVER, Bound, lower_bound
@@ -66,10 +67,13 @@ class Proof:
         return min(form.throughput_ns for form in self.forms)
 
 
-def prove(problem: CollectiveProblem, size_bytes: int) -> Proof:
+def prove(problem: CollectiveProblem, size_bytes: int, over: Callable[[], bool] = lambda: False) -> Proof:
     """The proof of a problem at a size, by combinatorial bounds.
 
     Of a later form it is enough that its bound is not below that of the first.
+
+    Args:
+        over: whether the time for it is up; what is proved by then holds.
 
     Raises:
         InputError: the size does not divide into the chunks asked for.
@@ -77,17 +81,19 @@ def prove(problem: CollectiveProblem, size_bytes: int) -> Proof:
     forms: list[FormProof] = []
     for form in forms_of(problem):
         enough_ns = min((found.bound.ns for found in forms), default=NEVER)
-        forms.append(_of_form(problem, size_bytes, form, enough_ns))
+        forms.append(_of_form(problem, size_bytes, form, enough_ns, over))
     return Proof(tuple(forms))
 
 
-def _of_form(problem: CollectiveProblem, size_bytes: int, form: Form, enough_ns: int) -> FormProof:
+def _of_form(
+    problem: CollectiveProblem, size_bytes: int, form: Form, enough_ns: int, over: Callable[[], bool]
+) -> FormProof:
     counts = named_chunk_counts(problem)
     instances = [instance_of(problem, size_bytes, count, form) for count in counts or (1,)]
     throughput_ns = throughput_bound_ns(instances[0])
     bound = Bound(throughput_ns, "bandwidth")
     if bound.ns < enough_ns:
-        found = [lower_bound(instance, divisible=not counts, enough_ns=enough_ns) for instance in instances]
+        found = [lower_bound(instance, divisible=not counts, enough_ns=enough_ns, over=over) for instance in instances]
         least = min(found, key=lambda of_count: of_count.ns)
         bound = least if least.ns >= bound.ns else bound
     if len(forms_of(problem)) > 1:

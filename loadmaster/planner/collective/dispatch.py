@@ -6,9 +6,9 @@ until none is left. Taking one starts a message on every link of the orbit, so t
 symmetries and only representatives are ever looked at.
 
 Example: two chunks of 100 bytes at rank 0, wanted by ranks 1 and 2 of a line 0 -> 1 -> 2, where a message costs 100 ns
-and a byte 1 ns. At 0 the first wire offers both chunks, equally urgent; messages of one chunk are asked for, and chunk 0
-goes. At 200 it is at rank 1 and its wire is free: the first wire offers chunk 1, the second chunk 0, and both go. At 400
-the second wire sends chunk 1, which arrives at 600.
+and a byte 1 ns. At 0 the first wire offers both chunks, equally urgent; messages of one chunk are asked for, and chunk
+0 goes. At 200 it is at rank 1 and its wire is free: the first wire offers chunk 1, the second chunk 0, and both go. At
+400 the second wire sends chunk 1, which arrives at 600.
 """
 
 from __future__ import annotations

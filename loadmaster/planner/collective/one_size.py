@@ -47,8 +47,8 @@ PROOF_SHARE, MOST_WAYS = 0.2, 50_000
 FIRST_RUNS, FINALISTS = 3, 3
 # What is further than this from the best after that does not catch up.
 NEAR = 1.2
-# Of the time of a size, symmetries of the topology are looked for until so much of it is spent.
-SYMMETRY_SHARE = 0.2
+# Of the time of a size, the most that symmetries are looked for, and that bounds of one form and number of chunks take.
+SYMMETRY_SHARE, BOUND_SHARE = 0.2, 0.2
 
 
 @dataclass
@@ -121,7 +121,7 @@ class OneSize:
         """Of every form and number of chunks; made when it is first asked for."""
         if self._proof is None:
             with self.effort.on_clock("build"):
-                self._proof = prove(self.problem, self.size_bytes)
+                self._proof = prove(self.problem, self.size_bytes, self._clock(BOUND_SHARE))
         return self._proof
 
     def run(self) -> Algorithm | None:
@@ -253,6 +253,11 @@ class OneSize:
         spent = self.effort.elapsed_s - self.began_s >= share * (self.until_s - self.began_s)
         return spent or self.effort.over() or self._is_proved()
 
+    def _clock(self, share: float) -> Callable[[], bool]:
+        """Whether a share of the time of this size, from now on, is up."""
+        until_s = self.effort.elapsed_s + share * (self.until_s - self.began_s)
+        return lambda: self.effort.elapsed_s >= until_s
+
     def _is_proved(self) -> bool:
         """Whether the best is within the gap that was asked for."""
         best = self.best
@@ -288,9 +293,8 @@ class OneSize:
     def _candidates(self) -> Iterator[Candidate]:
         """Built when their turn comes, the plainest first; what does not divide is left out unless it was asked for."""
         problem = self.problem
-        until_s = self.began_s + SYMMETRY_SHARE * (self.until_s - self.began_s)
         tried = []
-        for place, sketch in enumerate(candidates(problem, lambda: self.effort.elapsed_s >= until_s)):
+        for place, sketch in enumerate(candidates(problem, self._clock(SYMMETRY_SHARE))):
             for turn, chunk_count in enumerate(chunk_counts(problem, self.size_bytes, sketch)):
                 tried += [(place + turn, form, chunk_count, sketch) for form in forms_of(problem)]
         tried.sort(key=lambda choice: choice[0])
@@ -323,7 +327,7 @@ class OneSize:
                     # What is proved of a form's only number of chunks is known already.
                     return self.proof.of(form).bound
                 with self.effort.on_clock("build"):
-                    return lower_bound(instance)
+                    return lower_bound(instance, over=self._clock(BOUND_SHARE))
 
             self._wholes[form, chunk_count] = Whole(instance, unreachable(instance), bound)
         return self._wholes[form, chunk_count]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 
 from loadmaster.errors import InputError
-from loadmaster.models.collective.checker import check
+from loadmaster.models.collective.bounds import all_bounds, lower_bound
+from loadmaster.models.collective.checker import check, check_plan
 from loadmaster.models.collective.instance import Chunk
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
+from loadmaster.models.collective.proof import prove
 from loadmaster.planner.collective.driver import plan_collective
 from loadmaster.planner.collective.greedy import Searcher
 from loadmaster.planner.collective.plannable import MOST_DELIVERIES, deliveries, expect_plannable
 from loadmaster.planner.collective.sequential import sequential
 from loadmaster.planner.collective.sketches import candidates
+from loadmaster.planner.effort import Effort
 from loadmaster.planner.options import PlanOptions
 from tests.models.collective.tiny import EVEN, problem, ring, switched
 
@@ -80,3 +83,21 @@ def test_symmetries_are_looked_for_while_there_is_time() -> None:
     assert any(sketch.symmetry for sketch in candidates(posed))
     hurried = candidates(posed, lambda: True)
     assert hurried and not any(sketch.symmetry for sketch in hurried)
+
+
+def test_bounds_that_are_out_of_time_still_hold() -> None:
+    posed = problem(switched(2, 4), "allgather", 64)
+    instance = instance_of(posed, 64, 1)
+    first, best = next(all_bounds(instance)), lower_bound(instance)
+    assert lower_bound(instance, over=lambda: True) == first
+    assert 0 < first.ns < best.ns
+    assert prove(posed, 64, lambda: True).bound.ns <= prove(posed, 64).bound.ns
+
+
+def test_every_phase_asks_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no time at all there is a plan: the plainest, with the bounds that come first."""
+    posed = problem(switched(2, 2), "allgather", 64)
+    monkeypatch.setattr(Effort, "elapsed_s", property(lambda _: 1e6))
+    plan = plan_collective(posed, PlanOptions(method="greedy", gap=0.0, time_limit_s=1.0))
+    assert plan.stopped_by == "time"
+    assert check_plan(posed, plan).ok

@@ -9,7 +9,7 @@ of another form of the same collective: :mod:`loadmaster.models.collective.proof
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from loadmaster.models.collective.bounds.counting import counting_bounds
@@ -47,17 +47,20 @@ def all_bounds(instance: Instance, *, divisible: bool = False) -> Iterator[Bound
             yield Bound(ns, f"{by}, from the end")
 
 
-def lower_bound(instance: Instance, *, divisible: bool = False, enough_ns: int = NEVER) -> Bound:
+def lower_bound(
+    instance: Instance, *, divisible: bool = False, enough_ns: int = NEVER, over: Callable[[], bool] = lambda: False
+) -> Bound:
     """The best of them; of equals the first.
 
     Args:
         divisible: as of :func:`all_bounds`.
         enough_ns: a bound of this or more is not improved any further.
+        over: whether the time for it is up; the best so far is a bound, too.
     """
     best = Bound(0, "nothing to do")
     for bound in all_bounds(instance, divisible=divisible):
         if bound.ns > best.ns:
             best = bound
-        if best.ns >= enough_ns:
+        if best.ns >= enough_ns or over():
             break
     return best
