@@ -190,3 +190,15 @@ def test_images_share_their_columns_and_the_optimum_stays() -> None:
     assert solution.objective == pytest.approx(twin(aliased, 6)) == pytest.approx(3 * 500)
     assert solve(large.program, EXACT).objective == pytest.approx(1500)
     assert check(instance, small.schedule(solution)).time_ns == 1500
+
+
+def test_what_travels_together_arrives_together_after_its_latency() -> None:
+    # Both in one message of 500 ns, then 1000 ns on the way, then 500 ns again; alone they would be there at 2200.
+    links = (Link(0, 1, 1000, 300, 1.0, (0,)), Link(1, 2, 0, 300, 1.0, (1,)))
+    instance = Instance(Topology("far", (0,) * 3, links, ("far", "near")), (Chunk(100, (0,), (2,)),) * 2)
+    ordered = order(instance, [[0, 1]] * 2)
+    assert time_ns(ordered, alone(ordered)) == 2200
+    formulation = Contiguity(ordered)
+    solution = solve(formulation.program, EXACT)
+    assert solution.objective == pytest.approx(2000)
+    assert check(instance, formulation.schedule(solution)).time_ns == 2000

@@ -227,3 +227,12 @@ def test_the_way_to_go_is_counted_with_its_latency() -> None:
     ordered = order(Instance(topology, chunks), [[0, 2], [0, 1]])
     assert ordered.chunk_order[0] == (1, 0)
     assert time_ns(ordered, alone(ordered)) == 1400
+
+
+def test_a_resource_of_two_links_on_a_way_is_free_before_the_chunk_is_there() -> None:
+    # One NIC holds both links: free after 200 ns, but the chunk is at rank 1 after 1200.
+    links = (Link(0, 1, 1000, 100, 1.0, (0,)), Link(1, 2, 1000, 100, 1.0, (0,)))
+    instance = Instance(Topology("shared", (0,) * 3, links, ("NIC",)), (Chunk(100, (0,), (2,)),))
+    ordered = order(instance, [[0, 1]])
+    assert [send.start_ns for send in sends(ordered, alone(ordered))] == [0, 1200]
+    assert time_ns(ordered, alone(ordered)) == 2400
