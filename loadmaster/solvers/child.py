@@ -7,6 +7,7 @@ else, answers over the inherited connection FD, and ends itself when its parent 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import resource
 import signal
@@ -110,6 +111,7 @@ def answer(driver: Driver, program: Program, options: SolveOptions, link: PipeLi
     """
     if options.cutoff is not None:
         program = program.with_row("cutoff", program.cost, upper=options.cutoff - program.offset)
+    program = _with_integer_bounds(program)
     crossed = _crossed_bounds(program)
     if crossed is not None or program.column_count == 0:
         return _without_solver(program, solver, crossed)
@@ -128,11 +130,21 @@ def _whole_start(program: Program, columns: Any, values: Any) -> FloatArray | No
     return point
 
 
+def _with_integer_bounds(program: Program) -> Program:
+    """Bounds of integer columns moved to the integers between them.
+
+    HiGHS's presolve can call a program with others infeasible that is not (seen in 1.15.1).
+    """
+    return dataclasses.replace(
+        program,
+        lower=np.where(program.integer, np.ceil(program.lower - _TOLERANCE), program.lower),
+        upper=np.where(program.integer, np.floor(program.upper + _TOLERANCE), program.upper),
+    )
+
+
 def _crossed_bounds(program: Program) -> str | None:
     """The label of a column or row that no number satisfies, whatever the rest; None if there is none."""
-    lower = np.where(program.integer, np.ceil(program.lower - _TOLERANCE), program.lower)
-    upper = np.where(program.integer, np.floor(program.upper + _TOLERANCE), program.upper)
-    columns = np.flatnonzero(lower > upper)
+    columns = np.flatnonzero(program.lower > program.upper)
     if columns.size:
         return program.column_label(int(columns[0]))
     empty = np.diff(program.row_start) == 0

@@ -150,6 +150,19 @@ def test_programs_without_rows_or_columns(solver: str) -> None:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("cost", [0.0, 0.25, -0.5])
+def test_the_offset_counts_in_objective_and_bound(solver: str, cost: float) -> None:
+    """At fractional costs, which CP-SAT takes in units of their own, and where nothing is minimized."""
+    builder = ProgramBuilder()
+    builder.offset = 7.0
+    x = builder.columns("x", 2, lower=1, upper=3, cost=cost, integer=True)
+    builder.rows("r", (), [(0, x, 1.0)], lower=3, upper=5)
+    solution = solve(builder.build(), EXACT, solver=solver)
+    expected = 7.0 + cost * (3 if cost > 0 else 5)
+    assert solution.objective == solution.bound == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
 def test_crossed_bounds_are_infeasible_and_named(solver: str) -> None:
     builder = ProgramBuilder()
     builder.columns("x", 2, lower=[0.0, 0.25], upper=[1.0, 0.75], integer=True)
@@ -160,11 +173,12 @@ def test_crossed_bounds_are_infeasible_and_named(solver: str) -> None:
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_the_cutoff_is_kept(solver: str) -> None:
-    good = solve(knapsack(), SolveOptions(cutoff=-7.5), solver=solver)
-    assert good.objective == pytest.approx(-8.0)
-    none = solve(knapsack(), SolveOptions(cutoff=-8.5), solver=solver)
+    program = dataclasses.replace(knapsack(), offset=10.0)
+    good = solve(program, SolveOptions(cutoff=2.5), solver=solver)
+    assert good.objective == pytest.approx(2.0)
+    none = solve(program, SolveOptions(cutoff=1.5), solver=solver)
     assert none.status is SolverStatus.INFEASIBLE
-    assert none.bound == -8.5
+    assert none.bound == 1.5
 
 
 @pytest.mark.parametrize("solver", ["highs", "cpsat"])
@@ -263,28 +277,30 @@ def test_cpsat_scales_fractions_exactly() -> None:
     assert solve(program, EXACT, solver="cpsat").objective == expected
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.data())
-def test_fractional_bounds_leave_the_integers_between_them(data: st.DataObject) -> None:
-    """Of columns and of rows, positive and negative, narrow enough to hold none: against the integers by hand."""
-    quarters = st.integers(-10, 10).map(lambda number: number / 4)
-    low = np.array([data.draw(quarters) for _ in range(2)])
-    high = low + np.array([data.draw(st.integers(0, 10)) / 4 for _ in range(2)])
-    coefficients = np.array([data.draw(st.integers(-6, 6)) / 2 for _ in range(2)])
-    row_low = data.draw(quarters)
-    row_high = row_low + data.draw(st.integers(0, 12)) / 4
-    cost = np.array([data.draw(st.sampled_from([-1.0, 1.0])) for _ in range(2)])
+@pytest.mark.parametrize("solver", ["cpsat", "highs"])
+def test_fractional_bounds_leave_the_integers_between_them(solver: str) -> None:
+    """Of columns and of rows, positive and negative: many small programs beside each other, each enumerated."""
+    random = np.random.default_rng(0)
     builder = ProgramBuilder()
-    x = builder.columns("x", 2, lower=low, upper=high, cost=cost, integer=True)
-    builder.rows("r", (), [(0, x, coefficients)], lower=row_low, upper=row_high)
-    points = [
-        cost @ point
-        for point in itertools.product(range(-3, 6), repeat=2)
-        if np.all(low <= point) and np.all(point <= high) and row_low <= coefficients @ point <= row_high
-    ]
-    for solver in ("cpsat", "highs"):
-        solution = solve(builder.build(), EXACT, solver=solver)
-        assert solution.objective == (min(points) if points else None), solver
+    expected = 0.0
+    for _ in range(200):
+        low = random.integers(-10, 11, 2) / 4
+        high = low + random.integers(0, 11, 2) / 4
+        coefficients = random.integers(-6, 7, 2) / 2
+        row_low = random.integers(-10, 11) / 4
+        row_high = row_low + random.integers(0, 13) / 4
+        cost = random.choice([-1.0, 1.0], 2)
+        values = [
+            cost @ point
+            for point in itertools.product(range(-3, 6), repeat=2)
+            if np.all(low <= point) and np.all(point <= high) and row_low <= coefficients @ point <= row_high
+        ]
+        if values:
+            x = builder.columns("x", 2, lower=low, upper=high, cost=cost, integer=True)
+            builder.rows("r", (), [(0, x, coefficients)], lower=row_low, upper=row_high)
+            expected += min(values)
+    solution = solve(builder.build(), EXACT, solver=solver)
+    assert solution.objective == solution.bound == expected
 
 
 @pytest.mark.parametrize("integer", [True, False])
