@@ -63,6 +63,7 @@ def test_where_a_neighbourhood_saves_nothing_the_next_is_wider(first_plan, monke
     assert len(widths) == 4 and widths == sorted(set(widths))
 
 
+@pytest.mark.slow
 def test_neighbourhoods_make_a_first_plan_better(first_plan):
     search, _ = first_plan
     search.effort.options = PlanOptions(time_limit_s=300)
