@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from typing import Any
@@ -14,6 +15,7 @@ from loadmaster.models.kinds import check_plan
 from loadmaster.models.kinds import read_problem as read_problem_of_any_kind
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.presets import chain
+from loadmaster.planner import PlanProgress
 from loadmaster.planner.collective import solves
 from loadmaster.planner.collective.one_size import OneSize
 from loadmaster.planner.memory import search
@@ -31,8 +33,9 @@ class Killed(process.RunningSolve):
 
     def poll(self, timeout_s: float = 0.0) -> Solution | None:
         if self.incumbent() is not None and not self._finished.is_set():
-            os.kill(self.process_id, signal.SIGKILL)
-            Killed.kills += 1
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process_id, signal.SIGKILL)
+                Killed.kills += 1
         return super().poll(min(timeout_s, 0.01))
 
 
@@ -40,7 +43,15 @@ def test_points_of_solvers_that_are_killed_become_the_plan(monkeypatch: pytest.M
     """Half the memory of the plain step: no plan is there before a solver finds one."""
     monkeypatch.setattr(process, "RunningSolve", Killed)
     problem = read_problem(chain(8, MIB))
-    plan = planner.plan(problem, budget_bytes=6 * MIB, gap=0.0, time_limit_s=4.0)
+    done: list[float | None] = []
+
+    def note(progress: PlanProgress) -> None:
+        if progress.message == "done":
+            done.append(progress.objective)
+
+    plan = planner.plan(
+        problem, budget_bytes=6 * MIB, gap=0.0, time_limit_s=240.0, on_progress=note, cancelled=lambda: any(done)
+    )
     assert Killed.kills > 0
     assert plan.status in ("feasible", "optimal")
     assert check_plan(problem.with_budget(6 * MIB), plan).ok
