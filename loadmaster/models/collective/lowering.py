@@ -42,11 +42,6 @@ class Lowered:
     messages: tuple[Message, ...]
     buffers: Layout
 
-    @property
-    def level_count(self) -> int:
-        """Longest chain of messages."""
-        return 1 + max((message.level for message in self.messages), default=-1)
-
 
 def lower(problem: CollectiveProblem, algorithm: Algorithm) -> Lowered:
     """Lower a checked algorithm."""

@@ -37,18 +37,21 @@ from loadmaster.models.collective.instance import Instance
 # gbps as an integer: bytes per millisecond.
 _SPEED_UNIT = 10**6
 _HAIR_NS = 1e-3
+# A maximum flow over more links than this takes minutes; counting and lengths are left, which need none.
+MOST_FLOW_LINKS = 20_000
 
 
 def throughput_bound_ns(instance: Instance) -> int:
     """No schedule is faster with the chunks cut into however many parts. ``NEVER``: there is none at all."""
     network = Network(instance)
-    graphs = {backwards: _graph(network, backwards) for backwards in (False, True)}
     best = Fraction(0)
-    for rank in network.typical_ranks:
-        best = max(best, _least_time(graphs[False], rank, _receives(network, rank), best))
-        best = max(best, _least_time(graphs[True], rank, _sends(network, rank), best))
-        if best >= NEVER:
-            return NEVER
+    if len(network.used_links) <= MOST_FLOW_LINKS:
+        graphs = {backwards: _graph(network, backwards) for backwards in (False, True)}
+        for rank in network.typical_ranks:
+            best = max(best, _least_time(graphs[False], rank, _receives(network, rank), best))
+            best = max(best, _least_time(graphs[True], rank, _sends(network, rank), best))
+            if best >= NEVER:
+                return NEVER
     lengths = max(_lengths_ns(network, crossing=crossing) for crossing in (False, True))
     return max(math.ceil(best), lengths, *(math.ceil(ns - _HAIR_NS) for _, ns in least_traffic(network)))
 

@@ -238,17 +238,6 @@ def _bytes_of(ids: frozenset[int], sizes: IntArray) -> IntArray:
     return held
 
 
-def decisions_of(schedule: Schedule) -> Decisions:
-    """The decisions that a schedule carries out: completing them again gives no worse a schedule."""
-    return Decisions(
-        computes=tuple(frozenset(c.forward for c in s.computes) for s in schedule.stages),
-        backward=tuple(s.implementation or 0 for s in schedule.stages[1:]),
-        offload=schedule.offload,
-        fetches={t: s.fetches for t, s in enumerate(schedule.stages) if s.fetches},
-        keep={t: frozenset(s.keep) for t, s in enumerate(schedule.stages)},
-    )
-
-
 def stored_at(schedule: Schedule, t: int) -> frozenset[int]:
     """S[t]: results on the device when stage t starts."""
     stages: Sequence[Stage] = schedule.stages

@@ -11,21 +11,7 @@ from collections.abc import Callable
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.plan import Send
 from loadmaster.planner.collective.combining import Combining
-from loadmaster.planner.collective.dispatch import dispatch
-from loadmaster.planner.collective.parameters import Parameters
-from loadmaster.planner.collective.prune import prune, retime
 from loadmaster.planner.collective.restarts import OnBetter, Restarts
-from loadmaster.planner.collective.scheduling_graph import SchedulingGraph
-
-
-def list_schedule(instance: Instance, parameters: Parameters | None = None, seed: int = 0) -> tuple[Send, ...] | None:
-    """One run on an instance without sums, pruned and retimed.
-
-    Returns:
-        None where messages of the same decision were in each other's way, or a target cannot be reached.
-    """
-    sends = dispatch(SchedulingGraph(instance), parameters or Parameters(), seed)
-    return None if sends is None else retime(instance, prune(instance, sends))
 
 
 class Searcher:

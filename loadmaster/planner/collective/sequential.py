@@ -13,11 +13,11 @@ import networkx as nx
 
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.plan import Send
-from loadmaster.planner.collective.prune import prune, retime
+from loadmaster.planner.collective.prune import retime
 
 
 def sequential(instance: Instance, usable: Sequence[Sequence[int]] | None = None) -> tuple[Send, ...] | None:
-    """One send after the other, pruned and retimed; None where a target cannot be reached.
+    """One send after the other, retimed; None where a target cannot be reached.
 
     Args:
         usable: per chunk the links it may use; None: as the instance says.
@@ -42,7 +42,8 @@ def sequential(instance: Instance, usable: Sequence[Sequence[int]] | None = None
                     sends.append(Send(now, source, rank, (c,)))
                     now += links[instance.topology.link_between[source, rank]].transfer_ns(chunk.size_bytes)
                     has.add(rank)
-    return retime(instance, prune(instance, sends))
+    # Each rank gets a chunk once, on the way to a target: nothing is there to prune.
+    return retime(instance, sends)
 
 
 def _ways(instance: Instance, chunk: Chunk, allowed: Sequence[int]) -> dict[int, list[int]]:

@@ -17,12 +17,11 @@ def test_levels_are_the_steps_of_a_ring() -> None:
     sends = ring_allgather(instance_of(given_, 500, 1))
     lowered = lower(given_, Algorithm(500, 1, "direct", sends, 0, 0, "", 0))
     assert [message.level for message in lowered.messages] == [step for step in range(4) for _ in range(5)]
-    assert lowered.level_count == 4
     assert [len(message.waits_for) for message in lowered.messages] == [0] * 5 + [1] * 15
 
 
-def test_nothing_to_do_has_no_levels() -> None:
-    assert lower(problem(ring(2), "allgather", 8), Algorithm(8, 1, "direct", (), 0, 0, "", 0)).level_count == 0
+def test_nothing_to_do_has_no_messages() -> None:
+    assert lower(problem(ring(2), "allgather", 8), Algorithm(8, 1, "direct", (), 0, 0, "", 0)).messages == ()
 
 
 def test_a_sum_waits_for_all_its_parts() -> None:

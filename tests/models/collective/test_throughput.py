@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadmaster.models.collective import throughput
 from loadmaster.models.collective.bounds import NEVER
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.logical import instance_of
@@ -48,6 +49,17 @@ def worst_cut(topology: Topology, chunks: tuple[Chunk, ...]) -> Fraction:
                 speed = sum(Fraction(k.gbps) for k in topology.links if k.target in inside and k.source not in inside)
                 worst = max(worst, need / speed)
     return worst
+
+
+def test_without_flows_it_is_a_bound_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[tuple[Topology, Collective]] = [
+        (ring(4), "allgather"),
+        (ring(4), "alltoall"),
+        (preset("ndv2", 2), "allreduce"),
+    ]
+    exact = [bound(*case, 1 << 20) for case in cases]
+    monkeypatch.setattr(throughput, "MOST_FLOW_LINKS", 0)
+    assert all(0 < bound(*case, 1 << 20) <= known for case, known in zip(cases, exact, strict=True))
 
 
 @settings(max_examples=60, deadline=None)

@@ -14,7 +14,7 @@ from loadmaster.models.memory import banded, monet
 from loadmaster.models.memory.banded_points import Banded
 from loadmaster.models.memory.bands import BoolArray, band, everything, slots_of_stages, with_pairs
 from loadmaster.models.memory.checker import check
-from loadmaster.models.memory.completion import complete, decisions_of
+from loadmaster.models.memory.completion import complete
 from loadmaster.models.memory.groups import groups_of
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import (
@@ -27,6 +27,7 @@ from loadmaster.models.memory.problem import (
 )
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import Solution, SolveOptions
+from tests.models.memory.decisions import decisions_of
 from tests.models.memory.grouped_twins import banded_twin
 from tests.models.memory.instances import UNIT, budgets, random_problem, tight_cases
 from tests.models.memory.twins import optimum

@@ -8,10 +8,11 @@ import pytest
 
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory.checker import check
-from loadmaster.models.memory.completion import complete, decisions_of
+from loadmaster.models.memory.completion import complete
 from loadmaster.models.memory.plan import Compute, Fetch, Schedule, Stage
 from loadmaster.models.memory.problem import Implementation, MemoryProblem
 from loadmaster.models.memory.verdict import Copy
+from tests.models.memory.decisions import decisions_of
 from tests.models.memory.test_memory_checker import FORWARD, PLENTY, change, three_operators
 
 # One byte a microsecond to the host, two back.

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory import chen, gist, monet, plain
 from loadmaster.models.memory.checker import check
-from loadmaster.models.memory.completion import Decisions, complete, decisions_of, stored_at
+from loadmaster.models.memory.completion import Decisions, complete, stored_at
 from loadmaster.models.memory.plan import Compute, Fetch, Schedule, Stage
 from loadmaster.models.memory.problem import MemoryProblem, Objective
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import SolveOptions
+from tests.models.memory.decisions import decisions_of
 from tests.models.memory.instances import budgets, random_problem
 
 PLENTY = 1 << 60

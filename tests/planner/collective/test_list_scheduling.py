@@ -16,14 +16,25 @@ from loadmaster.models.collective.problem import Collective, Sketch, SwitchPolic
 from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.topology import Link, Topology
 from loadmaster.planner.collective.dispatch import dispatch
-from loadmaster.planner.collective.greedy import Searcher, list_schedule
+from loadmaster.planner.collective.greedy import Searcher
 from loadmaster.planner.collective.parameters import UNLIMITED, Parameters
+from loadmaster.planner.collective.prune import prune, retime
 from loadmaster.planner.collective.scheduling_graph import SchedulingGraph
 from tests.models.collective.schedules import expect_symmetric
 from tests.models.collective.tiny import problem, ring, switched
 
 COPYING: list[Collective] = ["allgather", "alltoall", "broadcast", "scatter", "gather"]
 ROOTED = ("broadcast", "scatter", "gather", "reduce")
+
+
+def list_schedule(instance: Instance, parameters: Parameters | None = None, seed: int = 0) -> tuple[Send, ...] | None:
+    """One run on an instance without sums, pruned and retimed.
+
+    Returns:
+        None where messages of the same decision were in each other's way, or a target cannot be reached.
+    """
+    sends = dispatch(SchedulingGraph(instance), parameters or Parameters(), seed)
+    return None if sends is None else retime(instance, prune(instance, sends))
 
 
 def posed(topology: Topology, collective: Collective, size_bytes: int, chunks: int = 1, **more: object) -> Instance:

@@ -18,7 +18,7 @@ from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory import banded, chen, minimum, monet, plain, relaxation
 from loadmaster.models.memory.banded_points import Banded
 from loadmaster.models.memory.checker import check, check_plan
-from loadmaster.models.memory.completion import complete, decisions_of
+from loadmaster.models.memory.completion import complete
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.presets import chain, example
@@ -32,6 +32,7 @@ from loadmaster.planner.memory.search import Search, Slots
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import SolveOptions, SolverStatus
 from tests.models.memory.brute_force import best_objective
+from tests.models.memory.decisions import decisions_of
 from tests.models.memory.instances import budgets, random_problem
 
 MIB, GIB = 1 << 20, 1 << 30
