@@ -26,7 +26,7 @@ FOR_ONE_KIND = {
     "loadmaster.api.cli.new_collective": "collective",  # the kind's own module for ``new``
     "loadmaster.api.cli.new_memory": "memory",  # the kind's own module for ``new``
     "loadmaster.executor": "memory",  # the public names of the floor
-    "loadmaster.executor.fit": "memory",  # the process behind that command
+    "loadmaster.executor.fit_command": "memory",  # the process behind that command
 }
 # Outside package -> the only floors that may import it.
 OUTSIDE = {

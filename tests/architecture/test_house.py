@@ -68,3 +68,23 @@ def test_the_stated_constraints_are_the_ones_in_the_code() -> None:
         assert set(stated) <= known, f"{source.name} states constraints that nothing adds"
         used = set().union(*(called(s) for s in with_neighbours(source)))
         assert set(stated) <= used, f"{source.name} states constraints that it never adds"
+
+
+def test_no_module_hides_what_its_package_exports() -> None:
+    """The first import of a module sets its name on the package: a public name that is the same would be gone.
+
+    A package that imports the module itself has had that first import, and binds its own name after it.
+    """
+    hidden = []
+    for source in sources():
+        if source.path.name != "__init__.py":
+            continue
+        exported = next((ast.literal_eval(n.value) for n in source.tree.body if _assigns_all(n)), [])
+        names = {path.stem for path in source.path.parent.iterdir() if path.suffix == ".py" or path.is_dir()}
+        own = {module for _, module in source.imports()}
+        hidden += [f"{source.name}.{n}" for n in exported if n in names and f"{source.name}.{n}" not in own]
+    assert hidden == []
+
+
+def _assigns_all(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadmaster.executor.capture import main
+from loadmaster.executor.capture_command import main
 from loadmaster.models.kinds import KINDS
 
 

@@ -90,7 +90,9 @@ def capture(arguments: list[str]) -> int:
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("torch", "torch")
-    return subprocess.run([sys.executable, "-m", "loadmaster.executor.capture", *arguments], check=False).returncode
+    return subprocess.run(
+        [sys.executable, "-m", "loadmaster.executor.capture_command", *arguments], check=False
+    ).returncode
 
 
 def _new(arguments: argparse.Namespace, terminal: Terminal) -> int:

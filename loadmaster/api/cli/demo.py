@@ -125,7 +125,7 @@ def _model(name: str, folder: Path, options: PlanOptions, client: Client, termin
     files = {what: folder / f"{name}.{what}" for what in ("problem.json", "plan.json", "report.json", "png", "html")}
     factory = f"examples.demo_models:{name}"
     terminal.say(f"\n{name}: capturing the model and measuring its operators")
-    capture = ["loadmaster.executor.capture", factory, "memory", "--backend", "eager", "--name", name]
+    capture = ["loadmaster.executor.capture_command", factory, "memory", "--backend", "eager", "--name", name]
     _run([*capture, "-o", str(files["problem.json"])], "capture")
     problem = read_problem(load_document(files["problem.json"]))
     budget_bytes = parse_limit("50%", problem, "--budget")

@@ -93,7 +93,14 @@ def _fit(arguments: argparse.Namespace, terminal: Terminal) -> int:
 def _command(arguments: argparse.Namespace) -> list[str]:
     """The process that runs the model."""
     budget_bytes = parse_bytes(arguments.budget, "--budget")
-    command = [sys.executable, "-m", "loadmaster.executor.fit", arguments.factory, "--budget-bytes", str(budget_bytes)]
+    command = [
+        sys.executable,
+        "-m",
+        "loadmaster.executor.fit_command",
+        arguments.factory,
+        "--budget-bytes",
+        str(budget_bytes),
+    ]
     if arguments.fragmentation == MEASURED:
         command += ["--fragmentation", "count"]
     elif arguments.fragmentation != "0":

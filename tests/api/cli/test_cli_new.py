@@ -101,7 +101,7 @@ def test_capture_relays_arguments_and_status(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(build.subprocess, "run", fake_run)
     assert run("capture", "module:factory", "memory", "--help") == 7
-    assert seen[0][1:] == ["-m", "loadmaster.executor.capture", "module:factory", "memory", "--help"]
+    assert seen[0][1:] == ["-m", "loadmaster.executor.capture_command", "module:factory", "memory", "--help"]
 
 
 def test_capture_without_torch_names_the_extra(

@@ -179,7 +179,15 @@ def broken():
 
 def test_command(tmp_path):
     (tmp_path / "factory.py").write_text(FACTORY)
-    command = [sys.executable, "-m", "loadmaster.executor.capture", "factory:make", "memory", "-o", "problem.json"]
+    command = [
+        sys.executable,
+        "-m",
+        "loadmaster.executor.capture_command",
+        "factory:make",
+        "memory",
+        "-o",
+        "problem.json",
+    ]
     command += ["--hardware", "h200", "--optimizer", "adam"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -172,7 +172,7 @@ def test_dominated_implementations_are_left_out() -> None:
     assert [c.index for c in choices.undominated(offered)] == [0, 3, 4]
     by_needs = [choices.Choice(0, 1.0, 0, frozenset({1, 2})), choices.Choice(1, 2.0, 0, frozenset({2}))]
     assert len(choices.undominated(by_needs)) == 2
-    assert choices.stand_in(offered[2], choices.undominated(offered)) == offered[0]
+    assert choices.dominating(offered[2], choices.undominated(offered)) == offered[0]
 
 
 @settings(max_examples=50, deadline=None)

@@ -34,7 +34,7 @@ INTERRUPTED = 130
 
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    p = argparse.ArgumentParser(prog="python -m loadmaster.executor.fit", description=__doc__)
+    p = argparse.ArgumentParser(prog="python -m loadmaster.executor.fit_command", description=__doc__)
     p.add_argument("factory", help="MODULE:FUNCTION returning (model, inputs) or (model, inputs, loss)")
     p.add_argument("--budget-bytes", type=int, required=True, help="what the measured peak must not exceed")
     p.add_argument("--tries", type=int, default=3, help="plans that are run at most (3)")

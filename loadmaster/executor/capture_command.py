@@ -1,4 +1,4 @@
-"""``python -m loadmaster.executor.capture``: what ``loadmaster capture`` runs in a process of its own.
+"""``python -m loadmaster.executor.capture_command``: what ``loadmaster capture`` runs in a process of its own.
 
 The command line's floor never imports torch, so it starts this module instead. Which command that is, the kind says.
 """

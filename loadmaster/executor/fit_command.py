@@ -1,4 +1,4 @@
-"""``python -m loadmaster.executor.fit``: what ``loadmaster fit`` runs in a process of its own, and plans for.
+"""``python -m loadmaster.executor.fit_command``: what ``loadmaster fit`` runs in a process of its own, and plans for.
 
 The command line's floor never imports torch, and this floor never plans: problems go out over a pipe, plans come back.
 """
