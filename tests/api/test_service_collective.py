@@ -22,6 +22,8 @@ from loadmaster.models.memory.presets import chain
 from loadmaster.planner import PlanOptions
 from tests.api.collective_by_hand import plan_by_hand, ring_document
 
+pytestmark = pytest.mark.slow  # the real planner
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

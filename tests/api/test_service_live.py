@@ -25,6 +25,8 @@ from loadmaster.api.store.jobs import Jobs
 from loadmaster.api.store.schema import Database
 from loadmaster.errors import CancelledError, InputError, LimitReachedError, SolverError
 
+pytestmark = pytest.mark.slow  # servers and workers are started
+
 
 def with_incumbent(handle: Any) -> Callable[[], PlanResource | None]:
     """A question that is answered once the plan runs and has an incumbent."""

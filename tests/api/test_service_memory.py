@@ -17,6 +17,8 @@ from loadmaster.api.report.memory.view import view
 from loadmaster.models.kinds import check_plan, read_problem
 from loadmaster.models.memory.presets import chain
 
+pytestmark = pytest.mark.slow  # the real planner
+
 MEGABYTE = 1_000_000
 
 

@@ -49,6 +49,7 @@ def test_a_block_of_the_solution_has_the_blocks_shape() -> None:
     np.testing.assert_array_equal(solution.block(program.block("does").indices), np.fliplr(np.eye(3)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", SOLVERS)
 @few
 @given(program=small_programs())
@@ -83,6 +84,7 @@ def test_the_conflict_names_what_is_to_blame(solver: str) -> None:
     assert set(conflict) <= {"need", "keep[0]", "keep[1]", "keep[2]"}
 
 
+@pytest.mark.slow
 @few
 @given(small_programs())
 def test_rows_of_a_cpsat_conflict_are_infeasible_by_themselves(program: Program) -> None:
@@ -181,6 +183,7 @@ def test_the_cutoff_is_kept(solver: str) -> None:
     assert none.bound == 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["highs", "cpsat"])
 def test_a_whole_start_is_never_lost(solver: str) -> None:
     """A start that the solver alone would not find in no time, given back or bettered."""
@@ -209,6 +212,7 @@ def test_a_useless_start_does_no_harm() -> None:
         assert solve(program, options, solver=solver).objective == pytest.approx(-8.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("solver", "limit"), [("highs", 3), ("cpsat", 1)])
 def test_same_seed_and_node_limit_give_the_same_answer(solver: str, limit: int) -> None:
     program = hard(150, 30)
@@ -319,6 +323,7 @@ def test_an_iteration_limit_proves_nothing_of_a_linear_program(integer: bool) ->
     assert solution.objective is None or solution.objective >= best - 1e-6
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3))
 @few
 def test_cpsat_takes_any_measured_costs(cost: list[float]) -> None:

@@ -35,6 +35,7 @@ def clear(starts: list[int], sizes: list[int]) -> bool:
     return all(a + m <= b or b + n <= a for (a, m), (b, n) in pairs)
 
 
+@pytest.mark.slow
 @few
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=4))
 def test_one_machine_equals_enumeration(jobs: list[tuple[int, int]]) -> None:
@@ -60,6 +61,7 @@ def test_a_point_violates_a_program_where_its_intervals_overlap(jobs: list[tuple
     assert (program.violation(point) == 0.0) == clear(starts, sizes)
 
 
+@pytest.mark.slow
 @few
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=5))
 def test_the_best_jobs_that_fit_equal_enumeration(jobs: list[tuple[int, int, int]]) -> None:

@@ -23,6 +23,8 @@ from loadmaster.solvers.program import FloatArray, Program, ProgramBuilder
 from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, StoppedBy
 from tests.solvers.programs import hard, infeasible, knapsack
 
+pytestmark = pytest.mark.slow  # each test starts a process
+
 ROOT = Path(__file__).resolve().parents[2]
 BOTH = pytest.mark.parametrize("solver", ["highs", "cpsat"])
 
@@ -84,6 +86,7 @@ def test_a_solve_that_does_not_answer_is_killed_and_its_incumbent_kept(solver: s
     assert solution.cpu_seconds > 0.0
 
 
+@pytest.mark.slow
 def test_the_hard_time_limit_ends_a_solve_that_ignores_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_GRACE_S", 0.5)
     program = hard()
@@ -272,6 +275,7 @@ def test_a_solve_outlives_the_thread_that_started_it() -> None:
         assert running.wait().status is SolverStatus.OPTIMAL
 
 
+@pytest.mark.slow
 def test_a_proof_is_kept_when_the_search_for_its_conflict_is_cut_short(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -306,6 +310,7 @@ def test_a_solvers_noise_goes_nowhere(solver: str, loud: dict[str, bool], capfd:
     assert (captured.out, captured.err) == ("", "")
 
 
+@pytest.mark.slow
 @BOTH
 def test_progress_and_the_callers_wish_to_stop(solver: str) -> None:
     reports: list[Progress] = []
@@ -380,6 +385,7 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     assert registry.available() == []
 
 
+@pytest.mark.slow
 def test_available_lists_what_can_be_asked_for() -> None:
     found = {info.name: info for info in registry.available()}
     assert set(found) >= {"highs", "cpsat", "pulp:PULP_CBC_CMD"}

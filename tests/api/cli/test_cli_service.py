@@ -22,6 +22,8 @@ from loadmaster.models.kinds import read_plan
 from loadmaster.models.memory.presets import chain
 from tests.api.cli.plans_by_hand import MEGABYTE, plan_by_hand
 
+pytestmark = pytest.mark.slow  # a server is started
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -88,6 +90,7 @@ def test_cancel(service: str, problem: Path, capsys: pytest.CaptureFixture[str])
     assert run("watch", plan_id) == 130
 
 
+@pytest.mark.slow
 def test_an_interrupt_cancels_the_job_and_keeps_the_plan(service: str, problem: Path) -> None:
     output = problem.parent / "plan.json"
     command = [sys.executable, "-m", "loadmaster.api.cli", "plan", str(problem), "--budget", "8MB", "--seed", "1"]
@@ -134,6 +137,7 @@ def test_bad_input_is_two(
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_no_service_is_an_error_that_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("list", "--server", "http://127.0.0.1:9") == 1
     assert "loadmaster serve" in capsys.readouterr().err

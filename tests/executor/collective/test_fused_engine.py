@@ -23,6 +23,8 @@ from loadmaster.executor.collective.fused.engine import FusedEngine
 from loadmaster.executor.collective.fused.kernel import FAILURE_WORDS, THREADS, Launch
 from tests.executor.collective.test_fused_emulated import VARIANTS, library
 
+pytestmark = pytest.mark.slow  # several ranks in processes
+
 __all__ = ["library"]  # the fixture
 
 CAPACITY = Capacity(flags_bytes=8 << 10, packed_bytes=8 << 10, simple_bytes=8 << 10)

@@ -16,6 +16,8 @@ from loadmaster.executor.memory.run.apply import CompiledPlans
 from tests.executor.memory.models import ConvNet, Mlp, Transformer
 from tests.executor.memory.schedules import plan, schedule
 
+pytestmark = pytest.mark.slow  # most of its tests trace and run a model
+
 ROOM = {"kept_bytes": 1 << 30, "budget_bytes": 1 << 30}
 BLOCKS = 4
 

@@ -22,6 +22,7 @@ from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transforme
 from tests.executor.memory.schedules import plan, schedule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [mlp_case, convnet_case, transformer_case])
 def test_documents_read_back_and_structure_is_deterministic(case):
     problems = [capture(*case(), hardware="h200") for _ in range(2)]
@@ -80,6 +81,7 @@ def run_step(model, inputs, loss, chosen):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "arguments"),
     [
@@ -177,6 +179,7 @@ def broken():
 """
 
 
+@pytest.mark.slow
 def test_command(tmp_path):
     (tmp_path / "factory.py").write_text(FACTORY)
     command = [

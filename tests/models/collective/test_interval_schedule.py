@@ -21,6 +21,8 @@ from loadmaster.solvers.solution import SolveOptions, SolverStatus
 from tests.models.collective.routes import random_routes, small_instances
 from tests.models.collective.tiny import ring, switched
 
+pytestmark = pytest.mark.slow  # CP-SAT in processes
+
 few = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 EXACT = SolveOptions(gap=0.0, time_limit_s=60.0)
 

@@ -13,6 +13,8 @@ from loadmaster.models.kinds import read_plan, write_plan
 from loadmaster.planner import PlanOptions, PlanProgress, plan
 from tests.models.collective.tiny import EVEN, problem, ring, switched
 
+pytestmark = pytest.mark.slow  # whole plans
+
 
 def asked(collective: Collective, sizes: tuple[int, ...] = (4096,), **more: object) -> CollectiveProblem:
     root = 0 if collective in ("broadcast", "reduce", "scatter", "gather") else None

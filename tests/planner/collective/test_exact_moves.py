@@ -41,6 +41,7 @@ def time_of(instance: Instance, found: tuple[Send, ...]) -> int:
     return verdict.time_ns
 
 
+@pytest.mark.slow
 @few
 @given(small_instances(), st.integers(0, 99))
 def test_no_move_makes_a_schedule_slower_or_wrong(instance: Instance, seed: int) -> None:
@@ -110,6 +111,7 @@ def test_sums_for_several_targets_are_improved_phase_by_phase() -> None:
         schedule(instance, [[0]] * count, 0, 5.0, effort())
 
 
+@pytest.mark.slow
 @few
 @given(st.integers(0, 99))
 def test_random_sums_stay_right_phase_by_phase(seed: int) -> None:
@@ -126,6 +128,7 @@ def test_random_sums_stay_right_phase_by_phase(seed: int) -> None:
     assert time_of(instance, improve(instance, before, 0, 4.0, effort())) <= before_ns
 
 
+@pytest.mark.slow
 def test_moves_report_what_they_do() -> None:
     said: list[PlanProgress] = []
     spent = Effort(PlanOptions(gap=0.0), on_progress=said.append)
@@ -155,6 +158,7 @@ def test_a_cancelled_move_ends_at_once_with_what_it_has() -> None:
     assert time_of(instance, found) <= time_of(instance, before)
 
 
+@pytest.mark.slow
 def test_the_time_limit_holds() -> None:
     instance = crowded()
     began = time.monotonic()

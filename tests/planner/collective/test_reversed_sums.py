@@ -21,6 +21,8 @@ from loadmaster.planner.collective.reversal import choose_roots, gathering, rela
 from tests.models.collective.schedules import expect_symmetric
 from tests.models.collective.tiny import problem, ring, switched
 
+pytestmark = pytest.mark.slow  # many random schedules
+
 SUMMING: list[Collective] = ["reduce_scatter", "reduce", "allreduce"]
 
 

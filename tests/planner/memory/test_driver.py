@@ -103,6 +103,7 @@ def test_energy_is_planned_for_itself(seed: int) -> None:
     assert plan.objective == (None if exact.objective is None else pytest.approx(exact.objective))
 
 
+@pytest.mark.slow
 def test_a_published_graph_within_the_gap() -> None:
     problem = mobilenet()
     plan = planner.plan(problem, budget_bytes=10 * GIB, time_limit_s=60)

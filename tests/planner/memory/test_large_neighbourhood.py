@@ -52,6 +52,7 @@ def test_less_than_any_plan_takes_is_not_found():
     assert check(problem, schedule, verdict.peak_bytes).ok and verdict.peak_bytes > 2 * MIB
 
 
+@pytest.mark.slow
 def test_where_a_neighbourhood_saves_nothing_the_next_is_wider(first_plan, monkeypatch):
     search, _ = first_plan
     widths: list[int] = []
@@ -90,6 +91,7 @@ def test_a_neighbourhood_leaves_all_else_as_it_is(first_plan):
         assert np.array_equal(getattr(whole, name), getattr(restriction.program, name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [SolverStatus.NO_SOLUTION, SolverStatus.INFEASIBLE])
 def test_where_restrictions_show_nothing_the_other_moves_plan(mobilenet, monkeypatch, status):
     """Whether a restriction has no plan or only shows none: another one may have."""

@@ -151,6 +151,7 @@ def test_a_budget_that_no_try_keeps_names_measured_budget_and_shares(faked, prob
     assert pickle.loads(pickle.dumps(error)).needed_bytes == error.needed_bytes
 
 
+@pytest.mark.slow
 def test_a_correction_that_leaves_no_plan_names_what_is_needed(faked, problem):
     least = keep_nothing_peak(problem)
     with pytest.raises(BudgetError, match="no plan fits") as found:
@@ -235,6 +236,7 @@ def test_a_proof_is_told_where_the_next_plan_takes_too_long(faked, problem, monk
     assert found.value.needed_bytes == least + 5000 and found.value.measured_bytes is None
 
 
+@pytest.mark.slow
 def test_a_device_that_runs_out_of_memory_is_a_budget_not_kept(faked, problem, monkeypatch):
     budget, plain = halfway(problem), FakeTrial.__call__
 
@@ -260,6 +262,7 @@ def test_a_device_that_runs_out_of_memory_is_a_budget_not_kept(faked, problem, m
     assert found.value.measured_bytes is None and found.value.needed_bytes > budget
 
 
+@pytest.mark.slow
 def test_what_was_set_aside_by_guess_gives_way(faked, problem, monkeypatch):
     least = keep_nothing_peak(problem)
     monkeypatch.setattr(fitting, "has_left_overs", lambda device: True)
@@ -336,6 +339,7 @@ def test_a_kept_step_is_returned_where_the_next_problem_has_no_plan(faked, probl
     assert len(fitted.tries) == 1 and fitted.tries[0].kept
 
 
+@pytest.mark.slow
 def test_a_kept_step_is_returned_where_planning_again_takes_too_long(faked, problem):
     by_hand = HandPlanner(step=1)
 
@@ -363,6 +367,7 @@ def test_fragmentation_is_reserved_by_argument_or_counted_as_measured(faked, pro
         faked(budget, HandPlanner(), fragmentation_reserve_bytes=-1)
 
 
+@pytest.mark.slow
 def test_planners_that_misbehave_are_found_out(faked, problem):
     budget = halfway(problem)
 
@@ -384,6 +389,7 @@ def test_planners_that_misbehave_are_found_out(faked, problem):
         faked(budget, lambda asked: None)
 
 
+@pytest.mark.slow
 def test_arguments_that_mean_nothing_are_refused(faked, problem):
     budget = halfway(problem)
     with pytest.raises(InputError, match="tries"):
@@ -402,6 +408,7 @@ def test_arguments_that_mean_nothing_are_refused(faked, problem):
         Fitter(model, inputs, loss, CaptureOptions(backend="abacus"))
 
 
+@pytest.mark.slow
 def test_a_model_for_several_ranks_is_fitted_by_one_of_them(tmp_path):
     """Ranks that measure differently would wait for each other forever."""
     model, inputs, loss = convnet()
@@ -456,6 +463,7 @@ def test_errors_of_a_trial_by_hand():
     assert "exceeded by" in describe(over)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradients_held", [False, True])
 def test_a_real_step_keeps_its_budget_and_leaves_the_model_alone(gradients_held):
     model, inputs, loss = convnet()
@@ -486,6 +494,7 @@ def test_a_real_step_keeps_its_budget_and_leaves_the_model_alone(gradients_held)
     assert measure(run, resident=resident, warmup=0, repeats=0).peak_bytes <= budget
 
 
+@pytest.mark.slow
 def test_held_gradients_are_counted_from_the_start():
     """Accumulation over micro-batches: the peak of a later one is within the plan that counts them, not without."""
     model, inputs, loss = transformer_case(dtype=torch.float32, batch=4, tokens=32, layers=2)
@@ -504,6 +513,7 @@ def test_held_gradients_are_counted_from_the_start():
     assert keep_everything_peak(plain) < later.peak_bytes <= budget
 
 
+@pytest.mark.slow
 def test_optimizer_state_that_is_still_to_come_counts():
     model, inputs, loss = convnet()
     state = 2 * sum(p.nbytes for p in model.parameters())

@@ -17,6 +17,8 @@ from tests.executor.memory.models import convnet_case
 from tests.executor.memory.schedules import plan, schedule
 from tests.executor.memory.tracing import trace
 
+pytestmark = pytest.mark.slow  # most of its tests trace and run a model
+
 EVERY_NAME = tuple(a.name for a in registry.alternatives())
 NOTHING = ImplementationFilter(exclude=EVERY_NAME, inline=False)
 

@@ -73,6 +73,7 @@ def assert_same(got, expected, rtol=1e-10):
         torch.testing.assert_close(b, b0, rtol=rtol, atol=1e-12)  # statistics and counts: updated exactly once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("keep", [True, False])
 def test_keep_everything_and_recompute_everything(captured, name, keep):
@@ -95,6 +96,7 @@ def test_gradients_are_bit_equal_where_operators_are_the_same(captured, name):
             assert all(torch.equal(g, g0) for g, g0 in zip(gradients, gradients0, strict=True))
 
 
+@pytest.mark.slow
 @settings(max_examples=24, deadline=None)
 @given(seed=st.integers(0, 10**6), name=st.sampled_from(NAMES), share=st.floats(0, 1))
 def test_random_schedules_with_random_implementations(captured, traced, seed, name, share):
@@ -134,6 +136,7 @@ def test_several_steps_of_training_follow_plain_pytorch():
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_dropout_is_drawn_once_and_replayed():
     model, inputs, loss = transformer_case(dropout=0.5)
     problem = capture(model, inputs, loss, hardware="cpu", backend="eager")

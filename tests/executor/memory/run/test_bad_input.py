@@ -213,6 +213,7 @@ def test_a_loss_that_no_parameter_moves_is_refused():
         capture(model, inputs, lambda y, t: F.mse_loss(y.detach(), t), hardware="cpu")
 
 
+@pytest.mark.slow
 def test_plans_for_something_else_are_refused():
     cases = [case() for case in (mlp_case, convnet_case, transformer_case)]
     model, inputs, loss = cases[0]

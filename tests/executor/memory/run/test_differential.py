@@ -17,6 +17,8 @@ from loadmaster.executor.memory.run.emission import emit
 from loadmaster.models.memory.checker import check
 from tests.executor.memory.replay import Replay
 
+pytestmark = pytest.mark.slow  # most of its tests trace and run a model
+
 SCHEDULES = 8
 LOWERED = 3  # lowering takes about a second
 

@@ -30,6 +30,8 @@ from tests.executor.memory.replay import Replay
 from tests.executor.memory.schedules import plan, schedule, travelling
 from tests.executor.memory.tracing import trace
 
+pytestmark = pytest.mark.slow  # most of its tests trace and run a model
+
 CASES = {"mlp": mlp_case, "convnet": convnet_case, "transformer": transformer_case}
 LINK = HostLink(to_host_gbps=10.0, from_host_gbps=10.0)
 

@@ -19,6 +19,8 @@ from loadmaster.models.memory.checker import check
 from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transformer_case
 from tests.executor.memory.schedules import plan, schedule
 
+pytestmark = pytest.mark.slow  # most of its tests trace and run a model
+
 
 @pytest.fixture
 def compilations(monkeypatch):
