@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
-from loadmaster.errors import InputError
-from loadmaster.executor.costs.traffic import value_of
+from loadmaster.executor.costs.formulas import OperatorFormulas
 
 aten = torch.ops.aten
 
 
-IndexLimit = Callable[..., int]
-_limits: dict[Any, IndexLimit] = {}
+index_limit = OperatorFormulas("index limit", 1)
+"""One more than the largest index that an operator's integer arguments may hold; 1 where any other may crash."""
+
+register_index_limit = index_limit.register
 
 
-def register_index_limit(op: torch._ops.OpOverload, limit: IndexLimit) -> None:
-    """Say what an operator's integer tensors may hold: indices below ``limit(*arguments)``.
-
-    Raises:
-        InputError: the operator has a limit.
-    """
-    if op in _limits:
-        raise InputError("op", str(op), "already has an index limit", "Register each operator once.")
-    _limits[op] = limit
-
-
-def index_limit(node: fx.Node) -> int:
-    """One more than the largest index that the operator's integer arguments may hold; 1 where any other may crash."""
-    limit = _limits.get(node.target)
-    return 1 if limit is None else int(limit(*fx.node.map_arg(node.args, value_of)))
-
-
-def _rows(table: Tensor, *_: object) -> int:
+def _rows(table: Tensor, *_: object, **__: object) -> int:
     return int(table.shape[0])
 
 
-def _classes(scores: Tensor) -> int:
+def _classes(scores: Tensor, *_: object, **__: object) -> int:
     return int(scores.shape[1 if scores.dim() > 1 else 0])
 
 
@@ -47,12 +30,12 @@ for _op, _limit in (
     (aten.embedding.default, _rows),
     (aten.index_select.default, _rows),
     (aten.index.Tensor, _rows),
-    (aten.embedding_dense_backward.default, lambda gradient, indices, rows, *_: int(rows)),
-    (aten.nll_loss_forward.default, lambda scores, *_: _classes(scores)),
-    (aten.nll_loss_backward.default, lambda gradient, scores, *_: _classes(scores)),
+    (aten.embedding_dense_backward.default, lambda gradient, indices, rows, *_, **__: int(rows)),
+    (aten.nll_loss_forward.default, _classes),
+    (aten.nll_loss_backward.default, lambda gradient, scores, *_, **__: _classes(scores)),
     (
         aten.max_pool2d_with_indices_backward.default,
-        lambda gradient, x, *_: int(x.shape[-2] * x.shape[-1]),
+        lambda gradient, x, *_, **__: int(x.shape[-2] * x.shape[-1]),
     ),
 ):
     register_index_limit(_op, _limit)

@@ -221,4 +221,4 @@ def _workspace(
 
 
 register_workspace(linear_cross_entropy._opoverload, _workspace)
-register_index_limit(linear_cross_entropy._opoverload, lambda hidden, weight, *_: int(weight.shape[1]))
+register_index_limit(linear_cross_entropy._opoverload, lambda hidden, weight, *_, **__: int(weight.shape[1]))
