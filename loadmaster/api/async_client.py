@@ -70,10 +70,10 @@ class AsyncClient:
     async def frontier(
         self,
         problem: ProblemSource,
-        limits: Sequence[int] | None = None,
+        limits: Sequence[int | str] | None = None,
         options: Options = None,
         *,
-        budgets_bytes: Sequence[int] | None = None,
+        budgets_bytes: Sequence[int | str] | None = None,
         labels: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> FrontierResource:

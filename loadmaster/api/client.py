@@ -90,10 +90,10 @@ class Client:
     def frontier(
         self,
         problem: ProblemSource,
-        limits: Sequence[int] | None = None,
+        limits: Sequence[int | str] | None = None,
         options: Options = None,
         *,
-        budgets_bytes: Sequence[int] | None = None,
+        budgets_bytes: Sequence[int | str] | None = None,
         labels: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> FrontierResource:

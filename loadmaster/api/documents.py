@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StringConstraints, WithJsonSchema
 
 StateName = Literal["queued", "running", "succeeded", "infeasible", "failed", "cancelled"]
 FrontierStateName = Literal["queued", "running", "succeeded", "infeasible", "failed", "cancelled"]
@@ -13,8 +13,30 @@ FINAL_STATES = frozenset({"succeeded", "infeasible", "failed", "cancelled"})
 
 LabelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._/-]{1,64}$")]
 LabelValue = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{0,256}$")]
+_LARGEST_LIMIT, _LONGEST_LIMIT = 1 << 60, 40
 Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=16)]
-Limits = Annotated[list[Annotated[int, Field(ge=0, le=1 << 60)]], Field(min_length=1, max_length=64)]
+
+
+def _limit(value: object) -> object:
+    """A limit as it comes: by hand, since a union would name its branches in the place of an error."""
+    if isinstance(value, str) and len(value) <= _LONGEST_LIMIT:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST_LIMIT:
+        return value
+    raise ValueError("Input should be a whole number, 0 or more, a size such as 6GiB, or a share such as 50%")
+
+
+_LIMIT_SCHEMA = WithJsonSchema(
+    {
+        "anyOf": [
+            {"type": "integer", "minimum": 0, "maximum": _LARGEST_LIMIT},
+            {"type": "string", "maxLength": _LONGEST_LIMIT, "description": "a size (6GiB) or a share (50%)"},
+        ]
+    }
+)
+Limits = Annotated[
+    list[Annotated[int | str, PlainValidator(_limit), _LIMIT_SCHEMA]], Field(min_length=1, max_length=64)
+]
 
 
 class _Incoming(BaseModel):

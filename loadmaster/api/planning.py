@@ -77,13 +77,15 @@ class FloorPlanner:
             raise InputError(f"problem.{error.field}", error.value, error.problem, error.remedy) from None
         # From here on the limit is in one place only: what identifies a problem leaves its own out.
         asked = planner.settled(typed, asked)
+        limit = asked.given_limit
+        assert not isinstance(limit, str), "settled options have a number"
         return Request(
             kind=typed.kind,
             name=typed.name,
             options=asked.to_document(),
             gap=asked.gap,
             time_limit_s=asked.time_limit_s,
-            limit=asked.given_limit,
+            limit=limit,
             cache_key=planner.cache_key(typed, asked),
             sizes=typed.sizes,
         )

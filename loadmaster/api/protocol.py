@@ -154,8 +154,8 @@ def submit_call(problem: ProblemSource, options: Options, labels: Mapping[str, s
 
 def frontier_call(
     problem: ProblemSource,
-    limits: Sequence[int] | None,
-    budgets_bytes: Sequence[int] | None,
+    limits: Sequence[int | str] | None,
+    budgets_bytes: Sequence[int | str] | None,
     options: Options,
     labels: Mapping[str, str] | None,
 ) -> Call:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from loadmaster.errors import InputError
 from loadmaster.models.documents import Document
 from loadmaster.models.envelope import Plan
+from loadmaster.models.units import parse_bytes, parse_count, parse_share
 
 T = TypeVar("T")
 
@@ -110,10 +111,15 @@ class Limit:
         return f"--{self.name}"
 
     @property
-    def help(self) -> str:
-        """How the flag's value is written."""
+    def values(self) -> str:
+        """How a limit is written."""
         values = "5GiB, 800MB, bytes" if self.unit == "bytes" else f"a number of {self.unit}"
-        return f"{values}, or 50%% of {self.whole_words}"
+        return f"{values}, or 50% of {self.whole_words}"
+
+    @property
+    def help(self) -> str:
+        """The same for argparse, where a percent sign stands for something."""
+        return self.values.replace("%", "%%")
 
     def stated(self, problem: Problem) -> int | None:
         """The limit that a problem brings."""
@@ -129,9 +135,19 @@ class Limit:
         """The same problem or plan under another limit."""
         return replace(what, **{self.field: value})  # type: ignore[type-var]
 
-    def share(self, problem: Problem, share: float) -> int:
-        """That share of the whole: 0.5 is 50 %."""
-        return int(share * resolve(self.whole)(problem))
+    def value(self, given: int | str, problem: Problem, field: str) -> int:
+        """A limit in its unit, from a number of it or from what people write: ``6GiB``, ``3``, or ``50%`` of the whole.
+
+        Raises:
+            InputError: naming ``field``: it is none of these, or not above 0.
+        """
+        if not isinstance(given, str):
+            if isinstance(given, bool) or not isinstance(given, int):
+                raise InputError(field, given, f"is no whole number of {self.unit}", f"Give {self.values}.")
+            return given
+        if "%" in given:
+            return int(parse_share(given, field, self.whole_words) * resolve(self.whole)(problem))
+        return parse_bytes(given, field) if self.unit == "bytes" else parse_count(given, field, self.unit)
 
     def default_points(self, problem: Problem, count: int) -> Sequence[int]:
         """``count`` limits that make a frontier."""

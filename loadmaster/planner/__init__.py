@@ -33,7 +33,8 @@ def plan(
     """Plan a problem: a typed one, a document, or the path of one.
 
     Args:
-        options: see :class:`PlanOptions`; single ones may be given by keyword (``budget_bytes=8 << 30``).
+        options: see :class:`PlanOptions`; single ones may be given by keyword (``budget_bytes=8 << 30``, or
+            ``budget_bytes="50%"``).
         on_progress: called with each report, in this thread.
         cancelled: asked several times a second; once true, the best plan so far is returned.
 
@@ -56,8 +57,8 @@ def frontier(
     problem: Problem | Document | str | Path,
     options: PlanOptions | None = None,
     *,
-    limits: Sequence[int] | None = None,
-    budgets_bytes: Sequence[int] | None = None,
+    limits: Sequence[int | str] | None = None,
+    budgets_bytes: Sequence[int | str] | None = None,
     count: int = 6,
     workers: int = 2,
     on_progress: Callable[[PlanProgress], None] | None = None,
@@ -66,7 +67,7 @@ def frontier(
     """Plan a sweep of limits side by side. See :func:`loadmaster.planner.sweep.sweep`.
 
     Args:
-        limits: of the problem's kind, in its unit; evenly spread ones if none are given.
+        limits: of the problem's kind, in its unit or as shares (``"50%"``); evenly spread ones if none are given.
         budgets_bytes: the same, for kinds whose limit is a budget in bytes.
 
     Raises:
@@ -104,6 +105,7 @@ def settled(problem: Problem, options: PlanOptions) -> PlanOptions:
             raise InputError(f"options.{name}", value, f"means nothing to {kind.name}", "Leave it out.")
     if limit is None:
         return options
+    given = {name: limit.value(value, problem, f"options.{name}") for name, value in given.items()}
     if len(set(given.values())) > 1:
         raise InputError("options.limit", options.limit, f"is not {limit.field}", f"Give {limit.field} alone.")
     value = next(iter(given.values()), limit.stated(problem))

@@ -9,6 +9,7 @@ from typing import Any
 
 from loadmaster.errors import InputError
 from loadmaster.models.kinds import all_kinds
+from loadmaster.models.units import bytes_of
 
 # The names under which the limit of the problem's kind may be given; the second one by kinds whose limit it is.
 LIMIT_NAMES = ("limit", "budget_bytes")
@@ -24,9 +25,10 @@ class PlanOptions:
         seed: of every solve and heuristic.
         solver: ``auto``, ``highs``, ``cpsat`` or ``pulp:NAME``.
         method: ``auto``, or one baseline, formulation or strategy of the problem's kind by name.
-        budget_bytes: the limit, for kinds whose limit is a budget in bytes; overrides the problem's own.
-        memory_limit_bytes: address-space cap of each solver process.
-        limit: of the problem's kind, in its unit, for any kind that has one; overrides the problem's own.
+        budget_bytes: the limit, for kinds whose limit is a budget in bytes; overrides the problem's own. Bytes, a size
+            (``"6GiB"``), or a share of what the kind calls the whole (``"50%"``: of the peak with memory to spare).
+        memory_limit_bytes: address-space cap of each solver process: bytes, or a size.
+        limit: of the problem's kind, in its unit or as a share, for any kind that has one; overrides the problem's own.
     """
 
     time_limit_s: float = 60.0
@@ -34,13 +36,17 @@ class PlanOptions:
     seed: int = 0
     solver: str = "auto"
     method: str = "auto"
-    budget_bytes: int | None = None
-    memory_limit_bytes: int | None = None
-    limit: int | None = None
+    budget_bytes: int | str | None = None
+    memory_limit_bytes: int | str | None = None
+    limit: int | str | None = None
 
     def __post_init__(self) -> None:
         for option in fields(self):
             _of_its_type(option.name, getattr(self, option.name))
+        # A share waits for the problem that it is of, and a limit of any kind for its unit.
+        for name in ("budget_bytes", "memory_limit_bytes"):
+            if isinstance(value := getattr(self, name), str) and not (name in LIMIT_NAMES and "%" in value):
+                object.__setattr__(self, name, bytes_of(value, f"options.{name}"))
         # 60 and 60.0 seconds are one request, with one cache key.
         object.__setattr__(self, "time_limit_s", float(self.time_limit_s))
         object.__setattr__(self, "gap", float(self.gap))
@@ -57,9 +63,9 @@ class PlanOptions:
                 "Use auto, highs, cpsat or pulp:NAME, e.g. pulp:PULP_CBC_CMD.",
             )
         for name in LIMIT_NAMES:
-            if (value := getattr(self, name)) is not None:
+            if isinstance(value := getattr(self, name), int):
                 _between(f"options.{name}", value, 0, 1 << 60, "a whole number")
-        if self.memory_limit_bytes is not None:
+        if isinstance(self.memory_limit_bytes, int):
             _between("options.memory_limit_bytes", self.memory_limit_bytes, 1 << 28, 1 << 60, "bytes")
 
     @classmethod
@@ -76,9 +82,15 @@ class PlanOptions:
         return cls(**document)
 
     @property
-    def given_limit(self) -> int | None:
+    def given_limit(self) -> int | str | None:
         """The limit, by whichever name it is given."""
         return self.budget_bytes if self.limit is None else self.limit
+
+    @property
+    def solver_memory_bytes(self) -> int | None:
+        """``memory_limit_bytes`` as it stands, whichever way it was given."""
+        assert not isinstance(self.memory_limit_bytes, str), "sizes are read when options are made"
+        return self.memory_limit_bytes
 
     def with_limit(self, value: int, name: str = "limit") -> PlanOptions:
         """The same options under that limit, given by that name alone."""
@@ -102,9 +114,11 @@ def _of_its_type(name: str, value: object) -> None:
     if name in (*LIMIT_NAMES, "memory_limit_bytes") and value is None:
         return
     text, fraction = name in ("solver", "method"), name in ("time_limit_s", "gap")
-    wanted: type | UnionType = str if text else int | float if fraction else int
+    size = name in (*LIMIT_NAMES, "memory_limit_bytes")
+    wanted: type | UnionType = str if text else int | float if fraction else int | str if size else int
     if isinstance(value, bool) or not isinstance(value, wanted):
         kind = "text" if text else "a number" if fraction else "a whole number"
+        kind += ' or a size such as "6GiB"' if size else ""
         raise InputError(f"options.{name}", value, f"is not {kind}", f"Give {kind}.")
 
 

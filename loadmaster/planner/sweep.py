@@ -88,8 +88,8 @@ def sweep(
     options: PlanOptions,
     plan: Callable[[Problem, PlanOptions, OnProgress, Cancelled], Plan],
     *,
-    limits: Sequence[int] | None = None,
-    budgets_bytes: Sequence[int] | None = None,
+    limits: Sequence[int | str] | None = None,
+    budgets_bytes: Sequence[int | str] | None = None,
     count: int = 6,
     workers: int = 2,
     on_progress: OnProgress = None,
@@ -131,7 +131,11 @@ def sweep(
 
 
 def _wanted(
-    problem: Problem, limit: Limit, limits: Sequence[int] | None, budgets_bytes: Sequence[int] | None, count: int
+    problem: Problem,
+    limit: Limit,
+    limits: Sequence[int | str] | None,
+    budgets_bytes: Sequence[int | str] | None,
+    count: int,
 ) -> list[int]:
     """The limits to plan for, ascending."""
     name, given = "limits", limits
@@ -145,7 +149,7 @@ def _wanted(
         if count < 2:
             raise InputError("count", count, "makes no frontier", "Ask for two points or more.")
         given = limit.default_points(problem, count)
-    wanted = sorted(set(given))
+    wanted = sorted({limit.value(value, problem, f"{name}[{place}]") for place, value in enumerate(given)})
     if not wanted or wanted[0] < 0:
         raise InputError(
             name, wanted[:1], "cannot be swept", f"Give one or more numbers of {limit.unit}, none negative."

@@ -40,9 +40,9 @@ OF_THE_WRONG_TYPE: list[tuple[str, Any]] = [
     ("seed", False),
     ("solver", 1),
     ("method", None),
-    ("budget_bytes", "8GiB"),
+    ("budget_bytes", "8 gigs"),
     ("budget_bytes", 1.5),
-    ("limit", "8GiB"),
+    ("limit", 8.5),
     ("memory_limit_bytes", {}),
 ]
 
@@ -102,3 +102,53 @@ def test_options_by_keyword_are_checked_too() -> None:
     assert plan.method == "plain"
     assert plan.options["gap"] == 0.5
     assert plan.options["budget_bytes"] == 1 << 30
+
+
+def memory_to_spare() -> int:
+    """By hand: when the loss of four operators goes backward, their results and the gradient that it makes."""
+    return 4 * 100 + 100
+
+
+def test_limits_as_people_write_them() -> None:
+    """Sizes at once, shares when the problem is there, and the same plan by any of them."""
+    assert PlanOptions(budget_bytes="6GiB").budget_bytes == PlanOptions(budget_bytes=" 6 GiB ").budget_bytes == 6 << 30
+    assert PlanOptions(memory_limit_bytes="1GB").solver_memory_bytes == 10**9
+    problem = read_problem(chain(4, 100))
+    for given in ("80%", "80 %", 400, "400", "400B"):
+        for name in ("budget_bytes", "limit"):
+            options = planner.settled(problem, PlanOptions(**{name: given}))
+            assert (options.budget_bytes, options.limit) == (0.8 * memory_to_spare(), None)
+    plans = [planner.plan(problem, budget_bytes=given, method="plain") for given in ("100%", memory_to_spare())]
+    assert plans[0].options == plans[1].options
+    assert planner.cache_key(problem, PlanOptions(limit="100%")) == planner.cache_key(
+        problem, PlanOptions(budget_bytes=memory_to_spare())
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("budget_bytes", "6gib", "Write 6GiB"),
+        ("budget_bytes", "6 gigs", "as in 5GiB"),
+        ("budget_bytes", "half%", "Write it as 50%"),
+        ("budget_bytes", "0%", "Give more than 0%"),
+        ("limit", "6 gigs", "as in 5GiB"),
+        ("memory_limit_bytes", "50%", "nothing here to take it of"),
+        ("memory_limit_bytes", "1KiB", "is outside"),
+    ],
+)
+def test_limits_that_are_none_name_the_option_and_the_remedy(name: str, value: str, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        planner.plan(read_problem(chain(4, 100)), **{name: value})
+    assert caught.value.field == f"options.{name}"
+    assert says in str(caught.value)
+
+
+def test_a_frontier_takes_sizes_and_shares() -> None:
+    problem = read_problem(chain(4, 100))
+    options = PlanOptions(method="plain")
+    found = planner.frontier(problem, options, budgets_bytes=["100%", "1KiB", 500])
+    assert [point.budget_bytes for point in found.points] == [500, 1024]
+    with pytest.raises(InputError) as caught:
+        planner.frontier(problem, budgets_bytes=[500, "5 gigs"])
+    assert caught.value.field == "budgets_bytes[1]"

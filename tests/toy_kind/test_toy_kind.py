@@ -287,6 +287,10 @@ def test_the_service_its_pages_and_its_client(service: str, stored: Settings) ->
         assert sizing.sizes == {"gradients": 3}
         assert sizing.limit is not None and (sizing.limit.name, sizing.limit.value) == ("messages", 2)
         assert sizing.budget_bytes is None
+        share = client.dry_run(problem, {"limit": "67%"})
+        assert share.limit is not None and share.limit.value == 2
+        with pytest.raises(InputError, match="is no number of messages"):
+            client.frontier(problem, ["100%", "2 or so"])
         handle = client.submit(problem, {"limit": 2})
         with pytest.raises(InputError, match="mean nothing to buckets"):
             client.frontier(problem, budgets_bytes=[1, 2])

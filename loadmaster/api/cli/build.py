@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from loadmaster.api.cli.files import expect_writable, write_json
 from loadmaster.api.cli.terminal import Terminal
-from loadmaster.api.units import parse_limit
 from loadmaster.errors import MissingExtraError
 from loadmaster.models.documents import Document
 from loadmaster.models.kind import Kind, resolve
@@ -103,7 +102,7 @@ def _new(arguments: argparse.Namespace, terminal: Terminal) -> int:
     document = dict(room.build(arguments))
     problem = read_problem(document)
     if kind.limit is not None and arguments.limit is not None:
-        document[kind.limit.field] = parse_limit(arguments.limit, problem, kind.limit.flag)
+        document[kind.limit.field] = kind.limit.value(arguments.limit, problem, kind.limit.flag)
     write_json(arguments.output, document, terminal)
     if arguments.output != "-":
         sizes = ", ".join(f"{what} {count}" for what, count in problem.sizes.items())

@@ -10,9 +10,9 @@ from typing import Any
 
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.columns import table
-from loadmaster.api.units import show_bytes
 from loadmaster.errors import LoadmasterError
 from loadmaster.models.hardware import Hardware, catalogue, hardware, hardware_reported_as
+from loadmaster.models.units import show_bytes
 
 _PROBE_WITHIN_S = 20.0
 

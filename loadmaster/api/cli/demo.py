@@ -30,11 +30,12 @@ from loadmaster.api.report.memory.pictures import plan_png
 from loadmaster.api.report.memory.plan_page import plan_page
 from loadmaster.api.report.memory.view import view
 from loadmaster.api.report.memory.words import summary
-from loadmaster.api.units import parse_limit, show_bytes, show_cost, show_share
 from loadmaster.errors import InputError, LoadmasterError, MissingExtraError
 from loadmaster.models.documents import load_document
+from loadmaster.models.kinds import limit_of
 from loadmaster.models.memory.documents import read_plan, read_problem, write_plan
 from loadmaster.models.memory.plan import MemoryPlan
+from loadmaster.models.units import show_bytes, show_cost, show_share
 from loadmaster.planner.options import PlanOptions
 
 MODELS = ("resnet50", "gpt")
@@ -128,7 +129,7 @@ def _model(name: str, folder: Path, options: PlanOptions, client: Client, termin
     capture = ["loadmaster.executor.capture_command", factory, "memory", "--backend", "eager", "--name", name]
     _run([*capture, "-o", str(files["problem.json"])], "capture")
     problem = read_problem(load_document(files["problem.json"]))
-    budget_bytes = parse_limit("50%", problem, "--budget")
+    budget_bytes = limit_of(problem.kind).value("50%", problem, "--budget")
     terminal.say(f"{name}: planning under {show_bytes(budget_bytes)}, half of the peak with memory to spare")
     handle = client.submit(problem.with_budget(budget_bytes), options, labels={"demo": name})
     follow(handle, terminal, problem.unit)

@@ -21,11 +21,11 @@ from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.client import Client
 from loadmaster.api.columns import table
 from loadmaster.api.report.memory.words import summary
-from loadmaster.api.units import parse_bytes, show_bytes, show_cost, show_share
 from loadmaster.errors import InputError, LimitReachedError, LoadmasterError, MissingExtraError
 from loadmaster.models.memory.documents import read_plan, read_problem, write_plan, write_problem
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.units import parse_bytes, show_bytes, show_cost, show_share
 
 MEASURED = "measured"
 _WRITTEN_HERE = {"output": "-o", "problem": "--problem"}

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import get_args
 
 from loadmaster.api.columns import table
-from loadmaster.api.units import parse_bytes
 from loadmaster.errors import InputError
 from loadmaster.models.collective.collectives import ROOTED, pieces
 from loadmaster.models.collective.documents import write_problem
@@ -21,6 +20,7 @@ from loadmaster.models.topologies.networks import read_network
 from loadmaster.models.topologies.presets import catalogue, preset
 from loadmaster.models.topologies.profiles import load_profile, profile_names, published_profile
 from loadmaster.models.topologies.topology import Topology
+from loadmaster.models.units import parse_bytes
 
 # Chunks of a custom collective are listed in the problem document itself.
 _COLLECTIVES = tuple(name for name in get_args(Collective) if name != "custom")

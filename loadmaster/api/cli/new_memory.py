@@ -6,11 +6,11 @@ import argparse
 from typing import Any
 
 from loadmaster.api.columns import table
-from loadmaster.api.units import parse_bytes, show_bytes
 from loadmaster.models.documents import Document
 from loadmaster.models.hardware import Hardware, hardware
 from loadmaster.models.memory import presets
 from loadmaster.models.memory.documents import read_problem
+from loadmaster.models.units import parse_bytes, show_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:

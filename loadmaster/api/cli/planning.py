@@ -7,10 +7,10 @@ import argparse
 from loadmaster.api.cli.files import write_json
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.report.views import views_of
-from loadmaster.api.units import parse_bytes, parse_limit, show_cost, show_share
 from loadmaster.errors import InputError
 from loadmaster.models.kind import Limit
 from loadmaster.models.kinds import Plan, Problem, all_kinds, write_plan
+from loadmaster.models.units import parse_bytes, show_cost, show_share
 from loadmaster.planner import PlanOptions, PlanProgress, settled
 
 INFEASIBLE = 3
@@ -53,7 +53,7 @@ def given_limits(arguments: argparse.Namespace, problem: Problem, *, several: bo
         if problem.kind not in limits:
             raise InputError(flag, text, f"means nothing to {problem.kind}", "Leave it out.")
         parts = text.split(",") if several else [text]
-        found = sorted({parse_limit(part, problem, flag) for part in parts})
+        found = sorted({limits[problem.kind].value(part, problem, flag) for part in parts})
     return found
 
 

@@ -15,9 +15,9 @@ from loadmaster.api.client import Client, PlanHandle
 from loadmaster.api.columns import table
 from loadmaster.api.documents import PlanResource
 from loadmaster.api.protocol import DEFAULT_URL
-from loadmaster.api.units import show_cost, show_limit, show_share
 from loadmaster.errors import InputError
 from loadmaster.models.kinds import Problem, all_kinds, read_problem
+from loadmaster.models.units import show_cost, show_limit, show_share
 from loadmaster.planner.options import PlanOptions, PlanProgress
 
 SERVER_VARIABLE = "LOADMASTER_SERVER"

@@ -20,11 +20,11 @@ from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.columns import table
 from loadmaster.api.file_names import file_name
 from loadmaster.api.report.frontier import Extras, feasible, frontier_page, frontier_png, frontier_rows
-from loadmaster.api.units import show_limit
 from loadmaster.errors import InputError, LimitReachedError, MissingExtraError
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kind import Limit, resolve
 from loadmaster.models.kinds import Problem, limit_of, read_problem, write_plan
+from loadmaster.models.units import show_limit
 
 _LARGEST_COUNT = 64
 

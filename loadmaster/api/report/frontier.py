@@ -9,9 +9,9 @@ from html import escape
 from loadmaster.api.report.chart import Chart
 from loadmaster.api.report.page import html_table, page, shown
 from loadmaster.api.report.picture import Picture, png_bytes
-from loadmaster.api.units import limit_scale, show_cost, show_limit, show_share
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kind import Limit
+from loadmaster.models.units import limit_scale, show_cost, show_limit, show_share
 
 
 @dataclass(frozen=True)

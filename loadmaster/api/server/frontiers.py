@@ -41,10 +41,11 @@ def submit_frontier(service: ServiceDep, body: BodyDep, idempotency_key: Idempot
     """Queue a problem under several limits."""
     request = parse_body(FrontierRequest, body)
     option, limits = _limits(request)
-    points = [
-        new_job(read_request(service, request.problem, {**request.options, option: limit}))
-        for limit in sorted(set(limits))
+    read = [
+        read_request(service, request.problem, {**request.options, option: limit}) for limit in dict.fromkeys(limits)
     ]
+    # By the numbers that sizes and shares come to, each once.
+    points = [new_job(planning) for _, planning in sorted({p.limit or 0: p for p in read}.items())]
     frontier = service.jobs.submit_frontier(
         points,
         request.problem,
@@ -74,7 +75,7 @@ def cancel_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
     return _frontier_response(_existing(service, frontier_id), status=202)
 
 
-def _limits(request: FrontierRequest) -> tuple[str, list[int]]:
+def _limits(request: FrontierRequest) -> tuple[str, list[int | str]]:
     """The option that each point gives, and its values.
 
     Raises:

@@ -12,7 +12,7 @@ from loadmaster.api.server.context import ServiceDep
 from loadmaster.api.server.resources import exports_of, limit_document
 from loadmaster.api.server.security import PAGE_HEADERS
 from loadmaster.api.store.records import Job
-from loadmaster.api.units import show_cost, show_limit, show_share
+from loadmaster.models.units import show_cost, show_limit, show_share
 
 router = APIRouter(include_in_schema=False)
 

@@ -47,7 +47,7 @@ def solved(
     options = SolveOptions(
         time_limit_s=max(LEAST_SECONDS, min(seconds, effort.left_s)),
         seed=effort.options.seed,
-        memory_limit_bytes=effort.options.memory_limit_bytes,
+        memory_limit_bytes=effort.options.solver_memory_bytes,
         start_columns=None if start is None else start[0],
         start_values=None if start is None else start[1],
     )

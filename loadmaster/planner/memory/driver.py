@@ -78,7 +78,7 @@ def plan_memory(
         SolverError: a solve broke before any plan.
     """
     budget_bytes = options.budget_bytes
-    assert budget_bytes is not None, "settled options have one"
+    assert isinstance(budget_bytes, int), "settled options have one"
     _expect_size(problem, options.method)
     search = Search(problem, budget_bytes, Effort(options, on_progress, cancelled))
     floor = minimum_budget(problem)

@@ -332,7 +332,7 @@ class Search:
             options or SolveOptions(seed=self.effort.options.seed),
             time_limit_s=max(LEAST_SECONDS, min(limit_s, self.left_s)),
             gap=gap,
-            memory_limit_bytes=self.effort.options.memory_limit_bytes,
+            memory_limit_bytes=self.effort.options.solver_memory_bytes,
         )
         with self.effort.on_clock("solve"):
             solution = solve(program, asked, solver=self.effort.options.solver, on_progress=on_progress, cancelled=stop)

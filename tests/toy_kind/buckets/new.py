@@ -6,9 +6,9 @@ import argparse
 
 from buckets.documents import write_problem
 from buckets.problem import BucketsProblem, Gradient
-from loadmaster.api.units import parse_bytes
 from loadmaster.errors import InputError
 from loadmaster.models.documents import Document
+from loadmaster.models.units import parse_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

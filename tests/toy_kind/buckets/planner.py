@@ -29,7 +29,7 @@ def plan_buckets(
         CancelledError: cancelled before any plan.
     """
     limit = options.limit
-    assert limit is not None, "settled options have one"
+    assert isinstance(limit, int), "settled options have one"
     effort = Effort(options, on_progress, cancelled)
     if effort.cancelled():
         raise CancelledError("cancelled before a plan was found")

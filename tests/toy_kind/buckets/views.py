@@ -9,8 +9,8 @@ from buckets.checker import Check, check_plan
 from buckets.problem import BucketsPlan, BucketsProblem
 from loadmaster.api.columns import table
 from loadmaster.api.report.page import html_table, page
-from loadmaster.api.units import show_bytes, show_cost
 from loadmaster.errors import InputError
+from loadmaster.models.units import show_bytes, show_cost
 
 
 @dataclass(frozen=True)

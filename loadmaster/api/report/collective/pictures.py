@@ -13,9 +13,9 @@ from loadmaster.api.report.collective.timeline import Row, owner_word, timeline
 from loadmaster.api.report.collective.view import View
 from loadmaster.api.report.collective.words import show_ns
 from loadmaster.api.report.picture import Picture, png_bytes
-from loadmaster.api.units import show_bytes, show_share
 from loadmaster.models.collective.plan import Algorithm
 from loadmaster.models.collective.verdict import Check
+from loadmaster.models.units import show_bytes, show_share
 
 # A legend of more colours than this is no help.
 LARGEST_LEGEND = 16

@@ -7,7 +7,7 @@ from loadmaster.api.report.collective.pictures import pictures
 from loadmaster.api.report.collective.view import View
 from loadmaster.api.report.collective.words import show_gbps, show_ns
 from loadmaster.api.report.page import facts, html_table, page, shown
-from loadmaster.api.units import show_bytes, show_share
+from loadmaster.models.units import show_bytes, show_share
 
 
 def plan_page(view: View) -> str:

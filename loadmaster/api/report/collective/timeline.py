@@ -15,13 +15,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadmaster.api.units import show_bytes
 from loadmaster.models.collective.collectives import chunks_of
 from loadmaster.models.collective.instance import Chunk
 from loadmaster.models.collective.plan import Algorithm
 from loadmaster.models.collective.problem import CollectiveProblem
 from loadmaster.models.collective.verdict import Check, Journey
 from loadmaster.models.topologies.topology import Topology
+from loadmaster.models.units import show_bytes
 
 LARGEST_ROWS = 100
 LONGEST_LABEL = 32

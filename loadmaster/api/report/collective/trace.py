@@ -7,10 +7,10 @@ from typing import Any
 
 from loadmaster.api.report.collective.timeline import describe
 from loadmaster.api.report.collective.view import View
-from loadmaster.api.units import show_bytes
 from loadmaster.models.collective.collectives import chunks_of
 from loadmaster.models.collective.plan import Algorithm
 from loadmaster.models.collective.verdict import Check
+from loadmaster.models.units import show_bytes
 
 
 def chrome_trace(view: View) -> dict[str, Any]:

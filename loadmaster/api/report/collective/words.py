@@ -5,9 +5,9 @@ from __future__ import annotations
 from loadmaster.api.columns import table
 from loadmaster.api.report.collective.bandwidth import algorithm_gbps, bus_gbps
 from loadmaster.api.report.collective.view import View
-from loadmaster.api.units import show_bytes, show_cost, show_share
 from loadmaster.models.collective.checker import PlanCheck
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan
+from loadmaster.models.units import show_bytes, show_cost, show_share
 
 
 def summary(plan: CollectivePlan) -> str:

@@ -8,7 +8,7 @@ from itertools import groupby
 from loadmaster.api.report.chart import Chart
 from loadmaster.api.report.memory.view import FATES, MEANING, Tensor, View
 from loadmaster.api.report.picture import Drawing, Picture, png_bytes
-from loadmaster.api.units import byte_scale, show_bytes, show_cost
+from loadmaster.models.units import byte_scale, show_bytes, show_cost
 
 _PHASES = ("forward", "recompute", "backward")
 

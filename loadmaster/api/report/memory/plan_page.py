@@ -5,7 +5,7 @@ from __future__ import annotations
 from loadmaster.api.report.memory.pictures import fates, over_time, residency
 from loadmaster.api.report.memory.view import View
 from loadmaster.api.report.page import facts, html_table, page, shown
-from loadmaster.api.units import show_bytes, show_cost, show_share
+from loadmaster.models.units import show_bytes, show_cost, show_share
 
 _LARGEST = 15
 

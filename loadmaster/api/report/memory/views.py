@@ -12,10 +12,10 @@ from loadmaster.api.report.memory.trace import chrome_trace
 from loadmaster.api.report.memory.view import View, view
 from loadmaster.api.report.memory.words import fates as details
 from loadmaster.api.report.memory.words import infeasible, summary, verdict
-from loadmaster.api.units import show_bytes, show_share
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.presets import reference
 from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.units import show_bytes, show_share
 
 __all__ = ["details", "frontier_extras", "html", "infeasible", "png", "summary", "trace", "verdict", "view"]
 

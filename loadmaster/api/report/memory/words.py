@@ -7,9 +7,9 @@ from typing import Any
 
 from loadmaster.api.columns import table
 from loadmaster.api.report.memory.view import FATES, MEANING, View
-from loadmaster.api.units import show_bytes, show_cost, show_share
 from loadmaster.models.memory.checker import Check
 from loadmaster.models.memory.plan import MemoryPlan
+from loadmaster.models.units import show_bytes, show_cost, show_share
 
 _LARGEST_TENSORS = 10
 

@@ -1,6 +1,8 @@
-"""Human units at the edge: strict to read, short to write.
+"""Human units: strict to read, short to write.
 
-Inside, bytes are integers and times are microseconds; ``5GiB``, ``800MB`` and ``50%`` live only here.
+Documents hold bytes as integers and times as microseconds. People may write ``5GiB``, ``800MB`` and ``50%`` wherever a
+limit is given, on the command line, in Python and over HTTP; what a share is taken of, the kind says
+(:class:`loadmaster.models.kind.Limit`).
 """
 
 from __future__ import annotations
@@ -8,8 +10,6 @@ from __future__ import annotations
 import re
 
 from loadmaster.errors import InputError
-from loadmaster.models.kind import Problem
-from loadmaster.models.kinds import kind_named
 
 _FACTORS = {
     "": 1,
@@ -51,29 +51,47 @@ def parse_bytes(text: str, field: str) -> int:
     return int(size)
 
 
-def parse_limit(text: str, problem: Problem, field: str) -> int:
-    """A limit of the problem's kind, in its unit: a size or a number, or a share (``50%``) of the kind's whole.
+def bytes_of(given: int | str, field: str) -> int:
+    """A size as bytes: a number of them, or as people write it. There is nothing here to take a share of.
 
     Raises:
-        InputError: naming ``field``: it is neither, is not above 0, or the kind has no limit.
+        InputError: naming ``field``: it is no size, or negative.
     """
-    limit = kind_named(problem.kind).limit
-    if limit is None:
-        raise InputError(field, text, f"means nothing to {problem.kind}", "Leave it out.")
+    if isinstance(given, str):
+        if "%" in given:
+            raise InputError(field, given, "is a share, and there is nothing here to take it of", _REMEDY)
+        return parse_bytes(given, field)
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise InputError(field, given, "is no whole number of bytes", _REMEDY)
+    if given < 0:
+        raise InputError(field, given, "is negative", _REMEDY)
+    return given
+
+
+def parse_share(text: str, field: str, of: str) -> float:
+    """``50%`` as 0.5.
+
+    Args:
+        of: what it is a share of, in words.
+
+    Raises:
+        InputError: naming ``field``: it is no percentage, or of no use.
+    """
     match = _SHARE.fullmatch(text.strip())
-    if match is not None:
-        share = float(match["number"]) / 100
-        if not 0 < share <= 100:
-            raise InputError(
-                field, text, f"is not a usable share of {limit.whole_words}", "Give more than 0%, as in 50%."
-            )
-        return limit.share(problem, share)
-    if "%" in text:
+    if match is None:
         raise InputError(field, text, "is not a percentage", "Write it as 50%.")
-    return parse_bytes(text, field) if limit.unit == "bytes" else _parse_count(text, field, limit.unit)
+    share = float(match["number"]) / 100
+    if not 0 < share <= 100:
+        raise InputError(field, text, f"is not a usable share of {of}", "Give more than 0%, as in 50%.")
+    return share
 
 
-def _parse_count(text: str, field: str, unit: str) -> int:
+def parse_count(text: str, field: str, unit: str) -> int:
+    """A whole number of a unit that has no multiples of its own.
+
+    Raises:
+        InputError: naming ``field``: it is none.
+    """
     if not (text.strip().isascii() and text.strip().isdecimal()) or len(text) > _LONGEST_COUNT:
         raise InputError(field, text, f"is no number of {unit}", "Give a whole number, or a percentage, as in 50%.")
     return int(text)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadmaster.api.units import parse_bytes, parse_limit, show_bytes, show_cost, show_share
 from loadmaster.errors import InputError
-from loadmaster.models.kinds import read_problem
+from loadmaster.models.kinds import limit_of, read_problem
 from loadmaster.models.memory.presets import chain
+from loadmaster.models.units import bytes_of, parse_bytes, show_bytes, show_cost, show_share
 
 
 @pytest.mark.parametrize(
@@ -48,14 +48,24 @@ def test_the_wrong_letter_case_is_told_what_to_write(text: str, meant: str) -> N
 def test_a_share_is_of_the_unconstrained_peak() -> None:
     problem = read_problem(chain(4, 100))
     # By hand: when the loss goes backward there are the four results and the gradient that it makes.
-    assert parse_limit("100%", problem, "--budget") == 4 * 100 + 100
-    assert parse_limit("50%", problem, "--budget") == (4 * 100 + 100) // 2
+    assert limit_of("memory").value("100%", problem, "--budget") == 4 * 100 + 100
+    assert limit_of("memory").value("50%", problem, "--budget") == (4 * 100 + 100) // 2
 
 
 @pytest.mark.parametrize("text", ["0%", "-5%", "%", "half%", "1e3%", "20000%"])
 def test_bad_shares(text: str) -> None:
     with pytest.raises(InputError):
-        parse_limit(text, read_problem(chain(4, 100)), "--budget")
+        limit_of("memory").value(text, read_problem(chain(4, 100)), "--budget")
+
+
+@pytest.mark.parametrize("text", ["50%", "5 gigs", "-1", ""])
+def test_a_size_alone_has_nothing_to_be_a_share_of(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        bytes_of(text, "kept_bytes")
+    assert (caught.value.field, caught.value.value) == ("kept_bytes", text)
+    assert "as in 5GiB" in caught.value.remedy
+    assert ("a share" in caught.value.problem) == ("%" in text)
+    assert bytes_of("6 GiB", "kept_bytes") == bytes_of(6 << 30, "kept_bytes") == 6 << 30
 
 
 @given(st.integers(1, 2**50))
