@@ -18,6 +18,7 @@ from loadmaster.models.memory.checker import check_plan
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.presets import chain
 from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.planner import Frontier, PlanOptions, PlanProgress
 from loadmaster.planner.sweep import Figures, monotone
 from tests.models.memory.instances import budgets, random_problem
@@ -82,7 +83,7 @@ def test_a_chain_from_too_little_to_plenty() -> None:
     assert_sound(eight(), frontier)
     assert [p.budget_bytes for p in frontier.points] == wanted
     assert [p.plan.status for p in frontier.points] == ["infeasible", "optimal", "optimal", "optimal"]
-    assert frontier.points[-1].plan.objective == pytest.approx(eight().unconstrained_cost)
+    assert frontier.points[-1].plan.objective == pytest.approx(unconstrained_cost(eight()))
     assert frontier.undecided == ()
 
 
@@ -106,7 +107,7 @@ def test_default_budgets_run_from_the_minimum_to_the_plain_step() -> None:
     assert max(steps) - min(steps) <= 1
     frontier = planner.frontier(problem, QUICK, count=3)
     assert [p.budget_bytes for p in frontier.points] == spread(problem, 3)
-    assert frontier.points[-1].plan.objective == pytest.approx(problem.unconstrained_cost)
+    assert frontier.points[-1].plan.objective == pytest.approx(unconstrained_cost(problem))
 
 
 def test_reports_name_their_budget_and_come_one_at_a_time() -> None:

@@ -228,18 +228,3 @@ class MemoryProblem:
         operator = self.forward[i]
         chosen: Sequence[Implementation] = operator.recompute_implementations if recompute else operator.implementations
         return np.array([self.cost(c) for c in chosen])
-
-    @cached_property
-    def unconstrained_cost(self) -> float:
-        """The objective of the plain step with memory to spare: nothing recomputed, every fastest choice.
-
-        In-place operators are used where they save time; encoded results are only computed when the cheapest
-        backward implementation needs nothing else. A lower bound of every plan's objective.
-        """
-        total = 0.0
-        for f in self.forward:
-            if f.encodes is None:
-                total += min(self.cost(c) for c in f.implementations)
-                if f.in_place is not None:
-                    total += min(0.0, self.in_place_cost(f.in_place))
-        return total + sum(min(self.cost(c) for c in b.implementations) for b in self.backward)

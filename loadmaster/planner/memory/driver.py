@@ -27,7 +27,7 @@ from loadmaster.models.memory.rows import MIB
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.memory.feasibility import find_feasible
 from loadmaster.planner.memory.large_neighbourhood import improve
-from loadmaster.planner.memory.search import Search, Slots
+from loadmaster.planner.memory.search import ROUNDING, Search, Slots
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.solvers.solution import Progress, SolveOptions, SolverStatus, relative_gap
 
@@ -249,8 +249,8 @@ def _answer(search: Search) -> MemoryPlan:
         objective=objective,
         bound=search.bound,
         gap=gap,
-        overhead_gap=_overhead_gap(objective, search.bound, search.problem.unconstrained_cost),
-        unconstrained=search.problem.unconstrained_cost,
+        overhead_gap=_overhead_gap(objective, search.bound, search.unconstrained),
+        unconstrained=search.unconstrained,
         unit=search.problem.unit,
         method=search.method,
         stopped_by=search.effort.stopped_by(proved=proved, least_s=1.0 + search.closing_s),
@@ -271,7 +271,7 @@ def with_bound(plan: MemoryPlan, bound: float | None, problem: MemoryProblem) ->
         plan,
         bound=bound,
         gap=gap,
-        overhead_gap=_overhead_gap(plan.objective, bound, problem.unconstrained_cost),
+        overhead_gap=_overhead_gap(plan.objective, bound, plan.unconstrained),
         status="optimal" if proved else "feasible",
     )
 
@@ -281,7 +281,7 @@ def _overhead_gap(objective: float, bound: float | None, unconstrained: float) -
     if bound is None:
         return None
     overhead = objective - unconstrained
-    if overhead <= 0:
+    if overhead <= ROUNDING * unconstrained:
         return 0.0
     return relative_gap(overhead, max(0.0, bound - unconstrained))
 
@@ -308,7 +308,7 @@ def _infeasible(search: Search) -> MemoryPlan:
         bound=None,
         gap=None,
         overhead_gap=None,
-        unconstrained=problem.unconstrained_cost,
+        unconstrained=search.unconstrained,
         unit=problem.unit,
         method=search.effort.options.method,
         stopped_by="proof",

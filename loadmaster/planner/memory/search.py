@@ -12,11 +12,11 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from loadmaster.errors import CheckFailedError
-from loadmaster.models.memory import banded, plain, relaxation
+from loadmaster.models.memory import banded, plain, relaxation, unconstrained
 from loadmaster.models.memory.banded_points import Banded
 from loadmaster.models.memory.bands import band, everything, slots_of_stages, with_pairs
 from loadmaster.models.memory.checker import Check, check
@@ -25,6 +25,7 @@ from loadmaster.models.memory.groups import groups_by_mass, groups_of
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.rows import OutOfTimeError
+from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.planner.effort import Effort
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import FloatArray, Program
@@ -46,6 +47,8 @@ TO_THE_BYTE_CELLS = 1_500
 # A restriction under way is ended early only by a plan this good: a caller who asks for less proof still gets what the
 # solve at hand can find.
 GOOD_GAP = 0.01
+# Objectives that differ by this share are the same one, summed in another order.
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,10 @@ class Slots:
 
 @dataclass
 class Search:
-    """One search. ``best`` and ``verdict`` belong together; ``bound`` is None until something is proved.
+    """One search. ``best`` and ``verdict`` belong together; no plan is below ``bound``.
 
     Attributes:
+        unconstrained: objective of the step with memory to spare: the first bound.
         closing_s: wall seconds it takes to complete and check a plan: those of the trivial one, until others took more.
         nearest: while there is no plan, a schedule that takes more than the budget, and what its check says of it.
         fallback: another search, whose plan this one reports but does not start from, until it takes it: a search
@@ -84,6 +88,11 @@ class Search:
     infeasible: bool = False
     closing_s: float = 0.0
     fallback: Search | None = None
+    unconstrained: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.unconstrained = self.built(lambda: unconstrained_cost(self.problem))
+        self.raise_bound(self.unconstrained)
 
     # -- where we stand ----------------------------------------------------------------------------------------------
 
@@ -110,10 +119,14 @@ class Search:
     # -- moves -------------------------------------------------------------------------------------------------------
 
     def take_trivial_plan(self) -> None:
-        """The plain step, if it fits: a plan is there before anything else is tried."""
-        began = time.monotonic()
-        self.adopt(self.built(lambda: plain.formulate(self.problem)), "plain")
-        self.closing_s = time.monotonic() - began
+        """The plain step and that with memory to spare, if they fit: a plan is there before anything else is tried."""
+        for method, make in (("plain", plain.formulate), ("unconstrained", self._unconstrained_step)):
+            began = time.monotonic()
+            self.adopt(self.built(functools.partial(make, self.problem)), method)
+            self.closing_s = max(self.closing_s, time.monotonic() - began)
+
+    def _unconstrained_step(self, problem: MemoryProblem) -> Schedule:
+        return unconstrained.formulate(problem, self.budget_bytes)
 
     def relax(self, groups: int, limit_s: float) -> None:
         """Raise the bound with that many groups of backward stages; learn whether a plan can exist at all."""
@@ -276,6 +289,8 @@ class Search:
             self.say("check", f"a {method} schedule was refused: {verdict.violations[0]}")
         elif self.verdict is None or verdict.objective < self.verdict.objective:
             self.best, self.verdict, self.method = schedule, verdict, method
+            if verdict.objective <= self.unconstrained * (1 + ROUNDING):
+                self.raise_bound(verdict.objective)
         return verdict
 
     def take_fallback(self) -> None:

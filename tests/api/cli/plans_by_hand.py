@@ -6,6 +6,7 @@ from loadmaster.models.documents import Document
 from loadmaster.models.kinds import read_problem
 from loadmaster.models.memory.plan import Compute, Infeasibility, MemoryPlan, Schedule, Stage
 from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.memory.unconstrained import unconstrained_cost
 
 MEGABYTE = 1_000_000
 
@@ -36,7 +37,7 @@ def plan_by_hand(document: Document, budget_bytes: int, **changes: object) -> Me
         "bound": 0.9 * objective,
         "gap": 0.1,
         "overhead_gap": 0.4,
-        "unconstrained": problem.unconstrained_cost,
+        "unconstrained": unconstrained_cost(problem),
         "unit": "us",
         "method": "by hand",
         "stopped_by": "time",

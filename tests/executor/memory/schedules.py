@@ -8,6 +8,7 @@ from dataclasses import replace
 from loadmaster.models.memory.links import sending_order
 from loadmaster.models.memory.plan import Compute, Fetch, MemoryPlan, Schedule, Stage
 from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.memory.unconstrained import unconstrained_cost
 
 
 def schedule(
@@ -77,7 +78,7 @@ def plan(problem: MemoryProblem, by_hand: Schedule, budget_bytes: int = 1 << 50)
         bound=None,
         gap=None,
         overhead_gap=None,
-        unconstrained=problem.unconstrained_cost,
+        unconstrained=unconstrained_cost(problem),
         unit=problem.unit,
         method="by hand",
         stopped_by="gap",

@@ -14,6 +14,7 @@ from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.plan import Compute
 from loadmaster.models.memory.presets import chain
 from loadmaster.models.memory.problem import MemoryProblem, Objective
+from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus
 from tests.models.memory.brute_force import best_objective
@@ -96,7 +97,7 @@ def test_optimum_falls_with_the_budget_to_the_unconstrained_cost(seed: int) -> N
     objectives = [solved(monet.formulate(problem, b)).objective for b in budgets(problem, (0.4, 0.6, 0.8, 3.0))]
     found = [math.inf if o is None else o for o in objectives]
     assert found == sorted(found, reverse=True)
-    assert found[-1] == pytest.approx(problem.unconstrained_cost)
+    assert found[-1] == pytest.approx(unconstrained_cost(problem))
 
 
 def test_start_replaces_dominated_implementations() -> None:
@@ -141,7 +142,7 @@ def test_start_leaves_out_what_only_dominated_implementations_read(recompute: bo
     formulation = monet.formulate(problem, budget)
     start = formulation.start(schedule)
     assert formulation.program.violation(start) < 1e-6
-    assert formulation.program.objective(start) == pytest.approx(problem.unconstrained_cost)
+    assert formulation.program.objective(start) == pytest.approx(unconstrained_cost(problem))
 
 
 def test_where_a_parent_must_not_be_recomputed_nor_can_its_encoded_result() -> None:

@@ -15,6 +15,7 @@ from loadmaster.api.report.memory.words import infeasible, summary, verdict
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.presets import reference
 from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.models.units import show_bytes, show_share
 
 __all__ = ["details", "frontier_extras", "html", "infeasible", "png", "summary", "trace", "verdict", "view"]
@@ -40,7 +41,7 @@ def frontier_extras(problem: MemoryProblem, plans: Sequence[MemoryPlan]) -> Extr
     published = {budget: row["best_objective_us"] for budget, row in reference(problem.name).items()}
     return Extras(
         objective="step",
-        baseline=("memory to spare", problem.unconstrained_cost),
+        baseline=("memory to spare", unconstrained_cost(problem)),
         published=published if problem.objective == "time" else {},
         published_by="a commercial solver, 24 hours on 12 threads",
         header=("over unlimited", "peak", "needs"),
