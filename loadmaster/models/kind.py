@@ -210,7 +210,8 @@ class Kind:
         views: api: the module that shows plans in words (see :class:`loadmaster.api.report.views.Views`).
         exports: what plans can be written as.
         new: api: the module that builds problems for ``new`` (see :class:`loadmaster.api.cli.build.New`).
-        capture: executor: the command behind ``capture``: (arguments) -> exit status.
+        capture: executor: the command behind ``capture``: (arguments without the kind's name) -> exit status.
+        captured_by_default: what ``capture`` makes where no kind is named.
     """
 
     name: str
@@ -225,6 +226,7 @@ class Kind:
     limit: Limit | None = None
     exports: tuple[Export, ...] = ()
     capture: str | None = None
+    captured_by_default: bool = False
 
     def read(self) -> Documents:
         """The documents of the kind."""

@@ -91,6 +91,7 @@ KINDS: dict[str, Kind] = {
         ),
         new="loadmaster.api.cli.new_memory",
         capture="loadmaster.executor.memory.command:main",
+        captured_by_default=True,
     ),
     "collective": Kind(
         name="collective",

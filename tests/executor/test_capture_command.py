@@ -10,16 +10,27 @@ import pytest
 from loadmaster.executor.capture_command import main
 from loadmaster.models.kinds import KINDS
 
+given: list[tuple[str, ...]] = []
+
 
 def note(arguments: Sequence[str]) -> int:
-    """A kind's command: ends with the number of its arguments."""
-    return len(arguments)
+    """A kind's command: it was given these."""
+    given.append(("own", *arguments))
+    return 7
+
+
+def note_usual(arguments: Sequence[str]) -> int:
+    """Another's."""
+    given.append(("usual", *arguments))
+    return 8
 
 
 @pytest.fixture(autouse=True)
 def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     own = replace(KINDS["collective"], name="own", capture=f"{__name__}:note")
     monkeypatch.setitem(KINDS, "own", own)
+    monkeypatch.setitem(KINDS, "memory", replace(KINDS["memory"], capture=f"{__name__}:note_usual"))
+    given.clear()
 
 
 @pytest.mark.parametrize(
@@ -27,17 +38,48 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     [["m:f", "own"], ["m:f", "own", "--help"], ["--name", "memory", "m:f", "own"], ["--at", "a:b", "m:f", "own", "-x"]],
 )
 def test_the_kind_follows_the_factory(arguments: list[str]) -> None:
-    assert main(arguments) == len(arguments)
+    assert main(arguments) == 7
+    assert given == [("own", *(word for word in arguments if word != "own"))]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["m:f"],
+        ["m:f", "-o", "memory"],
+        ["m:f", "--help"],
+        ["--device", "cuda:0", "m:f"],
+        ["--offload", "m:f", "-o", "p"],
+    ],
+)
+def test_without_a_kind_it_is_the_usual_one(arguments: list[str]) -> None:
+    assert main(arguments) == 8
+    assert given == [("usual", *arguments)]
+
+
+def test_the_only_kind_is_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "memory", replace(KINDS["memory"], capture=None))
+    assert main(["m:f"]) == 7
+
+
+def test_where_none_is_usual_one_must_be_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(KINDS, "memory", replace(KINDS["memory"], captured_by_default=False))
+    with pytest.raises(SystemExit) as end:
+        main(["m:f"])
+    assert end.value.code == 2
+    assert "KIND follows MODULE:FACTORY: one of memory, own" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ([], "required"),
-        (["m:f"], "required"),
+        (["-o", "p.json"], "MODULE:FACTORY is missing"),
         (["m:f", "collective"], "choose from 'memory', 'own'"),
         (["m:f", "cargo"], "choose from 'memory', 'own'"),
-        (["mf", "own"], "one after the other"),
+        (["mf", "own"], "MODULE:FACTORY is missing"),
     ],
 )
 def test_what_cannot_be_captured_is_two(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,13 +9,34 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import loadmaster
-from loadmaster.api.cli import build, catalogue, demo, fit, plans, service, show, sweep
-from loadmaster.api.cli.planning import INTERRUPTED
+from loadmaster.api.cli.lazy import LazyParser
 from loadmaster.api.cli.terminal import Terminal
-from loadmaster.errors import LoadmasterError, MissingExtraError
+from loadmaster.errors import CancelledError, LoadmasterError, MissingExtraError
+from loadmaster.models.kind import resolve
+
+_HERE = "loadmaster.api.cli"
+# Command -> (what it does, what adds its arguments): nothing of a command is loaded before it is chosen.
+COMMANDS = {
+    "new": ("build a problem from a preset", f"{_HERE}.build:new_arguments"),
+    "capture": ("build a problem from a PyTorch model", f"{_HERE}.build:capture_arguments"),
+    "plan": ("find the best plan", f"{_HERE}.plans:plan_arguments"),
+    "check": ("verify a plan independently", f"{_HERE}.plans:check_arguments"),
+    "fit": ("plan a model, run it, and correct until it fits", f"{_HERE}.fit:fit_arguments"),
+    "frontier": ("plan under a sweep of limits", f"{_HERE}.sweep:frontier_arguments"),
+    "show": ("look at a problem or a plan", f"{_HERE}.show:show_arguments"),
+    "serve": ("run the service", f"{_HERE}.service:serve_arguments"),
+    "worker": ("run one worker of a service", f"{_HERE}.service:worker_arguments"),
+    "submit": ("hand a problem to a service", f"{_HERE}.service:submit_arguments"),
+    "watch": ("follow a plan on a service", f"{_HERE}.service:watch_arguments"),
+    "cancel": ("cancel a plan on a service", f"{_HERE}.service:cancel_arguments"),
+    "list": ("the plans of a service, newest first", f"{_HERE}.service:list_arguments"),
+    "hardware": ("the devices that costs can be estimated for", f"{_HERE}.catalogue:hardware_arguments"),
+    "solvers": ("the solvers of this machine", f"{_HERE}.catalogue:solvers_arguments"),
+    "demo": ("the main job on real models, end to end", f"{_HERE}.demo:demo_arguments"),
+}
 
 # Imported package -> (its distribution, the extra that brings it).
 _EXTRAS = {
@@ -42,10 +63,14 @@ def parser() -> argparse.ArgumentParser:
         "4 limit reached without a plan, 130 interrupted.",
     )
     top.add_argument("--version", action="version", version=f"loadmaster {loadmaster.__version__}")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for group in (build, plans, fit, sweep, show, service, catalogue, demo):
-        group.register(commands)
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=LazyParser)
+    for name, (purpose, arguments) in COMMANDS.items():
+        commands.add_parser(name, help=purpose, fill=_fill(arguments))
     return top
+
+
+def _fill(reference: str) -> Callable[[argparse.ArgumentParser], None]:
+    return lambda parser: resolve(reference)(parser)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # Capture has a command line of its own on the executor's floor: everything after the word is handed on.
         if given[:1] == ["capture"]:
-            return build.capture(given[1:])
+            captured: int = resolve(f"{_HERE}.build:capture")(given[1:])
+            return captured
         parsed = parser().parse_args(given)
         status: int = parsed.run(parsed, terminal)
         sys.stdout.flush()
@@ -71,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return MissingExtraError.exit_status
     except KeyboardInterrupt:
         terminal.say("interrupted")
-        return INTERRUPTED
+        return CancelledError.exit_status
     except BrokenPipeError:
         # The reader of stdout has gone (``| head``): nothing is wrong, and nothing more can be said there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from loadmaster.api.cli.files import expect_writable, write_json
+from loadmaster.api.cli.lazy import LazyParser
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.errors import MissingExtraError
 from loadmaster.models.documents import Document
@@ -30,20 +31,6 @@ class New(Protocol):
         """The problem document; refuses (InputError) by the flag's name."""
 
 
-class _OneKind(argparse.ArgumentParser):
-    """The arguments of one kind, added when the kind is chosen: no other is loaded."""
-
-    def __init__(self, *, fill: Callable[[argparse.ArgumentParser], None], **options: Any) -> None:
-        super().__init__(**options)
-        self._fill: Callable[[argparse.ArgumentParser], None] | None = fill
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        fill, self._fill = self._fill, None
-        if fill is not None:
-            fill(self)
-        return super().parse_known_args(args, namespace)
-
-
 class _Listing(argparse.Action):
     """``--list``: prints and ends, as ``--help`` does, whatever else would have to be given."""
 
@@ -58,13 +45,12 @@ class _Listing(argparse.Action):
         parser.exit()
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this module's commands."""
-    new = commands.add_parser("new", help="build a problem from a preset", description=_new.__doc__)
-    kinds = new.add_subparsers(dest="kind", metavar="KIND", required=True, parser_class=_OneKind)
+def new_arguments(new: argparse.ArgumentParser) -> None:
+    """The arguments of ``new``: the kinds, each with its own."""
+    new.description = _new.__doc__
+    kinds = new.add_subparsers(dest="kind", metavar="KIND", required=True, parser_class=LazyParser)
     for kind in all_kinds().values():
         kinds.add_parser(kind.name, help=kind.question, description=_new.__doc__, fill=_fill(kind))
-    commands.add_parser("capture", help="build a problem from a PyTorch model (see: loadmaster capture --help)")
 
 
 def _fill(kind: Kind) -> Callable[[argparse.ArgumentParser], None]:
@@ -79,6 +65,14 @@ def _fill(kind: Kind) -> Callable[[argparse.ArgumentParser], None]:
         parser.set_defaults(run=_new)
 
     return fill
+
+
+def capture_arguments(parser: argparse.ArgumentParser) -> None:
+    """What ``capture`` takes of every kind; the rest is the kind's own, on the executor's floor."""
+    kinds = [kind.name for kind in all_kinds().values() if kind.capture is not None]
+    parser.add_argument("factory", metavar="MODULE:FACTORY", help="returns (model, inputs) or (model, inputs, loss)")
+    parser.add_argument("kind", nargs="?", choices=kinds, help="of problem")
+    parser.add_argument("-o", "--output", metavar="PROBLEM.json", help="stdout if not given")
 
 
 def capture(arguments: list[str]) -> int:

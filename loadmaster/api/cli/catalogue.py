@@ -17,10 +17,11 @@ from loadmaster.models.units import show_bytes
 _PROBE_WITHIN_S = 20.0
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this module's commands."""
-    machines = commands.add_parser("hardware", help="the devices that costs can be estimated for")
-    verbs = machines.add_subparsers(dest="verb", metavar="list|show|probe", required=True)
+def hardware_arguments(machines: argparse.ArgumentParser) -> None:
+    """The arguments of ``hardware``."""
+    verbs = machines.add_subparsers(
+        dest="verb", metavar="list|show|probe", required=True, parser_class=argparse.ArgumentParser
+    )
     every = verbs.add_parser("list", help="the catalogue")
     every.add_argument("--json", action="store_true", help="print JSON")
     every.set_defaults(run=_list)
@@ -29,7 +30,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     one.set_defaults(run=_show)
     probe = verbs.add_parser("probe", help="the devices of this machine", description=_probe.__doc__)
     probe.set_defaults(run=_probe)
-    solvers = commands.add_parser("solvers", help="the solvers of this machine")
+
+
+def solvers_arguments(solvers: argparse.ArgumentParser) -> None:
+    """The arguments of ``solvers``."""
     solvers.add_argument("--json", action="store_true", help="print JSON")
     solvers.set_defaults(run=_solvers)
 

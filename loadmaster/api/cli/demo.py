@@ -62,9 +62,9 @@ class Outcome:
         return bool(fits and self.report["gradients"]["largest_relative"] <= TOLERANCE)
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this module's command."""
-    demo = commands.add_parser("demo", help="the main job on real models, end to end", description=_demo.__doc__)
+def demo_arguments(demo: argparse.ArgumentParser) -> None:
+    """The arguments of ``demo``."""
+    demo.description = _demo.__doc__
     demo.add_argument("--output", default="demo", metavar="FOLDER", help="where everything is written (demo)")
     demo.add_argument("--time-limit", type=float, default=45.0, metavar="S", help="planning, for each model (45)")
     demo.add_argument("--model", choices=MODELS, action="append", help="only this one")
@@ -126,7 +126,7 @@ def _model(name: str, folder: Path, options: PlanOptions, client: Client, termin
     files = {what: folder / f"{name}.{what}" for what in ("problem.json", "plan.json", "report.json", "png", "html")}
     factory = f"examples.demo_models:{name}"
     terminal.say(f"\n{name}: capturing the model and measuring its operators")
-    capture = ["loadmaster.executor.capture_command", factory, "memory", "--backend", "eager", "--name", name]
+    capture = ["loadmaster.executor.capture_command", factory, "--backend", "eager", "--name", name]
     _run([*capture, "-o", str(files["problem.json"])], "capture")
     problem = read_problem(load_document(files["problem.json"]))
     budget_bytes = limit_of(problem.kind).value("50%", problem, "--budget")

@@ -35,9 +35,9 @@ _HANDED_ON = ("name", "device", "backend", "optimizer", "autocast", "tries")
 _SWITCHES = {"gradients_held": "--gradients-held", "offload": "--offload"}
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this module's command."""
-    fit = commands.add_parser("fit", help="plan a model, run it, and correct until it fits", description=_fit.__doc__)
+def fit_arguments(fit: argparse.ArgumentParser) -> None:
+    """The arguments of ``fit``."""
+    fit.description = _fit.__doc__
     fit.add_argument("factory", metavar="MODULE:FACTORY", help="returns (model, inputs) or (model, inputs, loss)")
     fit.add_argument("--budget", metavar="SIZE", required=True, help="5GiB, 800MB or bytes: for the measured peak")
     fit.add_argument("--tries", type=int, default=3, metavar="N", help="plans that are run at most (3)")

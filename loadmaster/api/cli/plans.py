@@ -16,9 +16,9 @@ from loadmaster.models.kinds import Plan, check_plan, read_plan, read_problem, u
 _SHOWN = 20
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this module's commands."""
-    plan = commands.add_parser("plan", help="find the best plan", description=_plan.__doc__)
+def plan_arguments(plan: argparse.ArgumentParser) -> None:
+    """The arguments of ``plan``."""
+    plan.description = _plan.__doc__
     plan.add_argument("problem", metavar="PROBLEM.json")
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
     add_limits(plan)
@@ -27,7 +27,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     plan.add_argument("--json", action="store_true", help="print the plan document instead of a summary")
     plan.set_defaults(run=_plan)
 
-    check = commands.add_parser("check", help="verify a plan independently", description=_check.__doc__)
+
+def check_arguments(check: argparse.ArgumentParser) -> None:
+    """The arguments of ``check``."""
+    check.description = _check.__doc__
     check.add_argument("problem", metavar="PROBLEM.json")
     check.add_argument("plan", metavar="PLAN.json")
     check.add_argument("--json", action="store_true", help="print the verdict as JSON")

@@ -25,9 +25,9 @@ SERVER_VARIABLE = "LOADMASTER_SERVER"
 _INCUMBENT_WITHIN_S = 15.0
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this module's commands."""
-    serve = commands.add_parser("serve", help="run the service", description=_serve.__doc__)
+def serve_arguments(serve: argparse.ArgumentParser) -> None:
+    """The arguments of ``serve``."""
+    serve.description = _serve.__doc__
     serve.add_argument("--host", help="address to listen on (127.0.0.1)")
     serve.add_argument("--port", type=int, help="port to listen on (8642)")
     serve.add_argument(
@@ -37,11 +37,17 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _add_settings(serve)
     serve.set_defaults(run=_serve)
 
-    worker = commands.add_parser("worker", help="run one worker of a service", description=_worker.__doc__)
+
+def worker_arguments(worker: argparse.ArgumentParser) -> None:
+    """The arguments of ``worker``."""
+    worker.description = _worker.__doc__
     _add_settings(worker)
     worker.set_defaults(run=_worker)
 
-    submit = commands.add_parser("submit", help="hand a problem to a service", description=_submit.__doc__)
+
+def submit_arguments(submit: argparse.ArgumentParser) -> None:
+    """The arguments of ``submit``."""
+    submit.description = _submit.__doc__
     submit.add_argument("problem", metavar="PROBLEM.json")
     planning.add_limits(submit)
     planning.add_options(submit)
@@ -49,18 +55,27 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _add_server(submit)
     submit.set_defaults(run=_submit)
 
-    watch = commands.add_parser("watch", help="follow a plan on a service", description=_watch.__doc__)
+
+def watch_arguments(watch: argparse.ArgumentParser) -> None:
+    """The arguments of ``watch``."""
+    watch.description = _watch.__doc__
     watch.add_argument("id", metavar="ID")
     watch.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here when it is done")
     _add_server(watch)
     watch.set_defaults(run=_watch)
 
-    cancel = commands.add_parser("cancel", help="cancel a plan on a service", description=_cancel.__doc__)
+
+def cancel_arguments(cancel: argparse.ArgumentParser) -> None:
+    """The arguments of ``cancel``."""
+    cancel.description = _cancel.__doc__
     cancel.add_argument("id", metavar="ID")
     _add_server(cancel)
     cancel.set_defaults(run=_cancel)
 
-    every = commands.add_parser("list", help="the plans of a service, newest first")
+
+def list_arguments(every: argparse.ArgumentParser) -> None:
+    """The arguments of ``list``."""
+    every.description = _list.__doc__
     every.add_argument("--state", help="queued, running, succeeded, infeasible, failed or cancelled")
     every.add_argument("--kind", choices=all_kinds(), help="of problem")
     every.add_argument("--label", metavar="NAME=VALUE")

@@ -18,9 +18,9 @@ from loadmaster.models.kinds import Plan, Problem, all_kinds, kind_named, read_p
 _LARGEST_NEIGHBOUR_BYTES = 64 << 20
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this module's command."""
-    show = commands.add_parser("show", help="look at a plan", description=_show.__doc__)
+def show_arguments(show: argparse.ArgumentParser) -> None:
+    """The arguments of ``show``."""
+    show.description = _show.__doc__
     show.add_argument("plan", metavar="PLAN.json")
     show.add_argument("--problem", metavar="PROBLEM.json", help="default: the one beside the plan that it is for")
     for name, of in _exports().items():

@@ -29,9 +29,9 @@ from loadmaster.models.units import show_limit
 _LARGEST_COUNT = 64
 
 
-def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add this module's command."""
-    sweep = commands.add_parser("frontier", help="plan under a sweep of limits", description=_frontier.__doc__)
+def frontier_arguments(sweep: argparse.ArgumentParser) -> None:
+    """The arguments of ``frontier``."""
+    sweep.description = _frontier.__doc__
     sweep.add_argument("problem", metavar="PROBLEM.json")
     add_limits(sweep, several=True)
     sweep.add_argument("--count", type=int, default=6, metavar="N", help="how many, where none are given (6)")

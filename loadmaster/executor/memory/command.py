@@ -37,8 +37,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="loadmaster capture", description="Capture a PyTorch model's training step as a problem document."
     )
-    p.add_argument("factory", help="MODULE:FUNCTION returning (model, inputs) or (model, inputs, loss)")
-    p.add_argument("kind", metavar="memory", help="the kind of problem")
+    p.add_argument("factory", metavar="MODULE:FACTORY", help="returns (model, inputs) or (model, inputs, loss)")
     p.add_argument("-o", "--output", type=Path, help="where to write the document (default: standard output)")
     p.add_argument("--hardware", help="estimate costs for this device of the catalogue instead of measuring them")
     p.add_argument("--parallel", choices=PARALLEL, help="what will wrap the step, and holds memory of its own")

@@ -212,5 +212,5 @@ def test_command_refuses(tmp_path, monkeypatch, capsys, factory, text):
     (tmp_path / "other_factory.py").write_text(FACTORY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    assert main([factory, "memory"]) == 2
+    assert main([factory]) == 2
     assert text in capsys.readouterr().err

@@ -35,7 +35,7 @@ def test_the_cpu_has_no_link_to_measure() -> None:
 
 def test_the_command_takes_it(tmp_path) -> None:
     target = tmp_path / "problem.json"
-    given = ["examples.gpt:small", "memory", "--hardware", "a100-40gb"]
+    given = ["examples.gpt:small", "--hardware", "a100-40gb"]
     assert main([*given, "--backend", "eager", "--offload", "-o", str(target)]) == 0
     assert json.loads(target.read_text())["host_link"] == {"to_host_gbps": 25.0, "from_host_gbps": 25.0}
 

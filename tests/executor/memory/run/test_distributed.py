@@ -292,7 +292,7 @@ def test_the_command_counts_wrappers_too(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     fixed = []
     for options in ([], ["--parallel", "ddp", "--ranks", "2"], ["--parallel", "fsdp2", "--ranks", "2"]):
-        assert main(["perceptron:make", "memory", "--hardware", "h200", "-o", "problem.json", *options]) == 0
+        assert main(["perceptron:make", "--hardware", "h200", "-o", "problem.json", *options]) == 0
         fixed.append(json.loads((tmp_path / "problem.json").read_text())["forward"][0]["fixed_bytes"])
     parameters = 65 * 64 * 4
     assert fixed[1] - fixed[0] == parameters

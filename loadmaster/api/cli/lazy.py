@@ -1,0 +1,27 @@
+"""Commands that are loaded when they are chosen: to list them, with their help, imports none of them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+Fill = Callable[[argparse.ArgumentParser], None]
+
+
+class LazyParser(argparse.ArgumentParser):
+    """The arguments of one command, or of one kind, added when it is chosen."""
+
+    def __init__(self, *, fill: Fill, **options: Any) -> None:
+        super().__init__(**options)
+        self._fill: Fill | None = fill
+
+    def load(self) -> None:
+        """Add the arguments now, if they are not there yet."""
+        fill, self._fill = self._fill, None
+        if fill is not None:
+            fill(self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.load()
+        return super().parse_known_args(args, namespace)
