@@ -208,7 +208,8 @@ def apply(
             peak of CUDA's allocator raises a :class:`~loadmaster.errors.BudgetError`.
 
     Returns:
-        A module: ``loss = step(*inputs)``, then ``loss.backward()`` and the optimizer's step as usual.
+        A module: ``loss = step(*inputs)``, then ``loss.backward()`` and the optimizer's step as usual. Gradients are
+        those of plain PyTorch; where the model has dropout, those of other masks than the same seed gives there.
 
     Raises:
         InputError: a plan is of another kind or infeasible, the backend is unknown, or a wrapper acts inside the
