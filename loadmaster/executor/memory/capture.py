@@ -19,13 +19,14 @@ from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.memory.operators.accounting import Accountant
 from loadmaster.executor.memory.operators.advice import advice
 from loadmaster.executor.memory.operators.grouping import group
-from loadmaster.executor.memory.operators.groups import ForwardGroup, Operators
+from loadmaster.executor.memory.operators.groups import BackwardGroup, ForwardGroup, Operators
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.backends import Backend, expect_backend
 from loadmaster.executor.memory.run.channels_last import runs_channels_last
 from loadmaster.executor.renamed import renamed_keyword
 from loadmaster.executor.steps.host_link import host_link as link_of
+from loadmaster.executor.steps.places import Place, first_known, places
 from loadmaster.executor.steps.resident import (
     cuda_resident_bytes,
     device_of,
@@ -202,12 +203,15 @@ def _op(node: fx.Node) -> str:
 
 def _forward(operators: Operators, accountant: Accountant, extra_bytes: int) -> tuple[ForwardOperator, ...]:
     sizes = [accountant.output_bytes(f) for f in operators.forward]
-    captured = []
+    where = places(operators.step_graph)
+    captured: list[ForwardOperator] = []
     for f in operators.forward:
         size, encodes = sizes[f.id], f.encodes
         live = tuple(i for i in range(f.id) if operators.last_readers[i] >= f.id)
         first, again = accountant.forward(f), accountant.recompute(f)
         is_part = encodes is not None and f.encoding is None
+        parent = None if encodes is None else captured[encodes]
+        place = _place(f, where) if parent is None else Place(parent.module, parent.source)
         captured.append(
             ForwardOperator(
                 id=f.id,
@@ -223,9 +227,16 @@ def _forward(operators: Operators, accountant: Accountant, extra_bytes: int) -> 
                 in_place=None if f.overwrites is None else InPlace(f.overwrites, 0.0, -sizes[f.overwrites]),
                 recomputable=f.recomputable,
                 node=f.name,
+                module=place.module,
+                source=place.source,
             )
         )
     return tuple(captured)
+
+
+def _place(group: ForwardGroup | BackwardGroup, where: dict[fx.Node, Place]) -> Place:
+    """That of the node which names the operator, or of the last one before it that has any."""
+    return first_known(where[node] for node in reversed(group.nodes))
 
 
 def _forward_op(group: ForwardGroup, operators: Operators) -> str:
@@ -237,12 +248,14 @@ def _forward_op(group: ForwardGroup, operators: Operators) -> str:
 
 
 def _backward(operators: Operators, accountant: Accountant, end_bytes: int) -> tuple[BackwardOperator, ...]:
+    where = places(operators.step_graph)
     captured = []
     for b, usage in zip(operators.backward, accountant.backward(), strict=True):
         choices = []
         for choice, time_us, workspace in zip(b.choices, usage.time_us, usage.workspace_bytes, strict=True):
             name = None if choice.alternative is None else choice.alternative.name
             choices.append(BackwardImplementation(time_us, workspace, choice.needs, name=name))
+        place = _place(b, where)
         captured.append(
             BackwardOperator(
                 id=b.id,
@@ -252,6 +265,8 @@ def _backward(operators: Operators, accountant: Accountant, end_bytes: int) -> t
                 fixed_bytes=usage.fixed_bytes + (end_bytes if b is operators.backward[-1] else 0),
                 implementations=tuple(choices),
                 node=b.name,
+                module=place.module,
+                source=place.source,
             )
         )
     return tuple(captured)

@@ -23,14 +23,16 @@ Violations are reported in words; a plan with any is a bug report, never an answ
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from loadmaster.errors import InputError
 from loadmaster.models.documents import expect_problem
 from loadmaster.models.memory.links import HostTraffic
-from loadmaster.models.memory.plan import MemoryPlan, Schedule, Stage
-from loadmaster.models.memory.problem import BackwardImplementation, MemoryProblem
-from loadmaster.models.memory.verdict import Check, Event
+from loadmaster.models.memory.plan import Compute, MemoryPlan, Schedule, Stage
+from loadmaster.models.memory.problem import BackwardImplementation, BackwardOperator, ForwardOperator, MemoryProblem
+from loadmaster.models.memory.verdict import Check, Event, Moment
 from loadmaster.solvers.program import IntArray
 
 __all__ = ["Check", "Event", "check", "check_plan"]
@@ -67,7 +69,8 @@ class _Replay:
         self.clock_us = 0.0
         self.objective = 0.0
         self.spent_us = {"forward": 0.0, "recompute": 0.0, "backward": 0.0, "stall": 0.0}
-        self.peak = (0, "nothing")
+        self.peak_bytes = 0
+        self.peak: Moment | None = None
         self.recomputed = 0
         self.traffic = HostTraffic(problem, schedule)
 
@@ -83,8 +86,9 @@ class _Replay:
         return Check(
             ok=not self.violations,
             violations=tuple(self.violations),
-            peak_bytes=self.peak[0],
-            peak_at=self.peak[1],
+            peak_bytes=self.peak_bytes,
+            peak_at=self._words(self.peak),
+            peak=self.peak,
             objective=self.objective + (self.spent_us["stall"] if self.problem.objective == "time" else 0.0),
             time_us=self.clock_us,
             forward_us=self.spent_us["forward"],
@@ -177,7 +181,7 @@ class _Replay:
             stall = resident.before(previous + 1, j)
             previous = j
             operator = self.problem.forward[j]
-            where = f"stage {t}: forward {j} ({operator.op})"
+            where = f"stage {t}: {operator.label}"
             choices = operator.implementations if t == 0 else operator.recompute_implementations
             if not 0 <= c.implementation < len(choices):
                 self._wrong(f"{where} has no implementation {c.implementation}")
@@ -205,9 +209,9 @@ class _Replay:
                     if parent is None:
                         intact.discard(operator.in_place.overwrites)
             in_place[j] = c.in_place
-            resident.running(j, workspace)
+            resident.running(c, workspace)
             kind = "forward" if t == 0 else "recompute"
-            self._advance(t, kind, j, operator.op, time_us, resident.last_bytes, stall)
+            self._advance(t, kind, operator, time_us, resident.last_bytes, stall)
             computed.add(j)
             intact.add(j)
             self.recomputed += t > 0
@@ -228,7 +232,7 @@ class _Replay:
         if choice is None:
             return
         operator = self.problem.backward[t - 1]
-        where = f"backward {t} ({operator.op})"
+        where = operator.label
         computed = {c.forward for c in stage.computes}
         for i in choice.needs:
             if i not in available:
@@ -244,20 +248,40 @@ class _Replay:
             + self.traffic.incoming_bytes
             + int(self.bytes[[i for i in needs | keep if i < self.count]].sum())
         )
-        self._account(resident, where)
+        assert stage.implementation is not None  # the choice was found
+        self._account(resident, Moment(t, "backward", t, stage.implementation, False, self.traffic.incoming_bytes))
         self.objective += self.problem.cost(choice)
-        self._advance(t, "backward", t, operator.op, choice.time_us, resident, 0.0)
+        self._advance(t, "backward", operator, choice.time_us, resident, 0.0)
 
-    def _account(self, resident: int, where: str) -> None:
-        if resident > self.peak[0]:
-            self.peak = (resident, where)
+    def _account(self, resident: int, moment: Moment) -> None:
+        if resident > self.peak_bytes:
+            self.peak_bytes, self.peak = resident, moment
         if resident > self.budget:
-            self._wrong(f"{where}: {resident} bytes, {resident - self.budget} over the budget of {self.budget}")
+            over = resident - self.budget
+            self._wrong(f"{self._words(moment)}: {resident} bytes, {over} over the budget of {self.budget}")
+
+    def _words(self, moment: Moment | None) -> str:
+        if moment is None:
+            return "nothing"
+        if moment.what == "backward":
+            return self.problem.backward[moment.operator - 1].label
+        operator = self.problem.forward[moment.operator]
+        if moment.what == "forward":
+            return f"stage {moment.stage}: {operator.label}"
+        known = operator.words != operator.op
+        return f"stage {moment.stage}: before {operator.label if known else f'forward {operator.id}'}"
 
     def _advance(
-        self, t: int, what: str, operator: int, op: str, time_us: float, resident: int, stall_us: float
+        self,
+        t: int,
+        what: str,
+        operator: ForwardOperator | BackwardOperator,
+        time_us: float,
+        resident: int,
+        stall_us: float,
     ) -> None:
-        self.events.append(Event(t, what, operator, op, self.clock_us, time_us, resident, stall_us))
+        place = (operator.module, operator.source)
+        self.events.append(Event(t, what, operator.id, operator.op, self.clock_us, time_us, resident, stall_us, *place))
         self.clock_us += time_us
         self.spent_us[what] += time_us
 
@@ -295,7 +319,7 @@ class _Resident:
         if self.t > 0 or not self.replay.schedule.offload:
             window = self.profile[first : last + 1]
             j = first + int(np.argmax(window))
-            self._account(int(window.max()), f"stage {self.t}: before forward {j}")
+            self._account(int(self.profile[j]), "before", Compute(j))
             return 0.0
         stall = 0.0
         for j in range(first, last + 1):
@@ -303,11 +327,12 @@ class _Resident:
             if stuck:
                 self.replay._wrong(f"forward {j} waits for forward {stuck[0]} to be gone, which is not queued by then")
             stall += self.replay._stall_until(ready)
-            self._account(int(self.profile[j]), f"stage {self.t}: before forward {j}")
+            self._account(int(self.profile[j]), "before", Compute(j))
         return stall
 
-    def running(self, j: int, workspace: int) -> None:
-        """Account forward j while it runs."""
+    def running(self, compute: Compute, workspace: int) -> None:
+        """Account a forward operator while it runs."""
+        j = compute.forward
         operator = self.replay.problem.forward[j]
         sizes = self.replay.bytes
         live_kept = int(sum(sizes[i] for i in set(operator.live_inputs) & self.keep))
@@ -320,12 +345,13 @@ class _Resident:
             + int(self.before_[j])
             - live_kept
         )
-        self._account(resident, f"stage {self.t}: forward {j} ({operator.op})")
+        self._account(resident, "forward", compute)
 
-    def _account(self, resident: int, where: str) -> None:
-        traffic = self.replay.traffic
-        self.last_bytes = resident + traffic.leaving_bytes + traffic.incoming_bytes
-        self.replay._account(self.last_bytes, where)
+    def _account(self, resident: int, what: Literal["before", "forward"], c: Compute) -> None:
+        travelling = self.replay.traffic.leaving_bytes + self.replay.traffic.incoming_bytes
+        self.last_bytes = resident + travelling
+        moment = Moment(self.t, what, c.forward, c.implementation, c.in_place, travelling)
+        self.replay._account(self.last_bytes, moment)
 
 
 def _mask(ids: set[int] | frozenset[int], count: int) -> IntArray:

@@ -1,7 +1,7 @@
 """JSON of the kind ``memory``: problem and plan documents to typed data and back.
 
 Fields, stages and accounting are those of the published training graphs; captured graphs and offload add the optional
-ones (``host_link``, ``role``, ``recomputable``, ``offloadable``, ``node``, energies).
+ones (``host_link``, ``role``, ``recomputable``, ``offloadable``, ``node``, ``module``, ``source``, energies).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import numpy as np
 from loadmaster.models.canonical import plain, sha256
 from loadmaster.models.fields import LARGEST_BYTES, READING, Ascending, Bounds, Index, Name, Size
 from loadmaster.models.hardware import HostLink
+from loadmaster.models.memory import places
 from loadmaster.solvers.program import FloatArray, IntArray
 
 # A year in microseconds (and as good a ceiling for microjoules).
@@ -74,6 +75,8 @@ class ForwardOperator:
         recomputable: False for results that must not be computed twice.
         offloadable: whether the result may travel to host memory.
         node: the name of the graph node it was captured from.
+        module: the path of the module that ran it, ``layers.11.mlp``.
+        source: the file and the line of the model's code, ``model.py:214``.
     """
 
     id: Index
@@ -91,6 +94,18 @@ class ForwardOperator:
     offloadable: bool = True
     role: Role = "activation"
     node: str | None = None
+    module: str | None = None
+    source: str | None = None
+
+    @property
+    def words(self) -> str:
+        """Module, operator and line, as far as they are known."""
+        return places.words(self.op, self.module, self.source)
+
+    @cached_property
+    def label(self) -> str:
+        """The words and the number: ``layers.11.mlp, gelu, model.py:214 (forward 302)``."""
+        return places.label(f"forward {self.id}", self.op, self.module, self.source)
 
 
 @dataclass(frozen=True)
@@ -100,8 +115,7 @@ class BackwardOperator:
     Attributes:
         output_bytes: size of the gradient it produces.
         live_bytes: gradients that must stay for it and later ones.
-        fixed_bytes: as for the forward operators.
-        node: the name of the graph node it was captured from.
+        fixed_bytes, node, module, source: as for the forward operators.
     """
 
     id: Annotated[int, Bounds(ge=1, le=LARGEST_BYTES)]
@@ -111,6 +125,18 @@ class BackwardOperator:
     fixed_bytes: Size
     implementations: Annotated[tuple[BackwardImplementation, ...], Bounds(min_length=1)]
     node: str | None = None
+    module: str | None = None
+    source: str | None = None
+
+    @property
+    def words(self) -> str:
+        """Module, operator and line, as far as they are known."""
+        return places.words(self.op, self.module, self.source)
+
+    @cached_property
+    def label(self) -> str:
+        """The words and the number: ``layers.11.mlp, gelu_backward, model.py:214 (backward 302)``."""
+        return places.label(f"backward {self.id}", self.op, self.module, self.source)
 
 
 def last_readers(inputs: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -147,9 +173,12 @@ class MemoryProblem:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of graph, costs and objective: neither the budget nor the names enter it."""
-        identity = plain(self)
-        return sha256({k: v for k, v in identity.items() if k not in ("name", "title", "budget_bytes")})
+        """Hash of graph, costs and objective: neither the budget nor names and places in the model enter it."""
+        identity = {k: v for k, v in plain(self).items() if k not in ("name", "title", "budget_bytes")}
+        for operators in ("forward", "backward"):
+            rows = identity[operators]
+            identity[operators] = [{k: v for k, v in row.items() if k not in ("module", "source")} for row in rows]
+        return sha256(identity)
 
     @property
     def sizes(self) -> dict[str, int]:

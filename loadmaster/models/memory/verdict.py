@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from loadmaster.models.memory import places
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,29 @@ class Event:
     duration_us: float
     resident_bytes: int
     stall_us: float = 0.0
+    module: str | None = None
+    source: str | None = None
+
+    @property
+    def words(self) -> str:
+        """Module, operator and line of code, as far as they are known."""
+        return places.words(self.op, self.module, self.source)
+
+
+class Moment(NamedTuple):
+    """When bytes are counted: just ``before`` forward operator ``operator`` of a stage, or while an operator runs.
+
+    Attributes:
+        implementation, in_place: how the operator runs.
+        travelling_bytes: of results on their way to or from the host.
+    """
+
+    stage: int
+    what: Literal["before", "forward", "backward"]
+    operator: int
+    implementation: int = 0
+    in_place: bool = False
+    travelling_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -39,6 +64,7 @@ class Check:
         ok: no violation.
         violations: in words, empty when ok.
         peak_bytes, peak_at: the highest resident bytes and the operator there.
+        peak: the same moment as data; None where nothing was replayed.
         objective: of the replay, in the problem's unit.
         time_us: of the whole step, with its parts forward, recompute, backward and stall.
         events: the timeline of the operators.
@@ -59,6 +85,7 @@ class Check:
     offloaded_bytes: int
     events: tuple[Event, ...] = field(repr=False)
     copies: tuple[Copy, ...] = field(default=(), repr=False)
+    peak: Moment | None = None
 
     def summary(self) -> dict[str, object]:
         """What a plan document records of it."""

@@ -25,6 +25,16 @@ from tests.models.memory.instances import random_problem
 
 Document = dict[str, Any]
 
+# As published: stored plans name their problem by it.
+IDENTITIES = {
+    "mobilenet_v2-b272-full": "96d8ccfeb9b6d5a0",
+    "mobilenet_v2-b272-recompute": "866cae4906d69081",
+    "resnet50-b184-full": "f1b7dc82dedcd323",
+    "resnet50-b184-recompute": "29715e4189359ad8",
+    "unet-b11-full": "7225508b6db3da14",
+    "unet-b11-recompute": "e30903f16e10ca42",
+}
+
 
 def small_document() -> Document:
     """Three operators: a convolution, a ReLU with sign bits that may run in place, a loss."""
@@ -103,11 +113,30 @@ def test_any_problem_round_trips(seed: int, once_only: float, energy: bool, link
     assert read_problem(json.loads(json.dumps(write_problem(problem)))) == problem
 
 
+def test_shipped_problems_keep_their_identity() -> None:
+    found = {name: read_problem(example(name)).sha256[:16] for name in example_names()}
+    assert found == IDENTITIES
+
+
+def test_places_in_the_model_are_optional_and_come_back() -> None:
+    document = small_document()
+    assert not {"module", "source"} & write_problem(read_problem(document))["forward"][0].keys()
+    document["forward"][0] |= {"op": "aten.add.Tensor", "module": "layers.0", "source": "model.py:214"}
+    problem = read_problem(document)
+    assert write_problem(problem)["forward"][0]["source"] == "model.py:214"
+    assert read_problem(write_problem(problem)) == problem
+    assert problem.forward[0].label == "layers.0, add, model.py:214 (forward 0)"
+    assert problem.forward[1].label == f"forward 1 ({problem.forward[1].op})"
+
+
 def test_identity_is_graph_costs_and_objective_only() -> None:
     problem = read_problem(small_document())
     renamed = read_problem({**small_document(), "name": "other", "title": "Another name", "budget_bytes": 1000})
     assert renamed.sha256 == problem.sha256
     assert problem.with_budget(17).sha256 == problem.sha256
+    placed = changed("forward", 0, "module", to="layers.0")
+    placed["backward"][0] |= {"module": "head", "source": "model.py:7"}
+    assert read_problem(placed).sha256 == problem.sha256
     assert read_problem({**small_document(), "objective": "energy"}).sha256 != problem.sha256
     assert read_problem(changed("forward", 0, "output_bytes", to=65)).sha256 != problem.sha256
     assert read_problem(changed("backward", 0, "implementations", 0, "time_us", to=21)).sha256 != problem.sha256

@@ -18,6 +18,7 @@ from loadmaster.executor.memory.implementations.chunks import chunk_bytes, chunk
 from loadmaster.executor.memory.implementations.emitting import aten, call
 from loadmaster.executor.memory.implementations.kernels import has_kernels, kernels
 from loadmaster.executor.steps.layouts import dense_bytes
+from loadmaster.executor.steps.places import inherit
 
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
@@ -115,6 +116,7 @@ def _replace(graph: fx.Graph, dropout: fx.Node) -> None:
         seed = graph.call_function(
             aten.randint.low, (0, SEED_LIMIT, []), {"dtype": torch.int64, "device": value.device}
         )
+        inherit(seed, dropout)
         seed.meta["val"] = value.new_empty((), dtype=torch.int64)
         forward = call(graph, seeded_dropout._opoverload, x, seed, float(p))
     for result in results:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from loadmaster.executor.steps.places import inherit
+
 aten = torch.ops.aten
 
 ALIASES = frozenset({aten.detach.default, aten.alias.default})
@@ -16,9 +18,11 @@ ALIASES = frozenset({aten.detach.default, aten.alias.default})
 def call(graph: fx.Graph, op: Any, *args: Any) -> fx.Node:
     """Emit ``op(*args)``; ``meta["val"]`` of the new node is the operator's result on the arguments' fake tensors.
 
-    Where an argument has no fake tensor the new node has none either.
+    Where an argument has no fake tensor the new node has none either. Its place in the user's model is that of the node
+    that it is put in front of, for which it stands in.
     """
     node = graph.call_function(op, args)
+    inherit(node, node.next)
     read = node.all_input_nodes
     if read and all("val" in n.meta for n in read):
         with torch.no_grad():
