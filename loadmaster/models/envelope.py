@@ -45,3 +45,8 @@ class Plan:
     kind: str
 
     __pydantic_config__: ClassVar = READING
+
+    @property
+    def standing(self) -> str:
+        """The status, for a person."""
+        return self.status

@@ -55,7 +55,7 @@ def frontier_rows(limit: Limit, plans: Sequence[Plan], extras: Extras) -> tuple[
     """Header and rows of the table: a row for every plan, those that say that there is none too."""
     rows, others = [], dict(published(limit, plans, extras))
     for n, plan in enumerate(plans):
-        row = [show_limit(limit.of_plan(plan), limit.unit), plan.status]
+        row = [show_limit(limit.of_plan(plan), limit.unit), plan.standing]
         row.append("" if plan.objective is None else show_cost(plan.objective, plan.unit))
         row.append("" if plan.bound is None else show_cost(plan.bound, plan.unit))
         row.append("" if plan.objective is None else show_share(plan.gap))

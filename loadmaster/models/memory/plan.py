@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from loadmaster.models.envelope import Plan, Total
 from loadmaster.models.fields import Bounds, Entries, Index, MayBeMissing, Size
 from loadmaster.models.memory.problem import LARGEST_COST
+from loadmaster.models.units import show_share
 
 # What :meth:`loadmaster.models.memory.verdict.Check.summary` records.
 _Us = Annotated[float, Bounds(ge=0, le=1e9 * LARGEST_COST)]
@@ -132,3 +133,12 @@ class MemoryPlan(Plan):
     infeasibility: Infeasibility | None = None
 
     kind: Literal["memory"] = "memory"
+
+    @property
+    def standing(self) -> str:
+        """The status, for a person: ``optimal`` only where the asked gap is proved of the overhead too."""
+        asked = self.options.get("gap")
+        within = asked if isinstance(asked, int | float) else 0.0
+        if self.status != "optimal" or not self.overhead_gap or self.overhead_gap <= within:
+            return self.status
+        return f"within {show_share(self.gap)} of the best step"

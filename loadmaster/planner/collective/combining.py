@@ -7,6 +7,7 @@ top of the summing sends, in whatever room they leave, each chunk from the momen
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,11 @@ LONGER = 1.6
 LEAST_GAP = 1e-3
 # Restarts on top of one summing schedule after which no more is hoped for.
 ON_TOP_RUNS = 40
+
+
+def good_enough_ns(bound_ns: float, gap: float) -> float:
+    """The longest time t with (t - bound) / t within the gap: any at all within a gap of 1."""
+    return math.inf if gap >= 1.0 else bound_ns / (1.0 - gap)
 
 
 @dataclass
@@ -71,7 +77,8 @@ class Combining:
         until = time.monotonic() + seconds
         while self.best is None or not (self._is_good(good_ns) or time.monotonic() >= until):
             turn_s = self.turn_s if runs is None else seconds
-            goals = [(phase, bound_ns / (1.0 - gap)) for phase, bound_ns in self.phases] or [(self.summing, good_ns)]
+            goals = [(phase, good_enough_ns(bound_ns, gap)) for phase, bound_ns in self.phases]
+            goals = goals or [(self.summing, good_ns)]
             if not self._turn(goals, turn_s, until, runs):
                 break
             left = min(turn_s / 2, until - time.monotonic())

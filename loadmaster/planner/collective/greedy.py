@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.plan import Send
-from loadmaster.planner.collective.combining import Combining
+from loadmaster.planner.collective.combining import Combining, good_enough_ns
 from loadmaster.planner.collective.restarts import OnBetter, Restarts
 
 
@@ -57,7 +57,7 @@ class Searcher:
         Returns:
             The best of all calls; None if there is no schedule, or none was found.
         """
-        good_ns = bound_ns / (1.0 - gap)
+        good_ns = good_enough_ns(bound_ns, gap)
         if isinstance(self._search, Combining):
             return self._search.search(good_ns=good_ns, gap=gap, seconds=seconds, runs=runs)
         return self._search.search(good_ns=good_ns, seconds=seconds, runs=runs)

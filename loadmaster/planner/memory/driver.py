@@ -24,6 +24,7 @@ from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.plan import Infeasibility, MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.rows import MIB
+from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.memory.feasibility import find_feasible
 from loadmaster.planner.memory.large_neighbourhood import improve
@@ -235,10 +236,7 @@ def _answer(search: Search) -> MemoryPlan:
     if search.best is None or search.verdict is None:
         if search.effort.was_cancelled:
             raise CancelledError("cancelled before a plan was found")
-        raise LimitReachedError(
-            f"no plan under {search.budget_bytes} bytes within {search.effort.options.time_limit_s:g} s, and no proof "
-            "that there is none. Give more time (--time-limit) or a larger budget."
-        )
+        raise LimitReachedError(_no_plan(search))
     objective, gap = search.verdict.objective, search.gap
     proved = gap is not None and gap <= search.effort.options.gap
     return MemoryPlan(
@@ -259,6 +257,20 @@ def _answer(search: Search) -> MemoryPlan:
         check=search.verdict.summary(),
         schedule=search.best,
         options=search.effort.options.to_document(),
+    )
+
+
+def _no_plan(search: Search) -> str:
+    """Why there is no answer, and which of budget and time would bring one, from the least peak seen and the proved."""
+    budget_bytes, limit_s = search.budget_bytes, search.effort.options.time_limit_s
+    least = minimum_budget(search.problem).budget_bytes
+    text = f"no plan under {show_bytes(budget_bytes)} ({budget_bytes} bytes) within {limit_s:g} s. "
+    if search.nearest is None:
+        return f"{text}No plan takes less than {show_bytes(least)} (proved). Give more time (--time-limit)."
+    found = search.nearest[1].peak_bytes
+    return (
+        f"{text}The least peak found takes {show_bytes(found)}, the proved minimum is {show_bytes(least)}: "
+        f"give at least {found} bytes, or more time (--time-limit)."
     )
 
 

@@ -35,6 +35,9 @@ T = TypeVar("T")
 
 # No move is worth starting with less wall time than this left.
 LEAST_SECONDS = 0.5
+# A solve ends within this time once it is asked to, killed if it must be; of a short limit it is this share.
+ENDING_S = 0.6
+ENDING_SHARE = 0.1
 # A relaxation is solved to this gap: what is left over is lost from the bound.
 RELAXATION_GAP = 5e-4
 # A restriction is solved to this gap: finer is below what its slots cost anyway.
@@ -317,8 +320,8 @@ class Search:
 
     @property
     def left_s(self) -> float:
-        """Wall seconds until the time limit, less what it takes to complete and check one more plan."""
-        return self.effort.left_s - self.closing_s
+        """Wall seconds until the time limit, less what it takes to end a solve, complete and check its plan."""
+        return self.effort.left_s - self.closing_s - min(ENDING_S, ENDING_SHARE * self.effort.options.time_limit_s)
 
     def build_deadline(self) -> Callable[[], bool]:
         """Whether a program being written should be given up: it is cancelled, or too late for it to be solved."""
@@ -341,7 +344,8 @@ class Search:
         """Solve in a process of its own, within the time left; ends early when the caller cancels or has enough."""
 
         def stop() -> bool:
-            return self.effort.cancelled() or enough()
+            # A solver looks at its own clock now and then only, and starts late on a busy machine.
+            return self.effort.cancelled() or self.left_s <= 0 or enough()
 
         asked = replace(
             options or SolveOptions(seed=self.effort.options.seed),

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadmaster.api.report.memory.words import summary
 from loadmaster.errors import InputError
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory import plain
@@ -336,3 +337,16 @@ def test_stage_of_plain_step_is_what_it_should_be() -> None:
             Stage((), 0, ()),
         )
     )
+
+
+def test_optimal_is_said_only_where_the_overhead_is_proved_too() -> None:
+    """0.5 % of a step may be 69 % of what the budget costs."""
+    problem = read_problem(small_document())
+    plan = replace(a_plan(problem, plain.formulate(problem)), status="optimal", options={"gap": 0.01})
+    assert replace(plan, gap=0.0, overhead_gap=0.0).standing == "optimal"
+    assert replace(plan, gap=0.001, overhead_gap=0.009).standing == "optimal"
+    within = replace(plan, gap=0.005, overhead_gap=0.69)
+    assert within.standing == "within 0.50 % of the best step"
+    assert "0.50 % of the best step" in summary(within) and "69.00 % of the overhead is not proved" in summary(within)
+    assert "optimal" not in summary(within)
+    assert replace(within, status="feasible").standing == "feasible"

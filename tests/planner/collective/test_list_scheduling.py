@@ -213,6 +213,13 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
     assert once == Searcher(instance, seed=5).search(bound_ns=0, seconds=60, runs=30)
 
 
+def test_within_a_gap_of_one_any_schedule_will_do() -> None:
+    for collective in ("allgather", "allreduce"):
+        instance = posed(ring(4, message_ns=0), collective, 400)
+        sends = Searcher(instance).search(bound_ns=200, gap=1.0, seconds=60)
+        assert sends is not None and time_of(instance, sends) >= 200
+
+
 def test_it_stops_at_the_bound_and_says_what_is_better() -> None:
     instance = posed(ring(4, message_ns=0), "allgather", 400)
     times: list[int] = []

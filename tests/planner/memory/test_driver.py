@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,18 +22,20 @@ from loadmaster.models.memory.banded_points import Banded
 from loadmaster.models.memory.checker import check, check_plan
 from loadmaster.models.memory.completion import complete
 from loadmaster.models.memory.documents import read_problem
+from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.presets import chain, example
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.rows import OutOfTimeError
 from loadmaster.models.memory.unconstrained import unconstrained_cost
+from loadmaster.models.units import show_bytes
 from loadmaster.planner import PlanOptions, PlanProgress
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.memory import driver
 from loadmaster.planner.memory import search as search_room
 from loadmaster.planner.memory.search import Search, Slots
 from loadmaster.solvers.process import solve
-from loadmaster.solvers.solution import SolveOptions, SolverStatus
+from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus, StoppedBy
 from tests.models.memory.brute_force import best_objective
 from tests.models.memory.decisions import decisions_of
 from tests.models.memory.instances import budgets, random_problem
@@ -374,8 +378,45 @@ def test_a_worse_plan_is_not_adopted_nor_a_weaker_bound() -> None:
 
 
 def test_no_plan_in_time_is_no_answer() -> None:
-    with pytest.raises(LimitReachedError, match=r"no plan under .* within 0.1 s.*--time-limit"):
+    with pytest.raises(LimitReachedError, match=r"no plan under .* within 0.1 s.*--time-limit") as refused:
         planner.plan(mobilenet(), budget_bytes=6 * GIB, time_limit_s=0.1)
+    assert refused.value.__cause__ is None and refused.value.__context__ is None
+
+
+def test_without_a_plan_it_is_said_which_budget_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least peak that was seen, which is one of a schedule, and the least that is proved."""
+    problem = mobilenet()
+    nearest = complete(problem, 1 << 40, decisions_of(chen.formulate(problem)))
+    verdict = check(problem, nearest, 1 << 40)
+
+    def near(search: Search, *_: object) -> None:
+        search.nearest = nearest, verdict
+
+    monkeypatch.setattr(Search, "relax", near)
+    monkeypatch.setattr(Search, "done", lambda search: search.nearest is not None)
+    monkeypatch.setattr(driver, "find_feasible", lambda *_: None)
+    least = minimum_budget(problem).budget_bytes
+    with pytest.raises(LimitReachedError, match=re.escape(show_bytes(least))) as refused:
+        planner.plan(problem, budget_bytes=least, time_limit_s=1)
+    assert f"give at least {verdict.peak_bytes} bytes, or more time" in str(refused.value)
+
+
+def test_a_time_limit_includes_the_last_solve_and_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solver that never looks at its clock is ended by its caller's, while a plan could still be checked."""
+    left: list[float] = []
+
+    def endless(*_: Any, cancelled: Callable[[], bool], **__: Any) -> Solution:
+        while not cancelled():
+            time.sleep(0.01)
+        left.append(search.effort.left_s)
+        nothing = SolverStatus.NO_SOLUTION, StoppedBy.CANCEL, None, None, None
+        return Solution(*nothing, seconds=0.0, cpu_seconds=0.0, nodes=0, solver="endless", solver_version="1")
+
+    monkeypatch.setattr(search_room, "solve", endless)
+    search = Search(mobilenet(), 6 * GIB, Effort(PlanOptions(time_limit_s=2)), closing_s=0.5)
+    search.relax(1, 100.0)
+    assert len(left) == 1 and left[0] < 2
+    assert search.done() and search.left_s <= 0 < search.closing_s
 
 
 # -- on the way ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from loadmaster.models.units import show_bytes, show_cost, show_share
 
 def summary(plan: CollectivePlan) -> str:
     """The lines that ``plan`` and ``show`` print."""
-    lines = [f"{plan.name}: {plan.status}"]
+    lines = [f"{plan.name}: {plan.standing}"]
     if plan.status == "infeasible":
         return "\n".join([*lines, f"  {infeasible(plan)}"])
     header = ["size", "from", "time", "bound", "gap", "by", "chunks", "form", "sends", "method"]

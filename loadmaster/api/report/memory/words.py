@@ -16,7 +16,7 @@ _LARGEST_TENSORS = 10
 
 def summary(plan: MemoryPlan) -> str:
     """The lines that ``plan`` and ``show`` print."""
-    lines = [f"{plan.name} under {show_bytes(plan.budget_bytes)}: {plan.status}"]
+    lines = [f"{plan.name} under {show_bytes(plan.budget_bytes)}: {plan.standing}"]
     rows = _infeasible_rows(plan) if plan.status == "infeasible" else _rows(plan)
     width = max(len(name) for name, _ in rows)
     lines += [f"  {name.ljust(width)}  {text}" for name, text in rows]
@@ -56,7 +56,9 @@ def _proof(plan: MemoryPlan) -> str:
     if plan.bound is None:
         return "none: no bound was computed"
     text = f"at least {show_cost(plan.bound, plan.unit)}: gap {show_share(plan.gap)}"
-    return text if plan.overhead_gap is None else f"{text} of the step, {show_share(plan.overhead_gap)} of the overhead"
+    if plan.overhead_gap is None:
+        return text
+    return f"{text} of the step; {show_share(plan.overhead_gap)} of the overhead is not proved"
 
 
 def _check_rows(check: Mapping[str, Any], budget_bytes: int) -> list[tuple[str, str]]:
