@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from loadmaster.api.client import AsyncClient, Client
-    from loadmaster.models.kinds import check_plan, read_plan, read_problem, write_plan, write_problem
+    from loadmaster.api.report.notebook import show
+    from loadmaster.models.kinds import (
+        check_plan,
+        load_plan,
+        load_problem,
+        read_plan,
+        read_problem,
+        write_plan,
+        write_problem,
+    )
     from loadmaster.planner import PlanOptions, PlanProgress, frontier, plan
 
 __version__ = "0.1.0"
@@ -25,9 +34,12 @@ __all__ = [
     "PlanProgress",
     "check_plan",
     "frontier",
+    "load_plan",
+    "load_problem",
     "plan",
     "read_plan",
     "read_problem",
+    "show",
     "write_plan",
     "write_problem",
 ]
@@ -39,9 +51,12 @@ _HOME = {
     "PlanProgress": "loadmaster.planner",
     "check_plan": "loadmaster.models.kinds",
     "frontier": "loadmaster.planner",
+    "load_plan": "loadmaster.models.kinds",
+    "load_problem": "loadmaster.models.kinds",
     "plan": "loadmaster.planner",
     "read_plan": "loadmaster.models.kinds",
     "read_problem": "loadmaster.models.kinds",
+    "show": "loadmaster.api.report.notebook",
     "write_plan": "loadmaster.models.kinds",
     "write_problem": "loadmaster.models.kinds",
 }

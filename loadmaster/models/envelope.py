@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from loadmaster.models.fields import READING, Bounds, Entries, Json, Seconds, Sha256, Status
+from loadmaster.models.shown import ShownPlan
 
 # Above a year in microseconds for each of a hundred million operators: a mistake in units.
 _LARGEST = 1e21
@@ -14,8 +15,8 @@ _LARGEST = 1e21
 Total = Annotated[float, Bounds(ge=0, le=_LARGEST)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Plan(ShownPlan):
     """A checked answer to a problem.
 
     Attributes:
@@ -26,6 +27,7 @@ class Plan:
         seconds: wall seconds of ``build``, ``solve``, ``check``.
         solver: name, version, cpu_seconds, nodes.
         check: the checker's verdict, in short.
+        captured_with: what the problem was captured with, package by package; None where it was not captured.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Plan:
     solver: Mapping[str, Json]
     check: Annotated[Mapping[str, Any], Entries({"ok": bool})]
     options: Mapping[str, Json] = field(default_factory=dict)
+    captured_with: Mapping[str, str] | None = None
 
     kind: str
 

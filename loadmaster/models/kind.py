@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
 from loadmaster.errors import InputError
 from loadmaster.models.documents import Document
 from loadmaster.models.envelope import Plan
+from loadmaster.models.references import resolve as resolve
 from loadmaster.models.units import parse_bytes, parse_count, parse_share
 
 T = TypeVar("T")
@@ -69,13 +69,6 @@ class Documents(Protocol):
     def read_plan(self, document: Document) -> Any: ...
 
     def write_plan(self, plan: Any) -> dict[str, Any]: ...
-
-
-def resolve(reference: str) -> Any:
-    """What ``"module:name"`` names, or the module itself where there is no name."""
-    module, _, name = reference.partition(":")
-    found = import_module(module)
-    return getattr(found, name) if name else found
 
 
 @dataclass(frozen=True)
@@ -209,6 +202,8 @@ class Kind:
         limit: what its plans are made under, if anything.
         views: api: the module that shows plans in words (see :class:`loadmaster.api.report.views.Views`).
         exports: what plans can be written as.
+        summary: models: (problem) -> :class:`loadmaster.models.summary.Summary`: what there is to say of a problem
+            beside its sizes and its limit.
         new: api: the module that builds problems for ``new`` (see :class:`loadmaster.api.cli.build.New`).
         capture: executor: the command behind ``capture``: (arguments without the kind's name) -> exit status.
         captured_by_default: what ``capture`` makes where no kind is named.
@@ -227,6 +222,7 @@ class Kind:
     exports: tuple[Export, ...] = ()
     capture: str | None = None
     captured_by_default: bool = False
+    summary: str | None = None
 
     def read(self) -> Documents:
         """The documents of the kind."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ __all__ = [
     "check_plan",
     "find_kind",
     "kind_named",
+    "load_plan",
+    "load_problem",
     "read_plan",
     "read_problem",
     "write_plan",
@@ -92,6 +95,7 @@ KINDS: dict[str, Kind] = {
         new="loadmaster.api.cli.new_memory",
         capture="loadmaster.executor.memory.command:main",
         captured_by_default=True,
+        summary="loadmaster.models.memory.summary:summary",
     ),
     "collective": Kind(
         name="collective",
@@ -141,6 +145,7 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         new="loadmaster.api.cli.new_collective",
+        summary="loadmaster.models.collective.summary:summary",
     ),
 }
 
@@ -219,6 +224,15 @@ def read_problem(source: Document | str | Path | Problem) -> Problem:
     return problem
 
 
+def load_problem(path: str | PathLike[str]) -> Problem:
+    """The problem that ``problem.save(path)``, ``loadmaster new`` or ``loadmaster capture`` wrote to a file.
+
+    Raises:
+        InputError: there is no such file, or it holds no problem; names the field that is wrong.
+    """
+    return read_problem(Path(path))
+
+
 def write_problem(problem: Problem) -> dict[str, Any]:
     """The document of a typed problem."""
     return kind_named(problem.kind).read().write_problem(problem)
@@ -235,6 +249,15 @@ def read_plan(source: Document | str | Path | Plan) -> Plan:
     document = load_document(source)
     plan: Plan = kind_named(document.get("kind")).read().read_plan(document)
     return plan
+
+
+def load_plan(path: str | PathLike[str]) -> Plan:
+    """The plan that ``plan.save(path)``, ``loadmaster plan`` or ``loadmaster fit`` wrote to a file.
+
+    Raises:
+        InputError: there is no such file, or it holds no plan; names the field that is wrong.
+    """
+    return read_plan(Path(path))
 
 
 def write_plan(plan: Plan) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from loadmaster.models.canonical import sha256
 from loadmaster.models.documents import Document
 from loadmaster.models.kind import resolve
 from loadmaster.models.kinds import Plan, Problem, kind_named, read_problem
+from loadmaster.models.shown import remember
 from loadmaster.planner.options import LIMIT_NAMES, PlanOptions, PlanProgress
 from loadmaster.planner.sweep import Frontier, FrontierPoint, sweep
 
@@ -130,5 +131,7 @@ def _planned(
 ) -> Plan:
     """A problem that was found good, planned by its kind's planner."""
     plan_kind = resolve(kind_named(problem.kind).plan)
+    remember(problem)
     found: Plan = plan_kind(problem, settled(problem, options), on_progress=on_progress, cancelled=cancelled)
-    return found
+    captured_with = getattr(problem, "captured_with", None)
+    return found if captured_with is None else replace(found, captured_with=captured_with)

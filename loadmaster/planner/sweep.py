@@ -10,12 +10,14 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from loadmaster.errors import CancelledError, CheckFailedError, InputError, LimitReachedError
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kind import Limit, Problem, Verdict, resolve
 from loadmaster.models.kinds import kind_named, limit_of
+from loadmaster.models.shown import one_line
+from loadmaster.models.units import show_cost, show_limit, show_share
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.solvers.solution import relative_gap
 
@@ -36,13 +38,29 @@ class FrontierPoint:
         return self.limit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Frontier:
     """The points by ascending limit; ``undecided`` limits have neither a plan nor a proof that there is none."""
 
     name: str
     points: tuple[FrontierPoint, ...]
     undecided: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        parts = [f"{len(self.points)} points"]
+        solved = [p for p in self.points if p.plan.objective is not None]
+        for point in solved[:1] + solved[1:][-1:]:
+            limit = limit_of(point.plan.kind)
+            shown = show_limit(point.limit, limit.unit)
+            parts.append(
+                f"{show_cost(point.plan.objective, point.plan.unit)} (gap {show_share(point.plan.gap)}) at {shown}"
+            )
+        if self.undecided:
+            parts.append(f"{len(self.undecided)} undecided")
+        return one_line(self, self.name, parts)
+
+    def _repr_html_(self) -> str:
+        return cast(str, resolve("loadmaster.api.report.notebook:frontier_html")(self))
 
 
 @dataclass(frozen=True)

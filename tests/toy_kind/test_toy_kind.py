@@ -192,6 +192,20 @@ def test_its_limit_is_settled_as_any() -> None:
         loadmaster.plan(three(), limit=1, method="chen")
 
 
+def test_it_is_saved_summed_up_and_shown_as_any(tmp_path: Path) -> None:
+    problem = three(messages=2)
+    plan = loadmaster.plan(problem)
+    problem.save(tmp_path / "problem.json")
+    plan.save(tmp_path / "plan.json")
+    assert loadmaster.load_problem(tmp_path / "problem.json") == problem
+    assert loadmaster.load_plan(tmp_path / "plan.json") == plan
+    assert problem.summary().figures == {"gradients": 3, "messages": 2}
+    assert repr(problem) == "<BucketsProblem a net: gradients 3, messages 2 messages>"
+    assert repr(plan).startswith("<BucketsPlan a net: optimal, objective 65.00 us")
+    assert "<td>65.00 us</td>" in plan._repr_html_()
+    assert repr(loadmaster.show(problem, plan)).startswith(plan.summary())
+
+
 def test_its_frontier_is_monotone() -> None:
     """With the method ``one`` every limit is answered by one message; the frontier of all points is in order."""
     problem = made([10.0, 100.0, 101.0], [50_000, 5000, 5000], latency_us=1.0)

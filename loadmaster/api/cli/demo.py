@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadmaster.api.cli.files import write_bytes, write_json, write_text
+from loadmaster.api.cli.files import write_json
 from loadmaster.api.cli.service import follow
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.client import Client
@@ -32,6 +32,7 @@ from loadmaster.api.report.memory.view import view
 from loadmaster.api.report.memory.words import summary
 from loadmaster.errors import InputError, LoadmasterError, MissingExtraError
 from loadmaster.models.documents import load_document
+from loadmaster.models.files import write_bytes, write_text
 from loadmaster.models.kinds import limit_of
 from loadmaster.models.memory.documents import read_plan, read_problem, write_plan
 from loadmaster.models.memory.plan import MemoryPlan
@@ -139,8 +140,8 @@ def _model(name: str, folder: Path, options: PlanOptions, client: Client, termin
     if plan.schedule is None:
         raise LoadmasterError(f"{name} cannot be trained in half of its peak: see {files['plan.json']}")
     seen = view(problem, plan)
-    write_text(str(files["html"]), plan_page(seen))
-    write_bytes(str(files["png"]), plan_png(seen))
+    write_text(files["html"], plan_page(seen), "--folder")
+    write_bytes(files["png"], plan_png(seen), "--folder")
     terminal.say(f"{name}: training {STEPS} steps with the plan, and {STEPS} without")
     train = ["examples.train", factory, str(files["plan.json"]), "--backend", "eager", "--steps", str(STEPS)]
     _run([*train, "-o", str(files["report.json"])], "training")

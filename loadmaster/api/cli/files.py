@@ -4,46 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.errors import InputError
-
-
-def write_text(path: str, text: str, field: str = "-o") -> None:
-    """Write a text file whole or not at all.
-
-    Raises:
-        InputError: naming ``field``, when the path cannot be written.
-    """
-    write_bytes(path, text.encode(), field)
-
-
-def write_bytes(path: str, content: bytes, field: str = "-o") -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        InputError: naming ``field``, when the path cannot be written.
-    """
-    target = Path(path)
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except (OSError, ValueError) as error:
-        raise _refusal(field, path, error) from None
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-        # mkstemp makes files private; an output file gets the mode that any other would.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, target)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise _refusal(field, path, error) from None
+from loadmaster.models.files import write_text
 
 
 def write_json(path: str, document: Mapping[str, Any], terminal: Terminal, field: str = "-o") -> None:
@@ -85,8 +52,3 @@ def expect_folder(path: str | None, field: str) -> None:
     if os.path.exists(path):
         raise InputError(field, path, "is a file", "Give a folder.")
     expect_writable(path, field)
-
-
-def _refusal(field: str, path: str, error: OSError | ValueError) -> InputError:
-    reason = getattr(error, "strerror", None) or error
-    return InputError(field, path, f"cannot be written: {reason}", "Give a path that can be written.")

@@ -73,7 +73,7 @@ def frontier_page(title: str, limit: Limit, plans: Sequence[Plan], extras: Extra
     curve = feasible(plans)
     sections = []
     if curve:
-        sections.append(shown(_picture(limit, curve, extras)))
+        sections.append(shown(frontier_picture(limit, curve, extras)))
     header, rows = frontier_rows(limit, plans, extras)
     header, rows = (
         [*header, "seconds"],
@@ -86,7 +86,7 @@ def frontier_page(title: str, limit: Limit, plans: Sequence[Plan], extras: Extra
 
 def frontier_png(title: str, limit: Limit, plans: Sequence[Plan], extras: Extras) -> bytes:
     """The picture of a sweep with at least one feasible plan; plans by ascending limit."""
-    return png_bytes(title, [_picture(limit, feasible(plans), extras)])
+    return png_bytes(title, [frontier_picture(limit, feasible(plans), extras)])
 
 
 def published(limit: Limit, curve: Sequence[Plan], extras: Extras) -> list[tuple[int, float]]:
@@ -95,7 +95,7 @@ def published(limit: Limit, curve: Sequence[Plan], extras: Extras) -> list[tuple
     return sorted((value, objective) for value, objective in extras.published.items() if value in swept)
 
 
-def _picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Picture:
+def frontier_picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Picture:
     """Objective against limit, with the band down to the bound, the gap of every point and published results."""
     scale = scale_of(curve[0].unit)
     marked = published(limit, curve, extras)

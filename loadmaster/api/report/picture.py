@@ -24,9 +24,11 @@ _ZOOM = 1.5
 _MARGIN, _LINE = 20, 17
 # Of 12 units high text: so wide a letter is on average, and so many lines of it fit beside each other.
 _LETTER = 7.0
+# By a class of its own: in a notebook a style reaches all of the page.
 _STYLE = (
-    f"text {{ fill: var(--quiet); font-family: '{_FONT}'; font-size: 12px; }} "
-    ".strong { fill: var(--ink); font-weight: bold; } .title { fill: var(--ink); font-weight: bold; font-size: 15px; }"
+    f".loadmaster text {{ fill: var(--quiet); font-family: '{_FONT}', sans-serif; font-size: 12px; }} "
+    ".loadmaster .strong { fill: var(--ink); font-weight: bold; } "
+    ".loadmaster .title { fill: var(--ink); font-weight: bold; font-size: 15px; }"
 )
 
 
@@ -61,13 +63,17 @@ def png_bytes(title: str, pictures: Sequence[Picture]) -> bytes:
     """Pictures below each other, under a title."""
     from resvg_py import svg_to_bytes
 
-    svg = _NO_XML.sub("\ufffd", in_light(_sheet(title, pictures)))
+    svg = sheet_svg(title, pictures)
     with as_file(files("loadmaster.api.report") / "fonts") as folder:
         return svg_to_bytes(svg_string=svg, zoom=_ZOOM, font_dirs=[str(folder)], font_family=_FONT)
 
 
+def sheet_svg(title: str, pictures: Sequence[Picture]) -> str:
+    """One SVG of all, in the colours of a light page whatever is around it."""
+    return _NO_XML.sub("\ufffd", in_light(_sheet(title, pictures)))
+
+
 def _sheet(title: str, pictures: Sequence[Picture]) -> str:
-    """One SVG of all."""
     width = max(picture.drawing.width for picture in pictures)
     parts: list[str] = []
     y = float(_MARGIN)
@@ -78,7 +84,8 @@ def _sheet(title: str, pictures: Sequence[Picture]) -> str:
             y += _LINE
             parts.append(f'<text x="{_MARGIN}" y="{y}" class="{style}">{escape(line)}</text>')
 
-    write(title, 1.4 * _LETTER, "title")
+    if title:
+        write(title, 1.4 * _LETTER, "title")
     for picture in pictures:
         drawing = picture.drawing
         y += _LINE
@@ -92,7 +99,9 @@ def _sheet(title: str, pictures: Sequence[Picture]) -> str:
             for x, colour, text in row:
                 parts.append(f'<rect x="{_MARGIN + x}" y="{y - 9}" width="10" height="10" fill="{paint(colour)}"/>')
                 parts.append(f'<text x="{_MARGIN + x + 15}" y="{y}">{escape(text)}</text>')
-    box = f'width="{width + 2 * _MARGIN}" height="{y + _MARGIN}" xmlns="http://www.w3.org/2000/svg"'
+    wide, high = width + 2 * _MARGIN, y + _MARGIN
+    box = f'class="loadmaster" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}"'
+    box += ' xmlns="http://www.w3.org/2000/svg" style="max-width: 100%; height: auto"'
     ground = '<rect width="100%" height="100%" fill="var(--ground)"/>'
     return f"<svg {box}><style>{_STYLE}</style>{ground}{''.join(parts)}</svg>"
 

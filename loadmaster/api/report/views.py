@@ -11,7 +11,11 @@ from loadmaster.models.kinds import kind_named
 
 
 class Views(Protocol):
-    """The module that the registration of a kind names."""
+    """The module that the registration of a kind names.
+
+    If it has a function ``pictures(view)``, a notebook shows what it draws
+    (:class:`loadmaster.api.report.picture.Picture`).
+    """
 
     def summary(self, plan: Any) -> str:
         """The lines that ``plan``, ``watch`` and ``show`` print, from the plan alone."""

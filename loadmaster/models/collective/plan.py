@@ -90,7 +90,7 @@ class Unreachable:
     why: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class CollectivePlan(Plan):
     """A checked answer to a collective problem.
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from loadmaster.models.canonical import plain, sha256
 from loadmaster.models.collective.instance import Chunk
 from loadmaster.models.fields import READING, AsText, Bounds, Name, PositiveSize, Size
+from loadmaster.models.shown import ShownProblem
 from loadmaster.models.topologies.topology import Rank, Topology
 
 Collective = Literal[
@@ -66,8 +67,8 @@ class Sketch:
     size_bytes: PositiveSize | None = None
 
 
-@dataclass(frozen=True)
-class CollectiveProblem:
+@dataclass(frozen=True, repr=False)
+class CollectiveProblem(ShownProblem):
     """One collective on one topology.
 
     Attributes:

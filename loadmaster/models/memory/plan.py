@@ -112,7 +112,7 @@ class Infeasibility:
     blockers: tuple[Blocker, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class MemoryPlan(Plan):
     """A checked answer to a memory problem.
 

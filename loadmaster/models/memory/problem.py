@@ -7,7 +7,7 @@ and 4.3; the accounting of memory is stated in :mod:`loadmaster.models.memory.ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
@@ -18,6 +18,7 @@ from loadmaster.models.canonical import plain, sha256
 from loadmaster.models.fields import LARGEST_BYTES, READING, Ascending, Bounds, Index, Name, Size
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory import places
+from loadmaster.models.shown import ShownProblem
 from loadmaster.solvers.program import FloatArray, IntArray
 
 # A year in microseconds (and as good a ceiling for microjoules).
@@ -148,11 +149,14 @@ def last_readers(inputs: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return tuple(last)
 
 
-@dataclass(frozen=True)
-class MemoryProblem:
+@dataclass(frozen=True, repr=False)
+class MemoryProblem(ShownProblem):
     """A training graph with costs, a budget (or None: to be given at planning time) and an objective.
 
     Its identity is :attr:`sha256`.
+
+    Attributes:
+        captured_with: the packages it was captured with, and their versions.
     """
 
     name: Name
@@ -162,6 +166,7 @@ class MemoryProblem:
     budget_bytes: Size | None = None
     objective: Objective = "time"
     host_link: HostLink | None = None
+    captured_with: Mapping[str, str] | None = None
 
     kind: Literal["memory"] = "memory"
 
@@ -173,8 +178,10 @@ class MemoryProblem:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of graph, costs and objective: neither the budget nor names and places in the model enter it."""
-        identity = {k: v for k, v in plain(self).items() if k not in ("name", "title", "budget_bytes")}
+        """Hash of graph, costs and objective: neither the budget, names and places in the model nor the tools of the
+        capture enter it."""
+        left_out = ("name", "title", "budget_bytes", "captured_with")
+        identity = {k: v for k, v in plain(self).items() if k not in left_out}
         for operators in ("forward", "backward"):
             rows = identity[operators]
             identity[operators] = [{k: v for k, v in row.items() if k not in ("module", "source")} for row in rows]

@@ -9,6 +9,7 @@ from typing import Annotated
 from loadmaster.models.canonical import plain, sha256
 from loadmaster.models.envelope import Plan
 from loadmaster.models.fields import READING, Bounds, Index, Name, PositiveSize
+from loadmaster.models.shown import ShownProblem
 
 Time = Annotated[float, Bounds(ge=0, le=1e12)]
 
@@ -21,8 +22,8 @@ class Gradient:
     size_bytes: PositiveSize
 
 
-@dataclass(frozen=True)
-class BucketsProblem:
+@dataclass(frozen=True, repr=False)
+class BucketsProblem(ShownProblem):
     """Gradients in the order of the backward pass, and the link that they go over, one message at a time.
 
     Attributes:
@@ -61,7 +62,7 @@ class BucketsProblem:
         return self.latency_us + sum(g.size_bytes for g in self.gradients[first:end]) / (1e3 * self.gbps)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class BucketsPlan(Plan):
     """A checked answer.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from loadmaster.api.report.collective.pictures import plan_png
+from loadmaster.api.report.collective.pictures import pictures, plan_png
 from loadmaster.api.report.collective.plan_page import plan_page
 from loadmaster.api.report.collective.trace import chrome_trace
 from loadmaster.api.report.collective.view import View, view
@@ -13,7 +13,19 @@ from loadmaster.api.report.collective.words import details, infeasible, summary,
 from loadmaster.models.collective.exports.msccl import msccl_files
 from loadmaster.models.collective.exports.mscclpp import mscclpp_files
 
-__all__ = ["details", "html", "infeasible", "msccl", "mscclpp", "png", "summary", "trace", "verdict", "view"]
+__all__ = [
+    "details",
+    "html",
+    "infeasible",
+    "msccl",
+    "mscclpp",
+    "pictures",
+    "png",
+    "summary",
+    "trace",
+    "verdict",
+    "view",
+]
 
 
 def html(seen: View) -> bytes:

@@ -6,19 +6,20 @@ import json
 from collections.abc import Sequence
 
 from loadmaster.api.report.frontier import Extras
-from loadmaster.api.report.memory.pictures import plan_png
+from loadmaster.api.report.memory.pictures import over_time, plan_png
 from loadmaster.api.report.memory.plan_page import plan_page
 from loadmaster.api.report.memory.trace import chrome_trace
 from loadmaster.api.report.memory.view import View, view
 from loadmaster.api.report.memory.words import fates as details
 from loadmaster.api.report.memory.words import infeasible, summary, verdict
+from loadmaster.api.report.picture import Picture
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.presets import reference
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.models.units import show_bytes, show_share
 
-__all__ = ["details", "frontier_extras", "html", "infeasible", "png", "summary", "trace", "verdict", "view"]
+__all__ = ["details", "frontier_extras", "html", "infeasible", "pictures", "png", "summary", "trace", "verdict", "view"]
 
 
 def html(seen: View) -> bytes:
@@ -29,6 +30,11 @@ def html(seen: View) -> bytes:
 def png(seen: View) -> bytes:
     """Memory over the step."""
     return plan_png(seen)
+
+
+def pictures(seen: View) -> list[Picture]:
+    """Memory over the step, for a notebook."""
+    return [over_time(seen)]
 
 
 def trace(seen: View) -> bytes:

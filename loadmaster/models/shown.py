@@ -1,0 +1,108 @@
+"""What problems and plans of every kind can do for the person who holds them: save and show themselves.
+
+Kinds, words and pictures lie in other rooms and on the floor above; they are named here and imported when asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any, cast
+from weakref import WeakValueDictionary
+
+from loadmaster.models.files import write_text
+from loadmaster.models.references import resolve
+from loadmaster.models.units import show_cost, show_limit, show_share
+
+_KINDS = "loadmaster.models.kinds"
+_LONGEST_NAME = 60
+
+# Problems that were planned in this process and are still held: a notebook draws their plans.
+_planned: WeakValueDictionary[str, Any] = WeakValueDictionary()
+
+
+class ShownProblem:
+    """Base of the problems of every kind. (Those of other packages may do without.)"""
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the problem to a file; ``loadmaster.load_problem(path)`` reads it back.
+
+        Raises:
+            InputError: the path cannot be written.
+        """
+        save_document(path, resolve(f"{_KINDS}:write_problem")(self))
+
+    def summary(self) -> Any:
+        """How large it is and how much it needs: ``print`` it, or take its ``figures``
+        (:class:`loadmaster.models.summary.Summary`)."""
+        return resolve("loadmaster.models.summary:summarize")(self)
+
+    def __repr__(self) -> str:
+        problem = cast(Any, self)
+        parts = [f"{what} {count}" for what, count in problem.sizes.items()]
+        return one_line(self, problem.name, [*parts, *_limit_words(problem)])
+
+    def _repr_html_(self) -> str:
+        return cast(str, self.summary()._repr_html_())
+
+
+class ShownPlan:
+    """Base of the plans of every kind."""
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the plan to a file; ``loadmaster.load_plan(path)`` reads it back.
+
+        Raises:
+            InputError: the path cannot be written.
+        """
+        save_document(path, resolve(f"{_KINDS}:write_plan")(self))
+
+    def summary(self) -> str:
+        """What ``loadmaster show`` prints: the answer, its proof and what it costs."""
+        plan = cast(Any, self)
+        return cast(str, resolve(resolve(f"{_KINDS}:kind_named")(plan.kind).views).summary(plan))
+
+    def __repr__(self) -> str:
+        plan = cast(Any, self)
+        parts = [plan.status]
+        if plan.objective is not None:
+            parts.append(f"objective {show_cost(plan.objective, plan.unit)}")
+        if plan.bound is not None:
+            parts.append(f"bound {show_cost(plan.bound, plan.unit)}")
+        if plan.gap is not None:
+            parts.append(f"gap {show_share(plan.gap)}")
+        return one_line(self, plan.name, [*parts, *_limit_words(plan)])
+
+    def _repr_html_(self) -> str:
+        """The plan as a table, with its picture where its problem was planned here and is still held."""
+        problem = _planned.get(cast(Any, self).problem_sha256)
+        return cast(str, resolve("loadmaster.api.report.notebook:plan_html")(self, problem))
+
+
+def remember(problem: Any) -> None:
+    """That a problem is planned: as long as somebody holds it, its plans know what they are of."""
+    _planned[problem.sha256] = problem
+
+
+def save_document(path: str | PathLike[str], document: dict[str, Any]) -> None:
+    """One line of JSON, whole or not at all.
+
+    Raises:
+        InputError: the path cannot be written.
+    """
+    write_text(path, json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n", "path")
+
+
+def one_line(what: object, name: str, parts: Sequence[str]) -> str:
+    """``<MemoryPlan net: optimal, gap 0.41 %>``."""
+    short = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
+    return f"<{type(what).__name__} {short}: {', '.join(parts)}>"
+
+
+def _limit_words(what: Any) -> list[str]:
+    """The limit of a problem that states one, or of a plan."""
+    kind = resolve(f"{_KINDS}:find_kind")(what.kind)
+    limit = None if kind is None else kind.limit
+    value = None if limit is None else getattr(what, limit.field)
+    return [] if limit is None or value is None else [f"{limit.name} {show_limit(value, limit.unit)}"]
