@@ -25,6 +25,7 @@ _FACTORS = {
 }
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[A-Za-z]*)", re.ASCII)
 _SHARE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*%", re.ASCII)
+_FRACTION = re.compile(r"(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 _LONGEST_COUNT = 18
 _REMEDY = "Give bytes, or a number with B, kB, MB, GB, TB, KiB, MiB, GiB or TiB, as in 5GiB."
 
@@ -77,13 +78,34 @@ def parse_share(text: str, field: str, of: str) -> float:
     Raises:
         InputError: naming ``field``: it is no percentage, or of no use.
     """
-    match = _SHARE.fullmatch(text.strip())
-    if match is None:
-        raise InputError(field, text, "is not a percentage", "Write it as 50%.")
-    share = float(match["number"]) / 100
+    share = _percentage(text, field, "50%")
     if not 0 < share <= 100:
         raise InputError(field, text, f"is not a usable share of {of}", "Give more than 0%, as in 50%.")
     return share
+
+
+def parse_fraction(text: str, field: str) -> float:
+    """``1%`` and ``0.01``, from none to all.
+
+    Raises:
+        InputError: naming ``field``: it is neither, or more than all.
+    """
+    if "%" in text:
+        fraction = _percentage(text, field, "1%")
+    elif _FRACTION.fullmatch(text.strip()):
+        fraction = float(text)
+    else:
+        raise InputError(field, text, "is neither a percentage nor a fraction", "Write it as 1%, or as 0.01.")
+    if fraction > 1:
+        raise InputError(field, text, "is more than 100%", "Give a percentage, as in 1%, or a fraction, as in 0.01.")
+    return fraction
+
+
+def _percentage(text: str, field: str, example: str) -> float:
+    match = _SHARE.fullmatch(text.strip())
+    if match is None:
+        raise InputError(field, text, "is not a percentage", f"Write it as {example}.")
+    return float(match["number"]) / 100
 
 
 def parse_count(text: str, field: str, unit: str) -> int:

@@ -17,6 +17,7 @@ from loadmaster.models.documents import Document
 from loadmaster.models.kind import resolve
 from loadmaster.models.kinds import Plan, Problem, kind_named, read_problem
 from loadmaster.models.shown import remember
+from loadmaster.models.units import show_limit
 from loadmaster.planner.options import LIMIT_NAMES, PlanOptions, PlanProgress
 from loadmaster.planner.sweep import Frontier, FrontierPoint, sweep
 
@@ -92,7 +93,8 @@ def settled(problem: Problem, options: PlanOptions) -> PlanOptions:
     """The options as they stand for this problem: with its own limit where they give none, under its own name.
 
     Raises:
-        InputError: a method of another kind, a limit for a kind that has none, or none for a kind that has one.
+        InputError: a method of another kind, a limit for a kind that has none, none for a kind that has one, or more
+            than the problem states: no such plan would pass the check.
     """
     kind = kind_named(problem.kind)
     if options.method not in kind.methods:
@@ -109,7 +111,17 @@ def settled(problem: Problem, options: PlanOptions) -> PlanOptions:
     given = {name: limit.value(value, problem, f"options.{name}") for name, value in given.items()}
     if len(set(given.values())) > 1:
         raise InputError("options.limit", options.limit, f"is not {limit.field}", f"Give {limit.field} alone.")
-    value = next(iter(given.values()), limit.stated(problem))
+    stated = limit.stated(problem)
+    for name, value in given.items():
+        if stated is not None and value > stated:
+            shown, most = show_limit(value, limit.unit), show_limit(stated, limit.unit)
+            raise InputError(
+                f"options.{name}",
+                value,
+                f"{shown} is more than the {most} that the problem states",
+                f"Give at most {stated}, or let the problem state more in its field {limit.field}.",
+            )
+    value = next(iter(given.values()), stated)
     own = limit.field if limit.field in LIMIT_NAMES else "limit"
     if value is None:
         remedy = f"Give options.{own}, or {limit.flag} on the command line."

@@ -167,6 +167,8 @@ def _wanted(
         if count < 2:
             raise InputError("count", count, "makes no frontier", "Ask for two points or more.")
         given = limit.default_points(problem, count)
+        if (stated := limit.stated(problem)) is not None:
+            given = [min(value, stated) for value in given]
     wanted = sorted({limit.value(value, problem, f"{name}[{place}]") for place, value in enumerate(given)})
     if not wanted or wanted[0] < 0:
         raise InputError(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from loadmaster.errors import InputError
 from loadmaster.models.kinds import limit_of, read_problem
 from loadmaster.models.memory.presets import chain
-from loadmaster.models.units import bytes_of, parse_bytes, show_bytes, show_cost, show_share
+from loadmaster.models.units import bytes_of, parse_bytes, parse_fraction, show_bytes, show_cost, show_share
 
 
 @pytest.mark.parametrize(
@@ -81,3 +81,19 @@ def test_shown_costs() -> None:
     assert show_cost(2_500.0, "uj") == "2.500 mJ"
     assert show_share(0.0123) == "1.23 %"
     assert show_share(None) == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [("1%", 0.01), ("0%", 0), ("100 %", 1), ("0.01", 0.01), ("1e-4", 1e-4), (".5", 0.5), ("1", 1)],
+)
+def test_fractions(text: str, means: float) -> None:
+    assert parse_fraction(text, "--gap") == pytest.approx(means)
+
+
+@pytest.mark.parametrize("text", ["", "%", "101%", "1.01", "-0.1", "-1%", "nan", "inf", "1e999", "a", "1%%", "٣%"])
+def test_what_is_no_fraction(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_fraction(text, "--gap")
+    assert caught.value.field == "--gap"
+    assert "1%" in caught.value.remedy

@@ -51,6 +51,10 @@ def test_methods_are_of_their_kind() -> None:
 def test_budgets_are_of_kinds_that_have_one() -> None:
     assert settled(CHAIN, PlanOptions(budget_bytes=5)).budget_bytes == 5
     assert settled(CHAIN.with_budget(7), PlanOptions()).budget_bytes == 7
+    assert settled(CHAIN.with_budget(7), PlanOptions(budget_bytes=7)).budget_bytes == 7
+    for given in (PlanOptions(budget_bytes=8), PlanOptions(limit=8)):
+        with pytest.raises(InputError, match=r"options\..*8 B is more than the 7 B that the problem states"):
+            settled(CHAIN.with_budget(7), given)
     with pytest.raises(InputError, match=r"options\.budget_bytes.*means nothing to collective"):
         planner.plan(RING, budget_bytes=5)
     with pytest.raises(InputError, match="has no limit to sweep"):

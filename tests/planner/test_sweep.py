@@ -107,6 +107,10 @@ def test_default_budgets_run_from_the_minimum_to_the_plain_step() -> None:
     assert max(steps) - min(steps) <= 1
     frontier = planner.frontier(problem, QUICK, count=3)
     assert [p.budget_bytes for p in frontier.points] == spread(problem, 3)
+    stated = problem.with_budget(spread(problem, 3)[1])
+    assert spread(stated, 3)[0] == spread(problem, 3)[0]
+    assert [p.budget_bytes for p in planner.frontier(stated, QUICK, count=3).points] == spread(stated, 3)
+    assert spread(stated, 3)[-1] == stated.budget_bytes
     assert frontier.points[-1].plan.objective == pytest.approx(unconstrained_cost(problem))
 
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from typing import Any
 
-from loadmaster.api.cli.files import expect_writable, write_json
+from loadmaster.api.cli.files import expect_apart, expect_writable, write_json
 from loadmaster.api.cli.interrupt import interruptible
-from loadmaster.api.cli.planning import add_options, planning_options, report_progress
+from loadmaster.api.cli.planning import add_options, envelope, planning_options, report_progress
 from loadmaster.api.cli.service import follow
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.client import Client
 from loadmaster.api.columns import table
 from loadmaster.api.report.memory.words import summary
 from loadmaster.errors import InputError, LimitReachedError, LoadmasterError, MissingExtraError
+from loadmaster.models.documents import PROBLEM_SCHEMA, load_document
 from loadmaster.models.memory.documents import read_plan, read_problem, write_plan, write_problem
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
@@ -54,13 +56,14 @@ def fit_arguments(fit: argparse.ArgumentParser) -> None:
     fit.add_argument("--autocast", choices=["bfloat16", "float16"], help="train under autocast in this precision")
     fit.add_argument("--gradients-held", action="store_true", help="gradients are added to, not dropped after a step")
     fit.add_argument("--offload", action="store_true", help="let plans send results to host memory over its link")
-    fit.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
-    fit.add_argument("--problem", metavar="PROBLEM.json", help="write the corrected problem that it is a plan for")
+    fit.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here, and beside it its problem")
+    fit.add_argument("--problem", metavar="PROBLEM.json", help="write the corrected problem here (PLAN.problem.json)")
+    fit.add_argument("--force", action="store_true", help="write over problems that are there")
     fit.add_argument("--trace", metavar="TRACE.json", help="write the planned and the measured step as one trace")
     fit.add_argument("--snapshot", metavar="MEASURED.pickle", help="write a measured memory snapshot (CUDA)")
     add_options(fit)
     fit.add_argument("--server", metavar="URL", help="plan on a running service")
-    fit.add_argument("--json", action="store_true", help="print plan and tries as JSON instead of a summary")
+    fit.add_argument("--json", action="store_true", help="print the plan without its schedule, and the tries, as JSON")
     fit.set_defaults(run=_fit)
 
 
@@ -68,8 +71,16 @@ def _fit(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Plan a model under a byte budget, run the plan here, and correct and plan again until the budget is kept."""
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("torch", "torch")
-    for name, flag in (_WRITTEN_HERE | _WRITTEN_THERE).items():
-        expect_writable(getattr(arguments, name), flag)
+    if not arguments.force:
+        for flag, path in (("-o", arguments.output), ("--problem", arguments.problem)):
+            _expect_no_problem(path, flag)
+    if arguments.problem is None and arguments.output not in (None, "-"):
+        # A name of fit's own: what is there belongs to the plan that is written anew.
+        arguments.problem = os.path.splitext(arguments.output)[0] + ".problem.json"
+    written = {flag: getattr(arguments, name) for name, flag in (_WRITTEN_HERE | _WRITTEN_THERE).items()}
+    for flag, path in written.items():
+        expect_writable(path, flag)
+    expect_apart(written, {})
     if arguments.tries < 1:
         raise InputError("--tries", arguments.tries, "leaves nothing to run", "Allow at least one try.")
     session = _Session(arguments, terminal)
@@ -88,6 +99,22 @@ def _fit(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if process.returncode:
         return process.returncode if process.returncode > 0 else 1
     return session.finish()
+
+
+def _expect_no_problem(path: str | None, flag: str) -> None:
+    """Refuse to write over a problem that somebody captured: plans for it may be about.
+
+    Raises:
+        InputError: naming the flag.
+    """
+    if path is None or not os.path.isfile(path):
+        return
+    try:
+        schema = load_document(path).get("schema")
+    except InputError:
+        return  # something else: an output file from before
+    if schema == PROBLEM_SCHEMA:
+        raise InputError(flag, path, "holds a problem already", "Write to another file, or over it with --force.")
 
 
 def _command(arguments: argparse.Namespace) -> list[str]:
@@ -170,8 +197,10 @@ class _Session:
             write_json(arguments.output, write_plan(plan), terminal)
         if arguments.problem is not None:
             write_json(arguments.problem, write_problem(problem), terminal, "--problem")
+            if arguments.problem != "-":
+                terminal.say(f"problem: {arguments.problem}")
         if arguments.json:
-            terminal.json({"plan": write_plan(plan), "tries": self._tries, "chosen": self._fitted["chosen"]})
+            terminal.json({"plan": envelope(plan), "tries": self._tries, "chosen": self._fitted["chosen"]})
         elif arguments.output != "-":
             terminal.data(summary(plan))
             terminal.data("\n" + self._table())

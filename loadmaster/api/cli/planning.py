@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
 
 from loadmaster.api.cli.files import write_json
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.report.views import views_of
 from loadmaster.errors import InputError
+from loadmaster.models.envelope import Plan as EveryPlan
 from loadmaster.models.kind import Limit
-from loadmaster.models.kinds import Plan, Problem, all_kinds, write_plan
-from loadmaster.models.units import parse_bytes, show_cost, show_share
+from loadmaster.models.kinds import Plan, Problem, all_kinds, kind_named, write_plan
+from loadmaster.models.units import parse_bytes, parse_fraction, show_cost, show_share
 from loadmaster.planner import PlanOptions, PlanProgress, settled
 
 INFEASIBLE = 3
@@ -23,7 +28,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--time-limit", type=float, default=defaults.time_limit_s, metavar="S", help="seconds (%(default)g)"
     )
-    command.add_argument("--gap", type=float, default=defaults.gap, metavar="G", help="stop at this gap (%(default)g)")
+    gap = show_share(defaults.gap).replace("%", "%%")
+    command.add_argument("--gap", metavar="G", help=f"stop at this gap, as 1%% or 0.01 ({gap})")
     command.add_argument("--seed", type=int, default=defaults.seed, metavar="N", help="of every solve (%(default)d)")
     command.add_argument("--solver", default=defaults.solver, metavar="NAME", help="auto, highs, cpsat, pulp:NAME")
     methods = "; ".join(f"{kind.name}: {', '.join(kind.methods)}" for kind in all_kinds().values())
@@ -74,7 +80,13 @@ def options_of(arguments: argparse.Namespace, problem: Problem) -> PlanOptions:
         InputError: naming the flag; or there is no limit, neither by flag nor in the problem.
     """
     limits = given_limits(arguments, problem)
-    return settled(problem, planning_options(arguments, None if limits is None else limits[0]))
+    limit = kind_named(problem.kind).limit
+    if limit is not None and limits is None and limit.stated(problem) is None:
+        remedy = f"Give one, as in {limit.flag} 50%; loadmaster show PROBLEM.json says how much it needs."
+        raise InputError(limit.flag, None, "is missing, and the problem states none", remedy)
+    options = planning_options(arguments, None if limits is None else limits[0])
+    with by_flag(limit):
+        return settled(problem, options)
 
 
 def planning_options(arguments: argparse.Namespace, limit: int | None) -> PlanOptions:
@@ -84,15 +96,32 @@ def planning_options(arguments: argparse.Namespace, limit: int | None) -> PlanOp
         InputError: naming the flag.
     """
     memory = arguments.memory_limit
-    return PlanOptions(
-        time_limit_s=arguments.time_limit,
-        gap=arguments.gap,
-        seed=arguments.seed,
-        solver=arguments.solver,
-        method=arguments.method,
-        limit=limit,
-        memory_limit_bytes=None if memory is None else parse_bytes(memory, "--memory-limit"),
-    )
+    with by_flag():
+        return PlanOptions(
+            time_limit_s=arguments.time_limit,
+            gap=PlanOptions.gap if arguments.gap is None else parse_fraction(arguments.gap, "--gap"),
+            seed=arguments.seed,
+            solver=arguments.solver,
+            method=arguments.method,
+            limit=limit,
+            memory_limit_bytes=None if memory is None else parse_bytes(memory, "--memory-limit"),
+        )
+
+
+@contextmanager
+def by_flag(limit: Limit | None = None, *, several: bool = False) -> Iterator[None]:
+    """Refusals of options name the flags that they come from."""
+    flags = {"options.time_limit_s": "--time-limit", "options.memory_limit_bytes": "--memory-limit"}
+    if limit is not None:
+        flag = f"--{limit.plural}" if several else limit.flag
+        flags |= dict.fromkeys(("options.limit", f"options.{limit.field}"), flag)
+    try:
+        yield
+    except InputError as error:
+        if not error.field.startswith("options."):
+            raise
+        flag = flags.get(error.field, f"--{error.field.removeprefix('options.')}")
+        raise InputError(flag, error.value, error.problem, error.remedy) from None
 
 
 def report_progress(terminal: Terminal, progress: PlanProgress, unit: str) -> None:
@@ -111,15 +140,24 @@ def report_progress(terminal: Terminal, progress: PlanProgress, unit: str) -> No
 
 def finish(plan: Plan, arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Write and print a plan; returns the exit status that goes with it."""
-    document = write_plan(plan)
     if arguments.output is not None:
-        write_json(arguments.output, document, terminal)
-    if arguments.json:
-        if arguments.output != "-":
-            terminal.json(document)
-    elif arguments.output != "-":
+        write_json(arguments.output, write_plan(plan), terminal)
+    in_words = not arguments.json and arguments.output != "-"
+    if in_words:
         terminal.data(views_of(plan.kind).summary(plan))
+    elif arguments.output != "-":
+        terminal.json(envelope(plan))
     if plan.status == "infeasible":
-        terminal.error(views_of(plan.kind).infeasible(plan))
+        if not in_words:  # the summary has said it
+            terminal.error(views_of(plan.kind).infeasible(plan))
         return INFEASIBLE
     return INTERRUPTED if plan.stopped_by == "cancel" else 0
+
+
+def envelope(plan: Plan) -> dict[str, Any]:
+    """The document of a plan without its schedule: what every plan has, and the figures of its kind."""
+    document = write_plan(plan)
+    if plan.status == "infeasible":
+        return document
+    shared = {"schema", *(field.name for field in fields(EveryPlan))}
+    return {name: value for name, value in document.items() if name in shared or not isinstance(value, dict | list)}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from loadmaster.api.cli.files import expect_writable
+from loadmaster.api.cli.files import expect_apart, expect_writable, read_document
 from loadmaster.api.cli.interrupt import interruptible
 from loadmaster.api.cli.planning import add_limits, add_options, finish, options_of, report_progress
 from loadmaster.api.cli.service import plan_on_server
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.report.views import views_of
+from loadmaster.errors import InputError
 from loadmaster.models.kinds import Plan, check_plan, read_plan, read_problem, under_both_limits
 
 # A plan can be wrong in tens of thousands of places.
@@ -19,20 +20,20 @@ _SHOWN = 20
 def plan_arguments(plan: argparse.ArgumentParser) -> None:
     """The arguments of ``plan``."""
     plan.description = _plan.__doc__
-    plan.add_argument("problem", metavar="PROBLEM.json")
+    plan.add_argument("problem", metavar="PROBLEM.json", help="- is standard input")
     plan.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here")
     add_limits(plan)
     add_options(plan)
     plan.add_argument("--server", metavar="URL", help="plan on a running service")
-    plan.add_argument("--json", action="store_true", help="print the plan document instead of a summary")
+    plan.add_argument("--json", action="store_true", help="print the plan without its schedule as JSON")
     plan.set_defaults(run=_plan)
 
 
 def check_arguments(check: argparse.ArgumentParser) -> None:
     """The arguments of ``check``."""
     check.description = _check.__doc__
-    check.add_argument("problem", metavar="PROBLEM.json")
-    check.add_argument("plan", metavar="PLAN.json")
+    check.add_argument("problem", metavar="PROBLEM.json", help="- is standard input")
+    check.add_argument("plan", metavar="PLAN.json", help="- is standard input")
     check.add_argument("--json", action="store_true", help="print the verdict as JSON")
     check.set_defaults(run=_check)
 
@@ -40,7 +41,8 @@ def check_arguments(check: argparse.ArgumentParser) -> None:
 def _plan(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Find the best plan, with a proof of how good it is, under the limit of its kind."""
     expect_writable(arguments.output, "-o")
-    problem = read_problem(arguments.problem)
+    expect_apart({"-o": arguments.output}, {"the problem": arguments.problem})
+    problem = read_problem(read_document(arguments.problem, "PROBLEM.json"))
     options = options_of(arguments, problem)
     if arguments.server is not None:
         return plan_on_server(problem, options, arguments, terminal)
@@ -58,7 +60,10 @@ def _plan(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Replay a plan against its problem, blind to how it was found. Exit status 1 when it does not hold."""
-    problem, plan = read_problem(arguments.problem), read_plan(arguments.plan)
+    if arguments.problem == arguments.plan == "-":
+        raise InputError("PLAN.json", "-", "cannot be standard input too", "Give the problem or the plan as a file.")
+    problem = read_problem(read_document(arguments.problem, "PROBLEM.json"))
+    plan = read_plan(read_document(arguments.plan, "PLAN.json"))
     verdict = check_plan(problem, plan)
     claims = _false_claims(plan, verdict.objective)
     ok, violations = verdict.ok and not claims, [*claims, *verdict.violations]

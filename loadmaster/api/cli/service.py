@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from loadmaster.api.cli import planning
-from loadmaster.api.cli.files import expect_writable
+from loadmaster.api.cli.files import expect_writable, read_document
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.client import Client, PlanHandle
 from loadmaster.api.columns import table
@@ -48,7 +48,7 @@ def worker_arguments(worker: argparse.ArgumentParser) -> None:
 def submit_arguments(submit: argparse.ArgumentParser) -> None:
     """The arguments of ``submit``."""
     submit.description = _submit.__doc__
-    submit.add_argument("problem", metavar="PROBLEM.json")
+    submit.add_argument("problem", metavar="PROBLEM.json", help="- is standard input")
     planning.add_limits(submit)
     planning.add_options(submit)
     submit.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="as many as you like")
@@ -150,7 +150,7 @@ def _worker(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 def _submit(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Hand a problem to a service and print the plan's id, for watch and cancel."""
-    problem = read_problem(arguments.problem)
+    problem = read_problem(read_document(arguments.problem, "PROBLEM.json"))
     options = planning.options_of(arguments, problem)
     labels = dict(_label(text) for text in arguments.label)
     with Client(arguments.server) as client:

@@ -1,4 +1,4 @@
-"""``show``: a plan in words, and as each of the exports that its kind has."""
+"""``show``: a problem in words, or a plan, in words and as each of the exports that its kind has."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from loadmaster.api.cli.files import expect_folder, expect_writable
+from loadmaster.api.cli.files import expect_apart, expect_folder, expect_writable, read_document
+from loadmaster.api.cli.planning import envelope
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.report.views import export_view, views_of
 from loadmaster.errors import InputError
 from loadmaster.models.documents import PROBLEM_SCHEMA, load_document
 from loadmaster.models.files import write_bytes
 from loadmaster.models.kind import Export, Number
-from loadmaster.models.kinds import Plan, Problem, all_kinds, kind_named, read_plan, read_problem, write_plan
+from loadmaster.models.kinds import Plan, Problem, all_kinds, kind_named, read_plan, read_problem
+from loadmaster.models.summary import summarize
 
 # Neighbours larger than this are not opened in the search for a plan's problem.
 _LARGEST_NEIGHBOUR_BYTES = 64 << 20
@@ -22,8 +24,8 @@ _LARGEST_NEIGHBOUR_BYTES = 64 << 20
 def show_arguments(show: argparse.ArgumentParser) -> None:
     """The arguments of ``show``."""
     show.description = _show.__doc__
-    show.add_argument("plan", metavar="PLAN.json")
-    show.add_argument("--problem", metavar="PROBLEM.json", help="default: the one beside the plan that it is for")
+    show.add_argument("document", metavar="PLAN.json|PROBLEM.json", help="- is standard input")
+    show.add_argument("--problem", metavar="PROBLEM.json", help="of the plan (default: the one beside it)")
     for name, of in _exports().items():
         metavar = f"FILE{next(iter(of.values())).suffix}" if next(iter(of.values())).suffix else "FOLDER"
         words = {export.help for export in of.values()}
@@ -33,7 +35,7 @@ def show_arguments(show: argparse.ArgumentParser) -> None:
     for name, (number, flags) in _numbers().items():
         said = f"of {', '.join(flags)}: {number.help} ({number.default})"
         show.add_argument(f"--{name}", dest=f"number_{name}", type=int, metavar="N", help=said)
-    show.add_argument("--json", action="store_true", help="print the plan document")
+    show.add_argument("--json", action="store_true", help="print the plan without its schedule as JSON")
     show.set_defaults(run=_show)
 
 
@@ -57,9 +59,14 @@ def _numbers() -> dict[str, tuple[Number, list[str]]]:
 
 
 def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Show what a plan does: in words, as a report, a picture, a trace, or for other programs."""
+    """Show how much a problem needs, or what a plan does: in words, as a report, a picture, a trace, or for others."""
     asked = {name: path for name in _exports() if (path := getattr(arguments, f"export_{name}")) is not None}
-    plan = read_plan(arguments.plan)
+    document = read_document(arguments.document, "PLAN.json")
+    if document.get("schema") == PROBLEM_SCHEMA:
+        return _show_problem(read_problem(document), arguments, [f"--{name}" for name in asked], terminal)
+    plan = read_plan(document)
+    inputs = {"the plan": arguments.document, "the problem": arguments.problem}
+    expect_apart({f"--{name}": path for name, path in asked.items()}, inputs)
     own = {export.name: export for export in kind_named(plan.kind).exports}
     for name, path in asked.items():
         if name not in own:
@@ -70,13 +77,29 @@ def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
     views = views_of(plan.kind)
     seen = None if problem is None else views.view(problem, plan)
     if arguments.json:
-        terminal.json(write_plan(plan))
+        terminal.json(envelope(plan))
     else:
         terminal.data(views.summary(plan))
         if seen is not None:
             terminal.data(views.details(seen))
+        elif plan.status != "infeasible":
+            terminal.say("its problem is not beside it: --problem PROBLEM.json adds what becomes of each part of it")
     for name, path in asked.items():
         _write(own[name], export_view(seen, own[name], numbers[name]), path, terminal)
+    return 0
+
+
+def _show_problem(problem: Problem, arguments: argparse.Namespace, wanted: list[str], terminal: Terminal) -> int:
+    """How large a problem is and how much it needs."""
+    for flag in [*wanted, *(["--problem"] if arguments.problem is not None else [])]:
+        raise InputError(
+            flag, arguments.document, "is for a plan, and this is a problem", "Plan it, and show the plan."
+        )
+    found = summarize(problem)
+    if arguments.json:
+        terminal.json({"name": problem.name, "kind": problem.kind, "problem_sha256": problem.sha256, **found.figures})
+    else:
+        terminal.data(str(found))
     return 0
 
 
@@ -110,11 +133,17 @@ def _problem(plan: Plan, arguments: argparse.Namespace, wanted: list[str]) -> Pr
             raise InputError(wanted[0], plan.status, "there is no schedule to draw", remedy)
         return None
     if arguments.problem is not None:
-        return read_problem(arguments.problem)
-    found = _neighbour(Path(arguments.plan), plan)
+        if arguments.problem == arguments.document == "-":
+            raise InputError("--problem", "-", "cannot be standard input too", "Give it as a file.")
+        given = read_problem(read_document(arguments.problem, "--problem"))
+        if given.sha256 != plan.problem_sha256:
+            remedy = "Give the one that plan read, or that fit wrote beside the plan."
+            raise InputError("--problem", arguments.problem, "is not the problem that this plan is for", remedy)
+        return given
+    found = _neighbour(Path(arguments.document), plan)
     if found is None and wanted:
-        remedy = "Give the problem with --problem PROBLEM.json."
-        raise InputError(wanted[0], arguments.plan, "needs the problem, which is not beside the plan", remedy)
+        remedy = "Give the one that plan read, or that fit wrote, with --problem PROBLEM.json."
+        raise InputError(wanted[0], arguments.document, "needs the plan's problem, which is not beside it", remedy)
     return found
 
 

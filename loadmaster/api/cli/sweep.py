@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from loadmaster.api.cli.files import expect_writable, write_json
+from loadmaster.api.cli.files import expect_apart, expect_writable, read_document, write_json
 from loadmaster.api.cli.interrupt import interruptible
 from loadmaster.api.cli.planning import (
     INFEASIBLE,
     INTERRUPTED,
     add_limits,
     add_options,
+    by_flag,
     given_limits,
     planning_options,
     report_progress,
@@ -33,7 +34,7 @@ _LARGEST_COUNT = 64
 def frontier_arguments(sweep: argparse.ArgumentParser) -> None:
     """The arguments of ``frontier``."""
     sweep.description = _frontier.__doc__
-    sweep.add_argument("problem", metavar="PROBLEM.json")
+    sweep.add_argument("problem", metavar="PROBLEM.json", help="- is standard input")
     add_limits(sweep, several=True)
     sweep.add_argument("--count", type=int, default=6, metavar="N", help="how many, where none are given (6)")
     sweep.add_argument("--workers", type=int, default=2, metavar="N", help="planned at a time (2)")
@@ -48,18 +49,20 @@ def frontier_arguments(sweep: argparse.ArgumentParser) -> None:
 
 def _frontier(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Plan a problem under several limits: how much does a little more of it bring?"""
-    for flag, path in (("-o", arguments.output), ("--png", arguments.png), ("--html", arguments.html)):
+    written = {"-o": arguments.output, "--png": arguments.png, "--html": arguments.html}
+    for flag, path in written.items():
         expect_writable(path, flag)
+    expect_apart(written, {"the problem": arguments.problem})
     for field, value in (("--count", arguments.count), ("--workers", arguments.workers)):
         if not 1 <= value <= _LARGEST_COUNT:
             raise InputError(field, value, f"is not between 1 and {_LARGEST_COUNT}", "Give a number in this range.")
-    problem = read_problem(arguments.problem)
+    problem = read_problem(read_document(arguments.problem, "PROBLEM.json"))
     limits = given_limits(arguments, problem, several=True)
     limit = limit_of(problem.kind)
     options = planning_options(arguments, limit=None)
     from loadmaster.planner import frontier
 
-    with interruptible(terminal) as cancelled:
+    with interruptible(terminal) as cancelled, by_flag(limit, several=True):
         found = frontier(
             problem,
             options,

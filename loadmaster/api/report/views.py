@@ -18,10 +18,11 @@ class Views(Protocol):
     """
 
     def summary(self, plan: Any) -> str:
-        """The lines that ``plan``, ``watch`` and ``show`` print, from the plan alone."""
+        """The lines that ``plan``, ``watch`` and ``show`` print, from the plan alone: where it is infeasible, why."""
 
     def infeasible(self, plan: Any) -> str:
-        """Of a plan that says that there is none: why, and what to relax, in a sentence or two."""
+        """Of a plan that says that there is none: why, and what to relax, in a sentence or two (where its summary is
+        not printed)."""
 
     def verdict(self, plan: Any, verdict: Any) -> str:
         """What the checker found, in one line, whether or not the plan holds."""

@@ -63,7 +63,7 @@ def test_plans_without_any_schedule_say_why(problem: Path, capsys: pytest.Captur
     assert run("plan", problem, "--seed", "2", "-o", output) == 3
     out, err = capsys.readouterr()
     assert "a ring: infeasible" in out
-    assert "Chunk 1 cannot reach rank 0." in err
+    assert (out + err).count("Chunk 1 cannot reach rank 0.") == 1
     assert run("show", output) == 0
     assert run("show", output, "--html", problem.parent / "none.html") == 2
 
@@ -73,7 +73,7 @@ def test_plans_without_any_schedule_say_why(problem: Path, capsys: pytest.Captur
     [
         (["plan", "--budget", "5GiB"], "--budget"),
         (["plan", "--budget", "50%"], "--budget"),
-        (["plan", "--method", "chen"], "options.method"),
+        (["plan", "--method", "chen"], "--method: "),
         (["submit", "--budget", "5GiB"], "--budget"),
         (["frontier"], "no limit to sweep"),
         (["frontier", "--budgets", "1GiB,2GiB"], "--budgets"),
@@ -91,7 +91,7 @@ def test_what_means_nothing_is_refused(
 def test_a_method_of_another_kind_is_refused_for_memory_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("new", "memory", "--chain", "3", "-o", tmp_path / "chain.json") == 0
     assert run("plan", tmp_path / "chain.json", "--budget", "5GiB", "--method", "greedy") == 2
-    assert "options.method" in capsys.readouterr().err
+    assert "--method: " in capsys.readouterr().err
 
 
 def test_check_passes_right_plans_and_fails_wrong_ones(

@@ -14,6 +14,7 @@ from loadmaster.api.cli import fit as command
 from loadmaster.errors import LimitReachedError
 from loadmaster.models.kinds import check_plan, read_plan, read_problem
 from loadmaster.models.memory.plan import MemoryPlan
+from loadmaster.models.memory.presets import chain
 from loadmaster.models.memory.problem import MemoryProblem
 
 pytest.importorskip("torch")
@@ -36,6 +37,7 @@ BUDGET = 9 * ACTIVATION  # 6 results of ReLUs, 2 inputs, gradients: all of it do
 @pytest.fixture(autouse=True)
 def planning_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HandPlanner:
     (tmp_path / "factory_to_fit.py").write_text(FACTORY)
+    (tmp_path / "captured.json").write_text(json.dumps(chain(3, 100)))
     monkeypatch.chdir(tmp_path)
     by_hand = HandPlanner(step=1)
 
@@ -75,12 +77,26 @@ def test_a_model_is_planned_run_and_reported(tmp_path: Path, capfd: pytest.Captu
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_start")
+def test_show_finds_the_problem_that_fit_wrote(capfd: pytest.CaptureFixture[str]) -> None:
+    """The plan is for the corrected problem; the one that was captured stays."""
+    before = Path("captured.json").read_text()
+    assert fit("--budget", "9MiB", "-o", "plan.json") == 0
+    assert "problem: plan.problem.json" in capfd.readouterr().err
+    assert app.main(["check", "plan.problem.json", "plan.json"]) == 0
+    assert app.main(["show", "plan.json", "--html", "plan.html"]) == 0
+    assert fit("--budget", "9MiB", "-o", "plan.json", "--problem", "captured.json", "--force") == 0
+    assert Path("captured.json").read_text() != before
+    assert app.main(["check", "captured.json", "plan.json"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_start")
 def test_json_has_plan_and_tries(capfd: pytest.CaptureFixture[str]) -> None:
     assert fit("--budget", "9MiB", "--json", "--fragmentation", "1MiB") == 0
     document = json.loads(capfd.readouterr().out)
     chosen = document["tries"][document["chosen"]]
     assert chosen["kept"] and chosen["used_bytes"] == chosen["measured"]["peak_bytes"] + (1 << 20) <= BUDGET
-    assert read_plan(document["plan"]).status == "feasible"
+    assert document["plan"]["status"] == "feasible" and "schedule" not in document["plan"]
 
 
 @pytest.mark.slow
@@ -102,7 +118,11 @@ def test_fragmentation_can_be_counted_as_measured(capfd: pytest.CaptureFixture[s
         pytest.param(["--budget", "9MiB", "--offload"], 2, "no link to the host", marks=pytest.mark.slow),
         (["--budget", "9MiB", "--trace", "nowhere/t.json"], 2, "does not exist"),
         pytest.param(["--budget", "9MiB", "--device", "abacus"], 2, "cannot be built there", marks=pytest.mark.slow),
-        (["--budget", "9MiB", "--time-limit", "0"], 2, "time_limit_s"),
+        (["--budget", "9MiB", "--time-limit", "0"], 2, "--time-limit: "),
+        (["--budget", "9MiB", "-o", "captured.json"], 2, "-o: holds a problem already"),
+        (["--budget", "9MiB", "-o", "plan.json", "--problem", "captured.json"], 2, "over it with --force"),
+        (["--budget", "9MiB", "--force", "-o", "p.json", "--trace", "p.json"], 2, "--trace: is -o"),
+        (["--budget", "9MiB", "--force", "-o", "p.json", "--trace", "p.problem.json"], 2, "--trace: is --problem"),
     ],
 )
 def test_what_cannot_be_done_is_said(

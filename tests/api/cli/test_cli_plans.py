@@ -16,7 +16,7 @@ import pytest
 from loadmaster import planner
 from loadmaster.api.cli import app
 from loadmaster.errors import LimitReachedError
-from loadmaster.models.kinds import read_plan, write_plan
+from loadmaster.models.kinds import read_plan, read_problem, write_plan
 from loadmaster.models.memory.plan import Blocker, Infeasibility, MemoryPlan
 from loadmaster.models.memory.presets import chain
 from loadmaster.models.memory.problem import MemoryProblem
@@ -87,16 +87,67 @@ def test_plan_writes_the_plan_and_says_what_it_is(
     assert "\x1b" not in err
 
 
-def test_json_is_the_whole_plan_on_stdout(problem: Path, use: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def whole() -> dict[str, Any]:
+    """The document of the plan by hand, as JSON has it."""
+    document: dict[str, Any] = json.loads(json.dumps(write_plan(plan_by_hand(chain(6, MEGABYTE), BUDGET))))
+    return document
+
+
+def without_schedule() -> dict[str, Any]:
+    """The same as every ``--json`` prints it."""
+    return {name: value for name, value in whole().items() if name not in ("schedule", "infeasibility")}
+
+
+def test_json_is_the_plan_without_its_schedule(problem: Path, use: Any, capsys: pytest.CaptureFixture[str]) -> None:
     use(by_hand)
     assert run("plan", problem, "--budget", "8MB", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(write_plan(by_hand(None, bool))))  # type: ignore[arg-type]
+    found = json.loads(capsys.readouterr().out)
+    assert {**without_schedule(), **found} == found, "what every plan has is all there"
+    assert "schedule" not in found
+
+
+@pytest.mark.parametrize(("gap", "means"), [("1%", 0.01), ("2.5 %", 0.025), ("0%", 0.0), ("0.1", 0.1), ("1e-3", 1e-3)])
+def test_a_gap_as_a_percentage_or_as_a_fraction(gap: str, means: float, problem: Path, use: Any) -> None:
+    asked = use(by_hand)
+    assert run("plan", problem, "--budget", "8MB", "--gap", gap) == 0
+    assert asked[0].gap == pytest.approx(means)
 
 
 def test_output_to_stdout_is_the_plan_alone(problem: Path, use: Any, capsys: pytest.CaptureFixture[str]) -> None:
     use(by_hand)
     assert run("plan", problem, "--budget", "8MB", "-o", "-") == 0
-    assert json.loads(capsys.readouterr().out)["schema"] == "loadmaster/plan/1"
+    assert json.loads(capsys.readouterr().out) == whole()
+
+
+def test_the_problem_is_not_written_over(problem: Path, use: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    use(by_hand)
+    before = problem.read_text()
+    (problem.parent / "link.json").symlink_to(problem)
+    for same in (problem, problem.parent / "." / problem.name, problem.parent / "link.json"):
+        assert run("plan", problem, "--budget", "8MB", "-o", same) == 2
+        assert "-o: is the problem" in capsys.readouterr().err
+    assert run("frontier", problem, "--html", problem) == 2
+    assert "--html: is the problem" in capsys.readouterr().err
+    assert run("frontier", problem, "--html", "same", "--png", "same") == 2
+    assert "--html: is --png" in capsys.readouterr().err
+    assert problem.read_text() == before
+
+
+def test_no_plan_is_for_more_than_the_problem_states(
+    problem: Path, use: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``check`` would refuse it."""
+    asked = use(by_hand)
+    problem.write_text(json.dumps({**chain(6, MEGABYTE), "budget_bytes": 6 * MEGABYTE}))
+    assert run("plan", problem, "--budget", "8MB") == 2
+    said = capsys.readouterr().err
+    assert "--budget: 7.63 MiB is more than the 5.72 MiB that the problem states" in said and "6000000" in said
+    assert run("frontier", problem, "--budgets", "4MB,8MB", "--no-picture") == 2
+    assert "--budgets: 7.63 MiB is more than" in capsys.readouterr().err
+    assert asked == []
+    for flags, means in (([], 6 * MEGABYTE), (["--budget", "6MB"], 6 * MEGABYTE), (["--budget", "4MB"], 4 * MEGABYTE)):
+        assert run("plan", problem, *flags) == 0
+        assert asked.pop().budget_bytes == means
 
 
 def test_a_share_of_the_peak_as_budget(problem: Path, use: Any) -> None:
@@ -114,9 +165,14 @@ def test_infeasible_is_three_and_says_what_to_relax(
     output = tmp_path / "plan.json"
     assert run("plan", problem, "--budget", "1MB", "-o", output) == 3
     out, err = capsys.readouterr()
-    assert "3000000 bytes" in err and "forward 4" in err
-    assert "infeasible" in out
+    assert "infeasible" in out and "3000000 bytes" in out and out.count("forward 4") == 1
+    assert "forward 4" not in err and "3000000" not in err, "it is said once"
     assert read_plan(output).infeasibility == why
+    for flags in (["--json"], ["-o", "-"]):
+        assert run("plan", problem, "--budget", "1MB", *flags) == 3
+        out, err = capsys.readouterr()
+        assert json.loads(out)["infeasibility"]["minimum_budget_bytes"] == 3000000
+        assert "3000000 bytes" in err and "forward 4" in err
 
 
 def test_a_limit_without_a_plan_is_four(problem: Path, use: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,13 +214,17 @@ def test_a_second_interrupt_ends_the_command(problem: Path, use: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["problem.json"], "--budget"),
+        (["problem.json"], "--budget: is missing, and the problem states none"),
         (["missing.json", "--budget", "8MB"], "no such file"),
         (["problem.json", "--budget", "8mb"], "Write 8MB"),
-        (["problem.json", "--budget", "8MB", "--gap", "2"], "gap"),
-        (["problem.json", "--budget", "8MB", "--time-limit", "-1"], "time_limit_s"),
-        (["problem.json", "--budget", "8MB", "--solver", "abacus"], "no solver"),
-        (["problem.json", "--budget", "8MB", "--method", "prayer"], "no method"),
+        (["problem.json", "--budget", "8MB", "--gap", "2"], "--gap: is more than 100%"),
+        (["problem.json", "--budget", "8MB", "--time-limit", "-1"], "--time-limit: "),
+        (["problem.json", "--budget", "8MB", "--gap", "lots"], "--gap: is neither"),
+        (["problem.json", "--budget", "8MB", "--gap", "-1%"], "--gap"),
+        (["problem.json", "--budget", "8MB", "--memory-limit", "1kB"], "--memory-limit: "),
+        (["problem.json", "--budget", "8MB", "--solver", "abacus"], "--solver: is no solver"),
+        (["problem.json", "--budget", "8MB", "--method", "prayer"], "--method: is no method"),
+        (["problem.json", "--budget", "8MB", "--method", "greedy"], "--method: is no method for memory"),
         (["problem.json", "--budget", "8MB", "-o", "no/such/folder.json"], "does not exist"),
         (["problem.json", "--budget", "8MB", "--seed", "x"], "invalid int"),
         ([], "required"),
@@ -250,7 +310,8 @@ def test_show_finds_the_problem_beside_the_plan(problem: Path, plan: Path, capsy
     (plan.parent / "broken.json").write_text("{")
     (plan.parent / "other.json").write_text(json.dumps(chain(5, MEGABYTE)))
     assert run("show", plan) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert err == ""
     # By hand: results 1 to 5 are computed again, 0 is kept.
     assert re.search(r"recomputed +4\.77 MiB", out)
     assert "kept" in out
@@ -276,14 +337,29 @@ def test_show_writes_report_picture_trace_and_snapshot(problem: Path, plan: Path
 
 def test_show_without_the_problem_still_speaks(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("show", plan) == 0
-    assert "gap 10.00 %" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "gap 10.00 %" in out
+    assert "its problem is not beside it" in err and "--problem" in err
     assert run("show", plan, "--html", "report.html") == 2
     assert "--problem" in capsys.readouterr().err
 
 
+def test_show_refuses_the_problem_of_another_plan(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(chain(5, MEGABYTE)))
+    assert run("show", plan, "--problem", other) == 2
+    assert "--problem: is not the problem that this plan is for" in capsys.readouterr().err
+    assert run("show", plan, "--trace", plan) == 2
+    assert "--trace: is the plan" in capsys.readouterr().err
+
+
 def test_show_json(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("show", plan, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(plan.read_text())
+    found = json.loads(capsys.readouterr().out)
+    assert {**without_schedule(), **found} == found
+    assert "schedule" not in found
 
 
 def test_show_an_infeasible_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,3 +369,17 @@ def test_show_an_infeasible_plan(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert run("show", path) == 0
     assert "3000000 bytes" in capsys.readouterr().out
     assert run("show", path, "--png", "picture.png") == 2
+
+
+def test_show_a_problem_says_how_much_it_needs(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By hand: six results and the gradient that the loss makes; the step that keeps all runs each way once."""
+    assert run("show", problem) == 0
+    out, err = capsys.readouterr()
+    assert "6.68 MiB (7000000 bytes) with nothing planned" in out and err == ""
+    assert run("show", problem, "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["unconstrained_peak_bytes"] == 7 * MEGABYTE
+    assert figures["problem_sha256"] == read_problem(problem).sha256
+    for flags in (["--html", "r.html"], ["--problem", problem]):
+        assert run("show", problem, *flags) == 2
+        assert f"{flags[0]}: is for a plan, and this is a problem" in capsys.readouterr().err

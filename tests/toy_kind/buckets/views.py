@@ -37,7 +37,7 @@ HEADER = ["gradients", "bytes", "start_us", "end_us"]
 def summary(plan: BucketsPlan) -> str:
     """What ``plan`` and ``show`` print."""
     if plan.objective is None:
-        return f"{plan.name}: {plan.status}"
+        return f"{plan.name}: {plan.status}: {infeasible(plan)}"
     return f"{plan.name}: {plan.status}, {len(plan.ends)} messages, all there at {show_cost(plan.objective, plan.unit)}"
 
 
