@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from loadmaster.api.client import AsyncClient, Client
     from loadmaster.api.report.notebook import show
+    from loadmaster.models.fit_record import FitRecord, load_fit
     from loadmaster.models.kinds import (
         check_plan,
         load_plan,
@@ -30,10 +31,12 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncClient",
     "Client",
+    "FitRecord",
     "PlanOptions",
     "PlanProgress",
     "check_plan",
     "frontier",
+    "load_fit",
     "load_plan",
     "load_problem",
     "plan",
@@ -47,10 +50,12 @@ __all__ = [
 _HOME = {
     "AsyncClient": "loadmaster.api.client",
     "Client": "loadmaster.api.client",
+    "FitRecord": "loadmaster.models.fit_record",
     "PlanOptions": "loadmaster.planner",
     "PlanProgress": "loadmaster.planner",
     "check_plan": "loadmaster.models.kinds",
     "frontier": "loadmaster.planner",
+    "load_fit": "loadmaster.models.fit_record",
     "load_plan": "loadmaster.models.kinds",
     "load_problem": "loadmaster.models.kinds",
     "plan": "loadmaster.planner",

@@ -5,12 +5,14 @@ No torch, no web; every solve runs in a process of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import loadmaster
+from loadmaster import live_line
 from loadmaster.errors import InputError
 from loadmaster.models.canonical import sha256
 from loadmaster.models.documents import Document
@@ -30,6 +32,7 @@ def plan(
     *,
     on_progress: Callable[[PlanProgress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
+    progress: bool | None = None,
     **changes: Any,
 ) -> Plan:
     """Plan a problem: a typed one, a document, or the path of one.
@@ -39,6 +42,8 @@ def plan(
             ``budget_bytes="50%"``).
         on_progress: called with each report, in this thread.
         cancelled: asked several times a second; once true, the best plan so far is returned.
+        progress: whether to say where the search is, in a line on standard error. None: in a terminal or a notebook,
+            unless ``on_progress`` is given.
 
     Returns:
         A checked plan, or an infeasible one that says what to relax.
@@ -52,7 +57,8 @@ def plan(
     typed = read_problem(problem)
     if typed is problem:
         resolve(kind_named(typed.kind).validate)(typed)
-    return _planned(typed, replace(options or PlanOptions(), **changes), on_progress, cancelled)
+    with _told(typed, progress, on_progress) as report:
+        return _planned(typed, replace(options or PlanOptions(), **changes), report, cancelled)
 
 
 def frontier(
@@ -65,28 +71,31 @@ def frontier(
     workers: int = 2,
     on_progress: Callable[[PlanProgress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
+    progress: bool | None = None,
 ) -> Frontier:
     """Plan a sweep of limits side by side. See :func:`loadmaster.planner.sweep.sweep`.
 
     Args:
         limits: of the problem's kind, in its unit or as shares (``"50%"``); evenly spread ones if none are given.
         budgets_bytes: the same, for kinds whose limit is a budget in bytes.
+        progress: as for :func:`plan`.
 
     Raises:
         InputError: the problem is of a kind that has no limit; and as there.
     """
     typed = read_problem(problem)
-    return sweep(
-        typed,
-        options or PlanOptions(),
-        _planned,
-        limits=limits,
-        budgets_bytes=budgets_bytes,
-        count=count,
-        workers=workers,
-        on_progress=on_progress,
-        cancelled=cancelled,
-    )
+    with _told(typed, progress, on_progress) as report:
+        return sweep(
+            typed,
+            options or PlanOptions(),
+            _planned,
+            limits=limits,
+            budgets_bytes=budgets_bytes,
+            count=count,
+            workers=workers,
+            on_progress=report,
+            cancelled=cancelled,
+        )
 
 
 def settled(problem: Problem, options: PlanOptions) -> PlanOptions:
@@ -133,6 +142,23 @@ def cache_key(problem: Problem, options: PlanOptions) -> str:
     """Equal for requests that have the same answers: problem, limit, options and version of Loadmaster."""
     asked = settled(problem, options).to_document()
     return sha256({"problem": problem.sha256, "options": asked, "version": loadmaster.__version__})
+
+
+@contextmanager
+def _told(
+    problem: Problem, progress: bool | None, on_progress: Callable[[PlanProgress], None] | None
+) -> Iterator[Callable[[PlanProgress], None] | None]:
+    """Where reports go: to the caller, to a line on standard error, to both, or nowhere."""
+    if progress is None and on_progress is not None:
+        progress = False
+    with live_line.line(progress) as line:
+
+        def report(reported: PlanProgress) -> None:
+            line.show(reported.line(problem.unit))
+            if on_progress is not None:
+                on_progress(reported)
+
+        yield on_progress if line.quiet else report
 
 
 def _planned(

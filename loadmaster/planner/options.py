@@ -9,7 +9,7 @@ from typing import Any
 
 from loadmaster.errors import InputError
 from loadmaster.models.kinds import all_kinds
-from loadmaster.models.units import bytes_of
+from loadmaster.models.units import bytes_of, show_cost, show_share
 
 # The names under which the limit of the problem's kind may be given; the second one by kinds whose limit it is.
 LIMIT_NAMES = ("limit", "budget_bytes")
@@ -137,3 +137,16 @@ class PlanProgress:
     objective: float | None = None
     bound: float | None = None
     gap: float | None = None
+
+    def line(self, unit: str) -> str:
+        """Where the search is, in one line."""
+        parts = [f"{self.seconds:6.1f} s", self.phase]
+        if self.objective is not None:
+            parts.append(f"plan {show_cost(self.objective, unit)}")
+        if self.bound is not None:
+            parts.append(f"bound {show_cost(self.bound, unit)}")
+        if self.gap is not None:
+            parts.append(f"gap {show_share(self.gap)}")
+        if self.message:
+            parts.append(self.message)
+        return "  ".join(parts)

@@ -15,7 +15,7 @@ from loadmaster.errors import InputError
 from loadmaster.models.envelope import Plan as EveryPlan
 from loadmaster.models.kind import Limit
 from loadmaster.models.kinds import Plan, Problem, all_kinds, kind_named, write_plan
-from loadmaster.models.units import parse_bytes, parse_fraction, show_cost, show_share
+from loadmaster.models.units import parse_bytes, parse_fraction, show_share
 from loadmaster.planner import PlanOptions, PlanProgress, settled
 
 INFEASIBLE = 3
@@ -126,16 +126,7 @@ def by_flag(limit: Limit | None = None, *, several: bool = False) -> Iterator[No
 
 def report_progress(terminal: Terminal, progress: PlanProgress, unit: str) -> None:
     """One line of where the search is."""
-    parts = [f"{progress.seconds:6.1f} s", progress.phase]
-    if progress.objective is not None:
-        parts.append(f"plan {show_cost(progress.objective, unit)}")
-    if progress.bound is not None:
-        parts.append(f"bound {show_cost(progress.bound, unit)}")
-    if progress.gap is not None:
-        parts.append(f"gap {show_share(progress.gap)}")
-    if progress.message:
-        parts.append(progress.message)
-    terminal.progress("  ".join(parts))
+    terminal.progress(progress.line(unit))
 
 
 def finish(plan: Plan, arguments: argparse.Namespace, terminal: Terminal) -> int:

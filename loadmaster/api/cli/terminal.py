@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-_PLAIN_EVERY_S = 5.0
-_LIVE_EVERY_S = 0.1
+from loadmaster.live_line import LiveLine
 
 
 class Terminal:
@@ -24,10 +21,8 @@ class Terminal:
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._out = out if out is not None else sys.stdout
         self._err = err if err is not None else sys.stderr
-        self._live = self._err.isatty() and os.environ.get("TERM") != "dumb"
-        self._colour = self._live and not os.environ.get("NO_COLOR")
-        self._live_line = False
-        self._shown_at = -_PLAIN_EVERY_S
+        self._line = LiveLine(self._err)
+        self._colour = self._line.live and not os.environ.get("NO_COLOR")
 
     def data(self, text: str) -> None:
         """One line or block of data."""
@@ -51,23 +46,11 @@ class Terminal:
 
     def progress(self, text: str) -> None:
         """What is going on right now: the live line of a terminal, else a plain line every few seconds."""
-        now = time.monotonic()
-        if now - self._shown_at < (_LIVE_EVERY_S if self._live else _PLAIN_EVERY_S):
-            return
-        self._shown_at = now
-        if self._live:
-            width = shutil.get_terminal_size().columns - 1
-            self._err.write("\r\x1b[2K" + text[:width])
-            self._live_line = True
-        else:
-            self._err.write(text + "\n")
-        self._err.flush()
+        self._line.show(text)
 
     def settle(self) -> None:
         """Clear the live line, if there is one."""
-        if self._live_line:
-            self._err.write("\r\x1b[2K")
-            self._live_line = False
+        self._line.settle()
 
     def paint(self, text: str, code: str) -> str:
         """Text in an ANSI colour, where colours are wanted."""

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from loadmaster.api.cli import app, terminal
+from loadmaster import live_line
+from loadmaster.api.cli import app
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.columns import table
 
@@ -21,7 +22,7 @@ class Screen(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal, "_LIVE_EVERY_S", 0.0)
+    monkeypatch.setattr(live_line, "_LIVE_EVERY_S", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
 
