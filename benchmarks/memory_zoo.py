@@ -1,0 +1,89 @@
+"""Models of transformers, timm, torchvision and diffusers, called as their documentation calls them, on a CPU.
+
+    python -m benchmarks.memory_zoo --out DIR [--only timm/densenet121 ...] [--backend inductor]
+
+Each is captured, planned at shares of its peak, and applied beside plain PyTorch. Each is a process of its own with a
+limit, so that the crash of one ends nothing. Rows are in DIR after each; a run goes on from them
+(`--fresh` begins anew).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import multiprocessing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import record
+from benchmarks.zoo.measure import LEAST_SHARE, PLAN_LIMIT_S, measure_one
+from benchmarks.zoo.models import LIBRARIES, of_library
+
+LIMIT_S = 900
+
+
+def measured(name: str, backend: str, path: Path) -> dict[str, Any]:
+    """The row of one model, with what ended it early if anything did."""
+    context = multiprocessing.get_context("forkserver")
+    # What all have in common is imported once.
+    context.set_forkserver_preload(["benchmarks.zoo.measure", *(f"benchmarks.zoo.{lib}_models" for lib in LIBRARIES)])
+    process = context.Process(target=measure_one, args=(name, backend, path))
+    process.start()
+    process.join(LIMIT_S)
+    ended = None if process.exitcode == 0 else f"ended with exit status {process.exitcode}"
+    if process.is_alive():
+        process.kill()
+        process.join()
+        ended = f"took more than {LIMIT_S} s"
+    library, _, model = name.partition("/")
+    row = json.loads(path.read_text()) if path.exists() else {"model": model, "library": library, "budgets": []}
+    if ended is not None:
+        record.write_whole(path, json.dumps(row := {**row, "ended": ended}))
+    return dict(row)
+
+
+def names() -> list[str]:
+    """All models of the libraries that are installed, as ``LIBRARY/MODEL``."""
+    return [f"{library}/{e.name}" for library in LIBRARIES for e in of_library(library)]
+
+
+def shown(row: dict[str, Any]) -> str:
+    """One row in a line."""
+    budgets = ", ".join(f"{b['share']:.0%} {b.get('status')} gap {b.get('gap')}" for b in row["budgets"])
+    return f"{row['library']}/{row['model']}: {row.get('refused') or row.get('ended') or budgets}"
+
+
+def run(wanted: Sequence[str], backend: str, folder: Path, *, fresh: bool) -> list[dict[str, Any]]:
+    """The rows of these models, one after another."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for name in wanted:
+        path = folder / f"{name.replace('/', '-')}-{backend}.json"
+        if fresh:
+            path.unlink(missing_ok=True)
+        rows.append(json.loads(path.read_text()) if path.exists() else measured(name, backend, path))
+        print(shown(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> None:
+    """Measure what is missing, and report."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--out", type=Path, required=True, help="folder for rows and problems; kept from run to run")
+    p.add_argument("--only", nargs="+", metavar="LIBRARY/MODEL", help="measure these, and record nothing")
+    p.add_argument("--backend", choices=("eager", "inductor"), default="eager")
+    p.add_argument("--fresh", action="store_true", help="begin with no rows")
+    a = p.parse_args()
+    rows = run(a.only or names(), a.backend, a.out, fresh=a.fresh)
+    if a.only is None:
+        versions = {library: importlib.metadata.version(library) for library in LIBRARIES}
+        record.write(
+            "memory_zoo",
+            {"libraries": versions, "plan_limit_s": PLAN_LIMIT_S, "least_gradient_share": LEAST_SHARE, "models": rows},
+        )
+
+
+if __name__ == "__main__":
+    main()

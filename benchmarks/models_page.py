@@ -1,0 +1,141 @@
+"""Writes ``docs/models.md`` from ``benchmarks/results/memory_zoo.json``.
+
+python -m benchmarks.models_page
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import RESULTS
+
+Result = Mapping[str, Any]
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
+RESULT = RESULTS / "memory_zoo.json"
+MIB = 1 << 20
+# Float32 rounds at 6e-8; sums over a batch in another order differ by some hundred of that.
+TOLERANCE = 1e-4
+WIDE_GAP = 0.03
+_HEADER = ("model", "for", "operators", "peak, MiB", "70 %", "50 %", "35 %", "gradients")
+_INTRODUCTION = """# Models that were tried
+
+{count} models of {libraries}, built from small configurations with random weights, and called as their own
+documentation calls them: a dictionary or a `BatchEncoding` with `labels` and the loss inside the output, images and
+labels with cross entropy, samples and timesteps with the noise as the target. No model is wrapped and none is changed.
+[benchmarks/zoo](../benchmarks/zoo) has each of them in a few lines.
+
+```python
+problem = capture(model, batch, loss)  # loss=None: it is in the output
+plan = loadmaster.plan(problem, budget_bytes=peak * 70 // 100)
+step = apply(plan, model, loss)
+step(**batch).backward()  # or step(*batch)
+```
+
+Each cell below a share says what a budget of that share of the plain step's peak costs: how much longer a step is than
+with memory to spare, and in brackets how much of the step is not proved to be needed, after at most {limit:.0f} s of
+planning. Where no plan fits, the least share that could is there. The last column is the largest difference of a
+parameter's gradient from plain PyTorch's, by norm and relative, in float32. Dropout is off, so that there is something
+to compare.
+"""
+
+
+def load() -> Result:
+    """The recorded result."""
+    return dict(json.loads(RESULT.read_text("utf-8")))
+
+
+def render(result: Result) -> str:
+    """The page."""
+    rows = result["models"]
+    libraries = [f"{name} {version}" for name, version in result["libraries"].items()]
+    parts = [
+        _INTRODUCTION.format(
+            count=len(rows), libraries=f"{', '.join(libraries[:-1])} and {libraries[-1]}", limit=result["plan_limit_s"]
+        )
+    ]
+    for library in result["libraries"]:
+        parts.append(f"## {library}\n\n{_table([row for row in rows if row['library'] == library])}")
+    parts.append(_verdict(rows))
+    machine = ", ".join(f"{name} {value}" for name, value in result["machine"].items())
+    versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
+    parts.append(f"```bash\n{result['command']}    # {result['date']}\n```\n\n{machine}; {versions}\n")
+    return "\n".join(parts)
+
+
+def _table(rows: Iterable[Result]) -> str:
+    lines = [f"| {' | '.join(_HEADER)} |", f"|{' --- |' * len(_HEADER)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(_cells(row))} |" for row in rows)]) + "\n"
+
+
+def _cells(row: Result) -> Sequence[str]:
+    named = (f"`{row['model']}`", row.get("sort", ""))
+    if "operators" not in row:
+        return (*named, "", "", "refused", "", "", "")
+    by_share = {found["share"]: found for found in row["budgets"]}
+    cells = [_planned(by_share.get(share), row) for share in (0.7, 0.5, 0.35)]
+    return (*named, str(row["operators"]), f"{row['peak_bytes'] / MIB:.1f}", *cells, _gradients(row))
+
+
+def _planned(found: Result | None, row: Result) -> str:
+    if found is None or "status" not in found:
+        return ""
+    if found["status"] == "infeasible":
+        return f"needs {found['least_bytes'] / row['peak_bytes']:.0%}".replace("%", " %")
+    if found["status"] == "none":
+        return "no plan in time"
+    overhead = found["objective_us"] / found["unconstrained_us"] - 1
+    return f"{100 * overhead:+.1f} % ({100 * found['gap']:.1f} %)"
+
+
+def _differences(row: Result) -> list[float]:
+    return [b["gradient_difference"] for b in row["budgets"] if "gradient_difference" in b]
+
+
+def _gradients(row: Result) -> str:
+    if not (found := _differences(row)):
+        return ""
+    return "bit-equal" if max(found) == 0 else f"{max(found):.0e}"
+
+
+def _verdict(rows: Sequence[Result]) -> str:
+    """What held for all, and by name what did not."""
+    budgets = [(row, b) for row in rows for b in row["budgets"]]
+    applied = [(row, b) for row, b in budgets if "peak_bytes" in b]
+    above = [(row, b) for row, b in applied if b["peak_bytes"] > b["budget_bytes"]]
+    wide = [(row, b) for row, b in applied if b["gap"] > WIDE_GAP]
+    late = [(row, b) for row, b in budgets if b.get("status") == "none"]
+    wrong = [row for row in rows if any(d > TOLERANCE for d in _differences(row))]
+    refused = [row for row in rows if "refused" in row or "ended" in row]
+    lines = [
+        f"- Captured: {sum('operators' in row for row in rows)} of {len(rows)}.",
+        *(f"  - `{row['model']}`: {_words(row.get('refused') or row['ended'])}" for row in refused),
+        f"- Budgets kept by the measured peak: {len(applied) - len(above)} of {len(applied)}{_named(above)}.",
+        f"- Gradients within {TOLERANCE:.0e}: {sum(bool(_differences(r)) for r in rows) - len(wrong)} of "
+        f"{sum(bool(_differences(r)) for r in rows)} models{_named((row, {}) for row in wrong)}.",
+        f"- Gaps of {100 * WIDE_GAP:.0f} % or less: {len(applied) - len(wide)} of {len(applied)} plans{_named(wide)}.",
+        f"- Answered in time: {len(budgets) - len(late)} of {len(budgets)} budgets{_named(late)}.",
+    ]
+    return "## What held, and what did not\n\n" + "\n".join(lines) + "\n"
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _named(found: Iterable[tuple[Result, Result]]) -> str:
+    names = [f"`{row['model']}`" + (f" at {100 * b['share']:.0f} %" if b else "") for row, b in found]
+    return f"; not {', '.join(names)}" if names else ""
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(render(load()), "utf-8")
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""An entry of the zoo: a model, one batch of it and its loss, as its library's own documentation calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# A model; a batch, positional (its last item the target) or by keyword; a loss, or None if the output holds it.
+Example = tuple[nn.Module, Sequence[Any] | Mapping[str, Any], Callable[..., Tensor] | None]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model of a library.
+
+    Attributes:
+        name: as the table shows it.
+        library: the package it is from.
+        sort: what it is for.
+        make: builds it from a small configuration, with random weights.
+    """
+
+    name: str
+    library: str
+    sort: str
+    make: Callable[[], Example]
+
+    def build(self) -> Example:
+        """The model in training, its batch and its loss; the same every time."""
+        torch.manual_seed(0)
+        model, batch, loss = self.make()
+        return model.train(), batch, loss
+
+
+def entries(library: str, found: Mapping[str, tuple[str, Callable[[], Example]]]) -> tuple[Entry, ...]:
+    """The entries of a library from ``{name: (sort, make)}``."""
+    return tuple(Entry(name, library, sort, make) for name, (sort, make) in found.items())
+
+
+def undropped(config: Any) -> Any:
+    """A configuration without dropout, so that gradients can be held against plain PyTorch's."""
+    for name, value in vars(config).items():
+        if isinstance(value, float) and ("drop" in name or name.endswith("_pdrop")):
+            setattr(config, name, 0.0)
+    return config

@@ -1,0 +1,86 @@
+"""The zoo: how gradients are compared, what a row keeps when a model fails, and the page that is written from rows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import models_page
+from benchmarks.zoo.entries import Entry
+from benchmarks.zoo.measure import Measured, difference
+
+GRADIENTS = {"weight": torch.tensor([3.0, 4.0]), "bias": torch.tensor([1e-9])}
+
+
+def test_equal_gradients_do_not_differ() -> None:
+    assert difference(GRADIENTS, dict(GRADIENTS)) == 0
+
+
+def test_the_difference_is_relative_to_a_parameters_own_gradient() -> None:
+    other = {**GRADIENTS, "weight": torch.tensor([3.0, 4.5])}
+    assert difference(other, GRADIENTS) == pytest.approx(0.5 / 5)
+
+
+def test_what_is_zero_but_for_rounding_is_held_against_the_whole_gradient() -> None:
+    other = {**GRADIENTS, "bias": torch.tensor([-1e-9])}
+    assert difference(other, GRADIENTS) == pytest.approx(2e-9 / 5e-3, rel=1e-3)
+
+
+def test_a_parameter_without_a_gradient_is_a_difference() -> None:
+    assert difference({"weight": GRADIENTS["weight"]}, GRADIENTS) == float("inf")
+
+
+def test_what_a_model_raises_is_in_its_row(tmp_path) -> None:
+    class Broken(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("no such thing")
+
+    rows: list[str] = []
+    one = Entry("Broken", "ours", "a trial", lambda: (Broken(), (torch.ones(2), torch.ones(2)), torch.dot))
+    Measured(one, "eager", lambda row: rows.append(json.dumps(row))).run(tmp_path / "problem.json")
+    found = json.loads(rows[-1])
+    assert "no such thing" in found.get("refused", found.get("ended", ""))
+    assert found["model"] == "Broken"
+
+
+def row(model: str, *budgets: dict, **more: object) -> dict:
+    found = {"model": model, "library": "timm", "sort": "classification", "operators": 7, "peak_bytes": 100 << 20}
+    return {**found, "budgets": list(budgets), **more}
+
+
+def applied(share: float, peak: float, gap: float = 0.0, error: float = 0.0) -> dict:
+    size = 100 << 20
+    return {
+        "share": share,
+        "budget_bytes": int(share * size),
+        "status": "feasible",
+        "gap": gap,
+        "objective_us": 110.0,
+        "unconstrained_us": 100.0,
+        "peak_bytes": int(peak * size),
+        "gradient_difference": error,
+    }
+
+
+def test_the_page_names_what_did_not_hold() -> None:
+    infeasible = {"share": 0.35, "budget_bytes": 35 << 20, "status": "infeasible", "least_bytes": 41 << 20}
+    none = {"share": 0.5, "budget_bytes": 50 << 20, "status": "none", "refused": "no plan"}
+    rows = [
+        row("fine", applied(0.7, 0.69), infeasible),
+        row("above", applied(0.7, 0.71), none),
+        row("wrong", applied(0.7, 0.6, gap=0.05, error=0.5)),
+        {"model": "odd", "library": "timm", "sort": "speech", "budgets": [], "refused": "model: branches on a value"},
+    ]
+    result = {"models": rows, "libraries": {"transformers": "5", "timm": "1"}, "plan_limit_s": 15.0}
+    text = models_page.render(
+        {**result, "machine": {"cores": 1}, "versions": {"torch": "2"}, "command": "c", "date": "d"}
+    )
+    assert "| `fine` | classification | 7 | 100.0 | +10.0 % (0.0 %) |  | needs 41 % | bit-equal |" in text
+    assert "Captured: 3 of 4." in text and "`odd`: model: branches on a value" in text
+    assert "kept by the measured peak: 2 of 3; not `above` at 70 %." in text
+    assert "within 1e-04: 2 of 3 models; not `wrong`." in text
+    assert "Gaps of 3 % or less: 2 of 3 plans; not `wrong` at 70 %." in text
+    assert "Answered in time: 4 of 5 budgets; not `above` at 50 %." in text
