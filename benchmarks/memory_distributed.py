@@ -188,7 +188,7 @@ def row(run: Run, wrapper: str, method: str) -> dict[str, Any]:
     from torch.nn.parallel import DistributedDataParallel
 
     from loadmaster.executor import apply, apply_to_blocks
-    from loadmaster.executor.steps.tracing import Step
+    from loadmaster.executor.steps.step import Step
 
     cuda = run.device.startswith("cuda")
     model, loss = build(run)

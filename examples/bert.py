@@ -1,6 +1,6 @@
 """A BERT: an encoder of bidirectional attention, trained to fill in masked tokens.
 
-A factory returns ``(model, inputs, loss)``: ``loadmaster capture examples.bert:small`` calls it.
+A factory returns ``(model, batch, loss)``: ``loadmaster capture examples.bert:small`` calls it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """GoogleNet: inception modules with BatchNorm, without auxiliary classifiers.
 
-A factory returns ``(model, inputs, loss)``: ``loadmaster capture examples.googlenet:small`` calls it.
+A factory returns ``(model, batch, loss)``: ``loadmaster capture examples.googlenet:small`` calls it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A GPT, and the factories that ``loadmaster capture examples.gpt:small`` calls.
 
-A factory returns ``(model, inputs, loss)``: the last input is the target, and one training step computes
+A factory returns ``(model, batch, loss)``: the last input is the target, and one training step computes
 ``loss(model(*inputs[:-1]), inputs[-1])``. Yours can live in any module of your own.
 """
 

@@ -1,6 +1,6 @@
 """A Llama-like language model: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
-A factory returns ``(model, inputs, loss)``: ``loadmaster capture examples.llama:small`` calls it.
+A factory returns ``(model, batch, loss)``: ``loadmaster capture examples.llama:small`` calls it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """MobileNet-V2: inverted residuals of depthwise convolutions.
 
-A factory returns ``(model, inputs, loss)``: ``loadmaster capture examples.mobilenet_v2:small`` calls it.
+A factory returns ``(model, batch, loss)``: ``loadmaster capture examples.mobilenet_v2:small`` calls it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m examples.train examples.gpt:small plan.json --steps 3
 
-The factory returns ``(model, inputs, loss)``, as for ``loadmaster capture``; the plan is one for that capture. What
+The factory returns ``(model, batch, loss)``, as for ``loadmaster capture``; the plan is one for that capture. What
 makes the difference in a training script of your own is one line: ``step = apply(plan, model, loss)``.
 """
 

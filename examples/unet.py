@@ -1,6 +1,6 @@
 """U-Net: an encoder and a decoder joined by a skip at every resolution.
 
-A factory returns ``(model, inputs, loss)``: ``loadmaster capture examples.unet:small`` calls it.
+A factory returns ``(model, batch, loss)``: ``loadmaster capture examples.unet:small`` calls it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """3D-UNet: a U-Net over volumes, with GroupNorm before every convolution.
 
-A factory returns ``(model, inputs, loss)``: ``loadmaster capture examples.unet3d:small`` calls it.
+A factory returns ``(model, batch, loss)``: ``loadmaster capture examples.unet3d:small`` calls it.
 """
 
 from __future__ import annotations

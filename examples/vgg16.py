@@ -1,6 +1,6 @@
 """VGG-16: five stages of 3x3 convolutions and three wide linear layers.
 
-A factory returns ``(model, inputs, loss)``: ``loadmaster capture examples.vgg16:small`` calls it.
+A factory returns ``(model, batch, loss)``: ``loadmaster capture examples.vgg16:small`` calls it.
 """
 
 from __future__ import annotations

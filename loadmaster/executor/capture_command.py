@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
         description="Capture a PyTorch model as a problem document.",
         epilog="Each kind has options of its own: loadmaster capture MODULE:FACTORY KIND --help",
     )
-    p.add_argument("factory", metavar="MODULE:FACTORY", help="returns (model, inputs) or (model, inputs, loss)")
+    p.add_argument("factory", metavar="MODULE:FACTORY", help="returns (model, batch) or (model, batch, loss)")
     words = "; ".join(f"{name}: {kind.question}" for name, kind in kinds.items())
     usual = f" (default: {default.name})" if default is not None else ""
     p.add_argument("kind", metavar="KIND", nargs="?", choices=list(kinds), help=words + usual)

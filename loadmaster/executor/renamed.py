@@ -16,15 +16,16 @@ def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
     warnings.warn(f"{old} is called {new} now; the old name goes in the next release.", DeprecationWarning, stacklevel)
 
 
-def renamed_keyword(old: str, new: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A function that takes one keyword under its old name too."""
+def renamed_keywords(**new_names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A function that takes keywords under their old names too; given as ``old="new"``."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if old in kwargs and new not in kwargs:
-                warn_renamed(f"{function.__name__}({old}=...)", f"{function.__name__}({new}=...)")
-                kwargs[new] = kwargs.pop(old)
+            for old, new in new_names.items():
+                if old in kwargs and new not in kwargs:
+                    warn_renamed(f"{function.__name__}({old}=...)", f"{function.__name__}({new}=...)")
+                    kwargs[new] = kwargs.pop(old)
             return function(*args, **kwargs)
 
         return call

@@ -70,7 +70,7 @@ def _fill(kind: Kind) -> Callable[[argparse.ArgumentParser], None]:
 def capture_arguments(parser: argparse.ArgumentParser) -> None:
     """What ``capture`` takes of every kind; the rest is the kind's own, on the executor's floor."""
     kinds = [kind.name for kind in all_kinds().values() if kind.capture is not None]
-    parser.add_argument("factory", metavar="MODULE:FACTORY", help="returns (model, inputs) or (model, inputs, loss)")
+    parser.add_argument("factory", metavar="MODULE:FACTORY", help="returns (model, batch) or (model, batch, loss)")
     parser.add_argument("kind", nargs="?", choices=kinds, help="of problem")
     parser.add_argument("-o", "--output", metavar="PROBLEM.json", help="stdout if not given")
 

@@ -40,7 +40,7 @@ _SWITCHES = {"gradients_held": "--gradients-held", "offload": "--offload"}
 def fit_arguments(fit: argparse.ArgumentParser) -> None:
     """The arguments of ``fit``."""
     fit.description = _fit.__doc__
-    fit.add_argument("factory", metavar="MODULE:FACTORY", help="returns (model, inputs) or (model, inputs, loss)")
+    fit.add_argument("factory", metavar="MODULE:FACTORY", help="returns (model, batch) or (model, batch, loss)")
     fit.add_argument("--budget", metavar="SIZE", required=True, help="5GiB, 800MB or bytes: for the measured peak")
     fit.add_argument("--tries", type=int, default=3, metavar="N", help="plans that are run at most (3)")
     fit.add_argument(

@@ -7,9 +7,7 @@ than ``kept_bytes``, a step's peak is at most that of everything else, (N - 1) *
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import fx, nn
 
@@ -20,17 +18,17 @@ from loadmaster.executor.memory.operators.implementation_filter import EVERYTHIN
 from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.backends import Backend
 from loadmaster.executor.memory.run.elsewhere import with_elsewhere
-from loadmaster.executor.renamed import renamed_keyword
+from loadmaster.executor.renamed import renamed_keywords
+from loadmaster.executor.steps.batch import AnyBatch, batch_of
 from loadmaster.executor.steps.resident import own_bytes
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
-from loadmaster.executor.steps.tracing import batch_of
 from loadmaster.models.memory.problem import MemoryProblem
 
 
-@renamed_keyword("offer", "implementations")
+@renamed_keywords(offer="implementations", inputs="batch")
 def capture_block(
     block: nn.Module,
-    inputs: Sequence[Any],
+    batch: AnyBatch,
     *,
     kept_bytes: int,
     budget_bytes: int,
@@ -44,7 +42,8 @@ def capture_block(
 
     Args:
         block: a module that returns one tensor.
-        inputs: what the model gives it, with ``requires_grad`` set where it is set there.
+        batch: what the model gives it, a tuple or a mapping of inputs by keyword, with ``requires_grad`` set where it
+            is set there.
         kept_bytes: most that the block may keep from its forward to its backward pass, beside its inputs.
         budget_bytes: most that it may take while it runs: its parameters, inputs and gradients with what it keeps.
         hardware, costs, backend, implementations, name: as for :func:`~loadmaster.executor.memory.capture.capture`.
@@ -56,14 +55,14 @@ def capture_block(
     for field, value in (("kept_bytes", kept_bytes), ("budget_bytes", budget_bytes)):
         if value < 0:
             raise InputError(field, value, "is negative", "Give bytes, 0 or more.")
-    inputs = batch_of(inputs)
+    batch = batch_of(batch)
     options = CaptureOptions(
         hardware=hardware, costs=costs, backend=backend, implementations=implementations, name=name
     )
-    captured = capture_step(block, inputs, None, options, expect_one_tensor)
+    captured = capture_step(block, batch, None, options, expect_one_tensor)
     step_graph = captured.operators.step_graph
     # What else is on the device is everything else's; the gradient of the result comes from there, too.
-    resident_bytes = own_bytes(block, inputs) + sum(step_graph.bytes_of(tangent) for tangent in step_graph.tangents)
+    resident_bytes = own_bytes(block, batch) + sum(step_graph.bytes_of(tangent) for tangent in step_graph.tangents)
     return with_elsewhere(replace(captured, resident_bytes=resident_bytes).problem(), kept_bytes, budget_bytes)
 
 

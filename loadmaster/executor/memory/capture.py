@@ -7,9 +7,8 @@ only the costs are measured, operator by operator, when they are not estimated.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -24,7 +23,8 @@ from loadmaster.executor.memory.operators.implementation_filter import EVERYTHIN
 from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.backends import Backend, expect_backend
 from loadmaster.executor.memory.run.channels_last import runs_channels_last
-from loadmaster.executor.renamed import renamed_keyword
+from loadmaster.executor.renamed import renamed_keywords
+from loadmaster.executor.steps.batch import AnyBatch, batch_of
 from loadmaster.executor.steps.host_link import host_link as link_of
 from loadmaster.executor.steps.places import Place, first_known, places
 from loadmaster.executor.steps.resident import (
@@ -34,8 +34,9 @@ from loadmaster.executor.steps.resident import (
     optimizer_state_bytes,
     own_bytes,
 )
+from loadmaster.executor.steps.step import Loss
 from loadmaster.executor.steps.step_graph import StepGraph, is_compute
-from loadmaster.executor.steps.tracing import Loss, batch_of, expect_scalar_loss, trace
+from loadmaster.executor.steps.tracing import trace
 from loadmaster.executor.steps.wrappers import Parallel, WrapperBytes, ddp_of, own_module, wrapper_bytes
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory.problem import (
@@ -87,10 +88,10 @@ class CapturedStep:
         )
 
 
-@renamed_keyword("offer", "implementations")
+@renamed_keywords(offer="implementations", inputs="batch")
 def capture(
     model: nn.Module,
-    inputs: Sequence[Any],
+    batch: AnyBatch,
     loss: Loss | None = None,
     *,
     optimizer: torch.optim.Optimizer | None = None,
@@ -108,8 +109,11 @@ def capture(
 
     Args:
         model: an ordinary module, in the mode and on the device it trains on; DistributedDataParallel may wrap it.
-        inputs: one batch, a tuple. Trace under ``torch.autocast`` if the training does.
-        loss: called as ``loss(model(*inputs[:-1]), inputs[-1])``; None if ``model(*inputs)`` is the loss.
+        batch: one batch: a tuple, or a mapping of inputs by keyword. Trace under ``torch.autocast`` if the training
+            does.
+        loss: of a tuple, called as ``loss(model(*batch[:-1]), batch[-1])``; of a mapping, as ``loss(output, batch)``,
+            where the model gets what its ``forward`` names. None if the model computes the loss itself: it returns it
+            alone, as ``loss`` of what it returns, or first in a tuple.
         optimizer: its state counts as resident.
         hardware: estimate costs for this device of the catalogue ("h200"). None: measure on the model's device.
         costs: a cost model of your own, instead of either.
@@ -139,18 +143,18 @@ def capture(
         implementations=implementations,
         name=name,
     )
-    return capture_step(model, inputs, loss, options).problem()
+    return capture_step(model, batch, loss, options).problem()
 
 
 def capture_step(
     model: nn.Module,
-    inputs: Sequence[Any],
+    batch: AnyBatch,
     loss: Loss | None,
     options: CaptureOptions,
-    expect: Callable[[StepGraph], None] = expect_scalar_loss,
+    expect: Callable[[StepGraph], None] | None = None,
 ) -> CapturedStep:
     """As :func:`capture`, before the problem is written down; ``expect`` raises for a graph that is none of a step."""
-    inputs = batch_of(inputs)
+    batch = batch_of(batch)
     wrapped = ddp_of(model) is not None
     model = own_module(model)
     optimizer, hardware = options.optimizer, options.hardware
@@ -159,13 +163,13 @@ def capture_step(
     wrapper = wrapper_bytes(parallel, options.ranks, model, state_bytes)
     expect_backend(options.backend)
     fused = options.backend == "inductor"
-    step_graph = trace(model, inputs, loss, passes=run_passes, expect=expect)
-    device = device_of(model, inputs)
+    step_graph = trace(model, batch, loss, passes=run_passes, expect=expect)
+    device = device_of(model, batch)
     for sentence in advice(step_graph, on_gpu=device.type == "cuda" or hardware is not None):
         logger.warning("%s", sentence)
     operators = group(step_graph, options.implementations, fused=fused)
     costs = options.costs or _costs(operators, device, hardware, fused=fused)
-    resident_bytes = own_bytes(model, inputs) + state_bytes
+    resident_bytes = own_bytes(model, batch) + state_bytes
     if device.type == "cuda":
         for node in filter(is_compute, step_graph.nodes):
             costs.node_us(node)  # measured once, now: libraries make their workspaces before resident bytes are read

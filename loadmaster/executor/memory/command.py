@@ -20,7 +20,8 @@ from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor.memory.capture import capture_step
 from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.backends import COMPILERS
-from loadmaster.executor.steps.tracing import Loss
+from loadmaster.executor.steps.batch import AnyBatch
+from loadmaster.executor.steps.step import Loss
 from loadmaster.executor.steps.wrappers import PARALLEL
 from loadmaster.models.memory.documents import write_problem
 
@@ -37,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="loadmaster capture", description="Capture a PyTorch model's training step as a problem document."
     )
-    p.add_argument("factory", metavar="MODULE:FACTORY", help="returns (model, inputs) or (model, inputs, loss)")
+    p.add_argument("factory", metavar="MODULE:FACTORY", help="returns (model, batch) or (model, batch, loss)")
     p.add_argument("-o", "--output", type=Path, help="where to write the document (default: standard output)")
     p.add_argument("--hardware", help="estimate costs for this device of the catalogue instead of measuring them")
     p.add_argument("--parallel", choices=PARALLEL, help="what will wrap the step, and holds memory of its own")
@@ -62,7 +63,7 @@ class MadeStep:
     """What a factory made, and how it trains."""
 
     model: nn.Module
-    inputs: tuple[Any, ...]
+    batch: AnyBatch
     loss: Loss | None
     optimizer: torch.optim.Optimizer
     precision: AbstractContextManager[Any]
@@ -108,13 +109,13 @@ def make_step(arguments: argparse.Namespace) -> MadeStep:
         ) from error
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise InputError(
-            "factory", type(made).__name__, "returned no tuple of two or three", "Return (model, inputs, loss)."
+            "factory", type(made).__name__, "returned no tuple of two or three", "Return (model, batch, loss)."
         )
-    model, inputs, loss = made if len(made) == 3 else (*made, None)
+    model, batch, loss = made if len(made) == 3 else (*made, None)
     precision: AbstractContextManager[Any] = contextlib.nullcontext()
     if arguments.autocast is not None:
         precision = torch.autocast(device.type, PRECISIONS[arguments.autocast])
-    return MadeStep(model, inputs, loss, OPTIMIZERS[arguments.optimizer](model.parameters()), precision)
+    return MadeStep(model, batch, loss, OPTIMIZERS[arguments.optimizer](model.parameters()), precision)
 
 
 def options_of(arguments: argparse.Namespace, made: MadeStep) -> CaptureOptions:
@@ -142,7 +143,7 @@ def run(arguments: argparse.Namespace) -> None:
             parallel=arguments.parallel,
             ranks=arguments.ranks,
         )
-        problem = capture_step(made.model, made.inputs, made.loss, options).problem()
+        problem = capture_step(made.model, made.batch, made.loss, options).problem()
     text = json.dumps(write_problem(problem))
     if arguments.output is None:
         sys.stdout.write(text + "\n")

@@ -6,23 +6,22 @@ hear; and a call whose guards are known to have no plan need not be traced again
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
+
+from loadmaster.executor.steps.batch import Batch
+from loadmaster.executor.steps.step_graph import tensors
 
 Guards = Mapping[str, str]
 """By name in the user's words: what it is. Calls with equal guards become equal graphs."""
 
 
-def guards_of(model: nn.Module, inputs: Sequence[Any]) -> Guards:
-    """Of a call of the model with these inputs, now."""
-    found = {}
-    for path, value in pytree.tree_flatten_with_path(tuple(inputs))[0]:
-        found["input " + pytree.keystr(path)] = _described(value)
-    devices = {t.device.type for t in (*model.parameters(), *pytree.tree_leaves(tuple(inputs))) if _is_tensor(t)}
+def guards_of(model: nn.Module, batch: Batch) -> Guards:
+    """Of a call of the model with this batch, now."""
+    found = {f"input {name}": _described(value) for name, value in batch.named_leaves()}
+    devices = {t.device.type for t in (*model.parameters(), *tensors(batch))}
     for device in sorted(devices - {"meta"}):
         on = torch.is_autocast_enabled(device)
         found[f"autocast on {device}"] = str(torch.get_autocast_dtype(device)) if on else "off"
@@ -38,10 +37,6 @@ def differences(planned: Guards, now: Guards, most: int = 3) -> str:
     names = [n for n in (*planned, *(n for n in now if n not in planned)) if planned.get(n) != now.get(n)]
     told = [f"{n} is {now.get(n, 'missing')}, planned for {planned.get(n, 'none')}" for n in names[:most]]
     return "; ".join([*told, f"{len(names) - most} more"] if len(names) > most else told)
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _described(value: object) -> str:

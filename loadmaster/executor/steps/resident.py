@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 
+from loadmaster.executor.steps.batch import AnyBatch
 from loadmaster.executor.steps.step_graph import tensor_bytes, tensors
 
 
@@ -40,9 +40,9 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
     return sum(t.numel() * t.element_size() for s in twin.state.values() for t in tensors(list(s.values())))
 
 
-def own_bytes(model: nn.Module, inputs: Sequence[Any]) -> int:
+def own_bytes(model: nn.Module, batch: AnyBatch) -> int:
     """Parameters, buffers and inputs."""
-    return _storage_bytes((*model.parameters(), *model.buffers(), *tensors(inputs)))
+    return _storage_bytes((*model.parameters(), *model.buffers(), *tensors(batch)))
 
 
 def cuda_resident_bytes(model: nn.Module, device: torch.device) -> int:
@@ -57,9 +57,9 @@ def cuda_resident_bytes(model: nn.Module, device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) - gradients
 
 
-def device_of(model: nn.Module, inputs: Sequence[Any]) -> torch.device:
+def device_of(model: nn.Module, batch: AnyBatch) -> torch.device:
     """The device of the first parameter, or of the first input."""
-    for tensor in (*model.parameters(), *tensors(inputs)):
+    for tensor in (*model.parameters(), *tensors(batch)):
         return tensor.device
     return torch.device("cpu")
 

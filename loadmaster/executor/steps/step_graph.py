@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any, cast
 
@@ -65,12 +65,15 @@ def is_collective(node: fx.Node) -> bool:
 
 
 def tensors(value: object) -> Iterator[torch.Tensor]:
-    """The tensors of a node's (possibly nested) result, or among a step's inputs."""
+    """The tensors of a node's (possibly nested) result, or in a batch."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list, Mapping)):
         for element in value.values() if isinstance(value, Mapping) else value:
             yield from tensors(element)
+    elif is_dataclass(value):
+        for one in fields(value):
+            yield from tensors(getattr(value, one.name))
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:

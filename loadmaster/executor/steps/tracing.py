@@ -16,47 +16,17 @@ from torch._dynamo import exc
 from torch._dynamo.backends.common import aot_autograd
 
 from loadmaster.errors import InputError, LoadmasterError
+from loadmaster.executor.steps.batch import AnyBatch
+from loadmaster.executor.steps.step import Loss, Step, missing_loss
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 
-Loss = Callable[..., torch.Tensor]
 Passes = Callable[[fx.GraphModule], fx.GraphModule]
 Partition = Callable[[StepGraph], tuple[fx.GraphModule, fx.GraphModule]]
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
-class Step(nn.Module):
-    """Model and loss as one module: ``step(*inputs)`` is the scalar loss.
-
-    Args:
-        loss: called as ``loss(model(*inputs[:-1]), inputs[-1])``: the last input is the target. None: the model
-            returns the loss itself, ``model(*inputs)``.
-    """
-
-    def __init__(self, model: nn.Module, loss: Loss | None) -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-
-    def forward(self, *inputs: Any) -> torch.Tensor:
-        """The loss of one batch, a scalar."""
-        if self.loss is None:
-            return cast(torch.Tensor, self.model(*inputs))
-        return self.loss(self.model(*inputs[:-1]), inputs[-1])
-
-
-def batch_of(inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """The inputs of a step as a tuple.
-
-    Raises:
-        InputError: a tensor was given, which would be taken apart into its rows.
-    """
-    if isinstance(inputs, torch.Tensor):
-        raise InputError("inputs", tuple(inputs.shape), "is a tensor", "Give a tuple of what a step takes: (x, y).")
-    return tuple(inputs)
-
-
 def compiled(partition: Partition, compiler: Compiler, passes: Passes) -> Callable[..., torch.Tensor]:
-    """``call(step, *inputs)`` under torch.compile with a partition and a compiler of our own.
+    """``call(step, *args, **kwargs)`` under torch.compile with a partition and a compiler of our own.
 
     Nothing runs before the first call. Steps alike (the blocks of a transformer) share what is compiled.
 
@@ -93,7 +63,7 @@ class _TracedError(Exception):
 
 def trace(
     model: nn.Module,
-    inputs: Sequence[Any],
+    batch: AnyBatch,
     loss: Loss | None = None,
     *,
     passes: Passes,
@@ -102,6 +72,7 @@ def trace(
     """The joint graph of one training step. Nothing of the step runs.
 
     Args:
+        batch: as a user gives it.
         passes: as for :func:`compiled`.
         expect: raises for a graph that is none of a step (default: :func:`expect_scalar_loss`).
 
@@ -109,13 +80,18 @@ def trace(
         InputError: the step cannot be traced as one graph, needs no gradient, or returns no scalar loss.
     """
 
+    step = Step(model, loss, expects_loss=expect is None)
+    taken = step.batch(batch)
+    step.expect_call(taken)
+
     def partition(graph: StepGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
         (expect or expect_scalar_loss)(graph)
         raise _TracedError(graph)
 
     try:
         with torch.enable_grad(), clear_errors(passing=_TracedError):
-            compiled(partition, lambda module, _inputs: module, passes)(Step(model, loss), *inputs)
+            call = compiled(partition, lambda module, _inputs: module, passes)
+            call(step, *taken.args, **taken.kwargs)
     except _TracedError as traced:
         return traced.graph
     raise InputError(
@@ -124,15 +100,15 @@ def trace(
 
 
 def compiled_plainly() -> Callable[..., torch.Tensor]:
-    """``call(step, *inputs)`` as torch.compile has it by default, without a plan."""
+    """``call(step, *args, **kwargs)`` as torch.compile has it by default, without a plan."""
     return torch.compile(_own_call())
 
 
 def _own_call() -> Callable[..., torch.Tensor]:
     # torch.compile keeps its caches per code object: every plan gets one of its own, so that plans for
     # one model never count as recompilations of each other.
-    def call(step: Step, *inputs: Any) -> torch.Tensor:
-        return cast(torch.Tensor, step(*inputs))
+    def call(step: Step, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return cast(torch.Tensor, step(*args, **kwargs))
 
     call.__code__ = call.__code__.replace(co_firstlineno=call.__code__.co_firstlineno)
     return call
@@ -213,13 +189,15 @@ def clear_errors(passing: type[Exception] = LoadmasterError) -> Iterator[None]:
 
 def _untraceable(error: Exception) -> InputError:
     """What the tracer said, in one sentence: reason, explanation, and the last line of the user's code it names."""
+    if (returned := missing_loss(error)) is not None:
+        remedy = "Give the batch what the model computes its loss from (labels), or give a loss of yours: "
+        remedy += "lambda output, target: ... with a tuple (x, target), lambda output, batch: ... with a dict."
+        return InputError("loss", returned, "the model's output holds no scalar loss", remedy)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     reasons = [lines[0], *(line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:"))]
     where = _last_place(str(error))
     problem = f"cannot be traced as one graph{where}: {'. '.join(r.rstrip('.') for r in reasons)}"
     remedy = "Rewrite that line without Python that depends on tensor values, or move it out of the step."
-    if "bind arguments" in lines[0].lower():  # a call with too many or too few
-        remedy = "Give inputs as the model takes them; with a loss, and the target after them: (x, y)."
     if isinstance(error, exc.TorchRuntimeError):  # an operator refuses its operands
         remedy = "Check shapes, types and devices of the inputs and the model: without a plan the step fails too."
     return InputError("model", type(error).__name__, problem, remedy)

@@ -15,8 +15,9 @@ from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.memory.operators.grouping import group
 from loadmaster.executor.memory.run import backends
 from loadmaster.executor.memory.run.emission import emit
+from loadmaster.executor.steps.step import Step
 from loadmaster.executor.steps.step_graph import StepGraph
-from loadmaster.executor.steps.tracing import Step, compiled
+from loadmaster.executor.steps.tracing import compiled
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from tests.executor.memory import schedules

@@ -35,7 +35,7 @@ INTERRUPTED = 130
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     p = argparse.ArgumentParser(prog="python -m loadmaster.executor.fit_command", description=__doc__)
-    p.add_argument("factory", help="MODULE:FUNCTION returning (model, inputs) or (model, inputs, loss)")
+    p.add_argument("factory", help="MODULE:FUNCTION returning (model, batch) or (model, batch, loss)")
     p.add_argument("--budget-bytes", type=int, required=True, help="what the measured peak must not exceed")
     p.add_argument("--tries", type=int, default=3, help="plans that are run at most (3)")
     p.add_argument("--fragmentation", choices=["ignore", "count"], default="ignore", help="count reserved bytes")
@@ -88,12 +88,12 @@ def run(arguments: argparse.Namespace, parent: Parent) -> None:
     """
     made = make_step(arguments)
     if arguments.snapshot is not None:
-        expect_history(device_of(made.model, made.inputs))
+        expect_history(device_of(made.model, made.batch))
     reserve = None if arguments.fragmentation == "count" else arguments.fragmentation_reserve_bytes
     with made.precision:
         fitter = Fitter(
             made.model,
-            made.inputs,
+            made.batch,
             made.loss,
             options_of(arguments, made),
             fragmentation_reserve_bytes=reserve,

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -38,11 +38,12 @@ from loadmaster.executor.memory.operators.implementation_filter import EVERYTHIN
 from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.apply import PlannedStep, apply
 from loadmaster.executor.memory.run.backends import Backend
-from loadmaster.executor.renamed import renamed_keyword
+from loadmaster.executor.renamed import renamed_keywords
+from loadmaster.executor.steps.batch import AnyBatch, batch_of
 from loadmaster.executor.steps.measure import Measurement
 from loadmaster.executor.steps.resident import device_of, gradient_bytes
+from loadmaster.executor.steps.step import Loss
 from loadmaster.executor.steps.timeline import Timeline, record
-from loadmaster.executor.steps.tracing import Loss, batch_of
 from loadmaster.executor.steps.wrappers import ddp_of
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory.checker import Check, check, check_plan
@@ -70,7 +71,7 @@ class Fitter:
     def __init__(
         self,
         model: nn.Module,
-        inputs: Sequence[Any],
+        batch: AnyBatch,
         loss: Loss | None = None,
         options: CaptureOptions = CaptureOptions(),  # noqa: B008
         *,
@@ -89,14 +90,14 @@ class Fitter:
                 "is negative",
                 "Give bytes to keep free, or None to count what the allocator reserves.",
             )
-        self.model, self.inputs, self.loss, self.options = model, batch_of(inputs), loss, options
+        self.model, self.batch, self.loss, self.options = model, batch_of(batch), loss, options
         self.fragmentation_reserve_bytes = fragmentation_reserve_bytes
         self._reserve_bytes = fragmentation_reserve_bytes or 0
         self._problems: dict[tuple[float, float], MemoryProblem] = {}
         self.time_tolerance, self.repeats = time_tolerance, repeats
         self.on_try = on_try
-        self.device = device_of(model, self.inputs)
-        self.captured = capture_step(model, self.inputs, loss, options)
+        self.device = device_of(model, self.batch)
+        self.captured = capture_step(model, self.batch, loss, options)
         self.learned = Correction()
         """Of the latest trials: the factors, and what was held beside what was captured, the reserve left out."""
 
@@ -197,8 +198,8 @@ class Fitter:
 
     def alone(self, step: PlannedStep, look: Callable[[Callable[[], None]], Found]) -> Found:
         """Warm up, then look at one forward and backward pass; the model is as it was afterwards."""
-        with unchanged(step.step, self.inputs):
-            run = runner(step, step.step, self.inputs, gradients_held=self.options.gradients_held)
+        with unchanged(step.step, self.batch):
+            run = runner(step, step.step, self.batch, gradients_held=self.options.gradients_held)
             run()
             return look(run)
 
@@ -237,7 +238,7 @@ class Fitter:
             measured = run_trial(
                 step,
                 step.step,
-                self.inputs,
+                self.batch,
                 optimizer=self.options.optimizer,
                 gradients_held=self.options.gradients_held,
                 repeats=self.repeats,
@@ -308,10 +309,10 @@ def _expect_valid(problem: MemoryProblem, plan: MemoryPlan) -> Check:
     return verdict
 
 
-@renamed_keyword("offer", "implementations")
+@renamed_keywords(offer="implementations", inputs="batch")
 def fit(
     model: nn.Module,
-    inputs: Sequence[Any],
+    batch: AnyBatch,
     loss: Loss | None = None,
     *,
     budget_bytes: int,
@@ -335,7 +336,7 @@ def fit(
     do not run in them; forward hooks do, as part of the model.
 
     Args:
-        model, inputs, loss, optimizer, backend, name, costs, gradients_held, host_link, implementations: as for
+        model, batch, loss, optimizer, backend, name, costs, gradients_held, host_link, implementations: as for
             :func:`~loadmaster.executor.memory.capture.capture`.
         budget_bytes: what the measured peak must not exceed.
         planner: plans a problem under the budget it comes with, for example
@@ -365,7 +366,7 @@ def fit(
     )
     fitter = Fitter(
         model,
-        inputs,
+        batch,
         loss,
         options,
         fragmentation_reserve_bytes=fragmentation_reserve_bytes,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
+from loadmaster.executor.steps.batch import AnyBatch, batch_of
 from loadmaster.executor.steps.measure import Measurement, measure
 from loadmaster.executor.steps.resident import device_of, optimizer_state_bytes
+from loadmaster.executor.steps.step import Step
 from loadmaster.executor.steps.step_graph import tensor_bytes, tensors
-from loadmaster.executor.steps.tracing import Step
 
 MISSING_SHARE = 0.02  # of the budget: counted beyond what there is where a step runs out of memory; nobody knows
 WARM_UP = 2  # the first step compiles, the second makes what libraries make lazily
@@ -21,18 +21,18 @@ Call = Callable[..., torch.Tensor]
 
 
 @contextlib.contextmanager
-def unchanged(step: Step, inputs: Sequence[Any]) -> Iterator[int]:
+def unchanged(step: Step, batch: AnyBatch) -> Iterator[int]:
     """Run steps inside, and leave no trace of them. Gives the bytes of the gradients that are set aside meanwhile.
 
     On leaving, parameters, buffers and inputs have the values and objects they had, gradients set aside are back, and
     the random generators of the CPU and of the step's device stand where they stood. Copies are held in host memory,
     so that the device's peak is the step's own. Hooks on parameters and inputs do not run: they may step an optimizer.
     """
-    held = {id(t): t for t in (*step.parameters(), *step.buffers(), *tensors(tuple(inputs)))}.values()
+    held = {id(t): t for t in (*step.parameters(), *step.buffers(), *tensors(batch))}.values()
     copies = [(t, t.detach().to("cpu", copy=True)) for t in held]
     registered = [(m, dict(m._buffers)) for m in step.modules()]
     gradients = [(t, t.grad) for t in held if t.is_leaf]
-    device = device_of(step, inputs)
+    device = device_of(step, batch)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _unhooked([t for t, _ in gradients]):
         try:
             for tensor, _ in gradients:
@@ -68,13 +68,14 @@ def _same(now: torch.Tensor, before: torch.Tensor) -> bool:
     return torch.equal(now, before) or bool(((now == before) | ((now != now) & (before != before))).all())
 
 
-def runner(call: Call, step: Step, inputs: Sequence[Any], *, gradients_held: bool) -> Callable[[], None]:
+def runner(call: Call, step: Step, batch: AnyBatch, *, gradients_held: bool) -> Callable[[], None]:
     """One forward and backward pass; the gradients stay and are added to, or are dropped at its end."""
-    leaves = [t for t in (*step.parameters(), *tensors(tuple(inputs))) if t.is_leaf and t.requires_grad]
+    given = batch_of(batch)
+    leaves = [t for t in (*step.parameters(), *tensors(batch)) if t.is_leaf and t.requires_grad]
 
     @torch.enable_grad()
     def run() -> None:
-        call(*inputs).backward()  # type: ignore[no-untyped-call]
+        call(*given.args, **given.kwargs).backward()  # type: ignore[no-untyped-call]
         if not gradients_held:
             for tensor in leaves:
                 tensor.grad = None
@@ -85,7 +86,7 @@ def runner(call: Call, step: Step, inputs: Sequence[Any], *, gradients_held: boo
 def run_trial(
     call: Call,
     step: Step,
-    inputs: Sequence[Any],
+    batch: AnyBatch,
     *,
     optimizer: torch.optim.Optimizer | None = None,
     gradients_held: bool = False,
@@ -98,21 +99,21 @@ def run_trial(
     reserved bytes are those of the steps themselves.
 
     Args:
-        call: what takes the inputs and returns the loss.
+        call: what takes the batch and returns the loss.
         step: model and loss.
         repeats: timed steps.
     """
-    device = device_of(step, inputs)
+    device = device_of(step, batch)
     state = [] if optimizer is None else [t for s in optimizer.state.values() for t in tensors(list(s.values()))]
     coming_bytes = 0 if optimizer is None or state else optimizer_state_bytes(optimizer)
-    with unchanged(step, inputs) as set_aside_bytes:
-        run = runner(call, step, inputs, gradients_held=gradients_held)
+    with unchanged(step, batch) as set_aside_bytes:
+        run = runner(call, step, batch, gradients_held=gradients_held)
         for _ in range(WARM_UP):
             run()
         if device.type == "cuda":
             torch.cuda.empty_cache()
         gradients = [p.grad for p in step.parameters() if p.grad is not None]
-        resident = (*step.parameters(), *step.buffers(), *tensors(tuple(inputs)), *state, *gradients)
+        resident = (*step.parameters(), *step.buffers(), *tensors(batch), *state, *gradients)
         found = measure(run, resident=resident, device=device, warmup=0, repeats=repeats)
     # What is resident on the CPU was listed; CUDA's allocator counts everything there is.
     difference = coming_bytes - (set_aside_bytes if device.type == "cuda" else 0)

@@ -11,7 +11,6 @@ from typing import Any, Literal, cast, get_args
 import torch
 import torch._dynamo.config as dynamo_config
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.passes import run_passes
@@ -23,11 +22,13 @@ from loadmaster.executor.memory.run.budget_check import BudgetCheck
 from loadmaster.executor.memory.run.channels_last import runs_channels_last
 from loadmaster.executor.memory.run.elsewhere import without_elsewhere
 from loadmaster.executor.memory.run.emission import emit
-from loadmaster.executor.renamed import renamed_keyword
+from loadmaster.executor.renamed import renamed_keywords
+from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.guards import Guards, differences, guards_of
 from loadmaster.executor.steps.resident import device_of
+from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
-from loadmaster.executor.steps.tracing import Loss, Step, clear_errors, compiled, compiled_plainly
+from loadmaster.executor.steps.tracing import clear_errors, compiled, compiled_plainly
 from loadmaster.executor.steps.transfers import forget_copies
 from loadmaster.executor.steps.wrappers import ddp_of, own_module, standing_in
 from loadmaster.models.memory.plan import MemoryPlan, Schedule
@@ -43,7 +44,7 @@ class CompiledPlans:
     """What is compiled under some plans: shared by steps alike, the blocks of a transformer.
 
     Attributes:
-        call: ``call(step, *inputs)`` under the plans. Raises :class:`InputError` for a graph that none is for.
+        call: ``call(step, *args, **kwargs)`` under the plans. Raises :class:`InputError` for a graph that none is for.
         plain: the same without a plan.
     """
 
@@ -78,7 +79,7 @@ class CompiledPlans:
 
 
 class PlannedStep(nn.Module):
-    """A training step under a plan: ``loss = step(*inputs); loss.backward()``.
+    """A training step under a plan: ``loss = step(*batch)`` or ``step(**batch)``, then ``loss.backward()``.
 
     The model is the user's own: its parameters receive the gradients, its buffers are updated, and it is what to
     save. The plan is put in place at the first call. A call that becomes another graph (another batch shape,
@@ -109,28 +110,31 @@ class PlannedStep(nn.Module):
 
     # Inside another compiled function the plan would be lost without a word.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def forward(self, *inputs: Any) -> torch.Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The loss of one batch."""
         forget_copies()
         for ddp in self._ddp:
             if ddp.module is not self:
                 with standing_in(ddp, self):
-                    return cast(torch.Tensor, ddp(*inputs))
-        if not torch.is_grad_enabled() or self._is_known_unplanned(inputs):
-            return self.planned.plain(self.step, *inputs)
+                    return cast(torch.Tensor, ddp(*args, **kwargs))
+        batch = self.step.batch(Batch(args, kwargs))
+        if not torch.is_grad_enabled() or self._is_known_unplanned(batch):
+            return self.planned.plain(self.step, *batch.args, **batch.kwargs)
         try:
             # PyTorch would cut the graph in pieces along the buckets of DistributedDataParallel.
             with dynamo_config.patch(optimize_ddp=False), clear_errors():
-                call = partial(self.planned.call, self.step)
+                call = partial(self.planned.call, self.step, *batch.args, **batch.kwargs)
                 held = self._budget_check
-                loss = call(*inputs) if held is None else held.checked(call, inputs, device_of(self.step, inputs))
+                loss = call() if held is None else held.checked(call, device_of(self.step, batch))
         except _NoPlanError as error:
-            return self._without_plan(inputs, error)
+            return self._without_plan(batch, error)
         except InputError:
-            own_module(self.step.model)  # it may have been wrapped since: a better reason
+            # Better reasons: the model may have been wrapped since, or the call is not one it takes.
+            own_module(self.step.model)
+            self.step.expect_call(batch)
             raise
         if self._first is None:
-            self._first = guards_of(self.step.model, inputs)
+            self._first = guards_of(self.step.model, batch)
         return loss
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedStep:
@@ -143,14 +147,14 @@ class PlannedStep(nn.Module):
         planned = CompiledPlans(self.plans, self.planned.backend, self.planned.implementations)
         return PlannedStep(planned, model, loss, self._unplanned, enforce=self._budget_check is not None)
 
-    def _is_known_unplanned(self, inputs: Sequence[Any]) -> bool:
+    def _is_known_unplanned(self, batch: Batch) -> bool:
         if not self._without:
             return False
-        known = self._without.get(_key(inputs))
-        return known is not None and guards_of(self.step.model, inputs) in known
+        known = self._without.get(_key(batch))
+        return known is not None and guards_of(self.step.model, batch) in known
 
-    def _without_plan(self, inputs: Sequence[Any], error: _NoPlanError) -> torch.Tensor:
-        now = guards_of(self.step.model, inputs)
+    def _without_plan(self, batch: Batch, error: _NoPlanError) -> torch.Tensor:
+        now = guards_of(self.step.model, batch)
         problem = error.problem
         if self._first is not None:
             problem += f": {differences(self._first, now) or 'the model itself changes from call to call'}"
@@ -158,12 +162,12 @@ class PlannedStep(nn.Module):
         if self._unplanned == "refuse" or self._first is None:
             raise InputError(error.field, error.value, problem, error.remedy)
         warnings.warn(f"Runs without a plan and its budget: {problem}.", stacklevel=2)
-        self._without.setdefault(_key(inputs), []).append(now)
-        return self.planned.plain(self.step, *inputs)
+        self._without.setdefault(_key(batch), []).append(now)
+        return self.planned.plain(self.step, *batch.args, **batch.kwargs)
 
 
-def _key(inputs: Sequence[Any]) -> Hashable:
-    return tuple(tuple(t.shape) for t in pytree.tree_leaves(tuple(inputs)) if isinstance(t, torch.Tensor))
+def _key(batch: Batch) -> Hashable:
+    return tuple(tuple(t.shape) for t in tensors(batch))
 
 
 def _fingerprint(plan: MemoryPlan) -> str:
@@ -181,7 +185,7 @@ def schedule_of(plan: MemoryPlan) -> Schedule:
     return plan.schedule
 
 
-@renamed_keyword("offer", "implementations")
+@renamed_keywords(offer="implementations")
 def apply(
     plan: MemoryPlan | Sequence[MemoryPlan],
     model: nn.Module,
@@ -208,7 +212,8 @@ def apply(
             peak of CUDA's allocator raises a :class:`~loadmaster.errors.BudgetError`.
 
     Returns:
-        A module: ``loss = step(*inputs)``, then ``loss.backward()`` and the optimizer's step as usual. Gradients are
+        A module: ``loss = step(*batch)``, or ``step(**batch)`` with a mapping, then ``loss.backward()`` and the
+        optimizer's step as usual. The loss is all it returns. Gradients are
         those of plain PyTorch; where the model has dropout, those of other masks than the same seed gives there.
 
     Raises:
@@ -218,7 +223,7 @@ def apply(
     return PlannedStep(_planned(plan, backend, unplanned, implementations), model, loss, unplanned, enforce=enforce)
 
 
-@renamed_keyword("offer", "implementations")
+@renamed_keywords(offer="implementations")
 def apply_to_blocks(
     plan: MemoryPlan | Sequence[MemoryPlan],
     blocks: Iterable[nn.Module],

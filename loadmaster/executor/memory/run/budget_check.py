@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ class BudgetCheck:
         self.budget_bytes = max(plan.budget_bytes for plan in plans)
         self._calls = 0
 
-    def checked(self, call: Callable[..., torch.Tensor], inputs: Sequence[Any], device: torch.device) -> torch.Tensor:
+    def checked(self, call: Callable[[], torch.Tensor], device: torch.device) -> torch.Tensor:
         """The loss of a planned call, whose backward pass raises if the budget was not kept.
 
         Raises:
@@ -36,9 +35,9 @@ class BudgetCheck:
             raise InputError("enforce", str(device), "has an allocator that keeps no peak", remedy)
         self._calls += 1
         if not SKIPPED_STEPS < self._calls <= SKIPPED_STEPS + CHECKED_STEPS:
-            return call(*inputs)
+            return call()
         torch.cuda.reset_peak_memory_stats(device)
-        loss = call(*inputs)
+        loss = call()
 
         def at_the_end(_gradient: torch.Tensor) -> None:
             # The engine checks when everything of this backward pass has been launched, hence allocated.

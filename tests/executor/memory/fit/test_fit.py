@@ -400,9 +400,9 @@ def test_arguments_that_mean_nothing_are_refused(faked, problem):
     model, inputs, loss = convnet()
     with pytest.raises(InputError, match="repeats: leaves nothing to time"):
         Fitter(model, inputs, loss, repeats=0)
-    with pytest.raises(InputError, match=r"inputs: is a tensor .*Give a tuple"):
+    with pytest.raises(InputError, match=r"batch: is a tensor .*Give a tuple"):
         Fitter(model, inputs[0], loss)
-    with pytest.raises(InputError, match=r"bind arguments.*the target after them"):
+    with pytest.raises(InputError, match=r"ConvNet.forward, which takes x: missing .* .x.*the target after them"):
         Fitter(model, inputs[:1], loss)
     with pytest.raises(InputError, match="backend: is unknown"):
         Fitter(model, inputs, loss, CaptureOptions(backend="abacus"))

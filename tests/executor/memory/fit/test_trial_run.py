@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from loadmaster.executor.memory.fit.trial_run import run_trial, runner, unchanged
-from loadmaster.executor.steps.tracing import Step
+from loadmaster.executor.steps.step import Step
 
 
 class Restless(nn.Module):

@@ -1,0 +1,169 @@
+"""One batch of a training step, as data loaders, tokenizers and collators hand it out.
+
+A tuple or list holds positional inputs, a mapping (a dict, transformers' ``BatchEncoding``) inputs by keyword; inside
+either, values may be nested, None, numbers or words. Everything that takes a batch takes it through here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from loadmaster.errors import InputError
+
+_MOST_NAMES = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What a step is called with: ``step(*args, **kwargs)``.
+
+    Attributes:
+        args: positional inputs; with a loss, the last one is its target.
+        kwargs: inputs by keyword.
+        first: the place that ``args[0]`` had for the user: 1 where a mapping before it became ``kwargs``.
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    first: int = 0
+
+    def named_leaves(self) -> Iterator[tuple[str, Any]]:
+        """Every value that holds no others, by its name in the user's words: ``[0]``, ``input_ids``, ``[1]['x']``."""
+        for place, value in enumerate(self.args, self.first):
+            yield from _leaves(f"[{place}]", value)
+        for name, value in self.kwargs.items():
+            yield from _leaves(name, value)
+
+
+AnyBatch = Batch | Sequence[Any] | Mapping[str, Any]
+"""What a user may give as one batch."""
+
+
+def batch_of(given: AnyBatch) -> Batch:
+    """One batch: of a mapping by keyword, of a tuple or list positional.
+
+    Raises:
+        InputError: a tensor was given, which would be taken apart into its rows, or something else that is neither.
+    """
+    if isinstance(given, Batch):
+        return given
+    if isinstance(given, Mapping):
+        unnamed = [key for key in given if not isinstance(key, str)]
+        if unnamed:
+            remedy = "Name each input as the model's forward does; to pass the mapping itself, give (mapping,)."
+            raise InputError("batch", unnamed[0], "is a mapping with a key that is no name", remedy)
+        return Batch(kwargs=dict(given))
+    if isinstance(given, Sequence) and not isinstance(given, (str, bytes)):
+        return Batch(tuple(given))
+    remedy = "Give a tuple of what a step takes, (x, y), or a dict by keyword, {'input_ids': ..., 'labels': ...}."
+    if isinstance(given, torch.Tensor):
+        raise InputError("batch", tuple(given.shape), "is a tensor", remedy)
+    raise InputError("batch", type(given).__name__, "is neither a tuple nor a mapping", remedy)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What a model's ``forward`` takes by keyword.
+
+    Attributes:
+        names: of its parameters.
+        needed: those without a default.
+        any_name: whether it takes ``**kwargs``.
+    """
+
+    names: frozenset[str] = frozenset()
+    needed: frozenset[str] = frozenset()
+    any_name: bool = True
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Parameters:
+        """Of the model that is called, below ``torch.compile``."""
+        signature = _signature(getattr(model, "_orig_mod", model).forward)
+        if signature is None:
+            return cls()
+        found = list(signature.parameters.values())
+        named = [p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        needed = frozenset(p.name for p in named if p.default is p.empty)
+        return cls(frozenset(p.name for p in named), needed, any(p.kind == p.VAR_KEYWORD for p in found))
+
+    def is_call(self, given: Mapping[Any, Any]) -> bool:
+        """Whether a mapping is meant as keywords of ``forward``, not as one input: it names what ``forward`` needs.
+
+        A name too many says so, too: what is wrong with it is for the call to say. Unless ``forward`` takes one input
+        only: a mapping of several is that one.
+        """
+        if not given or not all(isinstance(key, str) for key in given) or not self.needed <= given.keys():
+            return False
+        if not self.names:
+            return self.any_name
+        known = self.names & given.keys()
+        return bool(known) and (self.any_name or len(known) == len(given) or len(self.names) > 1)
+
+
+def for_model(given: AnyBatch, takes: Parameters, *, has_loss: bool) -> Batch:
+    """The batch with a mapping that stands alone before the target, or alone, as the keywords that it is meant as.
+
+    So a step can be called as ``step(batch)`` with a mapping, and ``({"input_ids": ...}, labels)`` is a batch.
+    """
+    batch = batch_of(given)
+    if batch.kwargs or not batch.args or not isinstance(batch.args[0], Mapping):
+        return batch
+    first, rest = batch.args[0], batch.args[1:]
+    if has_loss and not rest:
+        return batch_of(first)
+    if len(rest) == int(has_loss) and takes.is_call(first):
+        return replace(batch, args=rest, kwargs=dict(first), first=1)
+    return batch
+
+
+def expect_call(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a call that the model's ``forward`` cannot take.
+
+    Raises:
+        InputError: naming the argument that is missing or too many, and what ``forward`` takes.
+    """
+    if model._forward_pre_hooks:
+        return  # they may give other arguments
+    # A decorated forward may take more than what it decorates (transformers' return_dict).
+    signature = _signature(model.forward, follow_wrapped=False)
+    if signature is None:
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        names = list(signature.parameters)
+        listed = ", ".join([*names[:_MOST_NAMES], "..."] if len(names) > _MOST_NAMES else names)
+        raise InputError(
+            "batch",
+            [f"[{place}]" for place in range(len(args))] + list(kwargs),
+            f"does not fit {type(model).__name__}.forward, which takes {listed or 'nothing'}: {error}",
+            "Give inputs as forward takes them, as a tuple or by keyword; with a loss of yours and a tuple, the target "
+            "after them: (x, y). A mapping that is one input goes into a tuple: ({...},).",
+        ) from None
+
+
+def _signature(function: Callable[..., Any], *, follow_wrapped: bool = True) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function, follow_wrapped=follow_wrapped)
+    except (TypeError, ValueError):  # not written in Python
+        return None
+
+
+def _leaves(name: str, value: object) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(f"{name}[{key!r}]", inner)
+    elif isinstance(value, (tuple, list)):
+        for place, inner in enumerate(value):
+            yield from _leaves(f"{name}[{place}]", inner)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for one in fields(value):
+            yield from _leaves(f"{name}.{one.name}", getattr(value, one.name))
+    else:
+        yield name, value

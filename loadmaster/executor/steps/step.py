@@ -1,0 +1,111 @@
+"""A training step: a model and its loss as one module, called with one batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from loadmaster.errors import InputError
+from loadmaster.executor.steps.batch import AnyBatch, Batch, Parameters, expect_call, for_model
+
+Loss = Callable[..., torch.Tensor]
+
+
+class Step(nn.Module):
+    """Model and loss as one module: ``step(*inputs)`` or ``step(**inputs)`` is the scalar loss.
+
+    Args:
+        loss: of a positional batch, called as ``loss(model(*inputs[:-1]), inputs[-1])``: the last input is the target.
+            Of a batch by keyword, called as ``loss(output, batch)``: the model gets the entries that its ``forward``
+            names, the loss the whole batch. None: the model computes the loss itself, and returns it alone, as
+            ``loss`` of a mapping or an object, or first in a tuple.
+        expects_loss: refuse an output without a loss. What a block returns is no loss.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss | None, *, expects_loss: bool = False) -> None:
+        super().__init__()
+        if loss is not None and not callable(loss):
+            remedy = "Give a function of the model's output and the target, or None where the model computes its loss."
+            raise InputError("loss", type(loss).__name__, "cannot be called", remedy)
+        self.model = model
+        self.loss = loss
+        self.expects_loss = expects_loss
+        self.parameters_of_forward = Parameters.of(model)
+        self.names = self.parameters_of_forward.names
+
+    def batch(self, given: AnyBatch) -> Batch:
+        """The batch as :meth:`forward` takes it.
+
+        Raises:
+            InputError: it is none.
+        """
+        return for_model(given, self.parameters_of_forward, has_loss=self.loss is not None)
+
+    def expect_call(self, batch: Batch) -> None:
+        """Refuse a batch that the model cannot be called with.
+
+        Raises:
+            InputError: naming what is missing or too much.
+        """
+        expect_call(self.model, *self._call(batch.args, batch.kwargs))
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The loss of one batch, a scalar."""
+        inputs, named = self._call(args, kwargs)
+        output = self.model(*inputs, **named)
+        if self.loss is None:
+            return _loss_in(output, refuse=self.expects_loss)
+        return self.loss(output, args[-1] if args else kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """What the model is called with."""
+        if self.loss is None:
+            return args, kwargs
+        if args:
+            return args[:-1], kwargs
+        # Entries that forward does not name are for the loss; a forward that names none passes all on.
+        return (), {name: value for name, value in kwargs.items() if name in self.names} or kwargs
+
+
+class NoLossError(Exception):
+    """The model's output holds no loss. Raised while tracing, where an :class:`InputError` cannot be made."""
+
+
+def missing_loss(error: Exception) -> str | None:
+    """What the model returned, where the tracer ended at a :class:`NoLossError`: it tells of it in a message only."""
+    found = re.search(NoLossError.__name__ + r"""\(.*?(['"])(.*)\1""", str(error))
+    return None if found is None else found[2]
+
+
+def _loss_in(output: Any, *, refuse: bool) -> torch.Tensor:
+    """The loss that a model's output is or holds; the output itself where it holds none."""
+    found = output
+    if isinstance(output, Mapping):
+        found = output.get("loss")
+    elif not isinstance(output, torch.Tensor):
+        first = output[0] if isinstance(output, (tuple, list)) and len(output) > 0 else None
+        found = getattr(output, "loss", first)
+    if isinstance(found, torch.Tensor) and found.numel() == 1:
+        return found
+    if refuse:
+        raise NoLossError(_described(output))
+    return cast(torch.Tensor, output)
+
+
+def _described(output: Any) -> str:
+    """What a model returned, in words: its type, and what it holds."""
+    kind = type(output).__name__
+    if isinstance(output, torch.Tensor):
+        return f"a tensor of shape {tuple(output.shape)}"
+    if isinstance(output, Mapping):
+        return f"{kind} with {', '.join([str(key) for key in output])}"
+    if is_dataclass(output):
+        return f"{kind} with {', '.join([f.name for f in fields(output) if getattr(output, f.name) is not None])}"
+    if isinstance(output, (tuple, list)):
+        return f"{kind} of {', '.join([type(value).__name__ for value in output])}"
+    return kind
