@@ -6,7 +6,7 @@ chosen implementation needs. No choice of keeping, recomputing or offloading avo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loadmaster.models.memory.plan import Blocker
 from loadmaster.models.memory.problem import BackwardImplementation, MemoryProblem
@@ -46,12 +46,12 @@ def _forward(problem: MemoryProblem, i: int) -> MinimumBudget:
     parts = [_tensor(problem, j) for j in operator.live_inputs]
     unlisted = operator.live_bytes - sum(p.size_bytes for p in parts)
     parts += [
-        Blocker(f"output of {operator.op}", operator.op, operator.output_bytes),
+        Blocker(f"output of {operator.words}", operator.op, operator.output_bytes, operator.module),
         Blocker("other live inputs", operator.op, unlisted),
         Blocker("workspace", operator.op, workspace),
         Blocker("parameters, gradients and inputs", operator.op, problem.gradient_bytes(0)),
     ]
-    return _sum_up(f"forward {i} ({operator.op})", parts)
+    return _sum_up(operator.label, parts)
 
 
 def _backward(problem: MemoryProblem, k: int, choice: BackwardImplementation) -> MinimumBudget:
@@ -59,17 +59,17 @@ def _backward(problem: MemoryProblem, k: int, choice: BackwardImplementation) ->
     operator = problem.backward[k - 1]
     parts = [_tensor(problem, j) for j in choice.needs]
     parts += [
-        Blocker(f"gradient from {operator.op}", operator.op, operator.output_bytes),
+        Blocker(f"gradient from {operator.words}", operator.op, operator.output_bytes, operator.module),
         Blocker("live gradients", operator.op, operator.live_bytes),
         Blocker("workspace", operator.op, choice.workspace_bytes),
         Blocker("parameters, gradients and inputs", operator.op, operator.fixed_bytes),
     ]
-    return _sum_up(f"backward {k} ({operator.op})", parts)
+    return _sum_up(operator.label, parts)
 
 
 def _tensor(problem: MemoryProblem, i: int) -> Blocker:
     operator = problem.forward[i]
-    return Blocker(operator.node or f"forward {i}", operator.op, operator.output_bytes)
+    return Blocker(operator.made_by or f"forward {i}", operator.op, operator.output_bytes, operator.module)
 
 
 def _sum_up(where: str, parts: list[Blocker]) -> MinimumBudget:
@@ -77,5 +77,5 @@ def _sum_up(where: str, parts: list[Blocker]) -> MinimumBudget:
     saved = sum(p.size_bytes for p in parts if p.size_bytes < 0)
     held = sorted((p for p in parts if p.size_bytes > 0), key=lambda p: -p.size_bytes)
     if saved and held:
-        held[0] = Blocker(held[0].tensor, held[0].op, max(0, held[0].size_bytes + saved))
+        held[0] = replace(held[0], size_bytes=max(0, held[0].size_bytes + saved))
     return MinimumBudget(max(0, total), where, tuple(sorted(held, key=lambda p: -p.size_bytes)))

@@ -88,11 +88,20 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Blocker:
-    """One tensor that sets the minimum budget: where it stands in the way and how large it is."""
+    """One tensor that sets the minimum budget: where it stands in the way and how large it is.
+
+    ``module`` is the path of the module that makes it; ``tensor`` names the operator too then.
+    """
 
     tensor: str
     op: str
     size_bytes: Size
+    module: str | None = None
+
+    @property
+    def words(self) -> str:
+        """What people see of it."""
+        return f"{self.tensor} ({self.op})" if self.module is None else self.tensor
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,11 @@ class ForwardOperator:
         """Module, operator and line, as far as they are known."""
         return places.words(self.op, self.module, self.source)
 
+    @property
+    def made_by(self) -> str | None:
+        """What names its result: its words, or the graph node where its place is not known."""
+        return self.node if self.words == self.op else self.words
+
     @cached_property
     def label(self) -> str:
         """The words and the number: ``layers.11.mlp, gelu, model.py:214 (forward 302)``."""

@@ -60,14 +60,14 @@ def planned_events(title: str, check: Check, budget_bytes: int) -> list[TraceEve
         if e.start_us > clock_us:
             events.append(run(PLANNED, _COMPUTE, "wait for copies", "stall", clock_us, e.start_us - clock_us))
         clock_us = e.start_us + e.duration_us
-        details = {"stage": e.stage, "operator": e.operator, "resident_bytes": e.resident_bytes}
-        events.append(run(PLANNED, _COMPUTE, e.op, e.what, e.start_us, e.duration_us, **details))
+        details = {"stage": e.stage, "operator": e.operator, "op": e.op, "resident_bytes": e.resident_bytes}
+        events.append(run(PLANNED, _COMPUTE, e.words, e.what, e.start_us, e.duration_us, **details))
         events.append(level(PLANNED, "memory", e.start_us, resident_bytes=e.resident_bytes))
+    made_by = {e.operator: e.words for e in check.events if e.what == "forward" and e.words != e.op}
     for c in check.copies:
+        name = made_by.get(c.forward, f"forward {c.forward}")
         what = {"forward": c.forward, "size_bytes": c.size_bytes}
-        events.append(
-            run(PLANNED, _LINKS[c.direction], f"forward {c.forward}", "copy", c.start_us, c.duration_us, **what)
-        )
+        events.append(run(PLANNED, _LINKS[c.direction], name, "copy", c.start_us, c.duration_us, **what))
     for at_us in (0.0, check.time_us):
         events.append(level(PLANNED, "budget", at_us, budget_bytes=budget_bytes))
     return events

@@ -6,16 +6,20 @@ from html import escape
 from itertools import groupby
 
 from loadmaster.api.report.chart import Chart
+from loadmaster.api.report.memory.bands import LETTER_WIDTH, bands
 from loadmaster.api.report.memory.view import FATES, MEANING, Tensor, View
 from loadmaster.api.report.picture import Drawing, Picture, png_bytes
-from loadmaster.models.units import byte_scale, show_bytes, show_cost
+from loadmaster.models.units import byte_scale, show_bytes, show_cost, show_share
 
+_ROW_HEIGHT = 22
 _PHASES = ("forward", "recompute", "backward")
 
 
 def plan_png(view: View) -> bytes:
-    """Memory over the step, as a PNG."""
-    return png_bytes(f"{view.problem.name}, under {show_bytes(view.plan.budget_bytes)}", [over_time(view)])
+    """Memory over the step, and what fills its peak, as a PNG."""
+    return png_bytes(
+        f"{view.problem.name}, under {show_bytes(view.plan.budget_bytes)}", [over_time(view), *filling(view)]
+    )
 
 
 def over_time(view: View) -> Picture:
@@ -36,10 +40,13 @@ def over_time(view: View) -> Picture:
     for event in view.events:
         left, right = chart.px(event.start_us / 1e3), chart.px((event.start_us + event.duration_us) / 1e3)
         y = chart.py(event.resident_bytes / factor)
-        words = f"{event.what} {event.operator}: {event.op}, {show_bytes(event.resident_bytes)}"
+        words = f"{event.what} {event.operator}: {event.words}, {show_bytes(event.resident_bytes)}"
         words += f", {show_cost(event.duration_us, 'us')}"
         box = f'x="{left}" y="{y}" width="{max(right - left, 0.5):.2f}" height="{floor - y:.2f}"'
         chart.add(f'<rect {box} fill="transparent"><title>{escape(words)}</title></rect>')
+    for left, right, name in bands(view.events, chart.px):
+        chart.add(f'<path d="M{left} 3V15M{right} 3V15" stroke="var(--quiet)"/>')
+        chart.add(f'<text x="{(left + right) / 2:.2f}" y="13" text-anchor="middle">{escape(name)}</text>')
     chart.rule(budget, "budget", f"budget {show_bytes(view.plan.budget_bytes)}")
     words = f"Resident bytes over one training step, below a budget of {show_bytes(view.plan.budget_bytes)}"
     return Picture(
@@ -48,6 +55,30 @@ def over_time(view: View) -> Picture:
         caption="Bytes resident while each operator runs, as the checker replays the plan.",
         legend=[(phase, phase) for phase in _PHASES],
     )
+
+
+def filling(view: View) -> list[Picture]:
+    """A bar for every module that holds much of the peak; nothing where no operator says which module it is of."""
+    rows = view.filling()
+    if not rows:
+        return []
+    label_width = 24 + LETTER_WIDTH * max(len(name) for name, _ in rows)
+    scale = (960 - label_width - 150) / max(size for _, size in rows)
+    bars = []
+    for number, (name, size) in enumerate(rows):
+        y, width = number * _ROW_HEIGHT, max(0.0, size * scale)
+        share = f"{show_bytes(size)}, {show_share(size / view.check.peak_bytes)}"
+        bars.append(f'<text x="{label_width - 8:.2f}" y="{y + 15}" text-anchor="end">{escape(name)}</text>')
+        bars.append(f'<rect x="{label_width:.2f}" y="{y + 3}" width="{width:.2f}" height="16" fill="var(--kept)"/>')
+        bars.append(f'<text x="{label_width + width + 8:.2f}" y="{y + 15}">{share}</text>')
+    words = ", ".join(f"{name} {show_bytes(size)}" for name, size in rows)
+    return [
+        Picture(
+            Drawing(960, _ROW_HEIGHT * len(rows), words, "".join(bars)),
+            heading="What fills the peak, by module",
+            caption=f"Of the {show_bytes(view.check.peak_bytes)} resident at {view.check.peak_at}.",
+        )
+    ]
 
 
 def fates(view: View) -> Picture:
@@ -86,4 +117,4 @@ def residency(view: View) -> Picture:
 
 
 def _describe(tensor: Tensor) -> str:
-    return f"{tensor.forward}: {tensor.node or tensor.op}, {show_bytes(tensor.size_bytes)}, {tensor.fate}"
+    return f"{tensor.forward}: {tensor.made_by}, {show_bytes(tensor.size_bytes)}, {tensor.fate}"

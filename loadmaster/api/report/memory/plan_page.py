@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadmaster.api.report.memory.pictures import fates, over_time, residency
+from loadmaster.api.report.memory.pictures import fates, filling, over_time, residency
 from loadmaster.api.report.memory.view import View
 from loadmaster.api.report.page import facts, html_table, page, shown
 from loadmaster.models.units import show_bytes, show_cost, show_share
@@ -17,6 +17,7 @@ def plan_page(view: View) -> str:
     sections = [
         _facts(view),
         shown(over_time(view)),
+        *map(shown, filling(view)),
         shown(fates(view)),
         shown(residency(view)),
         "<h2>The largest results</h2>",
@@ -48,7 +49,7 @@ def _largest(view: View) -> str:
     rows = [
         [
             str(t.forward),
-            t.node or t.op,
+            t.made_by,
             show_bytes(t.size_bytes),
             t.fate,
             str(t.times_computed),

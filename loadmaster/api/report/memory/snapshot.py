@@ -93,7 +93,7 @@ def memory_snapshot(view: View) -> dict[str, Any]:
     made: dict[int, list[tuple[int, str, int]]] = {}
     for tensor in view.tensors:
         for first, last in tensor.alive if tensor.size_bytes else ():
-            made.setdefault(first, []).append((last, tensor.node or tensor.op, tensor.size_bytes))
+            made.setdefault(first, []).append((last, tensor.made_by, tensor.size_bytes))
             for place in range(first, last + 1):
                 alive[place] += tensor.size_bytes
     rest = [max(0, e.resident_bytes - size) for e, size in zip(events, alive, strict=True)]
@@ -112,7 +112,7 @@ def memory_snapshot(view: View) -> dict[str, Any]:
         for last, name, size in made.get(place, ()):
             dying.setdefault(last, []).append(heap.allocate(size, name, event.what, event.start_us))
         if beside is None and wanted:
-            beside = (heap.allocate(wanted, "gradients, workspace, copies", event.op, event.start_us), wanted)
+            beside = (heap.allocate(wanted, "gradients, workspace, copies", event.words, event.start_us), wanted)
     return {
         "segments": [heap.segment()],
         "device_traces": [heap.events],

@@ -11,6 +11,7 @@ from typing import Literal
 
 from loadmaster.errors import InputError
 from loadmaster.models.memory.checker import Check, Event, check_plan
+from loadmaster.models.memory.peak import Parts, at_moment, folded
 from loadmaster.models.memory.plan import MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 
@@ -29,13 +30,13 @@ class Tensor:
     """One forward result, and when it is on the device.
 
     Attributes:
+        made_by: the place in the model of the operator that makes it, or the graph node where that is not known.
         alive: the first and the last event of every span.
         resident: the same spans as times (start, end); those that last no time are left out.
     """
 
     forward: int
-    op: str
-    node: str | None
+    made_by: str
     size_bytes: int
     fate: Fate
     times_computed: int
@@ -64,6 +65,14 @@ class View:
         for tensor in self.tensors:
             totals[tensor.fate] += tensor.size_bytes
         return totals
+
+    def filling(self) -> Parts:
+        """What fills the peak, by module, in a few rows; none where no operator says which module it is of."""
+        assert self.plan.schedule is not None
+        assert self.check.peak is not None
+        parts = at_moment(self.problem, self.plan.schedule, self.check.peak)
+        known = any(f.module is not None for f in self.problem.forward)
+        return folded(parts) if known else []
 
     def largest(self, count: int) -> list[Tensor]:
         """The largest results that the backward pass has to do with."""
@@ -107,8 +116,7 @@ def _tensors(problem: MemoryProblem, schedule: Schedule, check: Check) -> tuple[
             tensors.append(
                 Tensor(
                     i,
-                    operator.op,
-                    operator.node,
+                    operator.made_by or operator.op,
                     operator.output_bytes,
                     fate,
                     runs[i],

@@ -90,7 +90,7 @@ def _infeasible_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
         ("short", f"{show_bytes(found.short_bytes)} more are needed"),
         ("where", found.where),
     ]
-    rows += [("blocker", f"{b.tensor} ({b.op}): {show_bytes(b.size_bytes)}") for b in found.blockers]
+    rows += [("blocker", f"{b.words}: {show_bytes(b.size_bytes)}") for b in found.blockers]
     return rows
 
 
@@ -102,11 +102,15 @@ def fates(view: View) -> str:
     rows = [
         [
             str(t.forward),
-            t.node or t.op,
+            t.made_by,
             show_bytes(t.size_bytes),
             t.fate,
             show_cost(t.recompute_us, "us") if t.recompute_us else "",
         ]
         for t in view.largest(_LARGEST_TENSORS)
     ]
-    return "\n".join([*lines, "", table(rows, ["id", "made by", "size", "fate", "recompute"])])
+    lines += ["", table(rows, ["id", "made by", "size", "fate", "recompute"])]
+    if filling := view.filling():
+        parts = [[name, show_bytes(size), show_share(size / view.check.peak_bytes)] for name, size in filling]
+        lines += ["", table(parts, ["what fills the peak", "size", "of the peak"])]
+    return "\n".join(lines)
