@@ -43,6 +43,22 @@ def write_bytes(path: str | PathLike[str], content: bytes, field: str) -> None:
         raise _refusal(field, str(path), error) from None
 
 
+def expect_writable(path: str | None, field: str) -> None:
+    """Refuse a path in a missing folder before hours are spent on what should be written there.
+
+    Raises:
+        InputError: naming ``field``.
+    """
+    if path is None or path == "-":
+        return
+    folder = Path(path).parent
+    # Unlike those of Path, these take what is no path for a path to nothing.
+    if not os.path.isdir(folder):
+        raise InputError(field, path, f"the folder {folder} does not exist", "Make it first, or write elsewhere.")
+    if os.path.isdir(path):
+        raise InputError(field, path, "is a folder", "Give the path of a file.")
+
+
 def _refusal(field: str, path: str, error: OSError | ValueError) -> InputError:
     reason = getattr(error, "strerror", None) or error
     return InputError(field, path, f"cannot be written: {reason}", "Give a path that can be written.")

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from loadmaster.api.cli.files import expect_writable, write_json
+from loadmaster.api.cli.files import write_json
 from loadmaster.api.cli.lazy import LazyParser
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.errors import MissingExtraError
 from loadmaster.models.documents import Document
+from loadmaster.models.files import expect_writable
 from loadmaster.models.kind import Kind, resolve
 from loadmaster.models.kinds import all_kinds, kind_named, read_problem
 

@@ -6,13 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.errors import InputError
 from loadmaster.models.documents import Document, load_document
-from loadmaster.models.files import write_text
+from loadmaster.models.files import expect_writable, write_text
 from loadmaster.models.json_text import parse_json
 
 
@@ -73,22 +72,6 @@ def _place(path: str) -> str:
         return path if path == "-" else os.path.realpath(path)
     except (OSError, ValueError):
         return path  # no path at all, as whoever opens it will say
-
-
-def expect_writable(path: str | None, field: str) -> None:
-    """Refuse a path in a missing folder before hours are spent on what should be written there.
-
-    Raises:
-        InputError: naming ``field``.
-    """
-    if path is None or path == "-":
-        return
-    folder = Path(path).parent
-    # Unlike those of Path, these take what is no path for a path to nothing.
-    if not os.path.isdir(folder):
-        raise InputError(field, path, f"the folder {folder} does not exist", "Make it first, or write elsewhere.")
-    if os.path.isdir(path):
-        raise InputError(field, path, "is a folder", "Give the path of a file.")
 
 
 def expect_folder(path: str | None, field: str) -> None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from typing import Any
 
-from loadmaster.api.cli.files import expect_apart, expect_writable, write_json
+from loadmaster.api.cli.files import expect_apart, write_json
 from loadmaster.api.cli.interrupt import interruptible
 from loadmaster.api.cli.planning import add_options, envelope, planning_options, report_progress
 from loadmaster.api.cli.service import follow
@@ -24,6 +24,7 @@ from loadmaster.api.columns import table
 from loadmaster.api.report.memory.words import summary
 from loadmaster.errors import InputError, LimitReachedError, LoadmasterError, MissingExtraError
 from loadmaster.models.documents import PROBLEM_SCHEMA, load_document
+from loadmaster.models.files import expect_writable
 from loadmaster.models.memory.documents import read_plan, read_problem, write_plan, write_problem
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
@@ -34,7 +35,7 @@ _WRITTEN_HERE = {"output": "-o", "problem": "--problem"}
 _WRITTEN_THERE = {"trace": "--trace", "snapshot": "--snapshot"}
 # Handed on as they are to the process that runs the model.
 _HANDED_ON = ("name", "device", "backend", "optimizer", "autocast", "tries")
-_SWITCHES = {"gradients_held": "--gradients-held", "offload": "--offload"}
+_SWITCHES = {"gradients_held": "--gradients-held", "offload": "--offload", "verbose": "--verbose"}
 
 
 def fit_arguments(fit: argparse.ArgumentParser) -> None:
@@ -61,6 +62,7 @@ def fit_arguments(fit: argparse.ArgumentParser) -> None:
     fit.add_argument("--force", action="store_true", help="write over problems that are there")
     fit.add_argument("--trace", metavar="TRACE.json", help="write the planned and the measured step as one trace")
     fit.add_argument("--snapshot", metavar="MEASURED.pickle", help="write a measured memory snapshot (CUDA)")
+    fit.add_argument("--verbose", action="store_true", help="the whole traceback of what fails in your own code")
     add_options(fit)
     fit.add_argument("--server", metavar="URL", help="plan on a running service")
     fit.add_argument("--json", action="store_true", help="print the plan without its schedule, and the tries, as JSON")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from loadmaster.api.cli.files import expect_apart, expect_writable, read_document
+from loadmaster.api.cli.files import expect_apart, read_document
 from loadmaster.api.cli.interrupt import interruptible
 from loadmaster.api.cli.planning import add_limits, add_options, finish, options_of, report_progress
 from loadmaster.api.cli.service import plan_on_server
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.report.views import views_of
 from loadmaster.errors import InputError
+from loadmaster.models.files import expect_writable
 from loadmaster.models.kinds import Plan, check_plan, read_plan, read_problem, under_both_limits
 
 # A plan can be wrong in tens of thousands of places.

@@ -9,13 +9,14 @@ from datetime import datetime
 from typing import Any
 
 from loadmaster.api.cli import planning
-from loadmaster.api.cli.files import expect_writable, read_document
+from loadmaster.api.cli.files import read_document
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.client import Client, PlanHandle
 from loadmaster.api.columns import table
 from loadmaster.api.documents import PlanResource
 from loadmaster.api.protocol import DEFAULT_URL
 from loadmaster.errors import InputError
+from loadmaster.models.files import expect_writable
 from loadmaster.models.kinds import Problem, all_kinds, read_problem
 from loadmaster.models.units import show_cost, show_limit, show_share
 from loadmaster.planner.options import PlanOptions, PlanProgress

@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from loadmaster.api.cli.files import expect_apart, expect_folder, expect_writable, read_document
+from loadmaster.api.cli.files import expect_apart, expect_folder, read_document
 from loadmaster.api.cli.planning import envelope
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.report.views import export_view, views_of
 from loadmaster.errors import InputError
 from loadmaster.models.documents import PROBLEM_SCHEMA, load_document
-from loadmaster.models.files import write_bytes
+from loadmaster.models.files import expect_writable, write_bytes
 from loadmaster.models.kind import Export, Number
 from loadmaster.models.kinds import Plan, Problem, all_kinds, kind_named, read_plan, read_problem
 from loadmaster.models.summary import summarize

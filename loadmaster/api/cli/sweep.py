@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from loadmaster.api.cli.files import expect_apart, expect_writable, read_document, write_json
+from loadmaster.api.cli.files import expect_apart, read_document, write_json
 from loadmaster.api.cli.interrupt import interruptible
 from loadmaster.api.cli.planning import (
     INFEASIBLE,
@@ -23,7 +23,7 @@ from loadmaster.api.file_names import file_name
 from loadmaster.api.report.frontier import Extras, feasible, frontier_page, frontier_png, frontier_rows
 from loadmaster.errors import InputError, LimitReachedError, MissingExtraError
 from loadmaster.models.envelope import Plan
-from loadmaster.models.files import write_bytes, write_text
+from loadmaster.models.files import expect_writable, write_bytes, write_text
 from loadmaster.models.kind import Limit, resolve
 from loadmaster.models.kinds import Problem, limit_of, read_problem, write_plan
 from loadmaster.models.units import show_limit

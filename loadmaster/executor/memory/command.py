@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from loadmaster.errors import InputError, LoadmasterError
+from loadmaster.errors import CancelledError, LoadmasterError
 from loadmaster.executor.memory.capture import capture_step
 from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.backends import COMPILERS
 from loadmaster.executor.steps.batch import AnyBatch
+from loadmaster.executor.steps.factory import call_factory, device_named, report, users_code
 from loadmaster.executor.steps.step import Loss
 from loadmaster.executor.steps.wrappers import PARALLEL
+from loadmaster.models.files import expect_writable, write_text
 from loadmaster.models.memory.documents import write_problem
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
         prog="loadmaster capture", description="Capture a PyTorch model's training step as a problem document."
     )
     p.add_argument("factory", metavar="MODULE:FACTORY", help="returns (model, batch) or (model, batch, loss)")
-    p.add_argument("-o", "--output", type=Path, help="where to write the document (default: standard output)")
+    p.add_argument("-o", "--output", metavar="PROBLEM.json", help="- or none: standard output")
     p.add_argument("--hardware", help="estimate costs for this device of the catalogue instead of measuring them")
     p.add_argument("--parallel", choices=PARALLEL, help="what will wrap the step, and holds memory of its own")
     p.add_argument("--ranks", type=int, default=1, help="ranks that share the batch; the plan is for one of them")
@@ -56,6 +56,7 @@ def add_step_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="none", help="whose state counts as resident")
     p.add_argument("--autocast", choices=sorted(PRECISIONS), help="train under autocast in this precision")
     p.add_argument("--gradients-held", action="store_true", help="gradients are added to, not dropped after a step")
+    p.add_argument("--verbose", action="store_true", help="the whole traceback of what fails in your own code")
 
 
 @dataclass(frozen=True)
@@ -69,49 +70,14 @@ class MadeStep:
     precision: AbstractContextManager[Any]
 
 
-def load_factory(spec: str) -> Callable[[], tuple[Any, ...]]:
-    """The function that ``MODULE:FUNCTION`` names; modules of the current directory are found.
-
-    Raises:
-        InputError: no such module or function.
-    """
-    module_name, _, function_name = spec.partition(":")
-    remedy = "Give MODULE:FUNCTION, for example examples.resnet50:small."
-    if not module_name or not function_name:
-        raise InputError("factory", spec, "is not MODULE:FUNCTION", remedy)
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise InputError("factory", spec, f"cannot be imported: {error}", remedy) from None
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise InputError("factory", spec, f"{module_name} has no function {function_name}", remedy)
-    factory: Callable[[], tuple[Any, ...]] = function
-    return factory
-
-
 def make_step(arguments: argparse.Namespace) -> MadeStep:
     """Call the factory.
 
     Raises:
         InputError: the factory or the device cannot be used.
     """
-    factory = load_factory(arguments.factory)
-    try:
-        device = torch.device(arguments.device)
-        with device:
-            made = factory()
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            "device", arguments.device, f"the model cannot be built there: {error}", "Use a device that is present."
-        ) from error
-    if not isinstance(made, tuple) or len(made) not in (2, 3):
-        raise InputError(
-            "factory", type(made).__name__, "returned no tuple of two or three", "Return (model, batch, loss)."
-        )
-    model, batch, loss = made if len(made) == 3 else (*made, None)
+    device = device_named(arguments.device)
+    model, batch, loss = call_factory(arguments.factory, device)
     precision: AbstractContextManager[Any] = contextlib.nullcontext()
     if arguments.autocast is not None:
         precision = torch.autocast(device.type, PRECISIONS[arguments.autocast])
@@ -130,33 +96,41 @@ def options_of(arguments: argparse.Namespace, made: MadeStep) -> CaptureOptions:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Capture and write the document.
+    """Capture, write the document, and say how much it needs.
 
     Raises:
         InputError: the factory, the device or the model cannot be used.
     """
-    made = make_step(arguments)
-    with made.precision:
-        options = replace(
-            options_of(arguments, made),
-            hardware=arguments.hardware,
-            parallel=arguments.parallel,
-            ranks=arguments.ranks,
-        )
-        problem = capture_step(made.model, made.batch, made.loss, options).problem()
-    text = json.dumps(write_problem(problem))
-    if arguments.output is None:
-        sys.stdout.write(text + "\n")
+    output = None if arguments.output in (None, "-") else arguments.output
+    expect_writable(output, "-o")
+    # What the model itself prints is no document.
+    with contextlib.redirect_stdout(sys.stderr):
+        made = make_step(arguments)
+        with made.precision, users_code(arguments.factory):
+            options = replace(
+                options_of(arguments, made),
+                hardware=arguments.hardware,
+                parallel=arguments.parallel,
+                ranks=arguments.ranks,
+            )
+            problem = capture_step(made.model, made.batch, made.loss, options).problem()
+    text = json.dumps(write_problem(problem)) + "\n"
+    if output is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
     else:
-        arguments.output.write_text(text + "\n")
-    sys.stderr.write(f"{problem.name}: {len(problem.forward)} forward and {len(problem.backward)} backward operators\n")
+        write_text(output, text, "-o")
+    sys.stderr.write(f"{problem.summary()}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
+    arguments = parser().parse_args(argv)
     try:
-        run(parser().parse_args(argv))
+        run(arguments)
     except LoadmasterError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_status
+        return report(error, verbose=arguments.verbose)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return CancelledError.exit_status
     return 0

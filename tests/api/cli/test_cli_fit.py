@@ -117,7 +117,7 @@ def test_fragmentation_can_be_counted_as_measured(capfd: pytest.CaptureFixture[s
         (["--budget", "9MiB", "--tries", "0"], 2, "at least one try"),
         pytest.param(["--budget", "9MiB", "--offload"], 2, "no link to the host", marks=pytest.mark.slow),
         (["--budget", "9MiB", "--trace", "nowhere/t.json"], 2, "does not exist"),
-        pytest.param(["--budget", "9MiB", "--device", "abacus"], 2, "cannot be built there", marks=pytest.mark.slow),
+        pytest.param(["--budget", "9MiB", "--device", "abacus"], 2, "--device: cannot", marks=pytest.mark.slow),
         (["--budget", "9MiB", "--time-limit", "0"], 2, "--time-limit: "),
         (["--budget", "9MiB", "-o", "captured.json"], 2, "-o: holds a problem already"),
         (["--budget", "9MiB", "-o", "plan.json", "--problem", "captured.json"], 2, "over it with --force"),

@@ -179,6 +179,29 @@ def broken():
 """
 
 
+FAILING = """
+def fails():
+    return dict()["layers"]
+def leaves():
+    raise SystemExit(3)
+"""
+
+
+def test_the_document_alone_is_on_standard_output(tmp_path, monkeypatch, capsys):
+    """Whatever the model prints; how much it needs is said beside it."""
+    (tmp_path / "talking_factory.py").write_text(FACTORY.replace("return", "print('a word');\n    return", 1))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for output in ([], ["-o", "-"]):
+        monkeypatch.delitem(sys.modules, "talking_factory", raising=False)
+        assert main(["talking_factory:make", "--hardware", "h200", *output]) == 0
+        out, err = capsys.readouterr()
+        problem = read_problem(json.loads(out))
+        assert "a word" in err
+        assert f"{problem.summary()}" in err
+    assert not (tmp_path / "-").exists()
+
+
 @pytest.mark.slow
 def test_command(tmp_path):
     (tmp_path / "factory.py").write_text(FACTORY)
@@ -206,11 +229,39 @@ def test_command(tmp_path):
         ("nowhere:make", "cannot be imported"),
         ("other_factory:broken", "no tuple"),
         ("other_factory", "is not MODULE:FUNCTION"),
+        ("other_factory:fails", "MODULE:FACTORY: raised KeyError: 'layers', at other_factory.py:9 in fails"),
+        ("other_factory:leaves", "raised SystemExit: 3, at other_factory.py:11 in leaves"),
+        ("unfinished:make", "raised ModuleNotFoundError: No module named 'no_such_library', at unfinished.py:2 in"),
+        ("misspelt:make", "at misspelt.py:1"),
     ],
 )
 def test_command_refuses(tmp_path, monkeypatch, capsys, factory, text):
-    (tmp_path / "other_factory.py").write_text(FACTORY)
+    (tmp_path / "other_factory.py").write_text(FACTORY + FAILING)
+    (tmp_path / "unfinished.py").write_text("\nimport no_such_library\n")
+    (tmp_path / "misspelt.py").write_text("def make(:\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, factory.partition(":")[0], raising=False)
     assert main([factory]) == 2
+    out, err = capsys.readouterr()
+    assert text in err
+    assert out == "" and err.count("error: ") == 1 and "Traceback" not in err
+    if "raised" in text:
+        assert main([factory, "--verbose"]) == 2
+        err = capsys.readouterr().err
+        assert err.count("Traceback") == 1 and "During handling" not in err and "direct cause" not in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--device", "abacus"], "--device: cannot be used here"),
+        (["-o", "no/such/folder.json"], "-o: the folder no/such does not exist"),
+    ],
+)
+def test_command_refuses_before_it_captures(tmp_path, monkeypatch, capsys, flags, text):
+    (tmp_path / "quick_factory.py").write_text("def make(): raise AssertionError('the factory was called')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["quick_factory:make", *flags]) == 2
     assert text in capsys.readouterr().err

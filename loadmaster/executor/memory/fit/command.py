@@ -23,6 +23,7 @@ from loadmaster.executor.memory.fit.fit import Fitter
 from loadmaster.executor.memory.fit.side_by_side import side_by_side
 from loadmaster.executor.memory.fit.state import Fitted
 from loadmaster.executor.memory.fit.trials import Trial, describe
+from loadmaster.executor.steps.factory import report, users_code
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.snapshot import expect_history, record_snapshot
 from loadmaster.models.memory.documents import read_plan, write_problem
@@ -90,7 +91,7 @@ def run(arguments: argparse.Namespace, parent: Parent) -> None:
     if arguments.snapshot is not None:
         expect_history(device_of(made.model, made.batch))
     reserve = None if arguments.fragmentation == "count" else arguments.fragmentation_reserve_bytes
-    with made.precision:
+    with made.precision, users_code(arguments.factory):
         fitter = Fitter(
             made.model,
             made.batch,
@@ -122,8 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run(arguments, Parent(questions, sys.stdin))
     except LoadmasterError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_status
+        return report(error, verbose=arguments.verbose)
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0

@@ -243,7 +243,7 @@ def test_operands_that_do_not_fit_are_refused_as_such():
     for wrong in (there, (inputs[0][:, :7], inputs[1])):
         with pytest.raises(InputError, match="without a plan the step fails too"):
             step(*wrong)
-    with pytest.raises(InputError, match="does not fit Mlp.forward, which takes x: too many positional arguments"):
+    with pytest.raises(InputError, match=r"does not fit Mlp\.forward, which takes x: too many positional arguments"):
         step(*inputs, inputs[0])
     step(*inputs).backward()  # a refusal breaks nothing
 
