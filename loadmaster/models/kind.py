@@ -134,12 +134,21 @@ class Limit:
         Raises:
             InputError: naming ``field``: it is none of these, or not above 0.
         """
+        written = self.read(given, field)
+        return int(written * resolve(self.whole)(problem)) if isinstance(written, float) else written
+
+    def read(self, given: int | str, field: str) -> int | float:
+        """What was given, before there is a problem: a number of the unit, or a share as a fraction.
+
+        Raises:
+            InputError: as :meth:`value`.
+        """
         if not isinstance(given, str):
             if isinstance(given, bool) or not isinstance(given, int):
                 raise InputError(field, given, f"is no whole number of {self.unit}", f"Give {self.values}.")
             return given
         if "%" in given:
-            return int(parse_share(given, field, self.whole_words) * resolve(self.whole)(problem))
+            return parse_share(given, field, self.whole_words)
         return parse_bytes(given, field) if self.unit == "bytes" else parse_count(given, field, self.unit)
 
     def default_points(self, problem: Problem, count: int) -> Sequence[int]:

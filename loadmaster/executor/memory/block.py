@@ -23,6 +23,7 @@ from loadmaster.executor.steps.batch import AnyBatch, batch_of
 from loadmaster.executor.steps.resident import own_bytes
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.units import bytes_of
 
 
 @renamed_keywords(offer="implementations", inputs="batch")
@@ -30,8 +31,8 @@ def capture_block(
     block: nn.Module,
     batch: AnyBatch,
     *,
-    kept_bytes: int,
-    budget_bytes: int,
+    kept_bytes: int | str,
+    budget_bytes: int | str,
     hardware: str | None = None,
     costs: CostModel | None = None,
     backend: Backend = "inductor",
@@ -44,17 +45,16 @@ def capture_block(
         block: a module that returns one tensor.
         batch: what the model gives it, a tuple or a mapping of inputs by keyword, with ``requires_grad`` set where it
             is set there.
-        kept_bytes: most that the block may keep from its forward to its backward pass, beside its inputs.
+        kept_bytes: most that the block may keep from its forward to its backward pass, beside its inputs: bytes, or a
+            size (``"600MiB"``).
         budget_bytes: most that it may take while it runs: its parameters, inputs and gradients with what it keeps.
         hardware, costs, backend, implementations, name: as for :func:`~loadmaster.executor.memory.capture.capture`.
 
     Raises:
         InputError: the block cannot be traced as one graph, returns anything but one tensor, needs no gradient, or
-            a limit is negative.
+            a limit is no size.
     """
-    for field, value in (("kept_bytes", kept_bytes), ("budget_bytes", budget_bytes)):
-        if value < 0:
-            raise InputError(field, value, "is negative", "Give bytes, 0 or more.")
+    kept, budget = bytes_of(kept_bytes, "kept_bytes"), bytes_of(budget_bytes, "budget_bytes")
     batch = batch_of(batch)
     options = CaptureOptions(
         hardware=hardware, costs=costs, backend=backend, implementations=implementations, name=name
@@ -63,7 +63,7 @@ def capture_block(
     step_graph = captured.operators.step_graph
     # What else is on the device is everything else's; the gradient of the result comes from there, too.
     resident_bytes = own_bytes(block, batch) + sum(step_graph.bytes_of(tangent) for tangent in step_graph.tangents)
-    return with_elsewhere(replace(captured, resident_bytes=resident_bytes).problem(), kept_bytes, budget_bytes)
+    return with_elsewhere(replace(captured, resident_bytes=resident_bytes).problem(), kept, budget)
 
 
 def expect_one_tensor(step_graph: StepGraph) -> None:

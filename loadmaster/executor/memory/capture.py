@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx, nn
 
+from loadmaster import live_line
 from loadmaster.executor.costs import CostModel, profiled, roofline
 from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.memory.operators.accounting import Accountant
@@ -37,6 +38,7 @@ from loadmaster.executor.steps.resident import (
 from loadmaster.executor.steps.step import Loss
 from loadmaster.executor.steps.step_graph import StepGraph, is_compute
 from loadmaster.executor.steps.tracing import trace
+from loadmaster.executor.steps.versions import captured_with
 from loadmaster.executor.steps.wrappers import Parallel, WrapperBytes, ddp_of, own_module, wrapper_bytes
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory.problem import (
@@ -63,6 +65,7 @@ class CapturedStep:
         name, title: of the problem.
         wrapper: what a wrapper adds to these, at times.
         host_link: over which plans may send results, if they may.
+        progress: whether to say that a problem is written down, as for :func:`capture`.
     """
 
     operators: Operators
@@ -73,18 +76,23 @@ class CapturedStep:
     title: str
     wrapper: WrapperBytes
     host_link: HostLink | None = None
+    progress: bool | None = False
 
     def problem(self, costs: CostModel | None = None) -> MemoryProblem:
         """The memory problem under these costs; under the captured ones by default."""
-        accountant = Accountant(
-            self.operators, costs or self.costs, fused=self.fused, resident_bytes=self.resident_bytes
-        )
+        with live_line.line(self.progress) as line:
+            line.show(f"{self.name}: adding up bytes and times", begins=True)
+            return self._problem(costs or self.costs)
+
+    def _problem(self, costs: CostModel) -> MemoryProblem:
+        accountant = Accountant(self.operators, costs, fused=self.fused, resident_bytes=self.resident_bytes)
         return MemoryProblem(
             name=self.name,
             title=self.title,
             forward=_forward(self.operators, accountant, self.wrapper.forward_bytes),
             backward=_backward(self.operators, accountant, self.wrapper.end_bytes),
             host_link=self.host_link,
+            captured_with=captured_with(),
         )
 
 
@@ -104,6 +112,7 @@ def capture(
     host_link: HostLink | bool = False,
     implementations: ImplementationFilter = EVERYTHING,
     name: str | None = None,
+    progress: bool | None = None,
 ) -> MemoryProblem:
     """The memory problem of one training step of a model.
 
@@ -126,6 +135,7 @@ def capture(
             from the catalogue where ``hardware`` is named. Give one of your own where several processes share it.
         implementations: those that plans may choose from; the same when the plan is applied.
         name: of the problem; the graph's fingerprint is appended, which :func:`apply` holds a plan against.
+        progress: whether to say what goes on, in a line on standard error. None: in a terminal or a notebook.
 
     Raises:
         InputError: the step cannot be traced as one graph (names place and remedy), returns no scalar loss, or has a
@@ -142,6 +152,7 @@ def capture(
         host_link=host_link,
         implementations=implementations,
         name=name,
+        progress=progress,
     )
     return capture_step(model, batch, loss, options).problem()
 
@@ -154,6 +165,18 @@ def capture_step(
     expect: Callable[[StepGraph], None] | None = None,
 ) -> CapturedStep:
     """As :func:`capture`, before the problem is written down; ``expect`` raises for a graph that is none of a step."""
+    with live_line.line(options.progress) as line:
+        return _captured(model, batch, loss, options, expect, line)
+
+
+def _captured(
+    model: nn.Module,
+    batch: AnyBatch,
+    loss: Loss | None,
+    options: CaptureOptions,
+    expect: Callable[[StepGraph], None] | None,
+    line: live_line.LiveLine,
+) -> CapturedStep:
     batch = batch_of(batch)
     wrapped = ddp_of(model) is not None
     model = own_module(model)
@@ -163,16 +186,23 @@ def capture_step(
     wrapper = wrapper_bytes(parallel, options.ranks, model, state_bytes)
     expect_backend(options.backend)
     fused = options.backend == "inductor"
+    line.show(f"{type(model).__name__}: tracing the step", begins=True)
     step_graph = trace(model, batch, loss, passes=run_passes, expect=expect)
     device = device_of(model, batch)
+    line.settle()
     for sentence in advice(step_graph, on_gpu=device.type == "cuda" or hardware is not None):
         logger.warning("%s", sentence)
+    line.show(f"{type(model).__name__}: grouping {len(step_graph.nodes)} nodes into operators", begins=True)
     operators = group(step_graph, options.implementations, fused=fused)
     costs = options.costs or _costs(operators, device, hardware, fused=fused)
+    if device.type == "cuda" or (options.costs is None and hardware is None):
+        # Once, now: libraries make their workspaces before resident bytes are read, and somebody waits for it.
+        nodes = list(filter(is_compute, step_graph.nodes))
+        for n, node in enumerate(nodes):
+            line.show(f"{type(model).__name__}: measuring operator {n + 1} of {len(nodes)}", begins=n == 0)
+            costs.node_us(node)
     resident_bytes = own_bytes(model, batch) + state_bytes
     if device.type == "cuda":
-        for node in filter(is_compute, step_graph.nodes):
-            costs.node_us(node)  # measured once, now: libraries make their workspaces before resident bytes are read
         present_bytes = wrapper.step_bytes if wrapped else 0
         to_come_bytes = 0 if optimizer is None or optimizer.state else state_bytes
         resident_bytes = max(resident_bytes, cuda_resident_bytes(model, device) + to_come_bytes - present_bytes)
@@ -190,6 +220,7 @@ def capture_step(
         title=f"{type(model).__name__}, costs {whose}",
         wrapper=wrapper,
         host_link=link_of(device, hardware) if link is True else link or None,
+        progress=options.progress,
     )
 
 

@@ -27,3 +27,4 @@ class CaptureOptions:
     host_link: HostLink | bool = False
     implementations: ImplementationFilter = EVERYTHING
     name: str | None = None
+    progress: bool | None = None

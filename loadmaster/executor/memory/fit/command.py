@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     p = argparse.ArgumentParser(prog="python -m loadmaster.executor.fit_command", description=__doc__)
     p.add_argument("factory", help="MODULE:FUNCTION returning (model, batch) or (model, batch, loss)")
-    p.add_argument("--budget-bytes", type=int, required=True, help="what the measured peak must not exceed")
+    p.add_argument("--budget-bytes", required=True, help="what the measured peak must not exceed: bytes, 6GiB or 50%%")
     p.add_argument("--tries", type=int, default=3, help="plans that are run at most (3)")
     p.add_argument("--fragmentation", choices=["ignore", "count"], default="ignore", help="count reserved bytes")
     p.add_argument("--fragmentation-reserve-bytes", type=int, default=0, help="of the budget, kept free")

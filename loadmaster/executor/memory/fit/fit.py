@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from loadmaster import live_line
 from loadmaster.errors import CheckFailedError, InputError, LimitReachedError
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.costs.corrected import Corrected
@@ -46,10 +47,12 @@ from loadmaster.executor.steps.step import Loss
 from loadmaster.executor.steps.timeline import Timeline, record
 from loadmaster.executor.steps.wrappers import ddp_of
 from loadmaster.models.hardware import HostLink
+from loadmaster.models.kinds import limit_of
 from loadmaster.models.memory.checker import Check, check, check_plan
 from loadmaster.models.memory.corrected import least_resident_bytes, with_resident
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.units import bytes_of
 
 Planner = Callable[[MemoryProblem], MemoryPlan]
 Found = TypeVar("Found")
@@ -75,7 +78,7 @@ class Fitter:
         loss: Loss | None = None,
         options: CaptureOptions = CaptureOptions(),  # noqa: B008
         *,
-        fragmentation_reserve_bytes: int | None = 0,
+        fragmentation_reserve_bytes: int | str | None = 0,
         time_tolerance: float = 0.05,
         repeats: int = 5,
         on_try: Callable[[Trial], None] | None = None,
@@ -83,13 +86,8 @@ class Fitter:
         _expect_one_process(model)
         if repeats < 1:
             raise InputError("repeats", repeats, "leaves nothing to time", "Time at least one step.")
-        if fragmentation_reserve_bytes is not None and fragmentation_reserve_bytes < 0:
-            raise InputError(
-                "fragmentation_reserve_bytes",
-                fragmentation_reserve_bytes,
-                "is negative",
-                "Give bytes to keep free, or None to count what the allocator reserves.",
-            )
+        if fragmentation_reserve_bytes is not None:
+            fragmentation_reserve_bytes = bytes_of(fragmentation_reserve_bytes, "fragmentation_reserve_bytes")
         self.model, self.batch, self.loss, self.options = model, batch_of(batch), loss, options
         self.fragmentation_reserve_bytes = fragmentation_reserve_bytes
         self._reserve_bytes = fragmentation_reserve_bytes or 0
@@ -101,7 +99,7 @@ class Fitter:
         self.learned = Correction()
         """Of the latest trials: the factors, and what was held beside what was captured, the reserve left out."""
 
-    def fit(self, planner: Planner, budget_bytes: int, tries: int = 3) -> Fitted:
+    def fit(self, planner: Planner, budget_bytes: int | str, tries: int = 3) -> Fitted:
         """Propose, measure and correct until the step keeps the budget and its time is what was planned.
 
         A trial for which the device has too little memory is one that did not keep the budget.
@@ -114,9 +112,11 @@ class Fitter:
         """
         if tries < 1:
             raise InputError("tries", tries, "leaves nothing to run", "Allow at least one try.")
-        if not isinstance(budget_bytes, int) or budget_bytes < 1:
+        problem = self._costed(1.0, 1.0)
+        size_bytes = limit_of(problem.kind).value(budget_bytes, problem, "budget_bytes")
+        if size_bytes < 1:
             raise InputError("budget_bytes", budget_bytes, "is no positive number of bytes", "Give one: 8 << 30.")
-        state = State(budget_bytes, self._first(budget_bytes))
+        state = State(size_bytes, self._first(size_bytes))
         while len(state.trials) < tries:
             state, proposal = self._proposed(state, planner)
             if proposal is None:
@@ -234,7 +234,8 @@ class Fitter:
             implementations=self.options.implementations,
         )
         measured = None
-        with contextlib.suppress(torch.OutOfMemoryError):
+        with live_line.line(self.options.progress) as line, contextlib.suppress(torch.OutOfMemoryError):
+            line.show(f"{problem.name}: running the plan, {self.repeats} steps timed", begins=True)
             measured = run_trial(
                 step,
                 step.step,
@@ -315,7 +316,7 @@ def fit(
     batch: AnyBatch,
     loss: Loss | None = None,
     *,
-    budget_bytes: int,
+    budget_bytes: int | str,
     planner: Planner,
     optimizer: torch.optim.Optimizer | None = None,
     backend: Backend = "inductor",
@@ -324,10 +325,11 @@ def fit(
     gradients_held: bool = False,
     host_link: HostLink | bool = False,
     implementations: ImplementationFilter = EVERYTHING,
-    fragmentation_reserve_bytes: int | None = 0,
+    fragmentation_reserve_bytes: int | str | None = 0,
     time_tolerance: float = 0.05,
     tries: int = 3,
     repeats: int = 5,
+    progress: bool | None = None,
 ) -> Fitted:
     """A training step that keeps a byte budget: measured, not only planned.
 
@@ -338,7 +340,8 @@ def fit(
     Args:
         model, batch, loss, optimizer, backend, name, costs, gradients_held, host_link, implementations: as for
             :func:`~loadmaster.executor.memory.capture.capture`.
-        budget_bytes: what the measured peak must not exceed.
+        budget_bytes: what the measured peak must not exceed: bytes, a size (``"6GiB"``), or a share (``"50%"``) of the
+            peak that the captured step has with nothing planned.
         planner: plans a problem under the budget it comes with, for example
             ``lambda p: loadmaster.plan(p, time_limit_s=60)``.
         fragmentation_reserve_bytes: part of the budget that the step must leave free, for what CUDA's allocator
@@ -346,6 +349,8 @@ def fit(
         time_tolerance: plan again when the measured step time is off by more than this share.
         tries: plans that are run at most.
         repeats: timed steps of each.
+        progress: whether to say what goes on, in a line on standard error. None: in a terminal or a notebook. A planner
+            has a line of its own.
 
     Returns:
         The fastest step that kept the budget, with the record of all tries. A step time that is still off after the
@@ -363,7 +368,9 @@ def fit(
         host_link=host_link,
         implementations=implementations,
         name=name,
+        progress=progress,
     )
+    limit_of("memory").read(budget_bytes, "budget_bytes")  # a slip is no reason to capture for minutes first
     fitter = Fitter(
         model,
         batch,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
 
-from loadmaster.executor.memory.fit.trials import Correction, Trial
+from loadmaster.executor.memory.fit.trials import Correction, Trial, recorded
 from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.steps.measure import Measurement
+from loadmaster.models.fit_record import FitRecord, fit_words
 from loadmaster.models.memory.checker import Check
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.shown import one_line, remember
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Fitted:
     """A step that keeps its budget.
 
@@ -33,6 +36,27 @@ class Fitted:
     def measured(self) -> Measurement:
         """Of the step."""
         return self.tries[self.chosen].measured
+
+    @property
+    def record(self) -> FitRecord:
+        """All of it but the step itself: what can be written down."""
+        return FitRecord(self.plan, self.problem, tuple(map(recorded, self.tries)), self.chosen)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the record to a file: plan, corrected problem and every try; ``loadmaster.load_fit(path)`` reads it
+        back, and ``apply`` takes its plan.
+
+        Raises:
+            InputError: the path cannot be written.
+        """
+        self.record.save(path)
+
+    def __repr__(self) -> str:
+        return one_line(self, self.plan.name, fit_words(recorded(self.tries[self.chosen]), len(self.tries)))
+
+    def _repr_html_(self) -> str:
+        remember(self.problem)
+        return self.plan._repr_html_()
 
 
 @dataclass(frozen=True, eq=False)

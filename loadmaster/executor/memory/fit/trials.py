@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from loadmaster.errors import BudgetError
 from loadmaster.executor.steps.measure import Measurement
+from loadmaster.models.fit_record import TryRecord
 from loadmaster.models.memory.plan import MemoryPlan
 
 _MIB = 1 << 20
@@ -77,6 +78,21 @@ class Trial:
     def peak_error(self) -> float:
         """Measured bytes over the planned peak, less one."""
         return self.excess_bytes / self.planned_peak_bytes
+
+
+def recorded(tried: Trial) -> TryRecord:
+    """What is written down of a trial."""
+    return TryRecord(
+        budget_bytes=tried.budget_bytes,
+        planned_peak_bytes=tried.planned_peak_bytes,
+        planned_us=tried.planned_us,
+        used_bytes=tried.used_bytes,
+        peak_bytes=tried.measured.peak_bytes,
+        step_us=tried.measured.step_us,
+        kept=tried.kept,
+        corrected_bytes=tried.correction.resident_bytes,
+        ran_out=tried.measured.ran_out,
+    )
 
 
 def factors(busy_us: float, measured_us: Sequence[float], planned_us: Sequence[float]) -> tuple[float, float]:

@@ -30,6 +30,7 @@ from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 from loadmaster.executor.steps.tracing import clear_errors, compiled, compiled_plainly
 from loadmaster.executor.steps.transfers import forget_copies
+from loadmaster.executor.steps.versions import other_versions
 from loadmaster.executor.steps.wrappers import ddp_of, own_module, standing_in
 from loadmaster.models.memory.plan import MemoryPlan, Schedule
 
@@ -70,10 +71,12 @@ class CompiledPlans:
             found.append(operators.fingerprint)
         where = " and ".join(sorted({t.device.type for n in step_graph.primals for t in tensors(n.meta.get("val"))}))
         planned = ", ".join(map(_fingerprint, self.plans))
+        made = f"was made for the graph {planned}, this step on {where} is {' or '.join(found)}"
+        versions = other_versions(self.plans)
         raise _NoPlanError(
             "plan.name",
             ", ".join(plan.name for plan in self.plans),
-            f"was made for the graph {planned}, this step on {where} is {' or '.join(found)}",
+            made if versions is None else f"{versions}, and {made}",
             f"Capture this model on {where} with this batch, loss, precision, mode and filter, and plan again.",
         )
 
@@ -136,6 +139,11 @@ class PlannedStep(nn.Module):
         if self._first is None:
             self._first = guards_of(self.step.model, batch)
         return loss
+
+    def __repr__(self) -> str:
+        model, plans = type(self.step.model).__name__, ", ".join(map(repr, self.plans[:1]))
+        more = f" and {len(self.plans) - 1} more" if len(self.plans) > 1 else ""
+        return f"<PlannedStep of {model} under {plans}{more}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedStep:
         """A step of its own on a copy of the model: what is compiled belongs to one model."""
