@@ -7,7 +7,7 @@ operator. What belongs to no one module keeps the name of what it is. The parts 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from loadmaster.models.memory import plain
 from loadmaster.models.memory.checker import check
@@ -23,6 +23,8 @@ GRADIENTS = "live gradients"
 TRAVELLING = "copies to and from the host"
 NO_MODULE = "operators of no known module"
 OTHER = "other"
+
+_SMALL = 0.03  # of the peak: rows below give way where there are many
 
 
 def peak_by_module(problem: MemoryProblem, schedule: Schedule | None = None) -> Parts:
@@ -43,11 +45,11 @@ def at_moment(problem: MemoryProblem, schedule: Schedule, moment: Moment) -> Par
 
 def folded(parts: Sequence[tuple[str, int]], most: int = 8) -> Parts:
     """The same bytes in at most ``most`` rows: like blocks of a repeated module together (``layers.*.mlp``), paths as
-    deep as there is room for, and the smallest rows as "other"."""
+    deep as there is room for, and what is smallest as "other"."""
     repeated = _repeated([name for name, _ in parts])
-    patterns = [(_pattern(name, repeated), size) for name, size in parts]
     rows: dict[Path, list[tuple[Path, int]]] = {}
-    for path, size in patterns:
+    for name, size in parts:
+        path = _pattern(name, repeated)
         rows.setdefault(path[:1], []).append((path, size))
     whole: set[Path] = set()
     while open_rows := [row for row in rows if row not in whole]:
@@ -55,16 +57,25 @@ def folded(parts: Sequence[tuple[str, int]], most: int = 8) -> Parts:
         deeper: dict[Path, list[tuple[Path, int]]] = {}
         for path, size in rows[row]:
             deeper.setdefault(path[: len(row) + 1], []).append((path, size))
-        if (row in deeper and len(deeper) == 1) or len(rows) - 1 + len(deeper) > most:
-            whole.add(row)
-            continue
-        whole |= deeper.keys() & {row}
-        del rows[row]
-        rows |= deeper
-    shown = _summed((".".join(row), _bytes(members)) for row, members in rows.items())
+        split = {other: members for other, members in rows.items() if other != row} | deeper
+        whole.add(row)  # tried; what is left of a row that is split is the module's own
+        if _worth_naming(split) <= most:
+            rows = split
+    shown = _joined(rows)
     if len(shown) > most:
         shown = [*shown[: most - 1], (OTHER, sum(size for _, size in shown[most - 1 :]))]
     return shown
+
+
+def _joined(rows: Mapping[Path, Iterable[tuple[Path, int]]]) -> Parts:
+    return _summed((".".join(row), _bytes(members)) for row, members in rows.items())
+
+
+def _worth_naming(rows: Mapping[Path, Iterable[tuple[Path, int]]]) -> int:
+    """How many rows there are, all those of next to nothing counted as one."""
+    sizes = [size for _, size in _joined(rows)]
+    small = sum(size < _SMALL * sum(sizes) for size in sizes)
+    return len(sizes) - max(0, small - 1)
 
 
 def _bytes(members: Iterable[tuple[Path, int]]) -> int:

@@ -88,6 +88,7 @@ def test_folded_joins_the_blocks_of_a_repeated_module_and_what_is_smallest() -> 
         ("model.layers.*", 24),
         ("model.norm", 1),
     ]
+    assert folded(parts, most=5)[-1] == (peak.OTHER, 24 + 1)  # what is next to nothing gives way
     assert folded(parts, most=3) == [("model", 985), ("lm_head", 400), (peak.RESIDENT, 100)]
     assert folded(parts, most=2) == [("model", 985), (peak.OTHER, 500)]
     assert folded([("features.0", 3), ("features.1", 2)]) == [("features.0", 3), ("features.1", 2)]
