@@ -45,6 +45,7 @@ OUTSIDE = {
     "sqlalchemy": {"api"},
     "prometheus_client": {"api"},
     "httpx": {"api"},
+    "shtab": {"api"},
     "anyio": {"api"},
     "numpy": {"solvers", "models", "planner", "api", "executor"},
 }

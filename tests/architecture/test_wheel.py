@@ -16,7 +16,7 @@ from tests.architecture.sources import ROOT
 
 pytestmark = pytest.mark.slow
 
-BASE = ("httpx", "numpy", "pydantic")
+BASE = ("httpx", "numpy", "pydantic", "shtab")
 EXTRAS = ("fastapi", "highspy", "networkx", "ortools", "prometheus_client", "pulp", "resvg_py", "sqlalchemy")
 EXTRAS += ("starlette", "torch", "triton", "uvicorn")
 

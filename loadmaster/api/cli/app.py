@@ -35,6 +35,7 @@ COMMANDS = {
     "list": ("the plans of a service, newest first", f"{_HERE}.service:list_arguments"),
     "hardware": ("the devices that costs can be estimated for", f"{_HERE}.catalogue:hardware_arguments"),
     "solvers": ("the solvers of this machine", f"{_HERE}.catalogue:solvers_arguments"),
+    "completion": ("let your shell complete all this on Tab", f"{_HERE}.completion:completion_arguments"),
     "demo": ("the main job on real models, end to end", f"{_HERE}.demo:demo_arguments"),
 }
 
@@ -66,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=LazyParser)
     for name, (purpose, arguments) in COMMANDS.items():
         commands.add_parser(name, help=purpose, fill=_fill(arguments))
+    top.set_defaults(command_line=top)
     return top
 
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from typing import Any
 
+from loadmaster.api.cli.lazy import suggest
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.columns import table
 from loadmaster.errors import LoadmasterError
@@ -26,7 +27,7 @@ def hardware_arguments(machines: argparse.ArgumentParser) -> None:
     every.add_argument("--json", action="store_true", help="print JSON")
     every.set_defaults(run=_list)
     one = verbs.add_parser("show", help="one entry")
-    one.add_argument("name", metavar="NAME")
+    suggest(one.add_argument("name", metavar="NAME"), (entry.name for entry in catalogue()))
     one.set_defaults(run=_show)
     probe = verbs.add_parser("probe", help="the devices of this machine", description=_probe.__doc__)
     probe.set_defaults(run=_probe)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+_SUGGESTED = "_loadmaster_suggested"
 Fill = Callable[[argparse.ArgumentParser], None]
 
 
@@ -25,3 +26,14 @@ class LazyParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.load()
         return super().parse_known_args(args, namespace)
+
+
+def suggest(action: argparse.Action, names: Iterable[str]) -> None:
+    """Names that an argument knows, for whoever presses Tab; what else it takes, its command says."""
+    setattr(action, _SUGGESTED, list(names))
+
+
+def suggested(action: argparse.Action) -> list[str]:
+    """The names given for an argument."""
+    found: list[str] = getattr(action, _SUGGESTED, [])
+    return found

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from loadmaster.api.cli.lazy import suggest
 from loadmaster.api.columns import table
 from loadmaster.errors import InputError
 from loadmaster.models.collective.collectives import ROOTED, pieces
@@ -30,8 +31,8 @@ _DEFAULT_BYTES = 1 << 20
 def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
     """What a problem is made from."""
     source = parser.add_mutually_exclusive_group(required=True)
-    names = ", ".join(entry.name for entry in catalogue())
-    source.add_argument("--topology", metavar="NAME", help=f"a named one: {names}")
+    names = [entry.name for entry in catalogue()]
+    suggest(source.add_argument("--topology", metavar="NAME", help=f"a named one: {', '.join(names)}"), names)
     source.add_argument(
         "--topology-file", metavar="F", help="a published profile (a file, or a name of --list), or a topology as JSON"
     )

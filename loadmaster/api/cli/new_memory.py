@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from loadmaster.api.cli.lazy import suggest
 from loadmaster.api.columns import table
 from loadmaster.models.documents import Document
-from loadmaster.models.hardware import Hardware, hardware
+from loadmaster.models.hardware import Hardware, catalogue, hardware
 from loadmaster.models.memory import presets
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.units import parse_bytes, show_bytes
@@ -16,7 +17,8 @@ from loadmaster.models.units import parse_bytes, show_bytes
 def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
     """What a problem is made from."""
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--example", metavar="NAME", help=f"a shipped graph: {', '.join(presets.example_names())}")
+    names = presets.example_names()
+    suggest(source.add_argument("--example", metavar="NAME", help=f"a shipped graph: {', '.join(names)}"), names)
     source.add_argument("--chain", type=int, metavar="N", help="a chain of N equal operators")
     source.add_argument("--transformer", action="store_true", help="a decoder-only transformer, roofline times")
     parser.add_argument("--activation-bytes", default="100MiB", metavar="SIZE", help="chain: of each result (100MiB)")
@@ -25,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiv
     parser.add_argument("--hidden", type=int, default=1024, metavar="N", help="transformer (1024)")
     parser.add_argument("--sequence", type=int, default=1024, metavar="N", help="transformer: tokens (1024)")
     parser.add_argument("--batch", type=int, default=32, metavar="N", help="transformer: sequences (32)")
-    parser.add_argument("--hardware", default="h200", metavar="NAME", help="transformer: whose times (h200)")
+    device = parser.add_argument("--hardware", default="h200", metavar="NAME", help="transformer: whose times (h200)")
+    suggest(device, (entry.name for entry in catalogue()))
     link = parser.add_mutually_exclusive_group()
     link.add_argument("--offload", action="store_true", help="allow it, over the host link of --hardware")
     link.add_argument("--offload-gbps", type=float, metavar="X", help="allow it, at X GB/s each way")

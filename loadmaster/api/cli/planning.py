@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from loadmaster.api.cli.files import write_json
+from loadmaster.api.cli.lazy import suggest
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.report.views import views_of
 from loadmaster.errors import InputError
@@ -31,9 +32,13 @@ def add_options(command: argparse.ArgumentParser) -> None:
     gap = show_share(defaults.gap).replace("%", "%%")
     command.add_argument("--gap", metavar="G", help=f"stop at this gap, as 1%% or 0.01 ({gap})")
     command.add_argument("--seed", type=int, default=defaults.seed, metavar="N", help="of every solve (%(default)d)")
-    command.add_argument("--solver", default=defaults.solver, metavar="NAME", help="auto, highs, cpsat, pulp:NAME")
+    solver = command.add_argument(
+        "--solver", default=defaults.solver, metavar="NAME", help="auto, highs, cpsat, pulp:NAME"
+    )
+    suggest(solver, ("auto", "highs", "cpsat", "pulp:"))
     methods = "; ".join(f"{kind.name}: {', '.join(kind.methods)}" for kind in all_kinds().values())
-    command.add_argument("--method", default=defaults.method, metavar="NAME", help=f"of {methods}")
+    method = command.add_argument("--method", default=defaults.method, metavar="NAME", help=f"of {methods}")
+    suggest(method, dict.fromkeys(name for kind in all_kinds().values() for name in kind.methods))
     command.add_argument("--memory-limit", metavar="SIZE", help="address space of each solver process")
 
 

@@ -26,7 +26,7 @@ assert not (heavy & set(sys.modules) or rooms), (heavy & set(sys.modules), rooms
 def test_the_help_loads_no_command_and_no_kind() -> None:
     done = subprocess.run([sys.executable, "-c", LISTS], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert all(f"    {name} " in done.stdout for name in app.COMMANDS)
+    assert set(app.COMMANDS) <= set(done.stdout.split())
 
 
 @pytest.mark.parametrize("name", app.COMMANDS)
