@@ -113,12 +113,16 @@ class Infeasibility:
         short_bytes: how much more the budget needs at least.
         where: the operator that sets the minimum.
         blockers: the tensors resident there, largest first.
+        planned_budget_bytes: a budget that has a plan, which the planner finds at once; None if none was looked for.
     """
+
+    leave_out_defaults: ClassVar = True
 
     minimum_budget_bytes: Size
     short_bytes: Size
     where: str
     blockers: tuple[Blocker, ...]
+    planned_budget_bytes: Size | None = None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

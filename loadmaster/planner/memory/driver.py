@@ -58,6 +58,10 @@ EXACT_CELLS = 1_500
 MOST_CELLS = 5_000_000
 # The exact formulations, asked for by name, have several variables a cell: more than this is beyond any solver.
 MOST_EXACT_CELLS = 250_000
+# Plans by eviction take a second in all; of a large graph or a short limit this share.
+EVICT_SHARE = 0.1
+# Where no plan exists, a budget that has one is looked for this long at most.
+MOST_SEEKING_S = 2.0
 # The shares of the time limit after which a relaxation, or a restriction, has had its chance.
 RELAX_SHARE = 0.25
 RESTRICT_SHARE = 0.4
@@ -115,6 +119,9 @@ def _auto(search: Search) -> None:
     problem, limit_s = search.problem, search.effort.options.time_limit_s
     search.say("start", f"{len(problem.forward)} forward and {len(problem.backward)} backward operators")
     search.take_trivial_plan()
+    search.evict(EVICT_SHARE * limit_s)
+    if search.best is None and not search.done():
+        search.least_planned(search.budget_bytes, EVICT_SHARE * limit_s)
     search.relax(1, RELAX_SHARE * limit_s)
     is_large = _cells(problem) > LARGE_CELLS
     first, *others = (NARROW, *PORTFOLIO) if is_large else PORTFOLIO
@@ -328,6 +335,12 @@ def _infeasible(search: Search) -> MemoryPlan:
         solver=search.effort.solver_facts(),
         check={},
         schedule=None,
-        infeasibility=Infeasibility(needed, needed - search.budget_bytes, where, floor.blockers),
+        infeasibility=Infeasibility(
+            needed,
+            needed - search.budget_bytes,
+            where,
+            floor.blockers,
+            search.least_planned(needed, min(MOST_SEEKING_S, EVICT_SHARE * search.effort.options.time_limit_s)),
+        ),
         options=search.effort.options.to_document(),
     )

@@ -182,6 +182,7 @@ def test_what_a_solver_takes_too_much_is_taken_back(monkeypatch: pytest.MonkeyPa
         return build(problem, budget_bytes + MIB * to_the_byte, *rest, to_the_byte=to_the_byte, **more)
 
     monkeypatch.setattr(banded, "build", greedy)
+    monkeypatch.setattr(Search, "evict", lambda *_: None)
     plan = planner.plan(eight(), budget_bytes=6 * MIB, time_limit_s=30)
     assert_sound(eight(), plan)
     assert (True, False) in itertools.pairwise(built)
@@ -427,9 +428,10 @@ def test_cancelled_before_a_plan() -> None:
         planner.plan(mobilenet(), budget_bytes=6 * GIB, cancelled=lambda: True)
 
 
-def test_cancelled_with_a_plan_in_hand_returns_it() -> None:
+def test_cancelled_with_a_plan_in_hand_returns_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plain step fits, so that there is a plan from the first moment on."""
     problem = mobilenet()
+    monkeypatch.setattr(Search, "_unconstrained_step", lambda _, problem: plain.formulate(problem))
     plan = planner.plan(problem, budget_bytes=plain.peak_bytes(problem), gap=0.0, cancelled=lambda: True)
     assert_sound(problem, plan)
     assert plan.stopped_by == "cancel"

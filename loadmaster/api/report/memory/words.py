@@ -8,7 +8,7 @@ from typing import Any
 from loadmaster.api.columns import table
 from loadmaster.api.report.memory.view import FATES, MEANING, View
 from loadmaster.models.memory.checker import Check
-from loadmaster.models.memory.plan import MemoryPlan
+from loadmaster.models.memory.plan import Infeasibility, MemoryPlan
 from loadmaster.models.units import show_bytes, show_cost, show_share
 
 _LARGEST_TENSORS = 10
@@ -37,8 +37,14 @@ def infeasible(plan: MemoryPlan) -> str:
     blockers = ", ".join(f"{b.tensor} {show_bytes(b.size_bytes)}" for b in found.blockers[:3])
     return (
         f"no plan fits {show_bytes(plan.budget_bytes)}: it needs {show_bytes(found.short_bytes)} more, at least "
-        f"{found.minimum_budget_bytes} bytes. The largest blockers at {found.where} are {blockers}."
+        f"{found.minimum_budget_bytes} bytes (proved){_planned(found)}. "
+        f"The largest blockers at {found.where} are {blockers}."
     )
+
+
+def _planned(found: Infeasibility) -> str:
+    planned = found.planned_budget_bytes
+    return "" if planned is None else f"; {planned} bytes ({show_bytes(planned)}) have a plan"
 
 
 def _rows(plan: MemoryPlan) -> list[tuple[str, str]]:
@@ -86,10 +92,13 @@ def _infeasible_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     if found is None:
         return [("why", "no plan exists within this budget")]
     rows = [
-        ("minimum", f"{show_bytes(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes)"),
+        ("minimum", f"{show_bytes(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes), proved"),
         ("short", f"{show_bytes(found.short_bytes)} more are needed"),
         ("where", found.where),
     ]
+    if found.planned_budget_bytes is not None:
+        planned = found.planned_budget_bytes
+        rows.insert(1, ("planned", f"{show_bytes(planned)} ({planned} bytes) has a plan"))
     rows += [("blocker", f"{b.words}: {show_bytes(b.size_bytes)}") for b in found.blockers]
     return rows
 
