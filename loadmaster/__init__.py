@@ -1,7 +1,7 @@
 """Loadmaster plans deep-learning training by optimization: a plan in seconds, with a proof, run in your own loop.
 
 >>> import loadmaster
->>> plan = loadmaster.plan("problem.json", budget_bytes=8 << 30)      # doctest: +SKIP
+>>> plan = loadmaster.plan("problem.json", budget_bytes="8GiB")      # doctest: +SKIP
 
 Importing this package is cheap: what it offers is loaded on first use, and no floor is imported that is not asked for.
 """
