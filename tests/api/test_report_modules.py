@@ -89,3 +89,9 @@ def test_bands_name_modules_where_there_is_room_and_their_parts_where_those_have
     assert bands(events, lambda ms: ms / 2) == [(10, 130, "layers"), (245, 295, "head")]
     assert bands(events, lambda ms: ms / 4) == [(5, 65, "layers")]
     assert all(right - left > LETTER_WIDTH * len(name) for left, right, name in bands(events, lambda ms: ms / 3))
+
+
+def test_parts_of_a_numbered_module_keep_its_number() -> None:
+    events = [event("model.layers.2.attn.q", 0, 60e3), event("model.layers.2.mlp", 60e3, 60e3)]
+    assert bands(events, lambda ms: ms) == [(0, 60, "2.attn"), (60, 120, "2.mlp")]
+    assert bands(events, lambda ms: ms * 0.6) == [(0, 72, "model")]  # the least deep of those that would say the same

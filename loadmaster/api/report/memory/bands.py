@@ -42,5 +42,5 @@ def _prefix(event: Event, depth: int) -> tuple[str, ...]:
 
 
 def _name(path: tuple[str, ...]) -> str:
-    """The last part of a path; with the one before where it is a number."""
-    return ".".join(path[-2:] if path[-1].isdigit() else path[-1:])
+    """The last part of a path; beside a number, the last two: ``layers.2``, and ``2.mlp`` in it."""
+    return ".".join(path[-2:] if any(part.isdigit() for part in path[-2:]) else path[-1:])
