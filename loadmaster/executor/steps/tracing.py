@@ -6,18 +6,17 @@ plan made from the one fits the other.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import fx, nn
-from torch._dynamo import exc
 from torch._dynamo.backends.common import aot_autograd
 
-from loadmaster.errors import InputError, LoadmasterError
+from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import AnyBatch
-from loadmaster.executor.steps.step import Loss, Step, missing_loss
+from loadmaster.executor.steps.graph_breaks import clear_errors, passing_over_logging, place_of
+from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 
 Passes = Callable[[fx.GraphModule], fx.GraphModule]
@@ -89,7 +88,7 @@ def trace(
         raise _TracedError(graph)
 
     try:
-        with torch.enable_grad(), clear_errors(passing=_TracedError):
+        with torch.enable_grad(), passing_over_logging(), clear_errors(passing=_TracedError):
             call = compiled(partition, lambda module, _inputs: module, passes)
             call(step, *taken.args, **taken.kwargs)
     except _TracedError as traced:
@@ -161,55 +160,3 @@ def expect_gradients(step_graph: StepGraph) -> None:
         raise InputError("model", "meta", "is on the meta device, where some operators have no gradient", remedy)
     if not any(isinstance(n, fx.Node) for n in step_graph.backward_outputs):
         raise InputError("model", step_graph.backward_outputs[:3], "has no gradient to compute", "Check requires_grad.")
-
-
-@contextlib.contextmanager
-def clear_errors(passing: type[Exception] = LoadmasterError) -> Iterator[None]:
-    """Turn the tracer's errors into an :class:`InputError` that names the place and the remedy.
-
-    Args:
-        passing: errors of our own that go through as they are, beside Loadmaster's.
-    """
-    try:
-        yield
-    except exc.BackendCompilerFailed as error:
-        if isinstance(error.inner_exception, (LoadmasterError, passing)):
-            raise error.inner_exception from None
-        raise _untraceable(error.inner_exception) from error
-    except exc.FailOnRecompileLimitHit as error:
-        raise InputError(
-            "model",
-            type(error).__name__,
-            "becomes another graph again and again",
-            "Look for a Python value that changes from call to call; pass it as a tensor, or fix it.",
-        ) from error
-    except (exc.Unsupported, exc.UserError, exc.TorchRuntimeError, exc.InternalTorchDynamoError) as error:
-        raise _untraceable(error) from error
-
-
-def _untraceable(error: Exception) -> InputError:
-    """What the tracer said, in one sentence: reason, explanation, and the last line of the user's code it names."""
-    if (returned := missing_loss(error)) is not None:
-        remedy = "Give the batch what the model computes its loss from (labels), or give a loss of yours: "
-        remedy += "lambda output, target: ... with a tuple (x, target), lambda output, batch: ... with a dict."
-        return InputError("loss", returned, "the model's output holds no scalar loss", remedy)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    reasons = [lines[0], *(line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:"))]
-    where = _last_place(str(error))
-    problem = f"cannot be traced as one graph{where}: {'. '.join(r.rstrip('.') for r in reasons)}"
-    remedy = "Rewrite that line without Python that depends on tensor values, or move it out of the step."
-    if isinstance(error, exc.TorchRuntimeError):  # an operator refuses its operands
-        remedy = "Check shapes, types and devices of the inputs and the model: without a plan the step fails too."
-    return InputError("model", type(error).__name__, problem, remedy)
-
-
-def place_of(node: fx.Node) -> str:
-    """The user's line that a node comes from, as " at ..."; empty where that is not known."""
-    return _last_place(str(node.meta.get("stack_trace", "")))
-
-
-def _last_place(trace: str) -> str:
-    """The last file, line and code of a printed stack, as " at ..."; empty where there is none."""
-    lines = [line.strip() for line in trace.splitlines() if line.strip()]
-    places = [i for i, line in enumerate(lines) if line.startswith("File ")]
-    return " at " + ": ".join(lines[places[-1] : places[-1] + 2]) if places else ""

@@ -16,8 +16,8 @@ import torch
 from torch import fx
 
 from loadmaster.executor.costs.traffic import flops
+from loadmaster.executor.steps.graph_breaks import place_of
 from loadmaster.executor.steps.step_graph import StepGraph, tensor_bytes
-from loadmaster.executor.steps.tracing import place_of
 
 aten = torch.ops.aten
 

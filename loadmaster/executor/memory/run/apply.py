@@ -24,11 +24,12 @@ from loadmaster.executor.memory.run.elsewhere import without_elsewhere
 from loadmaster.executor.memory.run.emission import emit
 from loadmaster.executor.renamed import renamed_keywords
 from loadmaster.executor.steps.batch import Batch
+from loadmaster.executor.steps.graph_breaks import clear_errors, passing_over_logging
 from loadmaster.executor.steps.guards import Guards, differences, guards_of
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
-from loadmaster.executor.steps.tracing import clear_errors, compiled, compiled_plainly
+from loadmaster.executor.steps.tracing import compiled, compiled_plainly
 from loadmaster.executor.steps.transfers import forget_copies
 from loadmaster.executor.steps.versions import other_versions
 from loadmaster.executor.steps.wrappers import ddp_of, own_module, standing_in
@@ -125,7 +126,7 @@ class PlannedStep(nn.Module):
             return self.planned.plain(self.step, *batch.args, **batch.kwargs)
         try:
             # PyTorch would cut the graph in pieces along the buckets of DistributedDataParallel.
-            with dynamo_config.patch(optimize_ddp=False), clear_errors():
+            with dynamo_config.patch(optimize_ddp=False), passing_over_logging(), clear_errors():
                 call = partial(self.planned.call, self.step, *batch.args, **batch.kwargs)
                 held = self._budget_check
                 loss = call() if held is None else held.checked(call, device_of(self.step, batch))

@@ -1,0 +1,119 @@
+"""Where Dynamo cannot follow a step: what it may pass over, and its errors in words that name the place and the remedy.
+
+A step is one graph or it has no plan. Logging inside a model computes nothing and is passed over. Any other break is
+the user's to mend where the line is theirs, and Dynamo's own hints say how. Where it is a library's, an option of
+the library is what a user can change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+from torch._dynamo import config, exc
+
+from loadmaster.errors import InputError, LoadmasterError
+from loadmaster.executor.steps.step import missing_loss
+
+# Methods of loggers, also those that libraries add: transformers' warning_once and warning_advice.
+_LOGGING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log")
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_REWRITE = "Rewrite that line without Python that depends on tensor values, or move it out of the step."
+_CHOOSE = "Look for an option of that library which avoids the line (another attention, no cache), or report it there."
+
+
+@contextlib.contextmanager
+def passing_over_logging() -> Iterator[None]:
+    """What a model logs does not break its graph, and is not logged while it is traced."""
+    known = {
+        function
+        for name, function in vars(logging.Logger).items()
+        if callable(function) and (name in _LOGGING or name.startswith(tuple(f"{word}_" for word in _LOGGING)))
+    }
+    name = "ignore_logging_functions" if hasattr(config, "ignore_logging_functions") else "ignore_logger_methods"
+    changes: dict[str, Any] = {name: getattr(config, name) | known}
+    with config.patch(changes):
+        yield
+
+
+@contextlib.contextmanager
+def clear_errors(passing: type[Exception] = LoadmasterError) -> Iterator[None]:
+    """Turn the tracer's errors into an :class:`InputError` that names the place and the remedy.
+
+    The tracer's own traceback is not shown: of hundreds of lines none is the user's. It is the error's ``__context__``.
+
+    Args:
+        passing: errors of our own that go through as they are, beside Loadmaster's.
+    """
+    try:
+        yield
+    except exc.BackendCompilerFailed as error:
+        if isinstance(error.inner_exception, (LoadmasterError, passing)):
+            raise error.inner_exception from None
+        raise _untraceable(error.inner_exception) from None
+    except exc.FailOnRecompileLimitHit as error:
+        raise InputError(
+            "model",
+            type(error).__name__,
+            "becomes another graph again and again",
+            "Look for a Python value that changes from call to call; pass it as a tensor, or fix it.",
+        ) from None
+    except (exc.Unsupported, exc.UserError, exc.TorchRuntimeError, exc.InternalTorchDynamoError) as error:
+        raise _untraceable(error) from None
+
+
+def _untraceable(error: Exception) -> InputError:
+    """What the tracer said, in one sentence: the place, the reason and its explanation; and its hints."""
+    if (returned := missing_loss(error)) is not None:
+        remedy = "Give the batch what the model computes its loss from (labels), or give a loss of yours: "
+        remedy += "lambda output, target: ... with a tuple (x, target), lambda output, batch: ... with a dict."
+        return InputError("loss", returned, "the model's output holds no scalar loss", remedy)
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    frames = _frames(text)
+    own = [place for path, place in frames if not _is_library(path)]
+    reasons = [lines[0], *_after(lines, "Explanation:")]
+    where, remedy = "", " ".join(_after(lines, "Hint:")) or _REWRITE
+    if frames:
+        path, place = frames[-1]
+        where = f" at {place}"
+        if _is_library(path):
+            called = f", called from {own[-1]}" if own else ""
+            where = f" inside {_library(path)}, at {place}{called}"
+            remedy = " ".join([*_after(lines, "Hint:"), _CHOOSE])
+    if isinstance(error, exc.TorchRuntimeError):  # an operator refuses its operands
+        remedy = "Check shapes, types and devices of the inputs and the model: without a plan the step fails too."
+    problem = f"cannot be traced as one graph{where}: {'. '.join(r.rstrip('.') for r in reasons)}"
+    return InputError("model", type(error).__name__, problem, remedy)
+
+
+def place_of(node: fx.Node) -> str:
+    """The line of the model that a node comes from, as " at ..."; empty where that is not known."""
+    frames = _frames(str(node.meta.get("stack_trace", "")))
+    return f" at {frames[-1][1]}" if frames else ""
+
+
+def _after(lines: list[str], label: str) -> list[str]:
+    return [line.removeprefix(label).strip() for line in lines if line.startswith(label)]
+
+
+def _frames(trace: str) -> list[tuple[str, str]]:
+    """Of each frame of a printed stack, outermost first: its path, and its path, line, function and code in a line."""
+    lines = [line.strip() for line in trace.splitlines() if line.strip()]
+    places = [i for i, line in enumerate(lines) if line.startswith("File ")]
+    return [(lines[i].split('"')[1], ": ".join(lines[i : i + 2])) for i in places if '"' in lines[i]]
+
+
+def _is_library(path: str) -> bool:
+    return any(Path(path).is_relative_to(folder) for folder in _LIBRARIES)
+
+
+def _library(path: str) -> str:
+    """The name of the package that a path of a library lies in."""
+    inside = [Path(path).relative_to(folder) for folder in _LIBRARIES if Path(path).is_relative_to(folder)]
+    return min(inside, key=lambda found: len(found.parts)).parts[0].removesuffix(".py")
