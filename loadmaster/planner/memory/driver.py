@@ -1,6 +1,7 @@
 """How a memory problem is solved: bound, plans, better bound, better plans, until the gap is proved or time is up.
 
-``auto`` first asks the boundary relaxation for a bound (a second), then a portfolio of banded restrictions for plans,
+``auto`` first plays the step through, evicting what does not fit (a plan in a second, where there is any), and asks the
+boundary relaxation for a bound (a second more), then a portfolio of banded restrictions for plans,
 each started from the best so far, in turn with relaxations of more boundaries, and on small graphs the exact
 formulation. Under a tight budget a restriction may have no plan, or show none for long: bytes are minimized then, until
 the budget holds them. Where a large restriction is not solved to its end, large neighbourhood search goes on from it.
@@ -258,7 +259,7 @@ def _answer(search: Search) -> MemoryPlan:
         unconstrained=search.unconstrained,
         unit=search.problem.unit,
         method=search.method,
-        stopped_by=search.effort.stopped_by(proved=proved, least_s=1.0 + search.closing_s),
+        stopped_by=search.effort.stopped_by(proved=proved, least_s=1.0 + search.effort.left_s - search.left_s),
         seconds=dict(search.effort.seconds),
         solver=search.effort.solver_facts(),
         check=search.verdict.summary(),

@@ -1,7 +1,8 @@
 """The state of one search for a memory plan: the best checked schedule, the best proved bound, the clock.
 
 Two moves: *relax* raises the bound (:mod:`loadmaster.models.memory.relaxation`), *restrict* finds plans
-(:mod:`loadmaster.models.memory.banded`). Two more stand on them:
+(:mod:`loadmaster.models.memory.banded`). The first plans come from :mod:`~loadmaster.planner.memory.eviction`. Two
+more moves stand on the others:
 :mod:`~loadmaster.planner.memory.large_neighbourhood` solves parts of a restriction around the best plan,
 :mod:`~loadmaster.planner.memory.feasibility` finds a first plan where memory leaves little room. Every plan is
 completed and checked before it counts.

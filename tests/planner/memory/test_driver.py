@@ -420,6 +420,17 @@ def test_a_time_limit_includes_the_last_solve_and_its_check(monkeypatch: pytest.
     assert search.done() and search.left_s <= 0 < search.closing_s
 
 
+def test_what_is_kept_of_the_limit_to_end_and_check_is_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No move fits into what is left: the clock stopped the search, it had not tried everything."""
+    problem = mobilenet()
+    search = Search(problem, plain.peak_bytes(problem), Effort(PlanOptions(gap=0.0)), closing_s=5.0)
+    search.adopt(plain.formulate(problem), "plain")
+    monkeypatch.setattr(Effort, "left_s", 5.0 + search_room.ENDING_S + search_room.LEAST_SECONDS)
+    assert driver._answer(search).stopped_by == "time"
+    monkeypatch.setattr(Effort, "left_s", 60.0)
+    assert driver._answer(search).stopped_by == "method"
+
+
 # -- on the way ------------------------------------------------------------------------------------------------------
 
 
