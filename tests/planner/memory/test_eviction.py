@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from loadmaster import planner
-from loadmaster.models.memory import unconstrained
+from loadmaster.models.memory import plain, unconstrained
 from loadmaster.models.memory.checker import Check, check
 from loadmaster.models.memory.completion import complete
 from loadmaster.models.memory.documents import read_problem
@@ -16,6 +16,7 @@ from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.presets import chain, example
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner.effort import Effort
+from loadmaster.planner.memory import driver
 from loadmaster.planner.memory.eviction import WEIGHTS, Eviction
 from loadmaster.planner.memory.search import Search
 from loadmaster.planner.options import PlanOptions
@@ -31,7 +32,7 @@ def verdicts(problem: MemoryProblem, budget: int) -> Iterator[Check]:
             yield check(problem, complete(problem, budget, decisions), budget)
 
 
-@pytest.mark.parametrize("seed", seeds(range(12), range(12, 60)))
+@pytest.mark.parametrize("seed", seeds(range(4), range(4, 60)))
 def test_what_it_decides_can_be_carried_out(seed: int) -> None:
     """Whatever is evicted, everything read is there; only bytes saved in place may be counted that cannot be had."""
     problem = random_problem(seed, operators=8, once_only=0.2 * (seed % 2), unit_bytes=1 << 20)
@@ -41,7 +42,7 @@ def test_what_it_decides_can_be_carried_out(seed: int) -> None:
     assert any(v.ok for v in verdicts(problem, budgets(problem, (2.0,))[0]))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_without_operators_in_place_what_it_decides_fits(seed: int) -> None:
     problem = random_problem(seed, operators=8, in_place=0.0, unit_bytes=1 << 20)
     for budget in budgets(problem, (0.1, 0.3, 0.6)):
@@ -73,14 +74,15 @@ def test_a_long_chain_is_planned_in_little_memory() -> None:
     assert verdict.ok and verdict.recomputed > 40
 
 
-def test_without_a_plan_there_is_a_budget_that_has_one() -> None:
+def test_without_a_plan_there_is_a_budget_that_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the minimum that is proved; asked for exactly that, the planner has a plan at once."""
-    problem = read_problem(example("mobilenet_v2-b272"))
+    monkeypatch.setattr(driver, "MOST_SEEKING_S", 600.0)
+    problem = read_problem(chain(20, 1000))
     least = minimum_budget(problem).budget_bytes
-    none = planner.plan(problem, budget_bytes=least // 2, time_limit_s=60)
+    none = planner.plan(problem, budget_bytes=least // 2, time_limit_s=6000)
     assert none.status == "infeasible" and none.infeasibility.minimum_budget_bytes == least
     planned = none.infeasibility.planned_budget_bytes
-    assert planned is not None and least <= planned
-    search = Search(problem, planned, Effort(PlanOptions(time_limit_s=600)))
-    search.evict(600)
+    assert planned is not None and least <= planned < plain.peak_bytes(problem)
+    search = Search(problem, planned, Effort(PlanOptions(time_limit_s=6000, gap=1.0)))
+    search.evict(6000)
     assert search.verdict is not None and search.verdict.peak_bytes <= planned
