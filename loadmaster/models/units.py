@@ -140,6 +140,17 @@ def show_bytes(size_bytes: float) -> str:
     return f"{sign}{_digits(size, 3)} TiB"
 
 
+def show_at_least(size_bytes: int) -> str:
+    """As :func:`show_bytes`, never less than the size: a least budget that is given back as it is shown suffices."""
+    unit_bytes = 1
+    while size_bytes >= 1024 * unit_bytes and unit_bytes < 1024**4:
+        unit_bytes *= 1024
+    # A step of the last digit shown, rounded up in whole bytes.
+    decimals = 0 if unit_bytes == 1 else max(0, 3 - len(str(size_bytes // unit_bytes)))
+    steps = -(-size_bytes * 10**decimals // unit_bytes)
+    return show_bytes(-(-steps * unit_bytes // 10**decimals))
+
+
 def byte_scale(largest_bytes: float) -> tuple[float, str]:
     """Bytes per unit, and the unit, in which an axis up to that size reads well."""
     for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):

@@ -48,6 +48,17 @@ def test_a_budget_counts_wherever_it_is_given(keyed: list[tuple[Any, Any]]) -> N
     assert keyed[3] != keyed[0], "another budget is another request"
 
 
+def test_more_than_the_problem_states_is_refused_at_submission() -> None:
+    """``check`` would refuse the plan."""
+    stated = {**chain(4, MEGABYTE), "budget_bytes": 5 * MEGABYTE}
+    for options in ({"budget_bytes": 6 * MEGABYTE}, {"limit": "6MB"}):
+        with pytest.raises(InputError, match=r"5\.72 MiB is more than the 4\.77 MiB that the problem states") as caught:
+            FloorPlanner().read(stated, options)
+        assert caught.value.field == f"options.{next(iter(options))}"
+        assert "Give at most 5000000" in caught.value.remedy
+    assert FloorPlanner().read(stated, {"limit": "4MB"}).limit == 4 * MEGABYTE
+
+
 def test_sizes_count_the_lists_of_the_problem(keyed: list[tuple[Any, Any]]) -> None:
     request = FloorPlanner().read(chain(4, MEGABYTE), {"budget_bytes": 1})  # four operators and a loss
     assert request.sizes == {"forward": 5, "backward": 5}

@@ -77,7 +77,7 @@ def chen(problem: MemoryProblem) -> MemoryPlan:
 
 
 def test_a_memory_problem_and_its_plan_there_and_back(tmp_path: Path) -> None:
-    problem = memory_problem(budget_bytes=5000, captured_with={"torch": "2.12.0"})
+    problem = memory_problem(budget_bytes=6000, captured_with={"torch": "2.12.0"})
     problem.save(tmp_path / "problem.json")
     assert loadmaster.load_problem(tmp_path / "problem.json") == problem
     plan = chen(problem)
@@ -151,7 +151,7 @@ def problem_peak_by_hand() -> int:
 
 
 def test_short_lines() -> None:
-    problem = memory_problem(name="n" * 200, budget_bytes=5000)
+    problem = memory_problem(name="n" * 200, budget_bytes=6000)
     plan = chen(problem)
     for shown in (problem, plan, loadmaster.frontier(problem, loadmaster.PlanOptions(method="chen"), limits=["80%"])):
         assert len(repr(shown)) < 200 and "\n" not in repr(shown)

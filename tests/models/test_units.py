@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from loadmaster.errors import InputError
 from loadmaster.models.kinds import limit_of, read_problem
 from loadmaster.models.memory.presets import chain
-from loadmaster.models.units import bytes_of, parse_bytes, parse_fraction, show_bytes, show_cost, show_share
+from loadmaster.models.units import (
+    bytes_of,
+    parse_bytes,
+    parse_fraction,
+    show_at_least,
+    show_bytes,
+    show_cost,
+    show_share,
+)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +80,12 @@ def test_a_size_alone_has_nothing_to_be_a_share_of(text: str) -> None:
 def test_shown_sizes_read_back_within_their_digits(size_bytes: int) -> None:
     again = parse_bytes(show_bytes(size_bytes), "shown")
     assert abs(again - size_bytes) <= 0.006 * size_bytes
+
+
+@given(st.integers(1, 2**50))
+def test_a_least_size_suffices_when_it_is_given_back(size_bytes: int) -> None:
+    again = parse_bytes(show_at_least(size_bytes), "shown")
+    assert size_bytes <= again <= 1.011 * size_bytes
 
 
 def test_shown_costs() -> None:

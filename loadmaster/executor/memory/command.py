@@ -92,6 +92,7 @@ def options_of(arguments: argparse.Namespace, made: MadeStep) -> CaptureOptions:
         host_link=arguments.offload,
         gradients_held=arguments.gradients_held,
         name=arguments.name,
+        progress=True,
     )
 
 

@@ -7,7 +7,7 @@ from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.summary import Summary
-from loadmaster.models.units import show_bytes, show_cost
+from loadmaster.models.units import show_at_least, show_bytes, show_cost
 
 
 def summary(problem: MemoryProblem) -> Summary:
@@ -17,10 +17,11 @@ def summary(problem: MemoryProblem) -> Summary:
     parts = [] if verdict.peak is None else peak.at_moment(problem, schedule, verdict.peak)
     least = minimum_budget(problem)
     fixed = [*(f.fixed_bytes for f in problem.forward), *(b.fixed_bytes for b in problem.backward)]
+    enough = show_at_least(least.budget_bytes)
     rows = [
         ("peak", f"{_size(verdict.peak_bytes)} with nothing planned, at {verdict.peak_at}"),
         ("step", f"{show_cost(verdict.objective, problem.unit)} with nothing planned"),
-        ("least", f"{_size(least.budget_bytes)}: no plan needs less, at {least.where}"),
+        ("least", f"{enough} ({least.budget_bytes} bytes): no plan needs less, at {least.where}"),
         ("resident", f"{_size(min(fixed))}: parameters, inputs and what else stays for the whole step"),
     ]
     whole = verdict.peak_bytes or 1

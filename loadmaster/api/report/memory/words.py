@@ -9,7 +9,7 @@ from loadmaster.api.columns import table
 from loadmaster.api.report.memory.view import FATES, MEANING, View
 from loadmaster.models.memory.checker import Check
 from loadmaster.models.memory.plan import Infeasibility, MemoryPlan
-from loadmaster.models.units import show_bytes, show_cost, show_share
+from loadmaster.models.units import show_at_least, show_bytes, show_cost, show_share
 
 _LARGEST_TENSORS = 10
 
@@ -92,7 +92,7 @@ def _infeasible_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     if found is None:
         return [("why", "no plan exists within this budget")]
     rows = [
-        ("minimum", f"{show_bytes(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes), proved"),
+        ("minimum", f"{show_at_least(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes), proved"),
         ("short", f"{show_bytes(found.short_bytes)} more are needed"),
         ("where", found.where),
     ]
