@@ -15,6 +15,7 @@ from torch import fx, nn
 
 from loadmaster import live_line
 from loadmaster.executor.costs import CostModel, profiled, roofline
+from loadmaster.executor.costs.told import Told
 from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.memory.operators.accounting import Accountant
 from loadmaster.executor.memory.operators.advice import advice
@@ -82,7 +83,10 @@ class CapturedStep:
         """The memory problem under these costs; under the captured ones by default."""
         with live_line.line(self.progress) as line:
             line.show(f"{self.name}: adding up bytes and times", begins=True)
-            return self._problem(costs or self.costs)
+            asked = costs or self.costs
+            count = sum(map(is_compute, self.operators.step_graph.nodes))
+            # On the CPU they are measured as they are asked for.
+            return self._problem(asked if line.quiet else Told(asked, line, self.name, count))
 
     def _problem(self, costs: CostModel) -> MemoryProblem:
         accountant = Accountant(self.operators, costs, fused=self.fused, resident_bytes=self.resident_bytes)
@@ -195,14 +199,13 @@ def _captured(
     line.show(f"{type(model).__name__}: grouping {len(step_graph.nodes)} nodes into operators", begins=True)
     operators = group(step_graph, options.implementations, fused=fused)
     costs = options.costs or _costs(operators, device, hardware, fused=fused)
-    if device.type == "cuda" or (options.costs is None and hardware is None):
-        # Once, now: libraries make their workspaces before resident bytes are read, and somebody waits for it.
-        nodes = list(filter(is_compute, step_graph.nodes))
-        for n, node in enumerate(nodes):
-            line.show(f"{type(model).__name__}: measuring operator {n + 1} of {len(nodes)}", begins=n == 0)
-            costs.node_us(node)
     resident_bytes = own_bytes(model, batch) + state_bytes
     if device.type == "cuda":
+        # Once, now: libraries make their workspaces before resident bytes are read.
+        nodes = list(filter(is_compute, step_graph.nodes))
+        told = Told(costs, line, type(model).__name__, len(nodes))
+        for node in nodes:
+            told.node_us(node)
         present_bytes = wrapper.step_bytes if wrapped else 0
         to_come_bytes = 0 if optimizer is None or optimizer.state else state_bytes
         resident_bytes = max(resident_bytes, cuda_resident_bytes(model, device) + to_come_bytes - present_bytes)

@@ -80,7 +80,7 @@ def test_capture_says_what_it_does_where_somebody_looks(monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     capture(*mlp_case(), backend="eager")
     said = terminal.getvalue()
-    phases = ["tracing the step", "nodes into operators", "measuring operator", "adding up bytes and times"]
+    phases = ["tracing the step", "nodes into operators", "adding up bytes and times", "costs of operator"]
     assert all(phase in said for phase in phases)
     assert [said.index(phase) for phase in phases] == sorted(said.index(phase) for phase in phases)
     assert said.endswith("\r\x1b[2K")
