@@ -98,7 +98,7 @@ def _infeasible_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     ]
     if found.planned_budget_bytes is not None:
         planned = found.planned_budget_bytes
-        rows.insert(1, ("planned", f"{show_bytes(planned)} ({planned} bytes) has a plan"))
+        rows.insert(1, ("planned", f"{show_at_least(planned)} ({planned} bytes) has a plan"))
     rows += [("blocker", f"{b.words}: {show_bytes(b.size_bytes)}") for b in found.blockers]
     return rows
 
