@@ -6,14 +6,17 @@ only the costs are measured, operator by operator, when they are not estimated.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from loadmaster import live_line
+from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
 from loadmaster.executor.costs.told import Told
 from loadmaster.executor.memory.implementations.passes import run_passes
@@ -26,7 +29,8 @@ from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.backends import Backend, expect_backend
 from loadmaster.executor.memory.run.channels_last import runs_channels_last
 from loadmaster.executor.renamed import renamed_keywords
-from loadmaster.executor.steps.batch import AnyBatch, batch_of
+from loadmaster.executor.steps.autocast import autocast_without_cuda
+from loadmaster.executor.steps.batch import AnyBatch, Batch, batch_of
 from loadmaster.executor.steps.host_link import host_link as link_of
 from loadmaster.executor.steps.places import Place, first_known, places
 from loadmaster.executor.steps.resident import (
@@ -36,6 +40,7 @@ from loadmaster.executor.steps.resident import (
     optimizer_state_bytes,
     own_bytes,
 )
+from loadmaster.executor.steps.stand_ins import lacks_values, standing_in_for_values
 from loadmaster.executor.steps.step import Loss
 from loadmaster.executor.steps.step_graph import StepGraph, is_compute
 from loadmaster.executor.steps.tracing import trace
@@ -81,7 +86,8 @@ class CapturedStep:
 
     def problem(self, costs: CostModel | None = None) -> MemoryProblem:
         """The memory problem under these costs; under the captured ones by default."""
-        with live_line.line(self.progress) as line:
+        # A FakeTensorMode of the caller's would take the graph's own fake tensors for its.
+        with unset_fake_temporarily(), live_line.line(self.progress) as line:
             line.show(f"{self.name}: adding up bytes and times", begins=True)
             asked = costs or self.costs
             count = sum(map(is_compute, self.operators.step_graph.nodes))
@@ -122,6 +128,7 @@ def capture(
 
     Args:
         model: an ordinary module, in the mode and on the device it trains on; DistributedDataParallel may wrap it.
+            With ``hardware`` named it needs no values: ``torch.device("meta")`` and ``FakeTensorMode`` will do.
         batch: one batch: a tuple, or a mapping of inputs by keyword. Trace under ``torch.autocast`` if the training
             does.
         loss: of a tuple, called as ``loss(model(*batch[:-1]), batch[-1])``; of a mapping, as ``loss(output, batch)``,
@@ -169,19 +176,24 @@ def capture_step(
     expect: Callable[[StepGraph], None] | None = None,
 ) -> CapturedStep:
     """As :func:`capture`, before the problem is written down; ``expect`` raises for a graph that is none of a step."""
-    with live_line.line(options.progress) as line:
+    batch = batch_of(batch)
+    modules = [module for module in (model, loss) if isinstance(module, nn.Module)]
+    if options.hardware is None and options.costs is None and lacks_values(model, batch):
+        remedy = 'Name the device to estimate costs for: hardware="h200".'
+        raise InputError("model", type(model).__name__, "has no values to measure operators with", remedy)
+    elsewhere = contextlib.nullcontext() if options.hardware is None else autocast_without_cuda()
+    with live_line.line(options.progress) as line, standing_in_for_values(modules, batch) as batch, elsewhere:
         return _captured(model, batch, loss, options, expect, line)
 
 
 def _captured(
     model: nn.Module,
-    batch: AnyBatch,
+    batch: Batch,
     loss: Loss | None,
     options: CaptureOptions,
     expect: Callable[[StepGraph], None] | None,
     line: live_line.LiveLine,
 ) -> CapturedStep:
-    batch = batch_of(batch)
     wrapped = ddp_of(model) is not None
     model = own_module(model)
     optimizer, hardware = options.optimizer, options.hardware

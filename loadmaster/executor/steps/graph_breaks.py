@@ -24,7 +24,11 @@ from loadmaster.executor.steps.step import missing_loss
 _LOGGING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log")
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _REWRITE = "Rewrite that line without Python that depends on tensor values, or move it out of the step."
-_CHOOSE = "Look for an option of that library which avoids the line (another attention, no cache), or report it there."
+_CHOOSE = (
+    "The line is the library's: call the model once before, since libraries may set themselves up in their first call; "
+    "look for an option that avoids it (another attention, no cache); or leave out of the batch what it is for (labels), "
+    "and give a loss of yours on the model's output."
+)
 
 
 @contextlib.contextmanager

@@ -156,7 +156,7 @@ def expect_gradients(step_graph: StepGraph) -> None:
     """
     devices = {t.device.type for n in step_graph.primals for t in tensors(n.meta.get("val"))}
     if "meta" in devices:
-        remedy = "Build the model on the CPU: nothing of it runs, and hardware says what to estimate for."
-        raise InputError("model", "meta", "is on the meta device, where some operators have no gradient", remedy)
+        remedy = "Move what is on meta to the device that trains; only capture takes a model without values."
+        raise InputError("model", "meta", "has no values to train with", remedy)
     if not any(isinstance(n, fx.Node) for n in step_graph.backward_outputs):
         raise InputError("model", step_graph.backward_outputs[:3], "has no gradient to compute", "Check requires_grad.")

@@ -10,12 +10,14 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture, measure
 from loadmaster.executor.memory.command import main
 from loadmaster.executor.steps.resident import optimizer_state_bytes
+from loadmaster.executor.steps.stand_ins import has_no_values
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.documents import read_problem, write_problem
 from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transformer_case
@@ -164,8 +166,6 @@ def test_losses_that_are_no_scalar_and_models_without_gradients():
         capture(nn.Linear(4, 4), (torch.randn(3, 4),), hardware="cpu")
     with pytest.raises(InputError, match="no gradient"):
         capture(nn.Linear(4, 1).requires_grad_(False), (torch.randn(1, 4),), hardware="cpu")
-    with pytest.raises(InputError, match="meta device"), torch.device("meta"):
-        capture(Mlp(), (torch.randn(2, 16), torch.randn(2, 16)), F.mse_loss, hardware="h200")
     with pytest.raises(InputError, match="hardware"):
         capture(Mlp(), (torch.randn(2, 16), torch.randn(2, 16)), F.mse_loss, hardware="abacus")
 
@@ -265,3 +265,50 @@ def test_command_refuses_before_it_captures(tmp_path, monkeypatch, capsys, flags
     monkeypatch.syspath_prepend(tmp_path)
     assert main(["quick_factory:make", *flags]) == 2
     assert text in capsys.readouterr().err
+
+
+class Tied(nn.Module):
+    """One weight in two places, a buffer, and an index."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.norm = nn.Embedding(12, 8), nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 12, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens):
+        return self.head(self.norm(self.table(tokens)))
+
+
+def tied_step():
+    return Tied(), (torch.zeros(6, dtype=torch.int64), torch.zeros(6, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("without_values", [lambda: torch.device("meta"), FakeTensorMode], ids=["meta", "fake"])
+def test_a_model_without_values_is_captured_as_it_is_on_a_device(without_values):
+    expected = capture(*tied_step(), F.cross_entropy, hardware="h200")
+    with without_values():
+        model, batch = tied_step()
+        inside = capture(model, batch, F.cross_entropy, hardware="h200")
+    held = [*model.parameters(), *model.buffers()]
+    assert inside == capture(model, batch, F.cross_entropy, hardware="h200") == expected
+    assert all(has_no_values(tensor) for tensor in held), "its tensors are not its own again"
+    assert model.head.weight is model.table.weight
+
+
+def test_a_model_without_values_needs_a_device_named():
+    with torch.device("meta"):
+        model, batch = tied_step()
+    with pytest.raises(InputError, match=r"no values to measure.*hardware=\"h200\""):
+        capture(model, batch, F.cross_entropy)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA's own autocast works")
+@pytest.mark.filterwarnings("ignore:.*Disabling autocast")
+def test_autocast_for_cuda_is_meant_where_there_is_no_cuda():
+    model, batch = Mlp(), (torch.randn(2, 16), torch.randn(2, 16))
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = capture(model, batch, F.mse_loss, hardware="h200")
+    with torch.autocast("cuda", torch.bfloat16):
+        found = capture(model, batch, F.mse_loss, hardware="h200")
+    assert found.sha256 == expected.sha256 != capture(model, batch, F.mse_loss, hardware="h200").sha256

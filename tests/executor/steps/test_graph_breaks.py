@@ -94,5 +94,5 @@ def test_a_break_in_a_library_is_not_the_users_to_rewrite(tmp_path, monkeypatch)
     routed = importlib.import_module("routers").Routed()
     error = refused(nn.Sequential(routed))
     assert "inside routers, at File" in error.problem
-    assert "an option of that library" in error.remedy
+    assert "The line is the library's" in error.remedy
     assert "Rewrite" not in error.remedy

@@ -1,0 +1,63 @@
+"""Models without values, on the meta device or made under ``FakeTensorMode``: a laptop captures what it cannot hold.
+
+Tracing needs a device, since PyTorch derives no gradient on meta for some operators. So every tensor without values has
+a stand-in on the CPU for as long as the trace takes. Nothing writes to it or reads it, and memory that is not touched
+takes none of the machine's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils import _pytree as pytree
+
+from loadmaster.executor.steps.batch import Batch
+
+
+def has_no_values(value: object) -> bool:
+    """Whether it is a tensor that nothing can be computed with."""
+    return isinstance(value, torch.Tensor) and (value.is_meta or isinstance(value, FakeTensor))
+
+
+def lacks_values(model: nn.Module, batch: Batch) -> bool:
+    """Whether a parameter, a buffer or an input has no values."""
+    return any(map(has_no_values, (*model.parameters(), *model.buffers(), *pytree.tree_leaves(_parts(batch)))))
+
+
+@contextlib.contextmanager
+def standing_in_for_values(modules: list[nn.Module], batch: Batch) -> Iterator[Batch]:
+    """The batch to trace with. The modules have stand-ins inside, and their own tensors again afterwards."""
+    made: dict[int, torch.Tensor] = {}  # tied parameters stay tied
+    replaced: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    with unset_fake_temporarily():
+        try:
+            for inner in dict.fromkeys(inner for module in modules for inner in module.modules()):
+                for held in (inner._parameters, inner._buffers):
+                    for name, tensor in list(held.items()):
+                        if tensor is not None and has_no_values(tensor):
+                            replaced.append((held, name, tensor))
+                            held[name] = _stand_in(tensor, made)
+            args, kwargs = pytree.tree_map(lambda v: _stand_in(v, made) if has_no_values(v) else v, _parts(batch))
+            yield Batch(args, kwargs, batch.first)
+        finally:
+            for held, name, tensor in replaced:
+                held[name] = tensor
+
+
+def _parts(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return batch.args, dict(batch.kwargs)
+
+
+def _stand_in(tensor: torch.Tensor, made: dict[int, torch.Tensor]) -> torch.Tensor:
+    if id(tensor) not in made:
+        empty = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="cpu")
+        is_parameter = isinstance(tensor, nn.Parameter)
+        made[id(tensor)] = (
+            nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty.requires_grad_(tensor.requires_grad)
+        )
+    return made[id(tensor)]
