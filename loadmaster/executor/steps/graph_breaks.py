@@ -25,9 +25,9 @@ _LOGGING = ("debug", "info", "warning", "warn", "error", "exception", "critical"
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _REWRITE = "Rewrite that line without Python that depends on tensor values, or move it out of the step."
 _CHOOSE = (
-    "The line is the library's: call the model once before, since libraries may set themselves up in their first call; "
-    "look for an option that avoids it (another attention, no cache); or leave out of the batch what it is for (labels), "
-    "and give a loss of yours on the model's output."
+    "The line is the library's. Call the model once before: libraries may set themselves up in their first call. Or "
+    "look for an option that avoids the line (another attention, no cache). Or leave out of the batch what it is for "
+    "(labels), and give a loss of yours on the model's output."
 )
 
 

@@ -37,7 +37,8 @@ def standing_in_for_values(modules: list[nn.Module], batch: Batch) -> Iterator[B
     with unset_fake_temporarily():
         try:
             for inner in dict.fromkeys(inner for module in modules for inner in module.modules()):
-                for held in (inner._parameters, inner._buffers):
+                tables: tuple[dict[str, Any], ...] = (inner._parameters, inner._buffers)
+                for held in tables:
                     for name, tensor in list(held.items()):
                         if tensor is not None and has_no_values(tensor):
                             replaced.append((held, name, tensor))
