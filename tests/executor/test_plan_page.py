@@ -1,0 +1,49 @@
+"""Models of transformers and diffusers, as ``docs/plan-a-model.md`` takes them, beside plain PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import loadmaster
+from benchmarks.zoo.torchvision_operators import declare_missing
+from loadmaster.executor import apply, capture
+from tests.architecture.sources import ROOT
+
+SECTION = "### Models of libraries as they come"
+
+
+def blocks() -> dict[str, str]:
+    """The section's Python blocks: of each library, by its name, and what goes for all."""
+    section = (ROOT / "docs/plan-a-model.md").read_text("utf-8").partition(SECTION)[2].partition("\n## ")[0]
+    found = re.findall(r"```python\n(.*?)```", section, re.S)
+    return {(re.findall(r"^(?:from|import) (\w+)", block, re.M) or ["all"])[0]: block for block in found}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["transformers", "diffusers"])
+def test_the_page_trains_it(library: str) -> None:
+    pytest.importorskip(library)
+    declare_missing()
+    torch.manual_seed(0)
+    eagerly = {name: functools.partial(f, backend="eager") for name, f in (("capture", capture), ("apply", apply))}
+    names = {"torch": torch, "loadmaster": loadmaster, **eagerly}
+    exec(compile(blocks()[library], "plan-a-model.md", "exec"), names)
+    model, batch, loss = names["model"], names["batch"], names["loss"]
+    assert isinstance(model, nn.Module)
+    twin = copy.deepcopy(model)
+    exec(compile(blocks()["all"], "plan-a-model.md", "exec"), names)
+    if library == "transformers":
+        expected = twin(**batch).loss
+    else:
+        expected = loss(twin(batch["sample"], batch["timestep"]), batch)
+    expected.backward()
+    torch.testing.assert_close(names["value"], expected)
+    scale = max(float(p.grad.abs().max()) for p in twin.parameters())
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5 * scale)
