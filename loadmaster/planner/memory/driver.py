@@ -27,6 +27,7 @@ from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.rows import MIB
 from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import Effort
+from loadmaster.planner.memory.eviction_search import evict, least_planned
 from loadmaster.planner.memory.feasibility import find_feasible
 from loadmaster.planner.memory.large_neighbourhood import improve
 from loadmaster.planner.memory.search import ROUNDING, Search, Slots
@@ -120,9 +121,9 @@ def _auto(search: Search) -> None:
     problem, limit_s = search.problem, search.effort.options.time_limit_s
     search.say("start", f"{len(problem.forward)} forward and {len(problem.backward)} backward operators")
     search.take_trivial_plan()
-    search.evict(EVICT_SHARE * limit_s)
+    evict(search, EVICT_SHARE * limit_s)
     if search.best is None and not search.done():
-        search.least_planned(search.budget_bytes, EVICT_SHARE * limit_s)
+        least_planned(search, search.budget_bytes, EVICT_SHARE * limit_s)
     search.relax(1, RELAX_SHARE * limit_s)
     is_large = _cells(problem) > LARGE_CELLS
     first, *others = (NARROW, *PORTFOLIO) if is_large else PORTFOLIO
@@ -341,7 +342,7 @@ def _infeasible(search: Search) -> MemoryPlan:
             needed - search.budget_bytes,
             where,
             floor.blockers,
-            search.least_planned(needed, min(MOST_SEEKING_S, EVICT_SHARE * search.effort.options.time_limit_s)),
+            least_planned(search, needed, min(MOST_SEEKING_S, EVICT_SHARE * search.effort.options.time_limit_s)),
         ),
         options=search.effort.options.to_document(),
     )

@@ -1,8 +1,8 @@
 """The state of one search for a memory plan: the best checked schedule, the best proved bound, the clock.
 
 Two moves: *relax* raises the bound (:mod:`loadmaster.models.memory.relaxation`), *restrict* finds plans
-(:mod:`loadmaster.models.memory.banded`). The first plans come from :mod:`~loadmaster.planner.memory.eviction`. Two
-more moves stand on the others:
+(:mod:`loadmaster.models.memory.banded`). Three more stand on them:
+:mod:`~loadmaster.planner.memory.eviction_search` finds first plans,
 :mod:`~loadmaster.planner.memory.large_neighbourhood` solves parts of a restriction around the best plan,
 :mod:`~loadmaster.planner.memory.feasibility` finds a first plan where memory leaves little room. Every plan is
 completed and checked before it counts.
@@ -11,10 +11,8 @@ completed and checked before it counts.
 from __future__ import annotations
 
 import functools
-import itertools
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -30,7 +28,6 @@ from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.rows import OutOfTimeError
 from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.planner.effort import Effort
-from loadmaster.planner.memory.eviction import WEIGHTS, Eviction, Weights
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import FloatArray, Program
 from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, relative_gap
@@ -54,10 +51,6 @@ TO_THE_BYTE_CELLS = 1_500
 # A restriction under way is ended early only by a plan this good: a caller who asks for less proof still gets what the
 # solve at hand can find.
 GOOD_GAP = 0.01
-# How the least budget with a plan is looked for: this much larger each time until there is one, then between, until it
-# is known to this share.
-STEP_UP = 1.15
-FINE_ENOUGH = 0.02
 # Objectives that differ by this share are the same one, summed in another order.
 ROUNDING = 1e-9
 
@@ -138,60 +131,6 @@ class Search:
 
     def _unconstrained_step(self, problem: MemoryProblem) -> Schedule:
         return unconstrained.formulate(problem, self.budget_bytes)
-
-    def evict(self, limit_s: float) -> None:
-        """Plans by playing the step through and evicting what does not fit, weighed in several ways."""
-        out_of_time = self._after(limit_s)
-        eviction = self.built(lambda: Eviction(self.problem))
-        for ways, weights in itertools.product(eviction.ways(), WEIGHTS):
-            if out_of_time():
-                break
-            schedule = self._evicted(eviction, self.budget_bytes, ways, weights, out_of_time)
-            if schedule is not None:
-                self.adopt(schedule, "eviction")
-                self.say("eviction", f"shared {weights.shared:g}, distance {weights.distance:g}")
-
-    def least_planned(self, least_bytes: int, limit_s: float) -> int | None:
-        """A budget from ``least_bytes`` on under which :meth:`evict` finds a plan, as small as is found in that time.
-
-        Its plan is the nearest schedule from then on. None if not even the plain step was played in time.
-        """
-        out_of_time = self._after(limit_s)
-        eviction = self.built(lambda: Eviction(self.problem))
-        low, planned, budget_bytes = least_bytes, None, least_bytes
-        most = max(least_bytes, plain.peak_bytes(self.problem))
-        while not out_of_time() and budget_bytes <= most:
-            for ways, weights in zip(reversed(eviction.ways()), WEIGHTS, strict=False):
-                schedule = self._evicted(eviction, budget_bytes, ways, weights, out_of_time)
-                verdict = None if schedule is None else check(self.problem, schedule, budget_bytes)
-                if schedule is not None and verdict is not None and verdict.ok:
-                    planned, self.nearest = budget_bytes, (schedule, verdict)
-                    break
-            if planned != budget_bytes:
-                low = budget_bytes
-            if planned is None:
-                budget_bytes = min(most, math.ceil(STEP_UP * budget_bytes)) if budget_bytes < most else most + 1
-            elif planned - low <= FINE_ENOUGH * low:
-                break
-            else:
-                budget_bytes = (low + planned) // 2
-        return planned
-
-    def _after(self, limit_s: float) -> Callable[[], bool]:
-        """Whether that time has passed, or the search is done."""
-        until = time.monotonic() + limit_s
-        return lambda: time.monotonic() > until or self.effort.cancelled() or self.gap_is_proved()
-
-    def _evicted(
-        self,
-        eviction: Eviction,
-        budget_bytes: int,
-        ways: Sequence[int],
-        weights: Weights,
-        out_of_time: Callable[[], bool],
-    ) -> Schedule | None:
-        decisions = self.built(lambda: eviction.decide(budget_bytes, ways, weights, out_of_time))
-        return None if decisions is None else self.built(lambda: complete(self.problem, budget_bytes, decisions))
 
     def relax(self, groups: int, limit_s: float) -> None:
         """Raise the bound with that many groups of backward stages; learn whether a plan can exist at all."""

@@ -18,6 +18,7 @@ from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.memory import driver
 from loadmaster.planner.memory.eviction import WEIGHTS, Eviction
+from loadmaster.planner.memory.eviction_search import evict
 from loadmaster.planner.memory.search import Search
 from loadmaster.planner.options import PlanOptions
 from tests.models.memory.brute_force import best_objective
@@ -84,5 +85,5 @@ def test_without_a_plan_there_is_a_budget_that_has_one(monkeypatch: pytest.Monke
     planned = none.infeasibility.planned_budget_bytes
     assert planned is not None and least <= planned < plain.peak_bytes(problem)
     search = Search(problem, planned, Effort(PlanOptions(time_limit_s=6000, gap=1.0)))
-    search.evict(6000)
+    evict(search, 6000)
     assert search.verdict is not None and search.verdict.peak_bytes <= planned
