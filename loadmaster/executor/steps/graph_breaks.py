@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import site
 import sysconfig
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import fx
 from torch._dynamo import config, exc
 
@@ -22,7 +25,15 @@ from loadmaster.executor.steps.step import missing_loss
 
 # Methods of loggers, also those that libraries add: transformers' warning_once and warning_advice.
 _LOGGING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log")
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_FUNCTIONS = (
+    warnings.warn,
+    getattr(torch._logging, "warning_once", None),
+    *(getattr(logging, n, None) for n in _LOGGING),
+)
+_LIBRARIES = tuple(
+    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {site.getusersitepackages()}
+)
+_OURS = Path(__file__).parents[2]
 _REWRITE = "Rewrite that line without Python that depends on tensor values, or move it out of the step."
 _CHOOSE = (
     "The line is the library's. Call the model once before: libraries may set themselves up in their first call. Or "
@@ -34,15 +45,28 @@ _CHOOSE = (
 @contextlib.contextmanager
 def passing_over_logging() -> Iterator[None]:
     """What a model logs does not break its graph, and is not logged while it is traced."""
-    known = {
+    known = set(filter(None, _FUNCTIONS)) | {
         function
         for name, function in vars(logging.Logger).items()
         if callable(function) and (name in _LOGGING or name.startswith(tuple(f"{word}_" for word in _LOGGING)))
     }
     name = "ignore_logging_functions" if hasattr(config, "ignore_logging_functions") else "ignore_logger_methods"
     changes: dict[str, Any] = {name: getattr(config, name) | known}
-    with config.patch(changes):
-        yield
+    metrics = logging.getLogger("torch._dynamo.metrics_context")
+    metrics.addFilter(_is_worth_logging)
+    try:
+        with config.patch(changes):
+            yield
+    finally:
+        metrics.removeFilter(_is_worth_logging)
+
+
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    """Not what PyTorch 2.11 logs of its own metrics, which cannot hold a set of functions.
+
+    Its traceback has the step's tensors in its frames, and whoever keeps the record keeps them in memory.
+    """
+    return not (record.exc_info and isinstance(record.exc_info[1], TypeError) and "metrics" in record.getMessage())
 
 
 @contextlib.contextmanager
@@ -80,7 +104,7 @@ def _untraceable(error: Exception) -> InputError:
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     frames = _frames(text)
-    own = [place for path, place in frames if not _is_library(path)]
+    own = [place for path, place in frames if not _is_library(path) and not Path(path).is_relative_to(_OURS)]
     reasons = [lines[0], *_after(lines, "Explanation:")]
     where, remedy = "", " ".join(_after(lines, "Hint:")) or _REWRITE
     if frames:

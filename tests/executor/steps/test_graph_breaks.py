@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+import warnings
 
 import pytest
 import torch
@@ -47,6 +48,17 @@ def test_a_model_that_logs_is_captured(name, monkeypatch, caplog):
 
     assert capture(Says(None), BATCH, hardware="cpu").sha256 == expected.sha256
     assert [r for r in caplog.records if r.name == __name__] == []
+
+
+@pytest.mark.parametrize("say", [logging.warning, warnings.warn])
+def test_functions_that_log_break_no_graph(say):
+    class Says(Logging):
+        def forward(self, x):
+            say("a layer of four")
+            return self.layer(x).sum()
+
+    expected = capture(Logging(lambda *_: None), BATCH, hardware="cpu")
+    assert capture(Says(None), BATCH, hardware="cpu").sha256 == expected.sha256
 
 
 LIBRARY = """
@@ -94,5 +106,6 @@ def test_a_break_in_a_library_is_not_the_users_to_rewrite(tmp_path, monkeypatch)
     routed = importlib.import_module("routers").Routed()
     error = refused(nn.Sequential(routed))
     assert "inside routers, at File" in error.problem
+    assert "called from" not in error.problem, "Loadmaster's own frames are not the user's"
     assert "The line is the library's" in error.remedy
     assert "Rewrite" not in error.remedy
