@@ -28,7 +28,7 @@ from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.plan import MemoryPlan
 
 SHARES = (0.7, 0.5, 0.35)
-PLAN_LIMIT_S = 10.0
+PLAN_LIMIT_S = 15.0
 SEED = 0
 # Of a parameter's gradient, the least that its difference is held against, as a share of the whole gradient: what is
 # zero but for rounding (a bias under a batch norm) has no digits to agree in.

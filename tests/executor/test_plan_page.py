@@ -1,4 +1,4 @@
-"""Models of transformers and diffusers, as ``docs/plan-a-model.md`` takes them, beside plain PyTorch."""
+"""Models of transformers, timm and diffusers, as ``docs/plan-a-model.md`` takes them, beside plain PyTorch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def blocks() -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("library", ["transformers", "diffusers"])
+@pytest.mark.parametrize("library", ["transformers", "timm", "diffusers"])
 def test_the_page_trains_it(library: str) -> None:
     pytest.importorskip(library)
     declare_missing()
@@ -40,6 +40,8 @@ def test_the_page_trains_it(library: str) -> None:
     exec(compile(blocks()["all"], "plan-a-model.md", "exec"), names)
     if library == "transformers":
         expected = twin(**batch).loss
+    elif library == "timm":
+        expected = loss(twin(batch[0]), batch[1])
     else:
         expected = loss(twin(batch["sample"], batch["timestep"]), batch)
     expected.backward()

@@ -25,6 +25,7 @@ from loadmaster.api.report.memory.words import summary
 from loadmaster.errors import InputError, LimitReachedError, LoadmasterError, MissingExtraError
 from loadmaster.models.documents import PROBLEM_SCHEMA, load_document
 from loadmaster.models.files import expect_writable
+from loadmaster.models.kinds import limit_of
 from loadmaster.models.memory.documents import read_plan, read_problem, write_plan, write_problem
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
@@ -42,7 +43,8 @@ def fit_arguments(fit: argparse.ArgumentParser) -> None:
     """The arguments of ``fit``."""
     fit.description = _fit.__doc__
     fit.add_argument("factory", metavar="MODULE:FACTORY", help="returns (model, batch) or (model, batch, loss)")
-    fit.add_argument("--budget", metavar="SIZE", required=True, help="5GiB, 800MB or bytes: for the measured peak")
+    budget = f"what the measured peak must not exceed: {limit_of('memory').help}"
+    fit.add_argument("--budget", metavar="SIZE", required=True, help=budget)
     fit.add_argument("--tries", type=int, default=3, metavar="N", help="plans that are run at most (3)")
     fit.add_argument(
         "--fragmentation",
@@ -121,14 +123,14 @@ def _expect_no_problem(path: str | None, flag: str) -> None:
 
 def _command(arguments: argparse.Namespace) -> list[str]:
     """The process that runs the model."""
-    budget_bytes = parse_bytes(arguments.budget, "--budget")
+    limit_of("memory").read(arguments.budget, "--budget")  # refused here: a share of what is known to the process only
     command = [
         sys.executable,
         "-m",
         "loadmaster.executor.fit_command",
         arguments.factory,
         "--budget-bytes",
-        str(budget_bytes),
+        arguments.budget,
     ]
     if arguments.fragmentation == MEASURED:
         command += ["--fragmentation", "count"]
