@@ -15,10 +15,11 @@ from loadmaster.models.kinds import check_plan
 from loadmaster.models.kinds import read_problem as read_problem_of_any_kind
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.presets import chain
+from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.planner import PlanProgress
 from loadmaster.planner.collective import solves
 from loadmaster.planner.collective.one_size import OneSize
-from loadmaster.planner.memory import search
+from loadmaster.planner.memory import driver, search
 from loadmaster.solvers import process
 from loadmaster.solvers.solution import Solution
 from tests.api.collective_by_hand import ring_document
@@ -42,6 +43,7 @@ class Killed(process.RunningSolve):
 def test_points_of_solvers_that_are_killed_become_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half the memory of the plain step: no plan is there before a solver finds one."""
     monkeypatch.setattr(process, "RunningSolve", Killed)
+    monkeypatch.setattr(driver, "evict", lambda *_: None)
     problem = read_problem(chain(8, MIB))
     done: list[float | None] = []
 
@@ -64,12 +66,13 @@ def fail(*_: Any, **__: Any) -> Solution:
 def test_a_solver_that_fails_ends_the_run_with_the_plan_in_hand(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The plain step fits; only its proof is missing."""
+    """Eviction finds a plan without a solver, and the step with memory to spare is all that bounds it."""
     monkeypatch.setattr(search, "solve", fail)
     problem = read_problem(chain(8, MIB))
-    plan = planner.plan(problem, budget_bytes=12 * MIB, gap=0.0, time_limit_s=30.0)
-    assert (plan.status, plan.stopped_by, plan.bound) == ("feasible", "crash", None)
-    assert check_plan(problem.with_budget(12 * MIB), plan).ok
+    plan = planner.plan(problem, budget_bytes=6 * MIB, gap=0.0, time_limit_s=30.0)
+    assert (plan.status, plan.stopped_by) == ("feasible", "crash")
+    assert plan.bound == pytest.approx(unconstrained_cost(problem))
+    assert check_plan(problem.with_budget(6 * MIB), plan).ok
     assert "The highs process died. The plan in hand is kept." in caplog.text
 
 
@@ -92,5 +95,6 @@ def test_a_collective_is_planned_where_its_solvers_fail(monkeypatch: pytest.Monk
 
 def test_a_solver_that_fails_before_any_plan_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "solve", fail)
+    monkeypatch.setattr(driver, "evict", lambda *_: None)
     with pytest.raises(SolverError, match="died"):
         planner.plan(read_problem(chain(8, MIB)), budget_bytes=6 * MIB, time_limit_s=30.0)

@@ -75,7 +75,7 @@ def test_submit_watch_list(service: str, problem: Path, capsys: pytest.CaptureFi
 
 def test_infeasible_on_a_server(service: str, problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", problem, "--budget", "1MB", "--seed", "2", "--server", service) == 3
-    assert "2000000 bytes" in capsys.readouterr().err
+    assert "2000000 bytes" in capsys.readouterr().out
 
 
 def test_cancel(service: str, problem: Path, capsys: pytest.CaptureFixture[str]) -> None:

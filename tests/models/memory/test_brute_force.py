@@ -32,6 +32,6 @@ def test_stages_are_judged_as_by_the_checker(seed: int) -> None:
         assert (peak == NEVER) == bool(replay.violations)
         if peak < NEVER:
             possible += 1
-            assert peak == replay.peak[0]
+            assert peak == replay.peak_bytes
             assert cost_of(problem, t, computes, way) == pytest.approx(replay.objective)
     assert possible

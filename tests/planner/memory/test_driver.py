@@ -182,7 +182,7 @@ def test_what_a_solver_takes_too_much_is_taken_back(monkeypatch: pytest.MonkeyPa
         return build(problem, budget_bytes + MIB * to_the_byte, *rest, to_the_byte=to_the_byte, **more)
 
     monkeypatch.setattr(banded, "build", greedy)
-    monkeypatch.setattr(Search, "evict", lambda *_: None)
+    monkeypatch.setattr(driver, "evict", lambda *_: None)
     plan = planner.plan(eight(), budget_bytes=6 * MIB, time_limit_s=30)
     assert_sound(eight(), plan)
     assert (True, False) in itertools.pairwise(built)
@@ -320,7 +320,9 @@ def test_a_budget_must_come_from_somewhere() -> None:
     with pytest.raises(InputError, match="budget_bytes"):
         planner.plan(eight())
     assert planner.plan(replace(eight(), budget_bytes=10 * MIB)).budget_bytes == 10 * MIB
-    assert planner.plan(replace(eight(), budget_bytes=MIB), budget_bytes=10 * MIB).budget_bytes == 10 * MIB
+    assert planner.plan(replace(eight(), budget_bytes=12 * MIB), budget_bytes=10 * MIB).budget_bytes == 10 * MIB
+    with pytest.raises(InputError, match=r"more than the 1\.00 MiB that the problem states"):
+        planner.plan(replace(eight(), budget_bytes=MIB), budget_bytes=10 * MIB)
 
 
 def test_a_time_limit_is_kept_on_a_graph_too_large_for_it() -> None:
@@ -505,6 +507,7 @@ def test_the_fallback_is_reported_and_kept_where_the_narrow_band_has_no_plan(mon
         return restrict(self, slots, limit_s, **options)
 
     monkeypatch.setattr(Search, "restrict", no_narrow_plans)
+    monkeypatch.setattr(driver, "evict", lambda *_: None)
     plan, reports = reported(problem, budget_bytes=8 * GIB, gap=0.0, time_limit_s=20)
     assert asked[:2] == [driver.PORTFOLIO[0], driver.NARROW]
     assert_sound(problem, plan)

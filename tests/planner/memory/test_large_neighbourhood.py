@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from loadmaster.models.memory.presets import chain, example
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner import PlanOptions, PlanProgress, plan
 from loadmaster.planner.effort import Effort
-from loadmaster.planner.memory import feasibility
+from loadmaster.planner.memory import driver, feasibility
 from loadmaster.planner.memory.feasibility import find_feasible
 from loadmaster.planner.memory.large_neighbourhood import improve, outside_fixed
 from loadmaster.planner.memory.search import Search, Slots
@@ -96,10 +98,11 @@ def test_a_neighbourhood_leaves_all_else_as_it_is(first_plan):
 def test_where_restrictions_show_nothing_the_other_moves_plan(mobilenet, monkeypatch, status):
     """Whether a restriction has no plan or only shows none: another one may have."""
     monkeypatch.setattr(Search, "restrict", lambda *_, **__: status)
+    monkeypatch.setattr(driver, "evict", lambda *_: None)
     phases: list[str] = []
-    options = PlanOptions(budget_bytes=5 * GIB, time_limit_s=60, gap=0.1)
+    options = PlanOptions(budget_bytes=5 * GIB, time_limit_s=60, gap=0.04)
     found = plan(mobilenet, options, on_progress=lambda p: phases.append(p.phase))
     assert check(mobilenet, found.schedule, 5 * GIB).objective == found.objective
-    assert found.gap <= 0.1
+    assert found.gap <= 0.04
     assert any(phase.startswith("any plan") for phase in phases)
-    assert any(phase.startswith("plans, 10 of ") for phase in phases)
+    assert any(re.match(r"plans, \d+ of \d+ slots", phase) for phase in phases), "no neighbourhood was planned anew"
