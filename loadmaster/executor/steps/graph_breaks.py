@@ -8,6 +8,7 @@ the library is what a user can change.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import site
 import sysconfig
@@ -43,22 +44,32 @@ _CHOOSE = (
 
 
 @contextlib.contextmanager
-def passing_over_logging() -> Iterator[None]:
-    """What a model logs does not break its graph, and is not logged while it is traced."""
-    known = set(filter(None, _FUNCTIONS)) | {
+def passing_over_logging(**settings: Any) -> Iterator[None]:
+    """What a model logs does not break its graph, and is not logged while it is traced.
+
+    Args:
+        settings: others of Dynamo's, for as long: every step enters here, and to set them apart takes twice the time.
+    """
+    name = "ignore_logging_functions" if hasattr(config, "ignore_logging_functions") else "ignore_logger_methods"
+    settings[name] = getattr(config, name) | _logging_functions(len(vars(logging.Logger)))
+    metrics = logging.getLogger("torch._dynamo.metrics_context")
+    metrics.addFilter(_is_worth_logging)
+    try:
+        with config.patch(settings):
+            yield
+    finally:
+        metrics.removeFilter(_is_worth_logging)
+
+
+@functools.cache
+def _logging_functions(_method_count: int) -> frozenset[Any]:
+    """Those known; looked for again once a library has added methods to loggers."""
+    methods = {
         function
         for name, function in vars(logging.Logger).items()
         if callable(function) and (name in _LOGGING or name.startswith(tuple(f"{word}_" for word in _LOGGING)))
     }
-    name = "ignore_logging_functions" if hasattr(config, "ignore_logging_functions") else "ignore_logger_methods"
-    changes: dict[str, Any] = {name: getattr(config, name) | known}
-    metrics = logging.getLogger("torch._dynamo.metrics_context")
-    metrics.addFilter(_is_worth_logging)
-    try:
-        with config.patch(changes):
-            yield
-    finally:
-        metrics.removeFilter(_is_worth_logging)
+    return frozenset(filter(None, _FUNCTIONS)) | methods
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:

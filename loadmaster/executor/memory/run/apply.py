@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Literal, cast, get_args
 
 import torch
-import torch._dynamo.config as dynamo_config
 from torch import fx, nn
 
 from loadmaster.errors import InputError
@@ -126,7 +125,7 @@ class PlannedStep(nn.Module):
             return self.planned.plain(self.step, *batch.args, **batch.kwargs)
         try:
             # PyTorch would cut the graph in pieces along the buckets of DistributedDataParallel.
-            with dynamo_config.patch(optimize_ddp=False), passing_over_logging(), clear_errors():
+            with passing_over_logging(optimize_ddp=False), clear_errors():
                 call = partial(self.planned.call, self.step, *batch.args, **batch.kwargs)
                 held = self._budget_check
                 loss = call() if held is None else held.checked(call, device_of(self.step, batch))
