@@ -2,15 +2,14 @@
 
     python -m benchmarks.memory_zoo --out DIR [--only timm/densenet121 ...] [--backend inductor]
 
-Each is captured, planned at shares of its peak, and applied beside plain PyTorch. Each is a process of its own with a
-limit, so that the crash of one ends nothing. Rows are in DIR after each; a run goes on from them
-(`--fresh` begins anew).
+Each is captured, planned at shares of its peak and just above its least, and applied beside plain PyTorch. Each is a
+process of its own with a limit, so that the crash of one ends nothing. Rows are in DIR after each, with the machine and
+the versions that they were measured with; a run goes on from them (`--fresh` begins anew).
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import multiprocessing
 from collections.abc import Sequence
@@ -51,7 +50,7 @@ def names() -> list[str]:
 
 def shown(row: dict[str, Any]) -> str:
     """One row in a line."""
-    budgets = ", ".join(f"{b['share']:.0%} {b.get('status')} gap {b.get('gap')}" for b in row["budgets"])
+    budgets = ", ".join(f"{b['budget']} {b.get('status')} gap {b.get('gap')}" for b in row["budgets"])
     return f"{row['library']}/{row['model']}: {row.get('refused') or row.get('ended') or budgets}"
 
 
@@ -78,11 +77,7 @@ def main() -> None:
     a = p.parse_args()
     rows = run(a.only or names(), a.backend, a.out, fresh=a.fresh)
     if a.only is None:
-        versions = {library: importlib.metadata.version(library) for library in LIBRARIES}
-        record.write(
-            "memory_zoo",
-            {"libraries": versions, "plan_limit_s": PLAN_LIMIT_S, "least_gradient_share": LEAST_SHARE, "models": rows},
-        )
+        record.write("memory_zoo", {"plan_limit_s": PLAN_LIMIT_S, "least_gradient_share": LEAST_SHARE, "models": rows})
 
 
 if __name__ == "__main__":

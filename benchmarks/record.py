@@ -52,10 +52,10 @@ def machine() -> dict[str, Any]:
     return found
 
 
-def versions() -> dict[str, str]:
-    """Python and those of the packages concerned that are installed."""
+def versions(*more: str) -> dict[str, str]:
+    """Python and those of the packages concerned that are installed, with ``more`` packages."""
     found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, *more):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -65,6 +65,9 @@ def versions() -> dict[str, str]:
 
 def command() -> str:
     """What to type in the repository's root to run this again."""
+    module = sys.modules["__main__"].__spec__
+    if module is not None:
+        return " ".join(["python", "-m", module.name, *sys.argv[1:]])
     script = Path(sys.argv[0])
     shown = script.resolve()
     root = Path(__file__).resolve().parents[1]

@@ -1,4 +1,4 @@
-"""What becomes of one model of the zoo: captured, planned at shares of its peak, applied beside plain PyTorch.
+"""What becomes of one model of the zoo: captured, planned under four budgets, applied beside plain PyTorch.
 
 The row is written after each thing that is known, so that a crash or the clock leaves what came before it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import loadmaster
-from benchmarks.record import write_whole
+from benchmarks import record
 from benchmarks.zoo.entries import Entry
 from benchmarks.zoo.models import entry
 from loadmaster.errors import LoadmasterError
@@ -28,7 +29,9 @@ from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.plan import MemoryPlan
 
 SHARES = (0.7, 0.5, 0.35)
-PLAN_LIMIT_S = 15.0
+# A budget so little above the least that no plan is easily found.
+NEAR_LEAST = 1.1
+PLAN_LIMIT_S = 30.0
 SEED = 0
 # Of a parameter's gradient, the least that its difference is held against, as a share of the whole gradient: what is
 # zero but for rounding (a bias under a batch norm) has no digits to agree in.
@@ -70,21 +73,43 @@ def plain_step(model: nn.Module, batch: Any, loss: Callable[..., Tensor] | None)
     return run
 
 
+def without_folders(text: str) -> str:
+    """A message without the folders of this machine that its libraries lie in."""
+    return re.sub(r'"[^"]*/site-packages/', '"', text)
+
+
+def tracing_cpu_s(step: Callable[[], Tensor]) -> float:
+    """What PyTorch itself takes to trace a step, forward and backward: a first compiled step without a later one.
+
+    The quicker of two later steps counts, since a library's own first call may make PyTorch trace the second anew.
+    """
+    torch.compiler.reset()
+    compiled = torch.compile(step, backend="aot_eager")
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()
+        compiled().backward()
+        seconds.append(time.process_time() - start)
+    torch.compiler.reset()
+    return seconds[0] - min(seconds[1:])
+
+
 class Measured:
     """One entry's row, filled step by step."""
 
     def __init__(self, one: Entry, backend: str, save: Callable[[Row], None]) -> None:
         self.entry, self.backend, self.save = one, backend, save
         self.row: Row = {"model": one.name, "library": one.library, "sort": one.sort, "backend": backend, "budgets": []}
+        self.row |= {"machine": record.machine(), "versions": record.versions(one.library)}
 
     def run(self, problem_path: Path) -> None:
         """Everything; a refusal or an error ends it, with its words in the row."""
         try:
             self._all(problem_path)
         except LoadmasterError as refusal:
-            self.add(refused=str(refusal))
+            self.add(refused=without_folders(str(refusal)))
         except Exception as error:  # noqa: BLE001 - whatever goes wrong with a model is what the row is for
-            self.add(ended=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+            self.add(ended=f"{type(error).__name__}: {error}", traceback=without_folders(traceback.format_exc()))
 
     def add(self, **found: Any) -> None:
         """Take in what is known, and write it down."""
@@ -96,17 +121,22 @@ class Measured:
         twin = copy.deepcopy(model)
         start = time.process_time()
         problem = capture(model, batch, loss, backend=self.backend, name=self.entry.name)
+        capture_cpu_s = time.process_time() - start
         peak_bytes, least_bytes = plain.peak_bytes(problem), minimum_budget(problem).budget_bytes
         self.add(
-            capture_cpu_s=round(time.process_time() - start, 2),
+            capture_cpu_s=round(capture_cpu_s, 2),
             operators=len(problem.forward) + len(problem.backward),
             peak_bytes=peak_bytes,
             least_bytes=least_bytes,
         )
         problem_path.write_text(json.dumps(loadmaster.write_problem(problem)))
+        self.add(tracing_cpu_s=round(tracing_cpu_s(plain_step(twin, batch, loss)), 2))
+        twin.zero_grad(set_to_none=True)
         _, theirs = gradients(plain_step(twin, batch, loss), twin)
-        for share in SHARES:
-            self.row["budgets"].append(found := {"share": share, "budget_bytes": int(share * peak_bytes)})
+        budgets = {f"{share:.0%}": int(share * peak_bytes) for share in SHARES}
+        budgets[f"{NEAR_LEAST} x least"] = int(NEAR_LEAST * least_bytes)
+        for name, budget_bytes in budgets.items():
+            self.row["budgets"].append(found := {"budget": name, "budget_bytes": budget_bytes})
             self._planned(found, problem)
             if found.get("status") in ("optimal", "feasible"):
                 self._applied(found, model, batch, loss, theirs)
@@ -155,9 +185,11 @@ class Measured:
 def measure_one(name: str, backend: str, path: Path) -> None:
     """Measure one model, its row to ``path``, its problem beside it."""
     torch.set_num_threads(1)
+    # What a process does once is no model's: imports, and the first graph of all.
+    capture(nn.Linear(2, 2), (torch.ones(2, 2), torch.zeros(2, dtype=torch.long)), nn.functional.cross_entropy)
     one = entry(name)
 
     def save(row: Row) -> None:
-        write_whole(path, json.dumps(row, default=lambda _: None))
+        record.write_whole(path, json.dumps(row, default=lambda _: None))
 
     Measured(one, backend, save).run(path.with_suffix(".problem"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import page
+from benchmarks import models_page, page
 from loadmaster.api.cli.app import parser
 from tests.architecture.sources import ROOT
 
@@ -22,6 +22,12 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 def test_the_page_of_benchmarks_is_up_to_date() -> None:
     written = page.PAGE.read_text("utf-8")
     assert written == page.render(page.load()), "run: python -m benchmarks.page"
+
+
+def test_the_page_of_models_is_up_to_date() -> None:
+    assert models_page.PAGE.read_text("utf-8") == models_page.render(models_page.load()), (
+        "run: python -m benchmarks.models_page"
+    )
 
 
 def test_benchmark_tables_have_six_columns_at_most() -> None:

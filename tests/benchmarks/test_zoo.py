@@ -46,15 +46,19 @@ def test_what_a_model_raises_is_in_its_row(tmp_path) -> None:
     assert found["model"] == "Broken"
 
 
+MEASURED = {"machine": {"processor": "P", "cores": 1}, "versions": {"torch": "2.13", "timm": "1"}}
+
+
 def row(model: str, *budgets: dict, **more: object) -> dict:
     found = {"model": model, "library": "timm", "sort": "classification", "operators": 7, "peak_bytes": 100 << 20}
-    return {**found, "budgets": list(budgets), **more}
+    found |= {"capture_cpu_s": 3.0, "tracing_cpu_s": 2.0}
+    return {**found, **MEASURED, "budgets": list(budgets), **more}
 
 
 def applied(share: float, peak: float, gap: float = 0.0, error: float = 0.0) -> dict:
     size = 100 << 20
     return {
-        "share": share,
+        "budget": f"{share:.0%}",
         "budget_bytes": int(share * size),
         "status": "feasible",
         "gap": gap,
@@ -66,21 +70,28 @@ def applied(share: float, peak: float, gap: float = 0.0, error: float = 0.0) -> 
 
 
 def test_the_page_names_what_did_not_hold() -> None:
-    infeasible = {"share": 0.35, "budget_bytes": 35 << 20, "status": "infeasible", "least_bytes": 41 << 20}
-    none = {"share": 0.5, "budget_bytes": 50 << 20, "status": "none", "refused": "no plan"}
+    infeasible = {"budget": "35%", "budget_bytes": 35 << 20, "status": "infeasible", "least_bytes": 41 << 20}
+    none = {"budget": "50%", "budget_bytes": 50 << 20, "status": "none", "refused": "no plan"}
     rows = [
         row("fine", applied(0.7, 0.69), infeasible),
         row("above", applied(0.7, 0.71), none),
         row("wrong", applied(0.7, 0.6, gap=0.05, error=0.5)),
-        {"model": "odd", "library": "timm", "sort": "speech", "budgets": [], "refused": "model: branches on a value"},
+        {
+            "model": "odd",
+            "library": "timm",
+            "sort": "",
+            "budgets": [],
+            "refused": "model: branches on a value",
+            **MEASURED,
+        },
+        row("slow", capture_cpu_s=5.0),
     ]
-    result = {"models": rows, "libraries": {"transformers": "5", "timm": "1"}, "plan_limit_s": 15.0}
-    text = models_page.render(
-        {**result, "machine": {"cores": 1}, "versions": {"torch": "2"}, "command": "c", "date": "d"}
-    )
-    assert "| `fine` | classification | 7 | 100.0 | +10.0 % (0.0 %) |  | needs 41 % | bit-equal |" in text
-    assert "Captured: 3 of 4." in text and "`odd`: model: branches on a value" in text
-    assert "kept by the measured peak: 2 of 3; not `above` at 70 %." in text
+    text = models_page.render({"models": rows, "plan_limit_s": 15.0, "command": "c", "date": "d"})
+    assert "| `fine` | classification | 100.0 | +10.0 % (0.0 %) |  | needs 41 % |  | bit-equal |" in text
+    assert "Captured: 4 of 5." in text and "`odd`: model: branches on a value." in text
+    assert "kept by the measured peak: 2 of 3; not `above` at 70%." in text
     assert "within 1e-04: 2 of 3 models; not `wrong`." in text
-    assert "Gaps of 3 % or less: 2 of 3 plans; not `wrong` at 70 %." in text
-    assert "Answered in time: 4 of 5 budgets; not `above` at 50 %." in text
+    assert "Gaps of 3 % or less: 2 of 3 plans; not `wrong` at 70%." in text
+    assert "or less: 3 of 4; not `slow`." in text
+    assert "P, 1 cores, torch 2.13, timm 1: 5 models" in text
+    assert "Answered in time: 4 of 5 budgets; not `above` at 50%." in text
