@@ -1,8 +1,8 @@
 """Where Dynamo cannot follow a step: what it may pass over, and its errors in words that name the place and the remedy.
 
-A step is one graph or it has no plan. Logging inside a model computes nothing and is passed over. Any other break is
-the user's to mend where the line is theirs, and Dynamo's own hints say how. Where it is a library's, an option of
-the library is what a user can change.
+A step is one graph or it has no plan. Logging and printing inside a model compute nothing and are passed over. Any
+other break is the user's to mend where the line is theirs, and Dynamo's own hints say how. Where it is a library's, an
+option of the library is what a user can change.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from loadmaster.executor.steps.step import missing_loss
 # Methods of loggers, also those that libraries add: transformers' warning_once and warning_advice.
 _LOGGING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log")
 _FUNCTIONS = (
+    print,
     warnings.warn,
     getattr(torch._logging, "warning_once", None),
     *(getattr(logging, n, None) for n in _LOGGING),
@@ -45,7 +46,7 @@ _CHOOSE = (
 
 @contextlib.contextmanager
 def passing_over_logging(**settings: Any) -> Iterator[None]:
-    """What a model logs does not break its graph, and is not logged while it is traced.
+    """What a model logs or prints does not break its graph. It is said by neither the tracing nor the planned steps.
 
     Args:
         settings: others of Dynamo's, for as long: every step enters here, and to set them apart takes twice the time.

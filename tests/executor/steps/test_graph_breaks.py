@@ -50,11 +50,11 @@ def test_a_model_that_logs_is_captured(name, monkeypatch, caplog):
     assert [r for r in caplog.records if r.name == __name__] == []
 
 
-@pytest.mark.parametrize("say", [logging.warning, warnings.warn])
+@pytest.mark.parametrize("say", [logging.warning, warnings.warn, print])
 def test_functions_that_log_break_no_graph(say):
     class Says(Logging):
         def forward(self, x):
-            say("a layer of four")
+            say(f"a layer of four for {x.shape}")
             return self.layer(x).sum()
 
     expected = capture(Logging(lambda *_: None), BATCH, hardware="cpu")
