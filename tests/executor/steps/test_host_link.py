@@ -33,6 +33,7 @@ def test_the_cpu_has_no_link_to_measure() -> None:
     assert "HostLink of your own" in str(found.value)
 
 
+@pytest.mark.slow
 def test_the_command_takes_it(tmp_path) -> None:
     target = tmp_path / "problem.json"
     given = ["examples.gpt:small", "--hardware", "a100-40gb"]

@@ -192,6 +192,7 @@ def test_chunks_of_a_broadcast_with_latency(
         assert lower_bound(instance(topology, collective, chunks * chunk_ns, chunks, root=0)).ns == best_ns
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.integers(3, 4), st.integers(2, 3), st.integers(1, 6), st.integers(0, 8), st.sampled_from([0, 3]))
 def test_no_bound_of_a_broadcast_is_above_the_best_schedule(

@@ -310,6 +310,7 @@ def test_more_cannot_be_given_back_than_is_resident(faked, problem):
     assert fitted.tries[fitted.chosen].kept
 
 
+@pytest.mark.slow
 def test_what_was_given_back_too_much_breaks_no_promise(faked, problem, monkeypatch):
     """Only the first plan measures less than planned: the second one breaks the budget, and is not what is returned."""
     budget = halfway(problem)
@@ -355,6 +356,7 @@ def test_a_kept_step_is_returned_where_planning_again_takes_too_long(faked, prob
         faked(halfway(problem), once, hidden_bytes=100_000)
 
 
+@pytest.mark.slow
 def test_fragmentation_is_reserved_by_argument_or_counted_as_measured(faked, problem):
     budget = halfway(problem)
     fitted, _ = faked(budget, HandPlanner(step=1), fragmentation_reserve_bytes=200_000)
