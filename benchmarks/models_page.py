@@ -130,7 +130,8 @@ def _verdict(rows: Sequence[Result]) -> str:
         f"- Gradients within {TOLERANCE:.0e}: {sum(bool(_differences(r)) for r in rows) - len(wrong)} of "
         f"{sum(bool(_differences(r)) for r in rows)} models{_named((row, {}) for row in wrong)}.",
         f"- Gaps of {100 * WIDE_GAP:.0f} % or less: {len(applied) - len(wide)} of {len(applied)} plans{_named(wide)}.",
-        f'- Captured, with every operator measured, in twice PyTorch\'s own time to trace the step (`backend="aot_eager"`, CPU seconds), or less: '
+        "- Captured, with every operator measured, in twice PyTorch's own time to trace the step "
+        '(`backend="aot_eager"`, CPU seconds), or less: '
         f"{len(traced) - len(slow)} of {len(traced)}{_named((row, {}) for row in slow)}.",
         f"- Answered in time: {len(budgets) - len(late)} of {len(budgets)} budgets{_named(late)}.",
     ]
