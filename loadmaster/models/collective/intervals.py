@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import networkx as nx
@@ -45,88 +46,34 @@ import numpy as np
 from loadmaster.models.collective.hops import Routes, colliding, expect_one_target, orbits, rank_orbits
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.plan import Send
-from loadmaster.solvers.program import FloatArray, IntArray, ProgramBuilder
+from loadmaster.solvers.program import FloatArray, IntArray, Program, ProgramBuilder
 from loadmaster.solvers.solution import Solution
 
 Pair = tuple[int, int]
 
 
-class IntervalSchedule:
-    """The program, and the way back from its points to schedules.
-
-    Args:
-        routes: per chunk, the links it may use; None: all that the instance lets it use.
-        horizon_ns: only schedules that end by then are looked for.
-        bound_ns: no schedule ends before then (proved elsewhere).
+class Variables:
+    """The variables of one program, and the sets and figures that its rows are written from.
 
     Attributes:
-        pairs: the (chunk, link) considered; ``own`` of them have columns, the others are their images.
-        program: its objective is in nanoseconds.
-
-    Raises:
-        InputError: a sum has several targets.
+        windows: by (chunk, link) considered, earliest and latest start.
+        pairs: the (chunk, link) considered but those that collide; ``own`` of them have columns, the others are their
+            images.
+        place: of each of ``pairs``, where its columns are in those of ``own``.
+        own_ranks: the (chunk, rank) that have columns.
+        used, send, start, time: the columns; ``used`` and ``send`` of ``own``, ``start`` of ``own_ranks``.
+        latest_start: the upper bound of each column of ``start``.
     """
 
-    def __init__(self, instance: Instance, *, horizon_ns: int, bound_ns: int = 0, routes: Routes | None = None) -> None:
+    def __init__(self, b: ProgramBuilder, instance: Instance, horizon_ns: int, bound_ns: int, links: Routes) -> None:
         self.instance = instance
-        self._horizon_ns, self._bound_ns = horizon_ns, min(bound_ns, horizon_ns)
-        self._windows: dict[Pair, tuple[int, int]] = {}
+        self.horizon_ns, self.bound_ns = horizon_ns, bound_ns
+        self.windows: dict[Pair, tuple[int, int]] = {}
         for index, chunk in enumerate(instance.chunks):
-            expect_one_target(index, chunk)
             if chunk.size_bytes:
-                self._windows |= self._windows_of(index, (instance.usable_links if routes is None else routes)[index])
+                self.windows |= self._windows_of(index, links[index])
         self._share_columns()
-        self._add_columns()
-        self.end_after_every_target()
-        self.send_what_has_arrived()
-        self.arrive_after_the_transfer()
-        self.receive_once()
-        self.relay_with_reason()
-        self.take_turns()
-        self.program = self._builder.build()
-
-    @property
-    def interval_count(self) -> int:
-        """Intervals of the program: the measure of how hard it is."""
-        return len(self.own)
-
-    def schedule(self, solution: Solution) -> tuple[Send, ...]:
-        """The sends of a solution.
-
-        Raises:
-            ValueError: the solution has no incumbent.
-        """
-        used, send = solution.block(self.used).tolist(), solution.block(self.send).tolist()
-        found = []
-        for (c, k), place in zip(self.pairs, self._place, strict=True):
-            if used[place] > 0.5:
-                link = self.instance.topology.links[k]
-                reduces = self.instance.chunks[c].reduces
-                found.append(Send(round(send[place]), link.source, link.target, (c,), reduces))
-        return tuple(sorted(found, key=lambda s: (s.start_ns, s.source, s.target)))
-
-    def start_from(self, sends: Sequence[Send]) -> tuple[IntArray, FloatArray]:
-        """Columns and values of a schedule: a feasible point if its messages carry one chunk each, it ends by the
-        horizon, and it has the symmetries of the instance; otherwise a hint."""
-        between, program = self.instance.topology.link_between, self.program
-        values = program.lower.copy()
-        values[self.used] = 0.0
-        place = dict(zip(self.pairs, self._place, strict=True))
-        for send in sends:
-            k = between[send.source, send.target]
-            for c in send.chunks:
-                if (c, k) in place:
-                    values[self.used[place[c, k]]] = 1.0
-                    values[self.send[place[c, k]]] = send.start_ns
-                    at = self._at(c, send.target)
-                    values[at] = max(values[at], send.start_ns + self._transfer_ns(c, k))
-        values[self.time] = max([self._bound_ns, *(values[self._at(c, r)] for c, r in self._goals)])
-        return np.arange(program.column_count), np.clip(values, program.lower, program.upper)
-
-    # -- sets --------------------------------------------------------------------------------------------------------
-
-    def _transfer_ns(self, c: int, k: int) -> int:
-        return max(1, self.instance.topology.links[k].transfer_ns(self.instance.chunks[c].size_bytes))
+        self._add(b)
 
     def _windows_of(self, c: int, links: Sequence[int]) -> dict[Pair, tuple[int, int]]:
         """Earliest and latest start of every hop that a schedule could have: none else gets columns."""
@@ -139,21 +86,21 @@ class IntervalSchedule:
             if link.source in chunk.targets if chunk.reduces else link.target in chunk.sources:
                 continue
             kept.append(k)
-            graph.add_edge(link.source, link.target, ns=self._transfer_ns(c, k))
+            graph.add_edge(link.source, link.target, ns=self.transfer_ns(c, k))
         head = nx.multi_source_dijkstra_path_length(graph, set(chunk.sources), weight="ns")
         tail = nx.multi_source_dijkstra_path_length(graph.reverse(copy=False), set(chunk.targets), weight="ns")
         found = {}
         for k in kept:
             link = topology.links[k]
             if link.source in head and link.target in tail:
-                latest = self._horizon_ns - self._transfer_ns(c, k) - tail[link.target]
+                latest = self.horizon_ns - self.transfer_ns(c, k) - tail[link.target]
                 if head[link.source] <= latest:
                     found[c, k] = (head[link.source], latest)
         return found
 
     def _share_columns(self) -> None:
         """Orbits, where the links considered are closed under the symmetries; every hop alone where they are not."""
-        pairs = sorted(self._windows)
+        pairs = sorted(self.windows)
         orbit_of = orbits(self.instance, pairs)
         alone = orbit_of is None
         if orbit_of is not None:
@@ -165,9 +112,9 @@ class IntervalSchedule:
         own = sorted(set(orbit_of))
         column = {orbit: i for i, orbit in enumerate(own)}
         self.pairs: tuple[Pair, ...] = tuple(pairs)
-        self._place = [column[orbit] for orbit in orbit_of]
+        self.place = [column[orbit] for orbit in orbit_of]
         first: dict[int, Pair] = {}
-        for pair, i in zip(self.pairs, self._place, strict=True):
+        for pair, i in zip(self.pairs, self.place, strict=True):
             first.setdefault(i, pair)
         self.own = [first[i] for i in range(len(own))]
         # Ranks where each chunk may be; shared like the hops.
@@ -178,29 +125,26 @@ class IntervalSchedule:
         places = sorted(ends)
         shared = range(len(places)) if alone else rank_orbits(self.instance, places)
         self._rank_orbit = dict(zip(places, shared, strict=True))
-        self._own_ranks = [pair for i, pair in enumerate(places) if self._rank_orbit[pair] == i]
+        self.own_ranks = [pair for i, pair in enumerate(places) if self._rank_orbit[pair] == i]
+
+    def _add(self, b: ProgramBuilder) -> None:
+        count, horizon = len(self.own), self.horizon_ns
+        low, high = ([self.windows[pair][end] for pair in self.own] for end in (0, 1))
+        self.used = b.columns("used", count, upper=1, integer=True)
+        self.send = b.columns("send", count, lower=low, upper=high, integer=True)
+        latest = [0 if self._is_origin(c, r) else horizon for c, r in self.own_ranks]
+        self.start = b.columns("start", len(latest), upper=latest, integer=True)
+        self.time = int(b.columns("time", (), lower=self.bound_ns, upper=horizon, cost=1, integer=True))
+        by_orbit = {self._rank_orbit[pair]: int(self.start[i]) for i, pair in enumerate(self.own_ranks)}
+        self._start_of = {pair: by_orbit[orbit] for pair, orbit in self._rank_orbit.items()}
+        self.latest_start = dict(zip(self.start.tolist(), latest, strict=True))
 
     @cached_property
-    def _goals(self) -> list[Pair]:
+    def goals(self) -> list[Pair]:
         """(chunk, target) that have columns of their own, of chunks that are not there already."""
-        return [(c, r) for c, r in self._own_ranks if r in self.instance.chunks[c].targets]
+        return [(c, r) for c, r in self.own_ranks if r in self.instance.chunks[c].targets]
 
-    # -- columns -----------------------------------------------------------------------------------------------------
-
-    def _add_columns(self) -> None:
-        count, horizon = len(self.own), self._horizon_ns
-        low, high = ([self._windows[pair][end] for pair in self.own] for end in (0, 1))
-        self._builder = ProgramBuilder()
-        self.used = self._builder.columns("used", count, upper=1, integer=True)
-        self.send = self._builder.columns("send", count, lower=low, upper=high, integer=True)
-        latest = [0 if self._is_origin(c, r) else horizon for c, r in self._own_ranks]
-        self.start = self._builder.columns("start", len(latest), upper=latest, integer=True)
-        self.time = int(self._builder.columns("time", (), lower=self._bound_ns, upper=horizon, cost=1, integer=True))
-        by_orbit = {self._rank_orbit[pair]: int(self.start[i]) for i, pair in enumerate(self._own_ranks)}
-        self._start_of = {pair: by_orbit[orbit] for pair, orbit in self._rank_orbit.items()}
-        self._latest_start = dict(zip(self.start.tolist(), latest, strict=True))
-
-    def _at(self, c: int, rank: int) -> int:
+    def at(self, c: int, rank: int) -> int:
         """The column start[c, rank]."""
         return self._start_of[c, rank]
 
@@ -209,79 +153,162 @@ class IntervalSchedule:
         chunk = self.instance.chunks[c]
         return rank in chunk.sources and not chunk.reduces
 
-    def _around(self, *, into: bool) -> dict[Pair, list[int]]:
+    def around(self, *, into: bool) -> dict[Pair, list[int]]:
         """Per (chunk, rank) with columns of its own, the places of the hops into it, or out of it."""
         links = self.instance.topology.links
         found: dict[Pair, list[int]] = defaultdict(list)
-        for (c, k), place in zip(self.pairs, self._place, strict=True):
+        for (c, k), place in zip(self.pairs, self.place, strict=True):
             found[c, links[k].target if into else links[k].source].append(place)
-        return {pair: found.get(pair, []) for pair in self._own_ranks}
+        return {pair: found.get(pair, []) for pair in self.own_ranks}
 
-    # -- constraints -------------------------------------------------------------------------------------------------
+    def transfer_ns(self, c: int, k: int) -> int:
+        """Of a link for a chunk; at least one nanosecond."""
+        return max(1, self.instance.topology.links[k].transfer_ns(self.instance.chunks[c].size_bytes))
 
-    def end_after_every_target(self) -> None:
-        """(5.2)"""
-        columns = sorted({self._at(c, r) for c, r in self._goals})
-        row = np.arange(len(columns))
-        self._builder.rows("end_after_every_target", len(row), [(row, self.time, 1), (row, columns, -1)], lower=0)
 
-    def send_what_has_arrived(self) -> None:
-        """(5.4)"""
-        rows = self._builder.row_list("send_what_has_arrived")
-        for i, (c, k) in enumerate(self.own):
-            at = self._at(c, self.instance.topology.links[k].source)
-            big = float(max(0, self._latest_start[at] - self._windows[c, k][0]))
-            rows.add([int(self.send[i]), at, int(self.used[i])], [1.0, -1.0, -big], lower=-big)
-        rows.done()
+@dataclass(frozen=True)
+class IntervalSchedule:
+    """The program, whose objective is in nanoseconds, and the way back from its points to schedules."""
 
-    def arrive_after_the_transfer(self) -> None:
-        """(5.5)"""
-        rows = self._builder.row_list("arrive_after_the_transfer")
-        for i, (c, k) in enumerate(self.own):
-            at, transfer = self._at(c, self.instance.topology.links[k].target), self._transfer_ns(c, k)
-            big = float(self._windows[c, k][1] + transfer)
-            rows.add([at, int(self.send[i]), int(self.used[i])], [1.0, -1.0, -big], lower=transfer - big)
-        rows.done()
+    program: Program
+    variables: Variables
 
-    def receive_once(self) -> None:
-        """(J1)"""
-        into, out = self._around(into=True), self._around(into=False)
-        rows = self._builder.row_list("receive_once")
-        for c, r in self._own_ranks:
-            chunk = self.instance.chunks[c]
-            starts, ends = _ways(chunk)
-            if r in starts:
-                continue
-            places = (out if chunk.reduces else into)[c, r]
-            columns = [int(self.used[i]) for i in places]
-            rows.add(columns, [1.0] * len(columns), lower=1.0 if r in ends else 0.0, upper=1.0)
-        rows.done()
+    @property
+    def interval_count(self) -> int:
+        """Intervals of the program: the measure of how hard it is."""
+        return len(self.variables.own)
 
-    def relay_with_reason(self) -> None:
-        """(J2)"""
-        into, out = self._around(into=True), self._around(into=False)
-        rows = self._builder.row_list("relay_with_reason")
-        for c, r in self._own_ranks:
-            chunk = self.instance.chunks[c]
-            if r in chunk.sources or r in chunk.targets:
-                continue
-            for these, those in ((into[c, r], out[c, r]), (out[c, r], into[c, r])):
-                for i in these:
-                    columns = [int(self.used[i]), *(int(self.used[j]) for j in those)]
-                    rows.add(columns, [1.0] + [-1.0] * len(those), upper=0.0)
-        rows.done()
+    def schedule(self, solution: Solution) -> tuple[Send, ...]:
+        """The sends of a solution.
 
-    def take_turns(self) -> None:
-        """(J3)"""
-        topology, chunks = self.instance.topology, self.instance.chunks
-        lasts = [topology.links[k].occupancy_ns(chunks[c].size_bytes) for c, k in self.own]
-        intervals = self._builder.intervals.add(self.send, lasts, presence=self.used)
-        sharing: dict[int, list[int]] = defaultdict(list)
-        for (_, k), place in zip(self.pairs, self._place, strict=True):
-            for resource in topology.links[k].resources:
-                sharing[resource].append(int(intervals[place]))
-        for group in sorted({tuple(sorted(places)) for places in sharing.values() if len(places) > 1}):
-            self._builder.intervals.keep_apart(group)
+        Raises:
+            ValueError: the solution has no incumbent.
+        """
+        v = self.variables
+        used, send = solution.block(v.used).tolist(), solution.block(v.send).tolist()
+        found = []
+        for (c, k), place in zip(v.pairs, v.place, strict=True):
+            if used[place] > 0.5:
+                link = v.instance.topology.links[k]
+                reduces = v.instance.chunks[c].reduces
+                found.append(Send(round(send[place]), link.source, link.target, (c,), reduces))
+        return tuple(sorted(found, key=lambda s: (s.start_ns, s.source, s.target)))
+
+    def start_from(self, sends: Sequence[Send]) -> tuple[IntArray, FloatArray]:
+        """Columns and values of a schedule: a feasible point if its messages carry one chunk each, it ends by the
+        horizon, and it has the symmetries of the instance; otherwise a hint."""
+        v = self.variables
+        between, program = v.instance.topology.link_between, self.program
+        values = program.lower.copy()
+        values[v.used] = 0.0
+        place = dict(zip(v.pairs, v.place, strict=True))
+        for send in sends:
+            k = between[send.source, send.target]
+            for c in send.chunks:
+                if (c, k) in place:
+                    values[v.used[place[c, k]]] = 1.0
+                    values[v.send[place[c, k]]] = send.start_ns
+                    at = v.at(c, send.target)
+                    values[at] = max(values[at], send.start_ns + v.transfer_ns(c, k))
+        values[v.time] = max([v.bound_ns, *(values[v.at(c, r)] for c, r in v.goals)])
+        return np.arange(program.column_count), np.clip(values, program.lower, program.upper)
+
+
+def formulate(
+    instance: Instance, *, horizon_ns: int, bound_ns: int = 0, routes: Routes | None = None
+) -> IntervalSchedule:
+    """The program of an instance.
+
+    Args:
+        routes: per chunk, the links it may use; None: all that the instance lets it use.
+        horizon_ns: only schedules that end by then are looked for.
+        bound_ns: no schedule ends before then (proved elsewhere).
+
+    Raises:
+        InputError: a sum has several targets.
+    """
+    for index, chunk in enumerate(instance.chunks):
+        expect_one_target(index, chunk)
+    b = ProgramBuilder()
+    links = instance.usable_links if routes is None else routes
+    v = Variables(b, instance, horizon_ns, min(bound_ns, horizon_ns), links)
+    end_after_every_target(b, v)
+    send_what_has_arrived(b, v)
+    arrive_after_the_transfer(b, v)
+    receive_once(b, v)
+    relay_with_reason(b, v)
+    take_turns(b, v)
+    return IntervalSchedule(b.build(), v)
+
+
+def end_after_every_target(b: ProgramBuilder, v: Variables) -> None:
+    """(5.2)"""
+    columns = sorted({v.at(c, r) for c, r in v.goals})
+    row = np.arange(len(columns))
+    b.rows("end_after_every_target", len(row), [(row, v.time, 1), (row, columns, -1)], lower=0)
+
+
+def send_what_has_arrived(b: ProgramBuilder, v: Variables) -> None:
+    """(5.4)"""
+    rows = b.row_list("send_what_has_arrived")
+    for i, (c, k) in enumerate(v.own):
+        at = v.at(c, v.instance.topology.links[k].source)
+        big = float(max(0, v.latest_start[at] - v.windows[c, k][0]))
+        rows.add([int(v.send[i]), at, int(v.used[i])], [1.0, -1.0, -big], lower=-big)
+    rows.done()
+
+
+def arrive_after_the_transfer(b: ProgramBuilder, v: Variables) -> None:
+    """(5.5)"""
+    rows = b.row_list("arrive_after_the_transfer")
+    for i, (c, k) in enumerate(v.own):
+        at, transfer = v.at(c, v.instance.topology.links[k].target), v.transfer_ns(c, k)
+        big = float(v.windows[c, k][1] + transfer)
+        rows.add([at, int(v.send[i]), int(v.used[i])], [1.0, -1.0, -big], lower=transfer - big)
+    rows.done()
+
+
+def receive_once(b: ProgramBuilder, v: Variables) -> None:
+    """(J1)"""
+    into, out = v.around(into=True), v.around(into=False)
+    rows = b.row_list("receive_once")
+    for c, r in v.own_ranks:
+        chunk = v.instance.chunks[c]
+        starts, ends = _ways(chunk)
+        if r in starts:
+            continue
+        places = (out if chunk.reduces else into)[c, r]
+        columns = [int(v.used[i]) for i in places]
+        rows.add(columns, [1.0] * len(columns), lower=1.0 if r in ends else 0.0, upper=1.0)
+    rows.done()
+
+
+def relay_with_reason(b: ProgramBuilder, v: Variables) -> None:
+    """(J2)"""
+    into, out = v.around(into=True), v.around(into=False)
+    rows = b.row_list("relay_with_reason")
+    for c, r in v.own_ranks:
+        chunk = v.instance.chunks[c]
+        if r in chunk.sources or r in chunk.targets:
+            continue
+        for these, those in ((into[c, r], out[c, r]), (out[c, r], into[c, r])):
+            for i in these:
+                columns = [int(v.used[i]), *(int(v.used[j]) for j in those)]
+                rows.add(columns, [1.0] + [-1.0] * len(those), upper=0.0)
+    rows.done()
+
+
+def take_turns(b: ProgramBuilder, v: Variables) -> None:
+    """(J3)"""
+    topology, chunks = v.instance.topology, v.instance.chunks
+    lasts = [topology.links[k].occupancy_ns(chunks[c].size_bytes) for c, k in v.own]
+    intervals = b.intervals.add(v.send, lasts, presence=v.used)
+    sharing: dict[int, list[int]] = defaultdict(list)
+    for (_, k), place in zip(v.pairs, v.place, strict=True):
+        for resource in topology.links[k].resources:
+            sharing[resource].append(int(intervals[place]))
+    for group in sorted({tuple(sorted(places)) for places in sharing.values() if len(places) > 1}):
+        b.intervals.keep_apart(group)
 
 
 def _ways(chunk: Chunk) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -40,6 +40,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -55,154 +56,43 @@ from loadmaster.solvers.program import INFINITY, Program, ProgramBuilder
 _TOLERANCE = 1e-6
 
 
-def formulate(
-    instance: Instance, known_ns: int, within_ns: int | None = None, *, divisible: bool = False
-) -> RoutingBound:
-    """The relaxation of an instance.
-
-    Args:
-        known_ns: a proved bound, from :func:`loadmaster.models.collective.bounds.lower_bound`.
-        within_ns: the time of a known schedule; None: all links count.
-        divisible: chunks may be cut into any number of parts.
-
-    Raises:
-        InputError: the instance combines.
-    """
-    return RoutingBound(instance, known_ns, within_ns, divisible=divisible)
-
-
-class RoutingBound:
-    """The program, and what its value proves.
+class Variables:
+    """The variables of one program, and the sets and figures that its rows are written from.
 
     Attributes:
-        program: times in nanoseconds; no integers.
+        chunk, link: c and k of every x [pairs].
+        beside_ns: head + message + tail of each [pairs].
+        time, taken: the columns of time, and of x [pairs].
+        of_chunk: the pairs of the first chunk of each orbit.
     """
 
-    def __init__(self, instance: Instance, known_ns: int, within_ns: int | None, *, divisible: bool) -> None:
-        if instance.combines:
-            raise InputError("chunks", "sums", "are not routed", "Bound the reversed instance, or form 'gather'.")
-        self.instance, self._known_ns, self._within_ns = instance, known_ns, within_ns
-        self._network = Network(instance, divisible=divisible)
-        self._aliases = Aliases(instance)
-        self._chunk, self._link, self._beside_ns = self._pairs()
-        orbit: IntArray = self._aliases.of_links(self._chunk, self._link) if len(self._link) else self._link
-        self._builder = ProgramBuilder()
-        self._time = int(self._builder.columns("time", (), cost=1.0, lower=float(known_ns), upper=INFINITY))
+    def __init__(
+        self, b: ProgramBuilder, instance: Instance, known_ns: int, within_ns: int | None, *, divisible: bool
+    ) -> None:
+        self.instance, self.known_ns, self.within_ns = instance, known_ns, within_ns
+        self.network = Network(instance, divisible=divisible)
+        self.aliases = Aliases(instance)
+        self.chunk, self.link, self.beside_ns = self._pairs()
+        orbit: IntArray = self.aliases.of_links(self.chunk, self.link) if len(self.link) else self.link
+        self.time = int(b.columns("time", (), cost=1.0, lower=float(known_ns), upper=INFINITY))
         count = int(orbit.max()) + 1 if len(orbit) else 0
-        self._taken = self._builder.columns("taken", count, lower=0.0, upper=1.0)[orbit]
-        first = self._aliases.chunks
-        self._of_chunk: dict[int, list[int]] = {
+        self.taken = b.columns("taken", count, lower=0.0, upper=1.0)[orbit]
+        first = self.aliases.chunks
+        self.of_chunk: dict[int, list[int]] = {
             c: [] for c, chunk in enumerate(instance.chunks) if first[c] == c and chunk.size_bytes
         }
-        for p, c in enumerate(self._chunk.tolist()):
-            if c in self._of_chunk:
-                self._of_chunk[c].append(p)
-        self.carry_on_resources()
-        self.follow_the_way()
-        self.keep_the_way()
-        self.bring_to_all()
-        self.program: Program = self._builder.build()
-        del self._builder
+        for p, c in enumerate(self.chunk.tolist()):
+            if c in self.of_chunk:
+                self.of_chunk[c].append(p)
 
-    def proved_ns(self, value: float | None) -> int:
-        """What every schedule takes at least.
-
-        Args:
-            value: a bound of the program, as its solver reports; None: it has no solution.
-        """
-        if value is None:
-            return NEVER if self._within_ns is None else self._within_ns
-        least = max(self._known_ns, math.ceil(value * (1.0 - _TOLERANCE)))
-        return least if self._within_ns is None else min(least, self._within_ns)
-
-    def carry_on_resources(self) -> None:
-        """(B1)"""
-        links, first = self.instance.topology.links, self._aliases.links
-        size_bytes = np.array([c.size_bytes for c in self.instance.chunks], dtype=np.float64)[self._chunk]
-        load = size_bytes / np.array([k.gbps for k in links])[self._link]
-        order = np.argsort(self._link, kind="stable")
-        ends = np.searchsorted(self._link[order], np.arange(len(links) + 1))
-        seen: set[tuple[int, ...]] = set()
-        block = self._builder.row_list("carry_on_resources")
-        for held in holders_of(self.instance.topology):
-            # Resources with links of the same orbits have equal rows, or nearly: to leave one out is no restriction.
-            look = tuple(sorted(int(first[k]) for k in held))
-            pairs = np.concatenate([order[ends[k] : ends[k + 1]] for k in held]) if held else order[:0]
-            if look in seen or not len(pairs):
-                continue
-            seen.add(look)
-            columns, row = np.unique(self._taken[pairs], return_inverse=True)
-            value = np.bincount(row.ravel(), weights=load[pairs])
-            beside_ns = min(self._known_ns, int(self._beside_ns[pairs].min()))
-            block.add([self._time, *columns.tolist()], [1.0, *(-value).tolist()], lower=float(beside_ns))
-        block.done()
-
-    def follow_the_way(self) -> None:
-        """(B2)"""
-        block = self._builder.row_list("follow_the_way")
-        for c, pairs in self._of_chunk.items():
-            if self._moves(c):
-                size_bytes = self._network.least_bytes(self.instance.chunks[c].size_bytes)
-                lat = [-float(self.instance.topology.links[self._link[p]].transfer_ns(size_bytes)) for p in pairs]
-                block.add([self._time, *(int(self._taken[p]) for p in pairs)], [1.0, *lat], lower=0.0)
-        block.done()
-
-    def keep_the_way(self) -> None:
-        """(B3)"""
-        block = self._builder.row_list("keep_the_way")
-        for c, pairs in self._of_chunk.items():
-            chunk = self.instance.chunks[c]
-            if not self._moves(c):
-                continue
-            net: dict[int, dict[int, float]] = {r: {} for r in (*chunk.sources, *chunk.targets)}
-            for p in pairs:
-                link, column = self.instance.topology.links[self._link[p]], int(self._taken[p])
-                for r, value in ((link.source, -1.0), (link.target, 1.0)):
-                    terms = net.setdefault(r, {})
-                    terms[column] = terms.get(column, 0.0) + value
-            for r, terms in net.items():
-                if r not in chunk.sources:
-                    value = float(r in chunk.targets)
-                    block.add(list(terms), list(terms.values()), lower=value, upper=value)
-        block.done()
-
-    def bring_to_all(self) -> None:
-        """(B4)"""
-        topology = self.instance.topology
-        block = self._builder.row_list("bring_to_all")
-        for c, pairs in self._of_chunk.items():
-            chunk = self.instance.chunks[c]
-            if self._moves(c):
-                continue
-            into: dict[int, dict[int, float]] = defaultdict(dict)
-            enter: dict[int, dict[int, float]] = defaultdict(dict)
-            for p in pairs:
-                link, column = topology.links[self._link[p]], int(self._taken[p])
-                into[link.target][column] = into[link.target].get(column, 0.0) + 1.0
-                if topology.crosses(link):
-                    terms = enter[topology.node_of[link.target]]
-                    terms[column] = terms.get(column, 0.0) + 1.0
-            for r in set(chunk.targets).difference(chunk.sources):
-                block.add(list(into[r]), list(into[r].values()), lower=1.0)
-            for p in pairs:
-                source = topology.links[self._link[p]].source
-                if source not in chunk.sources:
-                    terms = dict(into[source])
-                    terms[int(self._taken[p])] = terms.get(int(self._taken[p]), 0.0) - 1.0
-                    block.add(list(terms), list(terms.values()), lower=0.0)
-            homes = {topology.node_of[r] for r in chunk.sources}
-            for node in {topology.node_of[r] for r in chunk.targets} - homes:
-                block.add(list(enter[node]), list(enter[node].values()), lower=1.0)
-        block.done()
-
-    def _moves(self, c: int) -> bool:
+    def moves(self, c: int) -> bool:
         """Whether a chunk has one target, at which it does not start."""
         chunk = self.instance.chunks[c]
         return len(chunk.targets) == 1 and chunk.targets[0] not in chunk.sources
 
     def _pairs(self) -> tuple[IntArray, IntArray, IntArray]:
         """[pairs] chunk, link, and head + message + tail, of all that ``within_ns`` leaves."""
-        network = self._network
+        network = self.network
         numbers = [c for c, chunk in enumerate(self.instance.chunks) if chunk.size_bytes]
         found: list[tuple[IntArray, IntArray, IntArray]] = []
         source = np.array([k.source for k in self.instance.topology.links], dtype=np.int64)
@@ -219,11 +109,139 @@ class RoutingBound:
             transfer = np.array([k.transfer_ns(alone_bytes) for k in costs], dtype=np.int64)
             # A way, or a first copy, never comes back to a source.
             kept = (head + transfer + tail < NEVER) & ~np.isin(target[links], chunk.sources)
-            if self._within_ns is not None:
-                kept &= head + transfer + tail <= self._within_ns
+            if self.within_ns is not None:
+                kept &= head + transfer + tail <= self.within_ns
             found.append((np.full(int(kept.sum()), c, dtype=np.int64), links[kept], (head + message + tail)[kept]))
         if not found:
             empty = np.zeros(0, dtype=np.int64)
             return empty, empty, empty
         chunks, pairs, beside = (np.concatenate(of) for of in zip(*found, strict=True))
         return chunks, pairs, beside
+
+
+@dataclass(frozen=True)
+class RoutingBound:
+    """The program, its times in nanoseconds and without integers, and what its value proves."""
+
+    program: Program
+    variables: Variables
+
+    def proved_ns(self, value: float | None) -> int:
+        """What every schedule takes at least.
+
+        Args:
+            value: a bound of the program, as its solver reports; None: it has no solution.
+        """
+        v = self.variables
+        if value is None:
+            return NEVER if v.within_ns is None else v.within_ns
+        least = max(v.known_ns, math.ceil(value * (1.0 - _TOLERANCE)))
+        return least if v.within_ns is None else min(least, v.within_ns)
+
+
+def formulate(
+    instance: Instance, known_ns: int, within_ns: int | None = None, *, divisible: bool = False
+) -> RoutingBound:
+    """The relaxation of an instance.
+
+    Args:
+        known_ns: a proved bound, from :func:`loadmaster.models.collective.bounds.lower_bound`.
+        within_ns: the time of a known schedule; None: all links count.
+        divisible: chunks may be cut into any number of parts.
+
+    Raises:
+        InputError: the instance combines.
+    """
+    if instance.combines:
+        raise InputError("chunks", "sums", "are not routed", "Bound the reversed instance, or form 'gather'.")
+    b = ProgramBuilder()
+    v = Variables(b, instance, known_ns, within_ns, divisible=divisible)
+    carry_on_resources(b, v)
+    follow_the_way(b, v)
+    keep_the_way(b, v)
+    bring_to_all(b, v)
+    return RoutingBound(b.build(), v)
+
+
+def carry_on_resources(b: ProgramBuilder, v: Variables) -> None:
+    """(B1)"""
+    links, first = v.instance.topology.links, v.aliases.links
+    size_bytes = np.array([c.size_bytes for c in v.instance.chunks], dtype=np.float64)[v.chunk]
+    load = size_bytes / np.array([k.gbps for k in links])[v.link]
+    order = np.argsort(v.link, kind="stable")
+    ends = np.searchsorted(v.link[order], np.arange(len(links) + 1))
+    seen: set[tuple[int, ...]] = set()
+    block = b.row_list("carry_on_resources")
+    for held in holders_of(v.instance.topology):
+        # Resources with links of the same orbits have equal rows, or nearly: to leave one out is no restriction.
+        look = tuple(sorted(int(first[k]) for k in held))
+        pairs = np.concatenate([order[ends[k] : ends[k + 1]] for k in held]) if held else order[:0]
+        if look in seen or not len(pairs):
+            continue
+        seen.add(look)
+        columns, row = np.unique(v.taken[pairs], return_inverse=True)
+        value = np.bincount(row.ravel(), weights=load[pairs])
+        beside_ns = min(v.known_ns, int(v.beside_ns[pairs].min()))
+        block.add([v.time, *columns.tolist()], [1.0, *(-value).tolist()], lower=float(beside_ns))
+    block.done()
+
+
+def follow_the_way(b: ProgramBuilder, v: Variables) -> None:
+    """(B2)"""
+    block = b.row_list("follow_the_way")
+    for c, pairs in v.of_chunk.items():
+        if v.moves(c):
+            size_bytes = v.network.least_bytes(v.instance.chunks[c].size_bytes)
+            lat = [-float(v.instance.topology.links[v.link[p]].transfer_ns(size_bytes)) for p in pairs]
+            block.add([v.time, *(int(v.taken[p]) for p in pairs)], [1.0, *lat], lower=0.0)
+    block.done()
+
+
+def keep_the_way(b: ProgramBuilder, v: Variables) -> None:
+    """(B3)"""
+    block = b.row_list("keep_the_way")
+    for c, pairs in v.of_chunk.items():
+        chunk = v.instance.chunks[c]
+        if not v.moves(c):
+            continue
+        net: dict[int, dict[int, float]] = {r: {} for r in (*chunk.sources, *chunk.targets)}
+        for p in pairs:
+            link, column = v.instance.topology.links[v.link[p]], int(v.taken[p])
+            for r, value in ((link.source, -1.0), (link.target, 1.0)):
+                terms = net.setdefault(r, {})
+                terms[column] = terms.get(column, 0.0) + value
+        for r, terms in net.items():
+            if r not in chunk.sources:
+                value = float(r in chunk.targets)
+                block.add(list(terms), list(terms.values()), lower=value, upper=value)
+    block.done()
+
+
+def bring_to_all(b: ProgramBuilder, v: Variables) -> None:
+    """(B4)"""
+    topology = v.instance.topology
+    block = b.row_list("bring_to_all")
+    for c, pairs in v.of_chunk.items():
+        chunk = v.instance.chunks[c]
+        if v.moves(c):
+            continue
+        into: dict[int, dict[int, float]] = defaultdict(dict)
+        enter: dict[int, dict[int, float]] = defaultdict(dict)
+        for p in pairs:
+            link, column = topology.links[v.link[p]], int(v.taken[p])
+            into[link.target][column] = into[link.target].get(column, 0.0) + 1.0
+            if topology.crosses(link):
+                terms = enter[topology.node_of[link.target]]
+                terms[column] = terms.get(column, 0.0) + 1.0
+        for r in set(chunk.targets).difference(chunk.sources):
+            block.add(list(into[r]), list(into[r].values()), lower=1.0)
+        for p in pairs:
+            source = topology.links[v.link[p]].source
+            if source not in chunk.sources:
+                terms = dict(into[source])
+                terms[int(v.taken[p])] = terms.get(int(v.taken[p]), 0.0) - 1.0
+                block.add(list(terms), list(terms.values()), lower=0.0)
+        homes = {topology.node_of[r] for r in chunk.sources}
+        for node in {topology.node_of[r] for r in chunk.targets} - homes:
+            block.add(list(enter[node]), list(enter[node].values()), lower=1.0)
+    block.done()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from loadmaster.models.collective import intervals
 from loadmaster.models.collective.instance import Instance
-from loadmaster.models.collective.intervals import IntervalSchedule
 from loadmaster.models.collective.plan import Send
 from loadmaster.planner.collective.phases import phase_by_phase
 from loadmaster.planner.collective.prune import finish_ns
@@ -52,7 +52,7 @@ def improve(
         if time_ns <= bound_ns * (1.0 + effort.options.gap) or limit_s < LEAST_SECONDS or effort.over():
             break
         with effort.on_clock("build"):
-            formulation = IntervalSchedule(tried, horizon_ns=time_ns, bound_ns=bound_ns)
+            formulation = intervals.formulate(tried, horizon_ns=time_ns, bound_ns=bound_ns)
         if not 0 < formulation.interval_count <= MOST_INTERVALS:
             continue
         solution = solved(

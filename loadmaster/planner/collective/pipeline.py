@@ -12,15 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from loadmaster.models.collective import intervals
 from loadmaster.models.collective.bounds import lower_bound
 from loadmaster.models.collective.hops import Routes
 from loadmaster.models.collective.instance import Instance
-from loadmaster.models.collective.intervals import IntervalSchedule
 from loadmaster.models.collective.plan import Send
-from loadmaster.models.collective.taccl.contiguity import LIMIT, Contiguity
+from loadmaster.models.collective.taccl import contiguity, routing
 from loadmaster.models.collective.taccl.earliest import Message, alone, sends, time_ns
 from loadmaster.models.collective.taccl.ordering import HEURISTICS, Ordered, order, order_of
-from loadmaster.models.collective.taccl.routing import formulate
 from loadmaster.planner.collective.phases import joined, phase_by_phase, summing
 from loadmaster.planner.collective.prune import finish_ns
 from loadmaster.planner.collective.reversal import choose_roots, gathering, reversed_summing
@@ -64,11 +63,11 @@ def _phase(instance: Instance, routed: Instance, effort: Effort, seconds: float)
     until_s = effort.elapsed_s + seconds
     with effort.on_clock("build"):
         bound_ns = lower_bound(instance).ns
-        routing = formulate(routed)
-    solution = solved(routing.program, effort, ROUTING_SHARE * seconds, phase="routing", best_ns=None, bound_ns=0)
+        formulation = routing.formulate(routed)
+    solution = solved(formulation.program, effort, ROUTING_SHARE * seconds, phase="routing", best_ns=None, bound_ns=0)
     if solution.values is None:
         return None
-    routes = routing.routes(solution.values)
+    routes = formulation.routes(solution.values)
     return schedule(instance, routes, bound_ns, until_s - effort.elapsed_s, effort)
 
 
@@ -137,7 +136,9 @@ class _Search:
         yield orders[0]
         with self.effort.on_clock("build"):
             horizon_ns = time_ns(orders[0], alone(orders[0]))
-            formulation = IntervalSchedule(self.instance, routes=routes, horizon_ns=horizon_ns, bound_ns=self.bound_ns)
+            formulation = intervals.formulate(
+                self.instance, routes=routes, horizon_ns=horizon_ns, bound_ns=self.bound_ns
+            )
         solution = solved(
             formulation.program,
             self.effort,
@@ -161,9 +162,9 @@ class _Search:
             messages = alone(ordered) if messages is None else messages
             start_ns = time_ns(ordered, messages)
             self._offer(sends(ordered, messages))
-            limit = max([LIMIT, *(len(message) for message in messages)])
-            formulation = Contiguity(ordered, limit=limit, horizon_ns=min(start_ns, self.best_ns))
-        if not formulation.together.size or self.done():
+            limit = max([contiguity.LIMIT, *(len(message) for message in messages)])
+            formulation = contiguity.formulate(ordered, limit=limit, horizon_ns=min(start_ns, self.best_ns))
+        if not formulation.variables.together.size or self.done():
             return
         solution = solved(
             formulation.program,

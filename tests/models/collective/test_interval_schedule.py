@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
+from loadmaster.models.collective import intervals
 from loadmaster.models.collective.checker import check
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
-from loadmaster.models.collective.intervals import IntervalSchedule
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.taccl.earliest import alone, sends, time_ns
 from loadmaster.models.collective.taccl.ordering import HEURISTICS, order
@@ -95,7 +95,7 @@ def test_joint_equals_every_schedule(instance: Instance) -> None:
     if sum(len(set(chunk.sources) ^ set(chunk.targets)) for chunk in instance.chunks) > 5:
         return
     horizon_ns = enough_ns(instance)
-    formulation = IntervalSchedule(instance, horizon_ns=horizon_ns)
+    formulation = intervals.formulate(instance, horizon_ns=horizon_ns)
     solution = solve(formulation.program, EXACT, solver="cpsat")
     assert solution.status is SolverStatus.OPTIMAL
     assert solution.objective == Every(instance, horizon_ns + 1).best_ns
@@ -111,7 +111,7 @@ def test_fixed_routes_keep_to_them_and_beat_every_order(instance: Instance, seed
     routes = random_routes(instance, seed)
     orders = [order(instance, routes, heuristic, backward=b) for heuristic in HEURISTICS for b in (False, True)]
     horizon_ns = min(time_ns(ordered, alone(ordered)) for ordered in orders)
-    fixed = IntervalSchedule(instance, horizon_ns=horizon_ns, routes=routes)
+    fixed = intervals.formulate(instance, horizon_ns=horizon_ns, routes=routes)
     solution = solve(fixed.program, EXACT, solver="cpsat")
     assert solution.objective is not None
     assert solution.objective <= horizon_ns
@@ -122,7 +122,7 @@ def test_fixed_routes_keep_to_them_and_beat_every_order(instance: Instance, seed
     between = instance.topology.link_between
     for c in range(len(instance.chunks)):
         assert sorted(between[s.source, s.target] for s in found if c in s.chunks) == routes[c]
-    joint = solve(IntervalSchedule(instance, horizon_ns=horizon_ns).program, EXACT, solver="cpsat")
+    joint = solve(intervals.formulate(instance, horizon_ns=horizon_ns).program, EXACT, solver="cpsat")
     assert joint.objective is not None
     assert joint.objective <= solution.objective
 
@@ -131,7 +131,7 @@ def test_fixed_routes_keep_to_them_and_beat_every_order(instance: Instance, seed
 @given(small_instances(), st.integers(0, 99))
 def test_a_schedule_in_hand_is_a_feasible_start(instance: Instance, seed: int) -> None:
     ordered = order(instance, random_routes(instance, seed))
-    formulation = IntervalSchedule(instance, horizon_ns=time_ns(ordered, alone(ordered)))
+    formulation = intervals.formulate(instance, horizon_ns=time_ns(ordered, alone(ordered)))
     columns, values = formulation.start_from(sends(ordered, alone(ordered)))
     point = np.empty(formulation.program.column_count)
     point[columns] = values
@@ -156,7 +156,7 @@ def test_images_share_their_columns(topology: object, best: int) -> None:
     plain = gather_all(Instance(topology, ()))  # type: ignore[arg-type]
     count = plain.topology.rank_count
     symmetric = Instance(plain.topology, plain.chunks, (turned(count, 1),))
-    few_columns, many = (IntervalSchedule(i, horizon_ns=2000) for i in (symmetric, plain))
+    few_columns, many = (intervals.formulate(i, horizon_ns=2000) for i in (symmetric, plain))
     assert few_columns.interval_count * count == many.interval_count
     for instance, formulation in ((symmetric, few_columns), (plain, many)):
         solution = solve(formulation.program, EXACT, solver="cpsat")
@@ -174,16 +174,18 @@ def test_images_that_collide_are_left_out() -> None:
     chunks = (Chunk(100, (0,), (2,)), Chunk(100, (1,), (2,)))
     swap = Symmetry((1, 0, 2), (1, 0))
     instance = Instance(switched(1, 3), chunks, (swap,))
-    program = IntervalSchedule(instance, horizon_ns=1000).program
+    program = intervals.formulate(instance, horizon_ns=1000).program
     assert solve(program, solver="cpsat").status is SolverStatus.INFEASIBLE
-    without = IntervalSchedule(instance.without_symmetry(), horizon_ns=1000).program
+    without = intervals.formulate(instance.without_symmetry(), horizon_ns=1000).program
     assert solve(without, EXACT, solver="cpsat").objective == 2 * (100 + 13)
 
 
 def test_the_time_stays_between_bound_and_horizon() -> None:
     instance = gather_all(Instance(ring(4), ()))
-    assert solve(IntervalSchedule(instance, horizon_ns=399).program, solver="cpsat").status is SolverStatus.INFEASIBLE
-    bounded = IntervalSchedule(instance, horizon_ns=900, bound_ns=600)
+    assert (
+        solve(intervals.formulate(instance, horizon_ns=399).program, solver="cpsat").status is SolverStatus.INFEASIBLE
+    )
+    bounded = intervals.formulate(instance, horizon_ns=900, bound_ns=600)
     solution = solve(bounded.program, EXACT, solver="cpsat")
     assert (solution.objective, solution.bound) == (600, 600)
     assert check(instance, bounded.schedule(solution)).ok
@@ -191,7 +193,7 @@ def test_the_time_stays_between_bound_and_horizon() -> None:
 
 def test_hops_out_of_reach_of_the_horizon_are_left_out() -> None:
     instance = Instance(ring(6), (Chunk(100, (0,), (2,)),))
-    assert {link for _, link in IntervalSchedule(instance, horizon_ns=400).pairs} == {
+    assert {link for _, link in intervals.formulate(instance, horizon_ns=400).variables.pairs} == {
         instance.topology.link_between[0, 1],
         instance.topology.link_between[1, 2],
     }
@@ -205,7 +207,7 @@ def test_relays_only_pass_on() -> None:
     chunks = (Chunk(100, (1,), (2, 3)), Chunk(100, (1, 2), (3,), reduces=True))
     for chunk, hops in zip(chunks, (3, 3), strict=True):
         instance = Instance(logical, (chunk,))
-        formulation = IntervalSchedule(instance, horizon_ns=2000)
+        formulation = intervals.formulate(instance, horizon_ns=2000)
         solution = solve(formulation.program, EXACT, solver="cpsat")
         assert solution.objective == 600
         found = formulation.schedule(solution)
@@ -216,13 +218,13 @@ def test_relays_only_pass_on() -> None:
 def test_sums_for_several_targets_are_refused() -> None:
     instance = Instance(ring(3), (Chunk(100, (0, 1, 2), (0, 1), reduces=True),))
     with pytest.raises(InputError, match="more than one target"):
-        IntervalSchedule(instance, horizon_ns=1000)
+        intervals.formulate(instance, horizon_ns=1000)
 
 
 def test_nothing_to_do_takes_no_time() -> None:
     instance = Instance(ring(3), (Chunk(100, (0,), (0,)), Chunk(0, (0,), (1,))))
-    formulation = IntervalSchedule(instance, horizon_ns=0)
+    formulation = intervals.formulate(instance, horizon_ns=0)
     solution = solve(formulation.program, EXACT, solver="cpsat")
     assert solution.objective == 0
     assert formulation.schedule(solution) == ()
-    assert list(itertools.chain(formulation.pairs)) == []
+    assert list(itertools.chain(formulation.variables.pairs)) == []

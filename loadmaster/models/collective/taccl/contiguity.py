@@ -37,8 +37,8 @@ Hops of one orbit (:mod:`loadmaster.models.collective.hops`) share their columns
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -46,7 +46,7 @@ from numpy.typing import ArrayLike
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.collective.taccl.earliest import Message, alone, runs_within, sends, starts, time_ns
 from loadmaster.models.collective.taccl.ordering import Ordered
-from loadmaster.solvers.program import FloatArray, IntArray, ProgramBuilder
+from loadmaster.solvers.program import FloatArray, IntArray, Program, ProgramBuilder
 from loadmaster.solvers.solution import Solution
 
 Term = tuple[ArrayLike, ArrayLike, ArrayLike]
@@ -56,44 +56,114 @@ _UNITS = 1_000
 LIMIT = 6
 
 
-class Contiguity:
-    """The program of ordered hops, and the way back from its points to schedules.
-
-    Args:
-        limit: chunks of a message at most.
-        merging: links on which chunks may travel together; None: all where a message costs something (message_ns > 0).
-        horizon_ns: only schedules that end by then are looked for; None: when the order ends with every hop alone.
+class Variables:
+    """The variables of one program, and the sets and figures that its rows are written from.
 
     Attributes:
-        program: its objective is in nanoseconds.
+        own: the hops that have columns, one of each orbit.
+        unit_ns: what the columns count time in.
+        stretches: those of two hops or more, one of each orbit.
+        runs, lasts: the runs and D_R, in units.
+        runs_with: for each of ``own``, the runs that hold a hop of its orbit.
+        earliest, latest: of the start of each hop's message, in units.
+        send, lat, together, time: the columns; ``send`` and ``lat`` of ``own``.
     """
 
     def __init__(
-        self,
-        ordered: Ordered,
-        *,
-        limit: int = LIMIT,
-        merging: frozenset[int] | None = None,
-        horizon_ns: int | None = None,
+        self, b: ProgramBuilder, ordered: Ordered, limit: int, merging: frozenset[int], horizon_ns: int
     ) -> None:
-        self.ordered = ordered
-        links = ordered.instance.topology.links
-        self._merging = frozenset(k for k, link in enumerate(links) if link.message_ns) if merging is None else merging
-        self._own = sorted(set(ordered.orbit_of))  # hops that have columns
-        self._horizon_ns = time_ns(ordered, alone(ordered)) if horizon_ns is None else horizon_ns
-        self._unit_ns = max(1.0, self._horizon_ns / _UNITS)
-        self._column = {h: i for i, h in enumerate(self._own)}
-        self._stretches = self._find_stretches()
-        self._runs = [run for stretch in self._stretches for run in runs_within(stretch, limit)]
-        self._add_columns()
-        self.end_after_every_hop()
-        self.send_what_has_arrived()
-        self.start_together()
-        self.occupy_for_the_whole_message()
-        self.follow_on_the_link()
-        self.follow_on_the_resource()
-        self.travel_in_one_run()
-        self.program = self._builder.build()
+        self.ordered, self.merging, self.horizon_ns = ordered, merging, horizon_ns
+        self.unit_ns = max(1.0, horizon_ns / _UNITS)
+        self.own = sorted(set(ordered.orbit_of))
+        self._place = {h: i for i, h in enumerate(self.own)}
+        self.stretches = self._find_stretches()
+        self.runs = [run for stretch in self.stretches for run in runs_within(stretch, limit)]
+        self.runs_with: dict[int, list[int]] = {h: [] for h in self.own}
+        for i, run in enumerate(self.runs):
+            for h in run:
+                self.runs_with[ordered.orbit_of[h]].append(i)
+        self.earliest, self.latest = self._windows()
+        self.lasts = [self.occupancy_ns(run) / self.unit_ns for run in self.runs]
+        self._add(b)
+
+    def _add(self, b: ProgramBuilder) -> None:
+        own = self.own
+        low, high = ([of[h] for h in own] for of in (self.earliest, self.latest))
+        single = [self.occupancy_ns([h]) / self.unit_ns for h in own]
+        most = [max([one, *(self.lasts[i] for i in self.runs_with[h])]) for h, one in zip(own, single, strict=True)]
+        self.send = b.columns("send", len(own), lower=low, upper=high)
+        self.lat = b.columns("lat", len(own), lower=single, upper=most)
+        self.together = b.columns("together", len(self.runs), upper=1, integer=True)
+        self.time = int(b.columns("time", (), upper=self.horizon_ns / self.unit_ns, cost=self.unit_ns))
+
+    def of(self, h: int) -> int:
+        """The place of a hop among those that have columns."""
+        return self._place[self.ordered.orbit_of[h]]
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Neighbours of the stretches."""
+        return [pair for stretch in self.stretches for pair in itertools.pairwise(stretch)]
+
+    def continued(self, h: int) -> int | None:
+        """The hop of the same link that comes just before on every resource and may travel with this one, if any."""
+        ordered, hop = self.ordered, self.ordered.hops[h]
+        # Hops of one link hold the same resources: where one hop alone comes before, it does so on all of them.
+        if hop.link not in self.merging or len(ordered.before[h]) != 1:
+            return None
+        (earlier,) = ordered.before[h]
+        other, chunks = ordered.hops[earlier], ordered.instance.chunks
+        alike = other.link == hop.link and chunks[other.chunk].reduces == chunks[hop.chunk].reduces
+        return earlier if alike else None
+
+    def occupancy_ns(self, run: Sequence[int]) -> int:
+        """Of the link, by a message of these hops."""
+        hops, instance = self.ordered.hops, self.ordered.instance
+        link = instance.topology.links[hops[run[0]].link]
+        return link.occupancy_ns(sum(instance.chunks[hops[h].chunk].size_bytes for h in run))
+
+    def latency(self, h: int) -> float:
+        """Of the hop's link, in units."""
+        return self._latency_ns(h) / self.unit_ns
+
+    def _latency_ns(self, h: int) -> int:
+        return self.ordered.instance.topology.links[self.ordered.hops[h].link].latency_ns
+
+    def _find_stretches(self) -> list[Message]:
+        """Stretches of two hops or more; of an orbit of stretches the one whose first hop speaks for its orbit."""
+        found: dict[int, list[int]] = {}
+        head_of: dict[int, int] = {}
+        for h in self.ordered.sequence:
+            earlier = self.continued(h)
+            head_of[h] = h if earlier is None else head_of[earlier]
+            found.setdefault(head_of[h], []).append(h)
+        return [tuple(hops) for head, hops in found.items() if len(hops) > 1 and self.ordered.orbit_of[head] == head]
+
+    def _windows(self) -> tuple[list[float], list[float]]:
+        """Per hop, the earliest and latest start of its message in any schedule that ends by the horizon, in units."""
+        ordered, count = self.ordered, len(self.ordered.hops)
+        occupancy = [self.occupancy_ns([h]) for h in range(count)]
+        transfer = [occupancy[h] + self._latency_ns(h) for h in range(count)]
+        earliest, tail = [0] * count, list(transfer)
+        for h in ordered.sequence:
+            for g in ordered.hops[h].after:
+                earliest[h] = max(earliest[h], earliest[g] + transfer[g])
+            for g in ordered.before[h]:
+                earliest[h] = max(earliest[h], earliest[g] + (0 if self.continued(h) == g else occupancy[g]))
+        for h in reversed(ordered.sequence):
+            for g in ordered.hops[h].after:
+                tail[g] = max(tail[g], transfer[g] + tail[h])
+            for g in ordered.before[h]:
+                tail[g] = max(tail[g], tail[h] + (0 if self.continued(h) == g else occupancy[g]))
+        latest = [self.horizon_ns - ns for ns in tail]
+        return [ns / self.unit_ns for ns in earliest], [ns / self.unit_ns for ns in latest]
+
+
+@dataclass(frozen=True)
+class Contiguity:
+    """The program, whose objective is in nanoseconds, and the way back from its points to schedules."""
+
+    program: Program
+    variables: Variables
 
     def schedule(self, solution: Solution) -> tuple[Send, ...]:
         """The sends of a solution: its messages, each as early as the order allows.
@@ -101,186 +171,142 @@ class Contiguity:
         Raises:
             ValueError: the solution has no incumbent.
         """
-        chosen = solution.block(self.together)
-        orbit_of = self.ordered.orbit_of
+        v = self.variables
+        chosen = solution.block(v.together)
+        orbit_of = v.ordered.orbit_of
         joined = {
             (orbit_of[earlier], orbit_of[later])
-            for run, value in zip(self._runs, chosen.tolist(), strict=True)
+            for run, value in zip(v.runs, chosen.tolist(), strict=True)
             if value > 0.5
             for earlier, later in itertools.pairwise(run)
         }
         messages: dict[int, list[int]] = {}
         head_of: dict[int, int] = {}
-        for h in self.ordered.sequence:
-            earlier = self._continued(h)
+        for h in v.ordered.sequence:
+            earlier = v.continued(h)
             joins = earlier is not None and (orbit_of[earlier], orbit_of[h]) in joined
             head_of[h] = head_of[earlier] if joins and earlier is not None else h
             messages.setdefault(head_of[h], []).append(h)
-        return sends(self.ordered, [tuple(hops) for hops in messages.values()])
+        return sends(v.ordered, [tuple(hops) for hops in messages.values()])
 
     def start(self, messages: Sequence[Message] | None = None) -> tuple[IntArray, FloatArray]:
         """Columns and values of the schedule with these messages; None: with every hop alone.
 
         A feasible point where the messages are runs of their stretches and all ends by the horizon.
         """
-        messages = alone(self.ordered) if messages is None else messages
+        v = self.variables
+        messages = alone(v.ordered) if messages is None else messages
         begins: dict[int, int] = {}
         lasts: dict[int, int] = {}
-        for message, start_ns in zip(messages, starts(self.ordered, messages), strict=True):
+        for message, start_ns in zip(messages, starts(v.ordered, messages), strict=True):
             begins |= dict.fromkeys(message, start_ns)
-            lasts |= dict.fromkeys(message, self._occupancy_ns(message))
+            lasts |= dict.fromkeys(message, v.occupancy_ns(message))
         chosen = set(messages)
         values = [
-            *(begins[h] / self._unit_ns for h in self._own),
-            *(lasts[h] / self._unit_ns for h in self._own),
-            *(run in chosen for run in self._runs),
-            time_ns(self.ordered, messages) / self._unit_ns,
+            *(begins[h] / v.unit_ns for h in v.own),
+            *(lasts[h] / v.unit_ns for h in v.own),
+            *(run in chosen for run in v.runs),
+            time_ns(v.ordered, messages) / v.unit_ns,
         ]
         return np.arange(self.program.column_count), np.array(values, dtype=np.float64)
 
-    # -- sets --------------------------------------------------------------------------------------------------------
 
-    def _continued(self, h: int) -> int | None:
-        """The hop of the same link that comes just before on every resource and may travel with this one, if any."""
-        ordered, hop = self.ordered, self.ordered.hops[h]
-        # Hops of one link hold the same resources: where one hop alone comes before, it does so on all of them.
-        if hop.link not in self._merging or len(ordered.before[h]) != 1:
-            return None
-        (earlier,) = ordered.before[h]
-        other, chunks = ordered.hops[earlier], ordered.instance.chunks
-        alike = other.link == hop.link and chunks[other.chunk].reduces == chunks[hop.chunk].reduces
-        return earlier if alike else None
+def formulate(
+    ordered: Ordered,
+    *,
+    limit: int = LIMIT,
+    merging: frozenset[int] | None = None,
+    horizon_ns: int | None = None,
+) -> Contiguity:
+    """The program of ordered hops.
 
-    def _find_stretches(self) -> list[Message]:
-        """Stretches of two hops or more; of an orbit of stretches the one whose first hop speaks for its orbit."""
-        found: dict[int, list[int]] = {}
-        head_of: dict[int, int] = {}
-        for h in self.ordered.sequence:
-            earlier = self._continued(h)
-            head_of[h] = h if earlier is None else head_of[earlier]
-            found.setdefault(head_of[h], []).append(h)
-        return [tuple(hops) for head, hops in found.items() if len(hops) > 1 and self.ordered.orbit_of[head] == head]
+    Args:
+        limit: chunks of a message at most.
+        merging: links on which chunks may travel together; None: all where a message costs something (message_ns > 0).
+        horizon_ns: only schedules that end by then are looked for; None: when the order ends with every hop alone.
+    """
+    if merging is None:
+        merging = frozenset(k for k, link in enumerate(ordered.instance.topology.links) if link.message_ns)
+    if horizon_ns is None:
+        horizon_ns = time_ns(ordered, alone(ordered))
+    b = ProgramBuilder()
+    v = Variables(b, ordered, limit, merging, horizon_ns)
+    end_after_every_hop(b, v)
+    send_what_has_arrived(b, v)
+    start_together(b, v)
+    occupy_for_the_whole_message(b, v)
+    follow_on_the_link(b, v)
+    follow_on_the_resource(b, v)
+    travel_in_one_run(b, v)
+    return Contiguity(b.build(), v)
 
-    def _occupancy_ns(self, run: Sequence[int]) -> int:
-        hops, instance = self.ordered.hops, self.ordered.instance
-        link = instance.topology.links[hops[run[0]].link]
-        return link.occupancy_ns(sum(instance.chunks[hops[h].chunk].size_bytes for h in run))
 
-    def _latency(self, h: int) -> float:
-        """Of the hop's link, in units."""
-        return self._latency_ns(h) / self._unit_ns
+def end_after_every_hop(b: ProgramBuilder, v: Variables) -> None:
+    """(5.2)"""
+    row, latency = np.arange(len(v.own)), [v.latency(h) for h in v.own]
+    terms: list[Term] = [(row, v.time, 1), (row, v.send, -1), (row, v.lat, -1)]
+    b.rows("end_after_every_hop", len(row), terms, lower=latency)
 
-    def _latency_ns(self, h: int) -> int:
-        return self.ordered.instance.topology.links[self.ordered.hops[h].link].latency_ns
 
-    def _windows(self) -> tuple[list[float], list[float]]:
-        """Per hop, the earliest and latest start of its message in any schedule that ends by the horizon, in units."""
-        ordered, count = self.ordered, len(self.ordered.hops)
-        occupancy = [self._occupancy_ns([h]) for h in range(count)]
-        transfer = [occupancy[h] + self._latency_ns(h) for h in range(count)]
-        earliest, tail = [0] * count, list(transfer)
-        for h in ordered.sequence:
-            for g in ordered.hops[h].after:
-                earliest[h] = max(earliest[h], earliest[g] + transfer[g])
-            for g in ordered.before[h]:
-                earliest[h] = max(earliest[h], earliest[g] + (0 if self._continued(h) == g else occupancy[g]))
-        for h in reversed(ordered.sequence):
-            for g in ordered.hops[h].after:
-                tail[g] = max(tail[g], transfer[g] + tail[h])
-            for g in ordered.before[h]:
-                tail[g] = max(tail[g], tail[h] + (0 if self._continued(h) == g else occupancy[g]))
-        latest = [self._horizon_ns - ns for ns in tail]
-        return [ns / self._unit_ns for ns in earliest], [ns / self._unit_ns for ns in latest]
+def send_what_has_arrived(b: ProgramBuilder, v: Variables) -> None:
+    """(5.4)"""
+    pairs = {(v.of(h), v.of(g)): v.latency(g) for h in v.own for g in v.ordered.hops[h].after}
+    _follow(b, v, "send_what_has_arrived", pairs)
 
-    # -- columns -----------------------------------------------------------------------------------------------------
 
-    def _add_columns(self) -> None:
-        own = self._own
-        self._earliest, self._latest = self._windows()
-        self._runs_with: dict[int, list[int]] = defaultdict(list)
-        for i, run in enumerate(self._runs):
-            for h in run:
-                self._runs_with[self.ordered.orbit_of[h]].append(i)
-        self._lasts = [self._occupancy_ns(run) / self._unit_ns for run in self._runs]
-        single = [self._occupancy_ns([h]) / self._unit_ns for h in own]
-        most = [max([one, *(self._lasts[i] for i in self._runs_with[h])]) for h, one in zip(own, single, strict=True)]
-        self._builder = ProgramBuilder()
-        self.send = self._builder.columns(
-            "send", len(own), lower=[self._earliest[h] for h in own], upper=[self._latest[h] for h in own]
-        )
-        self.lat = self._builder.columns("lat", len(own), lower=single, upper=most)
-        self.together = self._builder.columns("together", len(self._runs), upper=1, integer=True)
-        self.time = int(self._builder.columns("time", (), upper=self._horizon_ns / self._unit_ns, cost=self._unit_ns))
+def start_together(b: ProgramBuilder, v: Variables) -> None:
+    """(5.16)"""
+    rows = b.row_list("start_together")
+    for earlier, later in v.pairs():
+        big = v.latest[later] - v.earliest[earlier]
+        both = [int(v.together[i]) for i, run in enumerate(v.runs) if earlier in run and later in run]
+        columns = [int(v.send[v.of(later)]), int(v.send[v.of(earlier)]), *both]
+        rows.add(columns, [1.0, -1.0, *[big] * len(both)], upper=big)
+    rows.done()
 
-    def _of(self, h: int) -> int:
-        """The place of a hop among those that have columns."""
-        return self._column[self.ordered.orbit_of[h]]
 
-    def _pairs(self) -> list[tuple[int, int]]:
-        """Neighbours of the stretches."""
-        return [pair for stretch in self._stretches for pair in itertools.pairwise(stretch)]
+def occupy_for_the_whole_message(b: ProgramBuilder, v: Variables) -> None:
+    """(5.17)"""
+    rows = b.row_list("occupy_for_the_whole_message")
+    for h, lat in zip(v.own, v.lat.tolist(), strict=True):
+        runs = v.runs_with[h]
+        if runs:
+            columns = [lat, *(int(v.together[i]) for i in runs)]
+            rows.add(columns, [-1.0, *(v.lasts[i] for i in runs)], lower=0.0, upper=0.0)
+    rows.done()
 
-    # -- constraints -------------------------------------------------------------------------------------------------
 
-    def end_after_every_hop(self) -> None:
-        """(5.2)"""
-        row, latency = np.arange(len(self._own)), [self._latency(h) for h in self._own]
-        terms: list[Term] = [(row, self.time, 1), (row, self.send, -1), (row, self.lat, -1)]
-        self._builder.rows("end_after_every_hop", len(row), terms, lower=latency)
+def follow_on_the_link(b: ProgramBuilder, v: Variables) -> None:
+    """(5.19)"""
+    rows = b.row_list("follow_on_the_link")
+    for earlier, later in v.pairs():
+        ending = [i for i, run in enumerate(v.runs) if run[-1] == earlier]
+        columns = [int(v.send[v.of(later)]), int(v.send[v.of(earlier)])]
+        columns += [int(v.together[i]) for i in ending]
+        rows.add(columns, [1.0, -1.0, *(-v.lasts[i] for i in ending)], lower=0.0)
+    rows.done()
 
-    def send_what_has_arrived(self) -> None:
-        """(5.4)"""
-        pairs = {(self._of(h), self._of(g)): self._latency(g) for h in self._own for g in self.ordered.hops[h].after}
-        self._follow("send_what_has_arrived", pairs)
 
-    def start_together(self) -> None:
-        """(5.16)"""
-        rows = self._builder.row_list("start_together")
-        for earlier, later in self._pairs():
-            big = self._latest[later] - self._earliest[earlier]
-            both = [int(self.together[i]) for i, run in enumerate(self._runs) if earlier in run and later in run]
-            columns = [int(self.send[self._of(later)]), int(self.send[self._of(earlier)]), *both]
-            rows.add(columns, [1.0, -1.0, *[big] * len(both)], upper=big)
-        rows.done()
+def follow_on_the_resource(b: ProgramBuilder, v: Variables) -> None:
+    """(5.20), (5.21)"""
+    before = v.ordered.before
+    pairs = {(v.of(h), v.of(g)): 0.0 for h in v.own for g in before[h] if v.continued(h) != g}
+    _follow(b, v, "follow_on_the_resource", pairs)
 
-    def occupy_for_the_whole_message(self) -> None:
-        """(5.17)"""
-        rows = self._builder.row_list("occupy_for_the_whole_message")
-        for h, lat in zip(self._own, self.lat.tolist(), strict=True):
-            runs = self._runs_with[h]
-            if runs:
-                columns = [lat, *(int(self.together[i]) for i in runs)]
-                rows.add(columns, [-1.0, *(self._lasts[i] for i in runs)], lower=0.0, upper=0.0)
-        rows.done()
 
-    def follow_on_the_link(self) -> None:
-        """(5.19)"""
-        rows = self._builder.row_list("follow_on_the_link")
-        for earlier, later in self._pairs():
-            ending = [i for i, run in enumerate(self._runs) if run[-1] == earlier]
-            columns = [int(self.send[self._of(later)]), int(self.send[self._of(earlier)])]
-            columns += [int(self.together[i]) for i in ending]
-            rows.add(columns, [1.0, -1.0, *(-self._lasts[i] for i in ending)], lower=0.0)
-        rows.done()
+def travel_in_one_run(b: ProgramBuilder, v: Variables) -> None:
+    """(R)"""
+    members = [h for h in v.own if v.runs_with[h]]
+    rows = b.row_list("travel_in_one_run")
+    for h in members:
+        columns = [int(v.together[i]) for i in v.runs_with[h]]
+        rows.add(columns, [1.0] * len(columns), lower=1.0, upper=1.0)
+    rows.done()
 
-    def follow_on_the_resource(self) -> None:
-        """(5.20), (5.21)"""
-        before = self.ordered.before
-        pairs = {(self._of(h), self._of(g)): 0.0 for h in self._own for g in before[h] if self._continued(h) != g}
-        self._follow("follow_on_the_resource", pairs)
 
-    def travel_in_one_run(self) -> None:
-        """(R)"""
-        members = [h for h in self._own if self._runs_with[h]]
-        rows = self._builder.row_list("travel_in_one_run")
-        for h in members:
-            columns = [int(self.together[i]) for i in self._runs_with[h]]
-            rows.add(columns, [1.0] * len(columns), lower=1.0, upper=1.0)
-        rows.done()
-
-    def _follow(self, name: str, pairs: Mapping[tuple[int, int], float]) -> None:
-        """For (later, earlier) -> latency: the later one starts after the earlier one's occupancy and that latency."""
-        later, earlier = (np.array([pair[end] for pair in pairs], dtype=np.int64) for end in (0, 1))
-        row = np.arange(len(pairs))
-        terms: list[Term] = [(row, self.send[later], 1), (row, self.send[earlier], -1), (row, self.lat[earlier], -1)]
-        self._builder.rows(name, len(pairs), terms, lower=list(pairs.values()))
+def _follow(b: ProgramBuilder, v: Variables, name: str, pairs: Mapping[tuple[int, int], float]) -> None:
+    """For (later, earlier) -> latency: the later one starts after the earlier one's occupancy and that latency."""
+    later, earlier = (np.array([pair[end] for pair in pairs], dtype=np.int64) for end in (0, 1))
+    row = np.arange(len(pairs))
+    terms: list[Term] = [(row, v.send[later], 1), (row, v.send[earlier], -1), (row, v.lat[earlier], -1)]
+    b.rows(name, len(pairs), terms, lower=list(pairs.values()))

@@ -43,7 +43,7 @@ no cost but the sum): its optimum is no bound. For one see :mod:`loadmaster.mode
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import networkx as nx
@@ -54,6 +54,7 @@ from loadmaster.models.collective.aliasing import Aliases, IntArray
 from loadmaster.models.collective.hops import Routes, hops_of
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.symmetry import holders_of
+from loadmaster.models.collective.taccl.ways import way_links
 from loadmaster.solvers.program import INFINITY, FloatArray, Program, ProgramBuilder
 
 # All links of switches together weigh this share of the longest way.
@@ -61,125 +62,98 @@ _CONNECTIONS_SHARE = 0.01
 _USED = 0.5
 
 
-def formulate(instance: Instance) -> Routing:
-    """The program of an instance.
-
-    Raises:
-        InputError: it combines, or a chunk cannot reach a target.
-    """
-    return Routing(instance)
-
-
-def way_links(instance: Instance) -> tuple[tuple[int, ...], ...]:
-    """L_c of each chunk. A chunk of no bytes needs none.
-
-    Raises:
-        InputError: there is no way to a target.
-    """
-    found: dict[tuple[object, ...], tuple[int, ...]] = {}
-    hops: dict[tuple[frozenset[int] | None, tuple[int, ...], bool], list[int]] = {}
-    ways = []
-    for index, chunk in enumerate(instance.chunks):
-        key = (chunk.senders, chunk.sources, chunk.targets, bool(chunk.size_bytes))
-        if key not in found:
-            found[key] = _way_links(instance, index, hops)
-        ways.append(found[key])
-    return tuple(ways)
-
-
-def _way_links(
-    instance: Instance, index: int, hops: dict[tuple[frozenset[int] | None, tuple[int, ...], bool], list[int]]
-) -> tuple[int, ...]:
-    chunk, topology = instance.chunks[index], instance.topology
-    if not chunk.size_bytes:
-        return ()
-    usable = instance.usable_links[index]
-
-    def count(ranks: tuple[int, ...], backwards: bool) -> list[int]:
-        key = (chunk.senders, ranks, backwards)
-        if key not in hops:
-            hops[key] = _hops(instance, usable, ranks, backwards)
-        return hops[key]
-
-    out = count(chunk.sources, False)
-    taken: set[int] = set()
-    for target in chunk.targets:
-        if out[target] < 0:
-            raise InputError(
-                f"chunks[{index}].targets", target, "cannot be reached", "Give links, or senders, that lead there."
-            )
-        back = count((target,), True)
-        for k in usable:
-            link = topology.links[k]
-            there, on = out[link.source], back[link.target]
-            if min(there, on) >= 0 and there + 1 + on == out[target]:
-                taken.add(k)
-    if len(chunk.targets) > 1:
-        ranks = {rank for k in taken for rank in (topology.links[k].source, topology.links[k].target)}
-        inner = ranks.difference(chunk.sources)
-        taken = {k for k in usable if topology.links[k].source in ranks and topology.links[k].target in inner}
-    return tuple(sorted(taken))
-
-
-def _hops(instance: Instance, usable: Sequence[int], ranks: tuple[int, ...], backwards: bool) -> list[int]:
-    """Per rank, the fewest hops from some ranks, or to them; -1 where there is no way."""
-    topology = instance.topology
-    open_links = set(usable)
-    found = [-1] * topology.rank_count
-    for r in ranks:
-        found[r] = 0
-    edge = list(ranks)
-    while edge:
-        reached = []
-        for r in edge:
-            for k in (topology.in_links if backwards else topology.out_links)[r]:
-                other = topology.links[k].source if backwards else topology.links[k].target
-                if k in open_links and found[other] < 0:
-                    found[other] = found[r] + 1
-                    reached.append(other)
-        edge = reached
-    return found
-
-
-class Routing:
-    """The program and the way back from its points to routes.
+class Variables:
+    """The variables of one program, and the sets and figures that its rows are written from.
 
     Attributes:
-        program: times in nanoseconds.
+        chunk, link: c and the link of every is_sent [pairs].
+        pairs: those of the first chunk of each orbit; rows are written for them.
+        time, sent: the columns of time, and of is_sent [pairs].
+        start: of start, by chunk and rank.
+        util: of is_util, by link.
         connection_weight_ns: g, what one link of a switch weighs; 0 where no policy asks.
     """
 
-    def __init__(self, instance: Instance) -> None:
-        if instance.combines:
-            raise InputError("chunks", "sums", "are not routed", "Route the reversed instance, or form 'gather'.")
+    def __init__(self, b: ProgramBuilder, instance: Instance) -> None:
         self.instance = instance
-        self._aliases = Aliases(instance)
+        self.aliases = Aliases(instance)
         ways = way_links(instance)
-        self._chunk = np.array([c for c, links in enumerate(ways) for _ in links], dtype=np.int64)
-        self._link = np.array([k for links in ways for k in links], dtype=np.int64)
-        self._orbit = self._aliases.of_links(self._chunk, self._link) if len(self._link) else self._link
-        self._builder = ProgramBuilder()
-        self._time = int(self._builder.columns("time", (), cost=1.0, lower=0.0, upper=INFINITY))
-        count = int(self._orbit.max()) + 1 if len(self._orbit) else 0
-        self._sent = self._builder.columns("is_sent", count, lower=0.0, upper=1.0, integer=True)[self._orbit]
-        self._start = self._starts()
-        self._pairs = [p for p in range(len(self._link)) if self._aliases.chunks[self._chunk[p]] == self._chunk[p]]
-        self.end_last()
-        self.arrive_after_leaving()
-        self.carry_on_resources()
-        self._add_connections()
-        self.enter_nodes()
-        self.arrive_once()
-        self.send_what_arrived()
-        self.pass_on_what_arrived()
-        self.program: Program = self._builder.build()
-        del self._builder
+        self.chunk = np.array([c for c, links in enumerate(ways) for _ in links], dtype=np.int64)
+        self.link = np.array([k for links in ways for k in links], dtype=np.int64)
+        orbit = self.aliases.of_links(self.chunk, self.link) if len(self.link) else self.link
+        self.pairs = [p for p in range(len(self.link)) if self.aliases.chunks[self.chunk[p]] == self.chunk[p]]
+        self.time = int(b.columns("time", (), cost=1.0, lower=0.0, upper=INFINITY))
+        count = int(orbit.max()) + 1 if len(orbit) else 0
+        self.sent = b.columns("is_sent", count, lower=0.0, upper=1.0, integer=True)[orbit]
+        self.start = self._starts(b)
+        self.connection_weight_ns, self.util = self._connections(b)
+
+    @cached_property
+    def longest_ns(self) -> list[int]:
+        """Per chunk, more than its longest way takes: the most hops times the longest transfer."""
+        topology = self.instance.topology
+        found = [0] * len(self.instance.chunks)
+        ranks: list[set[int]] = [set() for _ in found]
+        for c, k in zip(self.chunk, self.link, strict=True):
+            link = topology.links[k]
+            ranks[c].update((link.source, link.target))
+            found[c] = max(found[c], link.transfer_ns(self.instance.chunks[c].size_bytes))
+        return [longest * max(0, len(around) - 1) for longest, around in zip(found, ranks, strict=True)]
+
+    @cached_property
+    def arriving(self) -> dict[tuple[int, int], dict[int, float]]:
+        """Per chunk of its orbit's first, and rank, the columns that bring it."""
+        found: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+        for p in self.pairs:
+            terms = found[int(self.chunk[p]), self.instance.topology.links[self.link[p]].target]
+            terms[int(self.sent[p])] = terms.get(int(self.sent[p]), 0.0) + 1.0
+        return dict(found)
+
+    def _starts(self, b: ProgramBuilder) -> dict[tuple[int, int], int]:
+        """Columns of start[c, r], where c may be sent to r and does not start there."""
+        links = self.instance.topology.links
+        pairs = sorted({(int(c), links[k].target) for c, k in zip(self.chunk, self.link, strict=True)})
+        pairs = [(c, r) for c, r in pairs if r not in self.instance.chunks[c].sources]
+        if not pairs:
+            return {}
+        chunk, rank = (np.array(of, dtype=np.int64) for of in zip(*pairs, strict=True))
+        orbit: IntArray = self.aliases.of_ranks(chunk, rank)
+        upper = np.zeros(int(orbit.max()) + 1)
+        upper[orbit] = [self.longest_ns[c] for c, _ in pairs]
+        columns = b.columns("start", len(upper), lower=0.0, upper=upper)[orbit]
+        return {pair: int(column) for pair, column in zip(pairs, columns, strict=True)}
+
+    def _connections(self, b: ProgramBuilder) -> tuple[float, dict[int, int]]:
+        """g, and the columns of is_util with their costs (5.11), where a policy asks for them."""
+        links, wishes = self.instance.topology.links, self.instance.connections
+        counted = []
+        for k in sorted(set(self.link.tolist())):
+            switch = links[k].switch
+            if switch is not None and switch < len(wishes) and wishes[switch]:
+                counted.append((k, wishes[switch]))
+        if not counted:
+            return 0.0, {}
+        weight = _CONNECTIONS_SHARE * max(self.longest_ns) / len(counted)
+        first, orbit = np.unique(self.aliases.links[[k for k, _ in counted]], return_inverse=True)
+        cost = np.zeros(len(first))
+        np.add.at(cost, orbit, [weight * wish for _, wish in counted])
+        columns = b.columns("is_util", len(first), cost=cost, lower=0.0, upper=1.0, integer=True)[orbit]
+        return weight, {k: int(column) for (k, _), column in zip(counted, columns, strict=True)}
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The program, its times in nanoseconds, and the way back from its points to routes."""
+
+    program: Program
+    variables: Variables
 
     def routes(self, values: FloatArray) -> tuple[tuple[int, ...], ...]:
         """Per chunk, the links it takes at a point [columns], ascending: a tree from its sources."""
-        used = values[self._sent] > _USED
-        found: list[list[int]] = [[] for _ in self.instance.chunks]
-        for c, k in zip(self._chunk[used], self._link[used], strict=True):
+        v = self.variables
+        used = values[v.sent] > _USED
+        found: list[list[int]] = [[] for _ in v.instance.chunks]
+        for c, k in zip(v.chunk[used], v.link[used], strict=True):
             found[int(c)].append(int(k))
         return tuple(tuple(links) for links in found)
 
@@ -189,195 +163,170 @@ class Routing:
         Raises:
             InputError: they are no trees from the sources to the targets.
         """
-        topology, values = self.instance.topology, np.zeros(self.program.column_count)
+        v = self.variables
+        topology, values = v.instance.topology, np.zeros(self.program.column_count)
         used = {(c, k) for c, links in enumerate(routes) for k in links}
         arrival: dict[tuple[int, int], int] = {}
-        hops = hops_of(self.instance, routes)
+        hops = hops_of(v.instance, routes)
         order = nx.DiGraph((before, index) for index, hop in enumerate(hops) for before in hop.after)
         order.add_nodes_from(range(len(hops)))
         busy = np.zeros(len(topology.resources))
         for hop in (hops[index] for index in nx.topological_sort(order)):
-            link, size_bytes = topology.links[hop.link], self.instance.chunks[hop.chunk].size_bytes
+            link, size_bytes = topology.links[hop.link], v.instance.chunks[hop.chunk].size_bytes
             left = arrival.get((hop.chunk, link.source), 0)
             arrival[hop.chunk, link.target] = left + link.transfer_ns(size_bytes)
             busy[list(link.resources)] += link.occupancy_ns(size_bytes)
-        for p, pair in enumerate(zip(self._chunk.tolist(), self._link.tolist(), strict=True)):
-            values[self._sent[p]] = pair in used
-            if pair in used and pair[1] in self._util:
-                values[self._util[pair[1]]] = 1.0
+        for p, pair in enumerate(zip(v.chunk.tolist(), v.link.tolist(), strict=True)):
+            values[v.sent[p]] = pair in used
+            if pair in used and pair[1] in v.util:
+                values[v.util[pair[1]]] = 1.0
         for at, arrival_ns in arrival.items():
-            if at in self._start:
-                values[self._start[at]] = arrival_ns
-        ends = [arrival.get((c, t), 0) for c, chunk in enumerate(self.instance.chunks) for t in chunk.targets]
-        values[self._time] = max(float(busy.max(initial=0.0)), *map(float, ends), 0.0)
+            if at in v.start:
+                values[v.start[at]] = arrival_ns
+        ends = [arrival.get((c, t), 0) for c, chunk in enumerate(v.instance.chunks) for t in chunk.targets]
+        values[v.time] = max(float(busy.max(initial=0.0)), *map(float, ends), 0.0)
         return values
 
-    def end_last(self) -> None:
-        """(5.2)"""
-        rows = self._rows("end_last")
-        for (c, r), column in self._start.items():
-            if r in self.instance.chunks[c].targets:
-                rows.add({self._time: 1.0, column: -1.0}, lower=0.0)
-        rows.done()
 
-    def arrive_after_leaving(self) -> None:
-        """(5.5)"""
-        rows = self._rows("arrive_after_leaving")
-        for p in self._pairs:
-            c, link = int(self._chunk[p]), self.instance.topology.links[self._link[p]]
-            lat = link.transfer_ns(self.instance.chunks[c].size_bytes)
-            longest = self._longest_ns[c]
-            terms = {self._start[c, link.target]: 1.0, int(self._sent[p]): -float(longest)}
-            if (c, link.source) in self._start:
-                terms[self._start[c, link.source]] = -1.0
-            rows.add(terms, lower=float(lat - longest))
-        rows.done()
+def formulate(instance: Instance) -> Routing:
+    """The program of an instance.
 
-    def carry_on_resources(self) -> None:
-        """(5.6) to (5.8)"""
-        rows = self._rows("carry_on_resources")
-        on_link: dict[int, list[int]] = defaultdict(list)
-        for p, k in enumerate(self._link):
-            on_link[int(k)].append(p)
-        for links in holders_of(self.instance.topology):
-            terms: dict[int, float] = {}
-            for k in links:
-                for p in on_link[k]:
-                    size_bytes = self.instance.chunks[self._chunk[p]].size_bytes
-                    occupancy_ns = self.instance.topology.links[k].occupancy_ns(size_bytes)
-                    column = int(self._sent[p])
-                    terms[column] = terms.get(column, 0.0) - occupancy_ns
-            if terms:
-                rows.add({self._time: 1.0, **terms}, lower=0.0)
-        rows.done()
+    Raises:
+        InputError: it combines, or a chunk cannot reach a target.
+    """
+    if instance.combines:
+        raise InputError("chunks", "sums", "are not routed", "Route the reversed instance, or form 'gather'.")
+    b = ProgramBuilder()
+    v = Variables(b, instance)
+    end_last(b, v)
+    arrive_after_leaving(b, v)
+    carry_on_resources(b, v)
+    if v.util:
+        use_what_is_sent_over(b, v)
+        use_only_then(b, v)
+    enter_nodes(b, v)
+    arrive_once(b, v)
+    send_what_arrived(b, v)
+    pass_on_what_arrived(b, v)
+    return Routing(b.build(), v)
 
-    def use_what_is_sent_over(self) -> None:
-        """(5.9)"""
-        rows = self._rows("use_what_is_sent_over")
-        for p, k in enumerate(self._link):
-            if int(k) in self._util:
-                rows.add({self._util[int(k)]: 1.0, int(self._sent[p]): -1.0}, lower=0.0)
-        rows.done()
 
-    def use_only_then(self) -> None:
-        """(5.10)"""
-        rows = self._rows("use_only_then")
-        sent: dict[int, dict[int, float]] = defaultdict(dict)
-        for p, k in enumerate(self._link):
-            column = int(self._sent[p])
-            sent[int(k)][column] = sent[int(k)].get(column, 0.0) - 1.0
-        for k, column in self._util.items():
-            rows.add({column: 1.0, **sent[k]}, upper=0.0)
-        rows.done()
+def end_last(b: ProgramBuilder, v: Variables) -> None:
+    """(5.2)"""
+    rows = _OnceRows(b, "end_last")
+    for (c, r), column in v.start.items():
+        if r in v.instance.chunks[c].targets:
+            rows.add({v.time: 1.0, column: -1.0}, lower=0.0)
+    rows.done()
 
-    def enter_nodes(self) -> None:
-        """(5.15)"""
-        topology = self.instance.topology
-        rows = self._rows("enter_nodes")
-        entering: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
-        for p in self._pairs:
-            link = topology.links[self._link[p]]
-            if topology.crosses(link):
-                terms = entering[int(self._chunk[p]), topology.node_of[link.target]]
-                terms[int(self._sent[p])] = terms.get(int(self._sent[p]), 0.0) + 1.0
-        for (c, node), terms in entering.items():
-            chunk = self.instance.chunks[c]
-            starts, ends = ({topology.node_of[r] for r in ranks} for ranks in (chunk.sources, chunk.targets))
-            if node in ends - starts:
-                rows.add(terms, lower=1.0)
-        rows.done()
 
-    def arrive_once(self) -> None:
-        """(a)"""
-        rows = self._rows("arrive_once")
-        for (c, r), arriving in self._arriving.items():
-            rows.add(arriving, lower=float(r in self.instance.chunks[c].targets), upper=1.0)
-        rows.done()
+def arrive_after_leaving(b: ProgramBuilder, v: Variables) -> None:
+    """(5.5)"""
+    rows = _OnceRows(b, "arrive_after_leaving")
+    for p in v.pairs:
+        c, link = int(v.chunk[p]), v.instance.topology.links[v.link[p]]
+        lat = link.transfer_ns(v.instance.chunks[c].size_bytes)
+        longest = v.longest_ns[c]
+        terms = {v.start[c, link.target]: 1.0, int(v.sent[p]): -float(longest)}
+        if (c, link.source) in v.start:
+            terms[v.start[c, link.source]] = -1.0
+        rows.add(terms, lower=float(lat - longest))
+    rows.done()
 
-    def send_what_arrived(self) -> None:
-        """(b)"""
-        rows = self._rows("send_what_arrived")
-        for p in self._pairs:
-            c, source = int(self._chunk[p]), self.instance.topology.links[self._link[p]].source
-            if source not in self.instance.chunks[c].sources:
-                terms = dict(self._arriving.get((c, source), {}))
-                terms[int(self._sent[p])] = terms.get(int(self._sent[p]), 0.0) - 1.0
-                rows.add(terms, lower=0.0)
-        rows.done()
 
-    def pass_on_what_arrived(self) -> None:
-        """(c)"""
-        rows = self._rows("pass_on_what_arrived")
-        leaving: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
-        for p in self._pairs:
-            terms = leaving[int(self._chunk[p]), self.instance.topology.links[self._link[p]].source]
-            terms[int(self._sent[p])] = 1.0
-        for (c, r), arriving in self._arriving.items():
-            chunk = self.instance.chunks[c]
-            if r not in chunk.targets and r not in chunk.sources:
-                terms = dict(leaving.get((c, r), {}))
-                for column, value in arriving.items():
-                    terms[column] = terms.get(column, 0.0) - value
-                rows.add(terms, lower=0.0)
-        rows.done()
+def carry_on_resources(b: ProgramBuilder, v: Variables) -> None:
+    """(5.6) to (5.8)"""
+    rows = _OnceRows(b, "carry_on_resources")
+    on_link: dict[int, list[int]] = defaultdict(list)
+    for p, k in enumerate(v.link):
+        on_link[int(k)].append(p)
+    for links in holders_of(v.instance.topology):
+        terms: dict[int, float] = {}
+        for k in links:
+            for p in on_link[k]:
+                size_bytes = v.instance.chunks[v.chunk[p]].size_bytes
+                occupancy_ns = v.instance.topology.links[k].occupancy_ns(size_bytes)
+                column = int(v.sent[p])
+                terms[column] = terms.get(column, 0.0) - occupancy_ns
+        if terms:
+            rows.add({v.time: 1.0, **terms}, lower=0.0)
+    rows.done()
 
-    def _starts(self) -> dict[tuple[int, int], int]:
-        """Columns of start[c, r], where c may be sent to r and does not start there."""
-        links = self.instance.topology.links
-        pairs = sorted({(int(c), links[k].target) for c, k in zip(self._chunk, self._link, strict=True)})
-        pairs = [(c, r) for c, r in pairs if r not in self.instance.chunks[c].sources]
-        if not pairs:
-            return {}
-        chunk, rank = (np.array(of, dtype=np.int64) for of in zip(*pairs, strict=True))
-        orbit: IntArray = self._aliases.of_ranks(chunk, rank)
-        upper = np.zeros(int(orbit.max()) + 1)
-        upper[orbit] = [self._longest_ns[c] for c, _ in pairs]
-        columns = self._builder.columns("start", len(upper), lower=0.0, upper=upper)[orbit]
-        return {pair: int(column) for pair, column in zip(pairs, columns, strict=True)}
 
-    @cached_property
-    def _longest_ns(self) -> list[int]:
-        """Per chunk, more than its longest way takes: the most hops times the longest transfer."""
-        topology = self.instance.topology
-        found = [0] * len(self.instance.chunks)
-        ranks: list[set[int]] = [set() for _ in found]
-        for c, k in zip(self._chunk, self._link, strict=True):
-            link = topology.links[k]
-            ranks[c].update((link.source, link.target))
-            found[c] = max(found[c], link.transfer_ns(self.instance.chunks[c].size_bytes))
-        return [longest * max(0, len(around) - 1) for longest, around in zip(found, ranks, strict=True)]
+def use_what_is_sent_over(b: ProgramBuilder, v: Variables) -> None:
+    """(5.9)"""
+    rows = _OnceRows(b, "use_what_is_sent_over")
+    for p, k in enumerate(v.link):
+        if int(k) in v.util:
+            rows.add({v.util[int(k)]: 1.0, int(v.sent[p]): -1.0}, lower=0.0)
+    rows.done()
 
-    @cached_property
-    def _arriving(self) -> dict[tuple[int, int], dict[int, float]]:
-        """Per chunk of its orbit's first, and rank, the columns that bring it."""
-        found: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
-        for p in self._pairs:
-            terms = found[int(self._chunk[p]), self.instance.topology.links[self._link[p]].target]
-            terms[int(self._sent[p])] = terms.get(int(self._sent[p]), 0.0) + 1.0
-        return dict(found)
 
-    def _add_connections(self) -> None:
-        """is_util with its costs (5.11), (5.9) and (5.10), where a policy asks for them."""
-        self.connection_weight_ns, self._util = 0.0, dict[int, int]()
-        links, wishes = self.instance.topology.links, self.instance.connections
-        counted = []
-        for k in sorted(set(self._link.tolist())):
-            switch = links[k].switch
-            if switch is not None and switch < len(wishes) and wishes[switch]:
-                counted.append((k, wishes[switch]))
-        if not counted:
-            return
-        self.connection_weight_ns = weight = _CONNECTIONS_SHARE * max(self._longest_ns) / len(counted)
-        first, orbit = np.unique(self._aliases.links[[k for k, _ in counted]], return_inverse=True)
-        cost = np.zeros(len(first))
-        np.add.at(cost, orbit, [weight * wish for _, wish in counted])
-        columns = self._builder.columns("is_util", len(first), cost=cost, lower=0.0, upper=1.0, integer=True)[orbit]
-        self._util = {k: int(column) for (k, _), column in zip(counted, columns, strict=True)}
-        self.use_what_is_sent_over()
-        self.use_only_then()
+def use_only_then(b: ProgramBuilder, v: Variables) -> None:
+    """(5.10)"""
+    rows = _OnceRows(b, "use_only_then")
+    sent: dict[int, dict[int, float]] = defaultdict(dict)
+    for p, k in enumerate(v.link):
+        column = int(v.sent[p])
+        sent[int(k)][column] = sent[int(k)].get(column, 0.0) - 1.0
+    for k, column in v.util.items():
+        rows.add({column: 1.0, **sent[k]}, upper=0.0)
+    rows.done()
 
-    def _rows(self, name: str) -> _OnceRows:
-        return _OnceRows(self._builder, name)
+
+def enter_nodes(b: ProgramBuilder, v: Variables) -> None:
+    """(5.15)"""
+    topology = v.instance.topology
+    rows = _OnceRows(b, "enter_nodes")
+    entering: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+    for p in v.pairs:
+        link = topology.links[v.link[p]]
+        if topology.crosses(link):
+            terms = entering[int(v.chunk[p]), topology.node_of[link.target]]
+            terms[int(v.sent[p])] = terms.get(int(v.sent[p]), 0.0) + 1.0
+    for (c, node), terms in entering.items():
+        chunk = v.instance.chunks[c]
+        starts, ends = ({topology.node_of[r] for r in ranks} for ranks in (chunk.sources, chunk.targets))
+        if node in ends - starts:
+            rows.add(terms, lower=1.0)
+    rows.done()
+
+
+def arrive_once(b: ProgramBuilder, v: Variables) -> None:
+    """(a)"""
+    rows = _OnceRows(b, "arrive_once")
+    for (c, r), arriving in v.arriving.items():
+        rows.add(arriving, lower=float(r in v.instance.chunks[c].targets), upper=1.0)
+    rows.done()
+
+
+def send_what_arrived(b: ProgramBuilder, v: Variables) -> None:
+    """(b)"""
+    rows = _OnceRows(b, "send_what_arrived")
+    for p in v.pairs:
+        c, source = int(v.chunk[p]), v.instance.topology.links[v.link[p]].source
+        if source not in v.instance.chunks[c].sources:
+            terms = dict(v.arriving.get((c, source), {}))
+            terms[int(v.sent[p])] = terms.get(int(v.sent[p]), 0.0) - 1.0
+            rows.add(terms, lower=0.0)
+    rows.done()
+
+
+def pass_on_what_arrived(b: ProgramBuilder, v: Variables) -> None:
+    """(c)"""
+    rows = _OnceRows(b, "pass_on_what_arrived")
+    leaving: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+    for p in v.pairs:
+        terms = leaving[int(v.chunk[p]), v.instance.topology.links[v.link[p]].source]
+        terms[int(v.sent[p])] = 1.0
+    for (c, r), arriving in v.arriving.items():
+        chunk = v.instance.chunks[c]
+        if r not in chunk.targets and r not in chunk.sources:
+            terms = dict(leaving.get((c, r), {}))
+            for column, value in arriving.items():
+                terms[column] = terms.get(column, 0.0) - value
+            rows.add(terms, lower=0.0)
+    rows.done()
 
 
 class _OnceRows:

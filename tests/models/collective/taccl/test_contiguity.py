@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from loadmaster.models.collective.checker import check
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
-from loadmaster.models.collective.taccl.contiguity import Contiguity
+from loadmaster.models.collective.taccl import contiguity
 from loadmaster.models.collective.taccl.earliest import alone, time_ns
 from loadmaster.models.collective.taccl.ordering import HEURISTICS, Ordered, order
 from loadmaster.models.topologies.topology import Link, Topology
@@ -85,7 +85,7 @@ def twin(ordered: Ordered, limit: int) -> float:
 @given(small_instances(), st.integers(0, 99), st.sampled_from(HEURISTICS), st.booleans())
 def test_equals_the_twin(instance: Instance, seed: int, heuristic: str, backward: bool) -> None:
     ordered = order(instance, random_routes(instance, seed), heuristic, backward=backward)
-    formulation = Contiguity(ordered, limit=LIMIT)
+    formulation = contiguity.formulate(ordered, limit=LIMIT)
     solution = solve(formulation.program, EXACT)
     assert solution.status is SolverStatus.OPTIMAL
     assert solution.objective == pytest.approx(twin(ordered, LIMIT))
@@ -124,7 +124,7 @@ def test_equals_brute_force(instance: Instance, seed: int) -> None:
     ordered = order(instance, random_routes(instance, seed))
     if not 1 <= len(ordered.hops) <= 9:
         return
-    formulation = Contiguity(ordered, limit=LIMIT)
+    formulation = contiguity.formulate(ordered, limit=LIMIT)
     verdict = check(instance, formulation.schedule(solve(formulation.program, EXACT)))
     assert verdict.ok
     assert verdict.time_ns == best_merging_ns(ordered, LIMIT)
@@ -138,21 +138,21 @@ def dear_messages(chunks: int, targets: tuple[int, ...] = (1,)) -> Instance:
 
 @pytest.mark.parametrize(("limit", "time"), [(1, 440), (2, 240), (3, 240), (4, 140)])
 def test_chunks_travel_together_up_to_the_limit(limit: int, time: int) -> None:
-    formulation = Contiguity(order(dear_messages(4), [[0]] * 4), limit=limit)
+    formulation = contiguity.formulate(order(dear_messages(4), [[0]] * 4), limit=limit)
     solution = solve(formulation.program, EXACT)
     assert solution.objective == pytest.approx(time)
     assert max(len(send.chunks) for send in formulation.schedule(solution)) <= limit
-    none = Contiguity(order(dear_messages(4), [[0]] * 4), limit=limit, merging=frozenset())
+    none = contiguity.formulate(order(dear_messages(4), [[0]] * 4), limit=limit, merging=frozenset())
     assert solve(none.program, EXACT).objective == pytest.approx(440)
 
 
 def test_the_sweet_spot_between_few_messages_and_early_ones() -> None:
     # Two hops, four chunks. All together: 140 + 140. In pairs: 120 + 120 + 120 = 360. Alone: 110 * 5 = 550.
-    formulation = Contiguity(order(dear_messages(4, (2,)), [[0, 1]] * 4))
+    formulation = contiguity.formulate(order(dear_messages(4, (2,)), [[0, 1]] * 4))
     assert solve(formulation.program, EXACT).objective == pytest.approx(280)
     # With large chunks messages cost little beside them: pipelining wins.
     large = Instance(dear_messages(1).topology, (Chunk(1000, (0,), (2,)),) * 4)
-    solution = solve(Contiguity(order(large, [[0, 1]] * 4)).program, EXACT)
+    solution = solve(contiguity.formulate(order(large, [[0, 1]] * 4)).program, EXACT)
     assert solution.objective == pytest.approx(5500)
 
 
@@ -160,7 +160,7 @@ def test_the_sweet_spot_between_few_messages_and_early_ones() -> None:
 @given(small_instances(), st.integers(0, 99))
 def test_the_start_is_feasible_and_the_horizon_holds(instance: Instance, seed: int) -> None:
     ordered = order(instance, random_routes(instance, seed))
-    formulation = Contiguity(ordered, limit=LIMIT)
+    formulation = contiguity.formulate(ordered, limit=LIMIT)
     columns, values = formulation.start()
     point = np.empty(formulation.program.column_count)
     point[columns] = values
@@ -170,8 +170,8 @@ def test_the_start_is_feasible_and_the_horizon_holds(instance: Instance, seed: i
 
 def test_a_horizon_below_the_optimum_is_infeasible() -> None:
     ordered = order(dear_messages(4), [[0]] * 4)
-    assert solve(Contiguity(ordered, horizon_ns=139).program, EXACT).status is SolverStatus.INFEASIBLE
-    assert solve(Contiguity(ordered, horizon_ns=140).program, EXACT).status is SolverStatus.OPTIMAL
+    assert solve(contiguity.formulate(ordered, horizon_ns=139).program, EXACT).status is SolverStatus.INFEASIBLE
+    assert solve(contiguity.formulate(ordered, horizon_ns=140).program, EXACT).status is SolverStatus.OPTIMAL
 
 
 def test_images_share_their_columns_and_the_optimum_stays() -> None:
@@ -184,7 +184,7 @@ def test_images_share_their_columns_and_the_optimum_stays() -> None:
     right = {link.source: k for k, link in enumerate(topology.links) if (link.target - link.source) % count == 1}
     routes = [[right[(c // parts + step) % count] for step in range(count - 1)] for c in range(count * parts)]
     aliased, plain = (order(i, routes) for i in (instance, instance.without_symmetry()))
-    small, large = Contiguity(aliased), Contiguity(plain)
+    small, large = contiguity.formulate(aliased), contiguity.formulate(plain)
     assert small.program.column_count < large.program.column_count / 3
     solution = solve(small.program, EXACT)
     assert solution.objective == pytest.approx(twin(aliased, 6)) == pytest.approx(3 * 500)
@@ -198,7 +198,7 @@ def test_what_travels_together_arrives_together_after_its_latency() -> None:
     instance = Instance(Topology("far", (0,) * 3, links, ("far", "near")), (Chunk(100, (0,), (2,)),) * 2)
     ordered = order(instance, [[0, 1]] * 2)
     assert time_ns(ordered, alone(ordered)) == 2200
-    formulation = Contiguity(ordered)
+    formulation = contiguity.formulate(ordered)
     solution = solve(formulation.program, EXACT)
     assert solution.objective == pytest.approx(2000)
     assert check(instance, formulation.schedule(solution)).time_ns == 2000

@@ -15,6 +15,7 @@ from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective, Sketch, SwitchPolicy
 from loadmaster.models.collective.taccl import routing
+from loadmaster.models.collective.taccl.ways import way_links
 from loadmaster.models.topologies.topology import Topology
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import FloatArray, Program
@@ -68,7 +69,7 @@ CASES: list[tuple[str, Instance]] = [
 def test_optimum_is_the_twins(found: Instance) -> None:
     formulation = routing.formulate(found)
     solution = solved(formulation)
-    assert solution.objective == pytest.approx(optimum(routing_twin(found, formulation.connection_weight_ns)))
+    assert solution.objective == pytest.approx(optimum(routing_twin(found, formulation.variables.connection_weight_ns)))
     assert solution.values is not None
     routes = formulation.routes(solution.values)
     assert hops_of(found, routes)
@@ -111,7 +112,7 @@ def test_ways_are_found_after_the_relay_map() -> None:
     """Rank 1's chunks leave by rank 0: the way by its own NIC is none, though it is shorter."""
     sketch = Sketch(internode={0: (0,), 1: (1,)}, relays={0: 0, 1: 0})
     found = instance(switched(2, 2), "alltoall", 400, sketch=sketch)
-    ways = routing.way_links(found)
+    ways = way_links(found)
     chunk = next(c for c, of in enumerate(found.chunks) if of.sources == (1,) and of.targets == (3,))
     ends = [(found.topology.links[k].source, found.topology.links[k].target) for k in ways[chunk]]
     assert ends == [(0, 2), (1, 0), (2, 3)] or sorted(ends) == [(0, 2), (1, 0), (2, 3)]
@@ -155,7 +156,7 @@ def broken(program: Program, point: FloatArray) -> set[str]:
 
 def test_a_chunk_enters_every_node_that_wants_it() -> None:
     formulation = routing.formulate(Instance(switched(2, 2), (Chunk(80, (0,), (2,)),)))
-    point = formulation.point([[formulation.instance.topology.link_between[0, 2]]])
+    point = formulation.point([[formulation.variables.instance.topology.link_between[0, 2]]])
     assert broken(formulation.program, point) == set()
     point[formulation.program.block("is_sent").indices] = 0.0
     assert broken(formulation.program, point) == {"enter_nodes", "arrive_once"}
@@ -163,7 +164,7 @@ def test_a_chunk_enters_every_node_that_wants_it() -> None:
 
 def test_what_is_sent_has_arrived() -> None:
     formulation = routing.formulate(Instance(ring(5), (Chunk(10, (0,), (2,)),)))
-    between = formulation.instance.topology.link_between
+    between = formulation.variables.instance.topology.link_between
     point = formulation.point([[between[0, 1], between[1, 2]]])
     assert broken(formulation.program, point) == set()
     point[formulation.program.block("is_sent").indices[0]] = 0.0  # 0 -> 1
@@ -172,7 +173,7 @@ def test_what_is_sent_has_arrived() -> None:
 
 def test_what_arrives_where_nobody_wants_it_is_passed_on() -> None:
     formulation = routing.formulate(Instance(ring(4), (Chunk(10, (0,), (1, 2)),)))
-    between = formulation.instance.topology.link_between
+    between = formulation.variables.instance.topology.link_between
     tree = [between[0, 1], between[1, 2]]
     assert broken(formulation.program, formulation.point([tree])) == set()
     assert broken(formulation.program, formulation.point([[*tree, between[0, 3]]])) == {"pass_on_what_arrived"}
@@ -180,7 +181,7 @@ def test_what_arrives_where_nobody_wants_it_is_passed_on() -> None:
 
 def test_a_target_gets_a_chunk_once() -> None:
     formulation = routing.formulate(Instance(ring(4), (Chunk(10, (0,), (2,)),)))
-    between = formulation.instance.topology.link_between
+    between = formulation.variables.instance.topology.link_between
     one, other = ([between[0, via], between[via, 2]] for via in (1, 3))
     both = np.maximum(formulation.point([one]), formulation.point([other]))
     assert broken(formulation.program, both) == {"arrive_once"}
