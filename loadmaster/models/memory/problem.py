@@ -14,10 +14,10 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
+from loadmaster.models import places
 from loadmaster.models.canonical import plain, sha256
 from loadmaster.models.fields import LARGEST_BYTES, READING, Ascending, Bounds, Index, Name, Size
 from loadmaster.models.hardware import HostLink
-from loadmaster.models.memory import places
 from loadmaster.models.shown import ShownProblem
 from loadmaster.solvers.program import FloatArray, IntArray
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from loadmaster.models.memory import places
+from loadmaster.models import places
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,26 @@
+"""The budget of a placement problem: what is enough, what is needed at least, and budgets in between."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from loadmaster.models.placement.accesses import Accesses
+from loadmaster.models.placement.problem import PlacementProblem
+
+
+def peak_bytes(problem: PlacementProblem) -> int:
+    """What the step takes if nothing ever leaves the device."""
+    return int(Accesses(problem).live_bytes.max())
+
+
+def least_bytes(problem: PlacementProblem) -> tuple[int, int]:
+    """The largest that one operator needs, with all else elsewhere: no plan takes less. And that operator."""
+    needed = Accesses(problem).needed_bytes
+    at = int(needed.argmax())
+    return int(needed[at]), at
+
+
+def spread(problem: PlacementProblem, count: int) -> list[int]:
+    """``count`` budgets from the least to the peak, ascending, evenly spread."""
+    low, high = least_bytes(problem)[0], peak_bytes(problem)
+    return sorted({int(b) for b in np.linspace(low, high, count)})
