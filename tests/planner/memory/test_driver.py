@@ -512,6 +512,7 @@ def test_the_fallback_is_reported_and_kept_where_the_narrow_band_has_no_plan(mon
     assert asked[:2] == [driver.PORTFOLIO[0], driver.NARROW]
     assert_sound(problem, plan)
     objectives = [r.objective for r in reports if r.objective is not None]
-    assert objectives == sorted(objectives, reverse=True)
+    # Equal steps are summed in another order now and then.
+    assert all(later <= earlier + 1e-6 for earlier, later in itertools.pairwise(objectives))
     first = next(i for i, r in enumerate(reports) if r.objective is not None)
     assert all(r.objective is not None for r in reports[first:])
