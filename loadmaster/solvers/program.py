@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from loadmaster.solvers.arrays import BoolArray, FloatArray, IntArray
 from loadmaster.solvers.intervals import IntervalCollector, Intervals
 
-__all__ = ["INFINITY", "Block", "FloatArray", "IntArray", "Program", "ProgramBuilder", "RowList"]
+__all__ = ["INFINITY", "Block", "BoolArray", "FloatArray", "IntArray", "Program", "ProgramBuilder", "RowList"]
 
 INFINITY = float("inf")
 

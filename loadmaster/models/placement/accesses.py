@@ -18,11 +18,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loadmaster.models.placement.problem import PlacementProblem
-
-IntArray = NDArray[np.int64]
+from loadmaster.solvers.program import IntArray
 
 
 class Gap(NamedTuple):

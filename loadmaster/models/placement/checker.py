@@ -20,11 +20,12 @@ import numpy as np
 
 from loadmaster.errors import InputError
 from loadmaster.models.documents import expect_problem
-from loadmaster.models.placement.accesses import Accesses, Gap, IntArray, add_cyclic
+from loadmaster.models.placement.accesses import Accesses, Gap, add_cyclic
 from loadmaster.models.placement.plan import Absence, Moves, PlacementPlan, Store
 from loadmaster.models.placement.problem import PlacementProblem
 from loadmaster.models.placement.replay import TimedAbsence, TimedStore, Timeline, replay
 from loadmaster.models.units import show_bytes
+from loadmaster.solvers.program import IntArray
 
 # More would say the same again.
 _MOST_SAID = 20

@@ -1,0 +1,227 @@
+"""How ``placement`` is solved: the fluid relaxation for the proof and for what should be away, moves in an order that
+the links can keep, and a search for better ones. Small problems are solved exactly, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from loadmaster.errors import CancelledError, LimitReachedError
+from loadmaster.models.placement import slots as slots_of
+from loadmaster.models.placement import timed
+from loadmaster.models.placement.accesses import Accesses
+from loadmaster.models.placement.checker import Check, check
+from loadmaster.models.placement.limits import least_bytes
+from loadmaster.models.placement.plan import Infeasibility, Moves, PlacementPlan
+from loadmaster.models.placement.problem import PlacementProblem
+from loadmaster.models.units import show_bytes
+from loadmaster.planner.effort import Effort
+from loadmaster.planner.options import PlanOptions, PlanProgress
+from loadmaster.planner.placement.clock import Clock, of_fluid
+from loadmaster.planner.placement.search import Found, Search
+from loadmaster.planner.placement.wishes import TiersFullError, Wishes
+from loadmaster.solvers.process import solve
+from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus, relative_gap
+
+# Slots of the fluid relaxation. More of them raise the bound by less than 1 % on traces of 1,500 operators, and the
+# solve takes the square of the time.
+FLUID_SLOTS = 60
+FLUID_SHARE = 0.5
+# The exact program has a variable for every slot of every gap: with more than this it is beyond a solver's time.
+EXACT_COLUMNS = 8_000
+EXACT_SHARE = 0.4
+# Moves are ordered by a clock, and make another one: so often it is asked again.
+CLOCKS = 4
+# Sums of the same times in another order are equal to so many digits.
+_CLOSE = 1e-9
+
+
+def plan_placement(
+    problem: PlacementProblem,
+    options: PlanOptions,
+    *,
+    on_progress: Callable[[PlanProgress], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> PlacementPlan:
+    """Plan one problem: ``auto`` all of the above, ``greedy`` what the links have time for, without a solver.
+
+    Raises:
+        LimitReachedError: the tiers may have room for a plan, but none was found.
+        CancelledError: cancelled before any plan.
+    """
+    budget_bytes = options.budget_bytes
+    assert isinstance(budget_bytes, int), "settled options have one"
+    return _Run(problem, budget_bytes, Effort(options, on_progress, cancelled)).plan()
+
+
+class _Run:
+    def __init__(self, problem: PlacementProblem, budget_bytes: int, effort: Effort) -> None:
+        self.problem, self.budget_bytes, self.effort = problem, budget_bytes, effort
+        self.accesses = Accesses(problem)
+        self.search = Search(self.accesses, budget_bytes, effort.options.seed)
+        self.bound = problem.compute_us
+        self.best: Found | None = None
+
+    def plan(self) -> PlacementPlan:
+        if self.effort.cancelled():
+            raise CancelledError("cancelled before a plan was found")
+        lacking = self._infeasibility()
+        if lacking is not None:
+            return self._answer(None, None, lacking)
+        if int(self.accesses.live_bytes.max()) <= self.budget_bytes:
+            return self._answer(Moves(), check(self.problem, Moves(), self.budget_bytes, self.accesses), None)
+        with self.effort.keep_plan_on_crash(lambda: self.best is not None):
+            self._first()
+            if self.effort.options.method == "auto":
+                self._relax()
+                self._exact()
+            with self.effort.on_clock("solve"):
+                self._improve()
+        if self.best is None:
+            if self.effort.was_cancelled:
+                raise CancelledError("cancelled before a plan was found")
+            raise LimitReachedError(
+                "no plan was found whose copies fit the tiers. Give a tier more capacity_bytes, or a larger budget."
+            )
+        return self._answer(self.best.moves, self.best.check, None)
+
+    def _infeasibility(self) -> Infeasibility | None:
+        """Why there is no plan, where that is plain: an operator needs more, or the tiers hold too little."""
+        least, at = least_bytes(self.problem)
+        where = f"operator {at} ({self.problem.operators[at].words})"
+        capacities = [t.capacity_bytes for t in self.problem.tiers]
+        if all(c is not None for c in capacities):
+            at = int(self.accesses.live_bytes.argmax())
+            spread = int(self.accesses.live_bytes[at]) - sum(c or 0 for c in capacities)
+            if spread > least:
+                least, where = spread, f"operator {at} ({self.problem.operators[at].words}), with all tiers full"
+        if least <= self.budget_bytes:
+            return None
+        return Infeasibility(least, least - self.budget_bytes, where)
+
+    def _first(self) -> None:
+        """Moves without a solver: a plan to fall back on."""
+        with self.effort.on_clock("solve"):
+            times = np.array(self.search.times_us)
+            ends = np.cumsum(times)
+            clock = Clock((ends - times).tolist(), self.search.times_us, float(ends[-1]))
+            self._take("greedy", Wishes(self.accesses, self.budget_bytes), clock)
+
+    def _relax(self) -> None:
+        """The fluid relaxation: its value is a bound, and what it has away is what should be."""
+        with self.effort.on_clock("build"):
+            slots = slots_of.merged(self.accesses, self.budget_bytes, FLUID_SLOTS)
+            fluid = timed.formulate(self.accesses, slots, self.budget_bytes, exact=False)
+        solution = self._solved("fluid relaxation", fluid, FLUID_SHARE, gap=0.0)
+        if solution.status is SolverStatus.OPTIMAL and solution.values is not None:
+            assert solution.bound is not None
+            self.bound = max(self.bound, solution.bound)
+            wishes = Wishes(self.accesses, self.budget_bytes)
+            wishes.add_fluid(fluid, solution.values)
+            with self.effort.on_clock("solve"):
+                self._take("fluid relaxation", wishes, of_fluid(fluid, solution.values, self.search.times_us))
+
+    def _exact(self) -> None:
+        """The program with integers over every operator, where it is small."""
+        if self._done():
+            return
+        with self.effort.on_clock("build"):
+            slots = slots_of.every(self.accesses, self.budget_bytes)
+            # Each gap has a column for every slot and moment at least.
+            rooms = sum(g.before - g.after for g in self.accesses.gaps) * len(self.problem.tiers)
+            if 3 * rooms > EXACT_COLUMNS:
+                return
+            exact = timed.formulate(self.accesses, slots, self.budget_bytes, exact=True)
+        solution = self._solved("exact program", exact, EXACT_SHARE, gap=self.effort.options.gap / 2)
+        if solution.bound is not None:
+            self.bound = max(self.bound, solution.bound)
+        if solution.values is not None:
+            wishes = Wishes(self.accesses, self.budget_bytes)
+            wishes.add_fluid(exact, solution.values)
+            with self.effort.on_clock("solve"):
+                self._take("exact program", wishes, of_fluid(exact, solution.values, self.search.times_us))
+
+    def _solved(self, phase: str, what: timed.Timed, share: float, gap: float) -> Solution:
+        options = self.effort.options
+        memory_limit_bytes = options.memory_limit_bytes
+        with self.effort.on_clock("solve"):
+            assert not isinstance(memory_limit_bytes, str), "settled options have bytes"
+            limit_s = max(min(share * options.time_limit_s, self.effort.left_s), 0.1)
+            solution = solve(
+                what.program,
+                SolveOptions(
+                    time_limit_s=limit_s,
+                    gap=gap,
+                    seed=options.seed,
+                    memory_limit_bytes=options.memory_limit_bytes
+                    if isinstance(options.memory_limit_bytes, int)
+                    else None,
+                ),
+                solver=options.solver,
+                cancelled=self.effort.cancelled,
+                on_progress=lambda _: self._say(phase, "solving"),
+            )
+        self.effort.count(solution)
+        return solution
+
+    def _take(self, phase: str, wishes: Wishes, clock: Clock) -> None:
+        """What wishes make, by this clock and by those that they make in turn."""
+        try:
+            wishes.keep_the_budget(self.search.idle_links(clock))
+        except TiersFullError:
+            self._say(phase, "the tiers are too full")
+            return
+        for _ in range(CLOCKS):
+            found = self.search.evaluate(wishes, clock)
+            if self.best is None or found.step_us < self.best.step_us:
+                self.best = found
+            clock = self.search.clock(found)
+        self._say(phase, f"{len(found.moves.absences)} blocks away")
+
+    def _improve(self) -> None:
+        if self.best is None or self._done():
+            return
+
+        def told(found: Found) -> None:
+            self.best = found
+            self._say("search", f"{len(found.moves.absences)} blocks away")
+
+        self.search.improve(self.best, self._done, told)
+
+    def _done(self) -> bool:
+        return self.effort.over() or (self.best is not None and self._is_proved(self.best.step_us))
+
+    def _is_proved(self, step_us: float) -> bool:
+        gap = relative_gap(step_us, self.bound)
+        return gap is not None and gap <= self.effort.options.gap + _CLOSE
+
+    def _say(self, phase: str, message: str) -> None:
+        self.effort.say(phase, message, None if self.best is None else self.best.step_us, self.bound)
+
+    def _answer(self, moves: Moves | None, verdict: Check | None, lacking: Infeasibility | None) -> PlacementPlan:
+        objective = None if verdict is None else verdict.objective
+        proved = objective is not None and self._is_proved(objective)
+        if lacking is None and verdict is not None:
+            at = show_bytes(verdict.peak_bytes)
+            self.effort.say("solved", f"{at} at the most", objective, self.bound)
+        return PlacementPlan(
+            name=self.problem.name,
+            problem_sha256=self.problem.sha256,
+            status="infeasible" if moves is None else "optimal" if proved else "feasible",
+            objective=objective,
+            bound=None if moves is None else self.bound,
+            gap=relative_gap(objective, self.bound),
+            unit=self.problem.unit,
+            method=self.effort.options.method,
+            stopped_by="proof" if moves is None else self.effort.stopped_by(proved=proved),
+            seconds=dict(self.effort.seconds),
+            solver=self.effort.solver_facts(),
+            check={} if verdict is None else verdict.summary(),
+            options=self.effort.options.to_document(),
+            budget_bytes=self.budget_bytes,
+            compute_us=self.problem.compute_us,
+            moves=moves,
+            infeasibility=lacking,
+        )
