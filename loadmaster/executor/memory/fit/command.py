@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from loadmaster.errors import InputError, LimitReachedError, LoadmasterError
-from loadmaster.executor.memory.command import add_step_arguments, make_step, options_of
+from loadmaster.executor.memory.command import add_step_arguments, options_of
 from loadmaster.executor.memory.fit.fit import Fitter
 from loadmaster.executor.memory.fit.side_by_side import side_by_side
 from loadmaster.executor.memory.fit.state import Fitted
 from loadmaster.executor.memory.fit.trials import Trial, describe
 from loadmaster.executor.steps.factory import report, users_code
+from loadmaster.executor.steps.made_step import make_step
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.snapshot import expect_history, record_snapshot
 from loadmaster.models.memory.documents import read_plan, write_problem

@@ -1,0 +1,107 @@
+"""A model as a factory makes it, and how it trains: what the commands of all captured kinds ask, and how they end."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from loadmaster.errors import CancelledError, LoadmasterError
+from loadmaster.executor.steps.batch import AnyBatch
+from loadmaster.executor.steps.factory import call_factory, device_named, report
+from loadmaster.executor.steps.step import Loss
+from loadmaster.models.files import expect_writable, write_text
+from loadmaster.models.kinds import Problem, write_problem
+from loadmaster.models.summary import summarize
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "none": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adam": lambda parameters: torch.optim.AdamW(parameters),
+}
+PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def parser(purpose: str) -> argparse.ArgumentParser:
+    """The arguments of every kind's command."""
+    p = argparse.ArgumentParser(prog="loadmaster capture", description=purpose)
+    p.add_argument("factory", metavar="MODULE:FACTORY", help="returns (model, batch) or (model, batch, loss)")
+    p.add_argument("-o", "--output", metavar="PROBLEM.json", help="- or none: standard output")
+    return p
+
+
+def add_model_arguments(p: argparse.ArgumentParser) -> None:
+    """What says how a model is made and trains."""
+    p.add_argument("--name", help="name of the problem (default: the model's class)")
+    p.add_argument("--device", default="cpu", help="where to build the model and trace it (default: cpu)")
+    p.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="none", help="whose state counts as resident")
+    p.add_argument("--autocast", choices=sorted(PRECISIONS), help="train under autocast in this precision")
+    p.add_argument("--verbose", action="store_true", help="the whole traceback of what fails in your own code")
+
+
+@dataclass(frozen=True)
+class MadeStep:
+    """What a factory made, and how it trains."""
+
+    model: nn.Module
+    batch: AnyBatch
+    loss: Loss | None
+    optimizer: torch.optim.Optimizer
+    precision: AbstractContextManager[Any]
+
+
+def make_step(arguments: argparse.Namespace) -> MadeStep:
+    """Call the factory.
+
+    Raises:
+        InputError: the factory or the device cannot be used.
+    """
+    device = device_named(arguments.device)
+    model, batch, loss = call_factory(arguments.factory, device)
+    precision: AbstractContextManager[Any] = contextlib.nullcontext()
+    if arguments.autocast is not None:
+        precision = torch.autocast(device.type, PRECISIONS[arguments.autocast])
+    return MadeStep(model, batch, loss, OPTIMIZERS[arguments.optimizer](model.parameters()), precision)
+
+
+def write_captured(arguments: argparse.Namespace, captured: Callable[[], Problem]) -> None:
+    """Capture, write the document, and say how much it needs.
+
+    Raises:
+        InputError: the output cannot be written.
+    """
+    output = None if arguments.output in (None, "-") else arguments.output
+    expect_writable(output, "-o")
+    # What the model itself prints is no document.
+    with contextlib.redirect_stdout(sys.stderr):
+        problem = captured()
+    text = json.dumps(write_problem(problem)) + "\n"
+    if output is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        write_text(output, text, "-o")
+    sys.stderr.write(f"{summarize(problem)}\n")
+
+
+def finish(
+    parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], None], argv: Sequence[str] | None
+) -> int:
+    """Run a command; returns its exit status."""
+    arguments = parser.parse_args(argv)
+    try:
+        run(arguments)
+    except LoadmasterError as error:
+        return report(error, verbose=arguments.verbose)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return CancelledError.exit_status
+    return 0
