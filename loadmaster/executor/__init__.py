@@ -15,6 +15,7 @@ from loadmaster.executor.memory.fit.fit import fit
 from loadmaster.executor.memory.fit.state import Fitted
 from loadmaster.executor.memory.operators.implementation_filter import ImplementationFilter
 from loadmaster.executor.memory.run.apply import PlannedStep, apply, apply_to_blocks
+from loadmaster.executor.placement.cache.tensor_cache import TensorCache
 from loadmaster.executor.renamed import warn_renamed
 from loadmaster.executor.steps.measure import Measurement, measure
 
@@ -23,6 +24,7 @@ __all__ = [
     "ImplementationFilter",
     "Measurement",
     "PlannedStep",
+    "TensorCache",
     "apply",
     "apply_to_blocks",
     "capture",

@@ -36,10 +36,13 @@ class HostPool:
     Args:
         pinned: whether the memory is pinned; a CUDA device must be there then.
         slab_bytes: cut from at a time, a power of two; a larger block gets the next power of two that holds it.
+        alignment_bytes: of the addresses of blocks, a power of two; reads and writes past the page cache need 4096.
     """
 
-    def __init__(self, *, pinned: bool = True, slab_bytes: int = SLAB_BYTES) -> None:
-        self.pinned, self.slab_bytes = pinned, slab_bytes
+    def __init__(
+        self, *, pinned: bool = True, slab_bytes: int = SLAB_BYTES, alignment_bytes: int = _ALIGNMENT_BYTES
+    ) -> None:
+        self.pinned, self.slab_bytes, self.alignment_bytes = pinned, slab_bytes, alignment_bytes
         self._slabs: list[_Slab] = []
         self._free: dict[int, list[int]] = {}
         self._lent: set[int] = set()
@@ -60,7 +63,7 @@ class HostPool:
             InputError: so much host memory cannot be had.
         """
         if size_bytes == 0:
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         with self._lock:
             free = self._free.get(size_bytes)
             address = free.pop() if free else self._cut(size_bytes)
@@ -75,7 +78,7 @@ class HostPool:
             self._free.setdefault(size_bytes, []).append(address)
 
     def _cut(self, size_bytes: int) -> int:
-        length = -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        length = -(-size_bytes // self.alignment_bytes) * self.alignment_bytes
         if not self._lent:
             # Another plan's blocks: cut anew what nobody uses.
             self._free.clear()
@@ -86,15 +89,23 @@ class HostPool:
                 break
         else:
             # PyTorch would pin that much anyway: smaller blocks fit into the rest.
-            slab = _Slab(self._pin(max(self.slab_bytes, 1 << (length - 1).bit_length())))
+            slab = _Slab(self._aligned(max(self.slab_bytes, 1 << (length - 1).bit_length())))
             self._slabs.append(slab)
         address = slab.memory.data_ptr() + slab.used_bytes
         slab.used_bytes += length
         return address
 
+    def _aligned(self, size_bytes: int) -> torch.Tensor:
+        """A slab that begins at a multiple of the alignment; pinned memory does by itself."""
+        if self.pinned or self.alignment_bytes <= _ALIGNMENT_BYTES:
+            return self._pin(size_bytes)
+        memory = self._pin(size_bytes + self.alignment_bytes)
+        skipped = -memory.data_ptr() % self.alignment_bytes
+        return memory[skipped : skipped + size_bytes]
+
     def _pin(self, size_bytes: int) -> torch.Tensor:
         try:
-            return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=self.pinned)
+            return torch.empty(size_bytes, dtype=torch.uint8, device="cpu", pin_memory=self.pinned)
         except RuntimeError as error:
             raise InputError(
                 "host memory",

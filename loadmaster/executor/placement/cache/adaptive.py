@@ -1,0 +1,113 @@
+"""How much of a forward pass to send away, so that the step takes no longer: adaptive offloading.
+
+After [Wu24], section 5.3.5. A forward pass saves tensors 1..n of sizes b_1..b_n at times t_1..t_n, and ends at
+T. The backward pass is taken to last twice as long, and reaches tensor m at T + 2 (T - t_m). If m is the last one that
+is sent, the link has to have written b_1..b_m and read b_m by then:
+
+    (b_1 + ... + b_{m-1} + 2 b_m) / (T + 2 (T - t_m)) <= what the link writes
+
+SSDTrain leaves it at that, since its link is faster than the backward pass asks for. Where it is not, what was sent
+does not come back in time either, so here every j <= m is held to it, read in reverse order from time T on:
+
+    (b_j + ... + b_m) / (2 (T - t_j)) <= what the link reads
+
+All later tensors stay. The stores that are not over at a given time are the *backlog* that the plan expects; a cache
+waits only for those beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+BACKWARD_TIMES = 2.0  # the length of a backward pass, in forward passes
+SETTLED = 0.1  # a forward pass whose bytes differ by more from the planned one is another one
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One forward pass, without the time it waited.
+
+    Attributes:
+        sizes: bytes of each tensor that could be sent, in the order they were saved.
+        at_s: when, from the first on.
+        forward_s: until the backward pass began.
+    """
+
+    sizes: tuple[int, ...]
+    at_s: tuple[float, ...]
+    forward_s: float
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(self.sizes)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is sent.
+
+    Attributes:
+        tensors: of the forward pass that it is for.
+        sent: so many of them, the first.
+        total_bytes: of all tensors of the forward pass that it is for.
+        saving: bytes of stores that are expected not to be over when tensor n is saved.
+        needing: the same, when the backward pass needs tensor n.
+    """
+
+    tensors: int
+    sent: int
+    total_bytes: int
+    saving: tuple[int, ...] = ()
+    needing: tuple[int, ...] = ()
+
+    def fits(self, total_bytes: int) -> bool:
+        """Whether it is for a forward pass that saved so much."""
+        return abs(total_bytes - self.total_bytes) <= SETTLED * self.total_bytes
+
+
+def last_sent(profile: Profile, write_bytes_s: float, read_bytes_s: float) -> int:
+    """How many of the first tensors can be sent without making the step longer."""
+    summed = [0, *accumulate(profile.sizes)]
+    found, tightest = 0, float("inf")
+    for m, (size, at_s) in enumerate(zip(profile.sizes, profile.at_s, strict=True), start=1):
+        until_needed_s = BACKWARD_TIMES * (profile.forward_s - at_s)
+        tightest = min(tightest, summed[m - 1] + read_bytes_s * until_needed_s)
+        written = summed[m - 1] + 2 * size <= write_bytes_s * (profile.forward_s + until_needed_s)
+        if written and summed[m] <= tightest:
+            found = m
+    return found
+
+
+def plan(profile: Profile, write_bytes_s: float, read_bytes_s: float) -> Plan:
+    """What to send of the next forward passes that are like the profiled one."""
+    sent = last_sent(profile, write_bytes_s, read_bytes_s)
+    saving = _backlog(profile.sizes[:sent], profile.at_s, write_bytes_s)
+    left = saving[-1] if saving else 0.0
+    end_s = profile.at_s[-1] if profile.at_s else 0.0
+    needing = [
+        max(0.0, left - write_bytes_s * (profile.forward_s - end_s + BACKWARD_TIMES * (profile.forward_s - at_s)))
+        for at_s in profile.at_s
+    ]
+    return Plan(len(profile.sizes), sent, profile.total_bytes, tuple(map(round, saving)), tuple(map(round, needing)))
+
+
+def plan_to_keep(sizes: Sequence[int], keep_bytes: int) -> Plan:
+    """Send all but the last tensors of a forward pass, whose bytes are at most these."""
+    kept, sent = 0, len(sizes)
+    while sent and kept + sizes[sent - 1] <= keep_bytes:
+        sent -= 1
+        kept += sizes[sent]
+    return Plan(len(sizes), sent, sum(sizes))
+
+
+def _backlog(sizes: Sequence[int], at_s: Sequence[float], write_bytes_s: float) -> list[float]:
+    """Bytes that are not over at each of these times, those that are asked for then included."""
+    backlog, last_s, found = 0.0, 0.0, []
+    for n, now_s in enumerate(at_s):
+        backlog = max(0.0, backlog - write_bytes_s * (now_s - last_s)) + (sizes[n] if n < len(sizes) else 0)
+        last_s = now_s
+        found.append(backlog)
+    return found

@@ -1,0 +1,228 @@
+"""Files as the place for tensors, striped over folders: threads copy aligned chunks through pinned host memory.
+
+A tensor is cut into chunks of one size, and chunks go to the folders in turn, each folder a disk (or not: then nothing
+is gained by naming more than one). A thread has one block of pinned memory; it copies a chunk from the device into it
+and writes it, or reads it and copies it to the device. So what host memory it takes does not depend on the tensors.
+
+Two sets of threads, as in SSDTrain (section 5.3.4), so that no load stands in line behind stores.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from os import PathLike
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from loadmaster.errors import InputError, LoadmasterError
+from loadmaster.executor.placement.cache.backends.gpu_direct import gpu_direct
+from loadmaster.executor.placement.cache.backends.protocol import Counters, Stored, Transfer
+from loadmaster.executor.placement.cache.backends.spill_file import ALIGNMENT_BYTES, SpillFile
+from loadmaster.executor.placement.cache.backends.workers import Group, Workers
+from loadmaster.executor.steps.pinned import HostPool
+
+CHUNK_BYTES = 8 << 20
+THREADS = 4  # each way and folder
+
+
+@dataclass(eq=False)
+class _Job:
+    """A copy of a whole tensor, by chunks.
+
+    Attributes:
+        slots: by chunk, its file and the slot in it, once that is written.
+    """
+
+    size_bytes: int
+    workers: Workers
+    group: Group
+    first_file: int
+    slots: list[tuple[SpillFile, int] | None] = field(default_factory=list)
+
+    def over(self) -> bool:
+        return self.group.over()
+
+    def wait(self) -> None:
+        self.group.wait(self.workers)
+
+    def failure(self) -> LoadmasterError | None:
+        return self.group.failure()
+
+    def cancel(self) -> bool:
+        return self.group.cancel()
+
+
+class _Meter:
+    """Bytes of copies one way, and for how long at least one was under way."""
+
+    def __init__(self) -> None:
+        self.size_bytes, self.seconds = 0, 0.0
+        self._active, self._since_s, self._lock = 0, 0.0, threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._active:
+                self._since_s = time.perf_counter()
+            self._active += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._active -= 1
+            if not self._active:
+                self.seconds += time.perf_counter() - self._since_s
+
+    def add(self, size_bytes: int) -> None:
+        with self._lock:
+            self.size_bytes += size_bytes
+
+
+class Files:
+    """Tensors in files without names.
+
+    Args:
+        folders: one a disk; each gets a file.
+        threads: that store, and as many that load, for each folder.
+        chunk_bytes: copied at a time, a multiple of 4096.
+
+    Raises:
+        InputError: a folder that is not there, or that nothing can be written to.
+    """
+
+    def __init__(
+        self, folders: Sequence[str | PathLike[str]], *, threads: int = THREADS, chunk_bytes: int = CHUNK_BYTES
+    ) -> None:
+        if not folders or threads < 1 or chunk_bytes % ALIGNMENT_BYTES or not chunk_bytes:
+            remedy = f"Give a folder at least, a thread at least, and chunks of a multiple of {ALIGNMENT_BYTES} bytes."
+            raise InputError("to", (list(map(str, folders)), threads, chunk_bytes), "cannot be used", remedy)
+        self.chunk_bytes = chunk_bytes
+        self._files: list[SpillFile] = []
+        try:
+            for folder in folders:
+                self._files.append(SpillFile(Path(folder), chunk_bytes))
+        except InputError:
+            self._close_files()
+            raise
+        count = threads * len(self._files)
+        self._pool = HostPool(
+            pinned=torch.cuda.is_available(),
+            slab_bytes=1 << (chunk_bytes + ALIGNMENT_BYTES - 1).bit_length(),
+            alignment_bytes=ALIGNMENT_BYTES,
+        )
+        self._stores, self._loads = Workers(count, "tensor-cache-store"), Workers(count, "tensor-cache-load")
+        self._out, self._in = _Meter(), _Meter()
+        self._mine = threading.local()
+        self._turn = 0
+
+    def store(self, source: Tensor) -> Stored | None:
+        job = self._job(source.numel(), self._stores)
+        made = _event_of(source)
+        for n in range(len(job.slots)):
+            self._stores.submit(job.group, partial(self._store_chunk, job, n, source, made))
+        self._turn += len(job.slots)
+        return job
+
+    def load(self, stored: Stored, target: Tensor) -> Transfer:
+        assert isinstance(stored, _Job)
+        job = self._job(stored.size_bytes, self._loads)
+        allocated = _event_of(target)
+        for n in range(len(stored.slots)):
+            self._loads.submit(job.group, partial(self._load_chunk, stored, n, target, allocated))
+        return job
+
+    def free(self, stored: Stored) -> None:
+        assert isinstance(stored, _Job)
+        for taken in stored.slots:
+            if taken is not None:
+                taken[0].give_back(taken[1])
+        stored.slots.clear()
+
+    def counters(self) -> Counters:
+        buffered = [str(file.folder) for file in self._files if not file.direct]
+        notes = {"gpu_direct": gpu_direct()}
+        if buffered:
+            notes["page_cache"] = f"{', '.join(buffered)}: the file system refuses O_DIRECT, so the page cache is used"
+        return Counters(
+            self._out.size_bytes,
+            self._in.size_bytes,
+            self._out.seconds,
+            self._in.seconds,
+            self._pool.held_bytes,
+            notes,
+        )
+
+    def close(self) -> None:
+        self._stores.close()
+        self._loads.close()
+        self._close_files()
+
+    def _close_files(self) -> None:
+        for file in self._files:
+            file.close()
+
+    def _job(self, size_bytes: int, workers: Workers) -> _Job:
+        chunks = -(-size_bytes // self.chunk_bytes)
+        return _Job(size_bytes, workers, Group(chunks), self._turn, [None] * chunks)
+
+    def _store_chunk(self, job: _Job, n: int, source: Tensor, made: torch.cuda.Event | None) -> None:
+        file = self._files[(job.first_file + n) % len(self._files)]
+        piece = source[n * self.chunk_bytes : (n + 1) * self.chunk_bytes]
+        block = self._block(piece.numel())
+        with self._out:
+            _copy(block[: piece.numel()], piece, made)
+            slot = file.take()
+            job.slots[n] = (file, slot)
+            file.write(slot, block)
+        self._out.add(piece.numel())
+
+    def _load_chunk(self, stored: _Job, n: int, target: Tensor, allocated: torch.cuda.Event | None) -> None:
+        taken = stored.slots[n]
+        assert taken is not None
+        piece = target[n * self.chunk_bytes : (n + 1) * self.chunk_bytes]
+        block = self._block(piece.numel())
+        with self._in:
+            taken[0].read(taken[1], block)
+            _copy(piece, block[: piece.numel()], allocated)
+        self._in.add(piece.numel())
+
+    def _block(self, size_bytes: int) -> Tensor:
+        """This thread's block of pinned memory, as long as these bytes in whole pages."""
+        if not hasattr(self._mine, "block"):
+            self._mine.block = self._pool.take(self.chunk_bytes)
+        block: Tensor = self._mine.block
+        return block[: -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES]
+
+
+_streams = threading.local()
+
+
+def _stream_of_this_thread(device: torch.device) -> torch.cuda.Stream:
+    known: dict[torch.device, torch.cuda.Stream] = _streams.__dict__.setdefault("known", {})
+    if device not in known:
+        known[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return known[device]
+
+
+def _event_of(tensor: Tensor) -> torch.cuda.Event | None:
+    """When the current stream has made a tensor, or may give its memory away."""
+    return torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
+
+
+def _copy(target: Tensor, source: Tensor, after: torch.cuda.Event | None) -> None:
+    """Copy between host and device on a stream of this thread's own, and wait for it on this thread."""
+    if after is None:
+        # Unlike PyTorch's copy, on this thread alone.
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), target.numel())
+        return
+    device = source.device if source.is_cuda else target.device
+    stream = _stream_of_this_thread(device)
+    with torch.cuda.stream(stream):
+        stream.wait_event(after)
+        target.copy_(source, non_blocking=True)
+        stream.record_event().synchronize()

@@ -1,0 +1,201 @@
+"""Pinned host memory as the place for tensors: one stream to it, one from it, beside the compute.
+
+Each cache has pools of its own, one a device. A pool's blocks are written by the one stream that goes to the host, so
+that a block may be written again without waiting for the copy that wrote it before (:class:`HostPool` asks for that).
+Planned offload has its blocks from :func:`loadmaster.executor.steps.pinned.pool_of`, which another stream writes.
+
+A copy to the host waits for an event that the current stream recorded before the copying stream was entered. A copy
+back is into memory of the compute stream, and waits until that memory is the compute stream's to give. Tensors in host
+memory are copied at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loadmaster.errors import InputError, LoadmasterError
+from loadmaster.executor.placement.cache.backends.protocol import Counters, Stored, Transfer
+from loadmaster.executor.steps.host_link import HOST_SHARE, host_bytes
+from loadmaster.executor.steps.pinned import HostPool
+
+
+@dataclass(eq=False)
+class _Copy:
+    """To the host or back; with ``over_at`` None it was over when the call returned.
+
+    Attributes:
+        target: what a copy back writes.
+        allocated_on: the stream that the target's memory is of.
+        read_at: after the last copy back of this block.
+    """
+
+    size_bytes: int
+    block: Tensor
+    device: torch.device
+    over_at: torch.cuda.Event | None = None
+    target: Tensor | None = None
+    allocated_on: torch.cuda.Stream | None = None
+    read_at: torch.cuda.Event | None = None
+
+    def over(self) -> bool:
+        return self.over_at is None or bool(self.over_at.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        if self.over_at is None:
+            return
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(self.over_at)
+        if self.target is not None and stream != self.allocated_on:
+            self.target.record_stream(stream)  # used beside the stream that it is of
+
+    def failure(self) -> LoadmasterError | None:
+        return None
+
+    def cancel(self) -> bool:
+        return False
+
+
+class _Lane:
+    """What one device copies with."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.to_host = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.from_host = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.pool = HostPool()
+
+
+class _Meter:
+    """Bytes and seconds of copies one way; those of a stream are read when they are over."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self.seconds = 0.0
+        self._timed: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    def add(self, size_bytes: int, seconds: float) -> None:
+        self.size_bytes, self.seconds = self.size_bytes + size_bytes, self.seconds + seconds
+
+    def add_timed(self, size_bytes: int, start: torch.cuda.Event, stop: torch.cuda.Event) -> None:
+        self.size_bytes += size_bytes
+        self._timed.append((start, stop))
+        self.read()
+
+    def read(self) -> None:
+        while self._timed and self._timed[0][1].query():  # type: ignore[no-untyped-call]
+            start, stop = self._timed.popleft()
+            self.seconds += start.elapsed_time(stop) / 1e3
+
+
+class HostMemory:
+    """Tensors in host memory, pinned where they come from a CUDA device.
+
+    Args:
+        capacity_bytes: that it may hold; half of the host's memory (or of the container's) where nothing is said.
+    """
+
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        self.capacity_bytes = int(HOST_SHARE * host_bytes()) if capacity_bytes is None else capacity_bytes
+        self._lanes: dict[torch.device, _Lane] = {}
+        self._pageable = HostPool(pinned=False)
+        self._out, self._in = _Meter(), _Meter()
+        self._held_bytes = self._peak_bytes = 0
+
+    def store(self, source: Tensor) -> Stored | None:
+        size_bytes = source.numel()
+        if self._held_bytes + size_bytes > self.capacity_bytes:
+            return None
+        copy = self._to_host(source) if source.is_cuda else self._at_once(source)
+        self._held_bytes += size_bytes
+        self._peak_bytes = max(self._peak_bytes, self._held_bytes)
+        return copy
+
+    def load(self, stored: Stored, target: Tensor) -> Transfer:
+        assert isinstance(stored, _Copy)
+        if stored.over_at is None:
+            start_s = time.perf_counter()
+            target.copy_(stored.block)
+            self._in.add(target.numel(), time.perf_counter() - start_s)
+            return _Copy(target.numel(), stored.block, target.device)
+        stream, compute = self._lane(target.device).from_host, torch.cuda.current_stream(target.device)
+        allocated = compute.record_event()
+        start, stop = _timing_events()
+        with torch.cuda.stream(stream):
+            stream.wait_event(allocated)
+            stream.wait_event(stored.over_at)
+            start.record(stream)
+            target.copy_(stored.block, non_blocking=True)
+            stop.record(stream)
+        self._in.add_timed(target.numel(), start, stop)
+        stored.read_at = stop
+        return _Copy(target.numel(), stored.block, target.device, stop, target, compute)
+
+    def free(self, stored: Stored) -> None:
+        assert isinstance(stored, _Copy)
+        if stored.read_at is not None and stored.device in self._lanes:
+            # Whoever gets the block next writes it after it was read.
+            self._lanes[stored.device].to_host.wait_event(stored.read_at)
+        self._held_bytes -= stored.size_bytes
+        stored.block = stored.block[:0].clone()
+
+    def counters(self) -> Counters:
+        self._out.read()
+        self._in.read()
+        return Counters(
+            self._out.size_bytes, self._in.size_bytes, self._out.seconds, self._in.seconds, self._peak_bytes
+        )
+
+    def close(self) -> None:
+        for lane in self._lanes.values():
+            lane.to_host.synchronize()
+            lane.from_host.synchronize()
+        self._lanes.clear()
+        self._pageable = HostPool(pinned=False)
+        self._held_bytes = 0
+
+    def _lane(self, device: torch.device) -> _Lane:
+        if device not in self._lanes:
+            self._lanes[device] = _Lane(device)
+        return self._lanes[device]
+
+    def _at_once(self, source: Tensor) -> _Copy:
+        start_s = time.perf_counter()
+        block = _taken(self._pageable, source.numel())
+        block.copy_(source)
+        self._out.add(source.numel(), time.perf_counter() - start_s)
+        return _Copy(source.numel(), block, source.device)
+
+    def _to_host(self, source: Tensor) -> _Copy:
+        lane = self._lane(source.device)
+        made = torch.cuda.current_stream(source.device).record_event()
+        block = _taken(lane.pool, source.numel())
+        start, stop = _timing_events()
+        with torch.cuda.stream(lane.to_host):
+            lane.to_host.wait_event(made)
+            start.record(lane.to_host)
+            block.copy_(source, non_blocking=True)
+            stop.record(lane.to_host)
+        self._out.add_timed(source.numel(), start, stop)
+        return _Copy(source.numel(), block, source.device, stop)
+
+
+def _timing_events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    return start, stop
+
+
+def _taken(pool: HostPool, size_bytes: int) -> Tensor:
+    try:
+        return pool.take(size_bytes)
+    except InputError as error:
+        raise InputError(
+            "host memory",
+            f"{size_bytes} bytes beside {pool.held_bytes}",
+            "cannot be pinned for what the backward pass needs",
+            "Let TensorCache keep more (keep), give HostMemory(capacity_bytes), or raise the limit of locked memory "
+            "(ulimit -l).",
+        ) from error

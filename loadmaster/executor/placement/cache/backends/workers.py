@@ -1,0 +1,137 @@
+"""Threads that copy: first come, first served, and nobody waits for a thread that is gone."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from loadmaster.errors import LoadmasterError
+
+_LOOK_S = 0.2  # a waiting thread looks this often whether there still is anybody to wait for
+
+
+class Group:
+    """Jobs that make one copy.
+
+    Args:
+        jobs: how many.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        self._left, self._begun, self._cancelled = jobs, False, False
+        self._error: LoadmasterError | None = None
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        if not jobs:
+            self._over.set()
+
+    def begin(self) -> bool:
+        """Whether a job of it may run."""
+        with self._lock:
+            self._begun = self._begun or not self._cancelled
+            return not self._cancelled
+
+    def end(self, error: LoadmasterError | None = None) -> None:
+        """One job is over."""
+        with self._lock:
+            self._error = self._error or error
+            self._left -= 1
+            if not self._left:
+                self._over.set()
+
+    def cancel(self) -> bool:
+        """Let no job begin, if none has."""
+        with self._lock:
+            if not self._begun and not self._over.is_set():
+                self._cancelled = True
+                self._over.set()
+            return self._cancelled
+
+    def over(self) -> bool:
+        """Whether all jobs are over, or none will begin."""
+        return self._over.is_set()
+
+    def failure(self) -> LoadmasterError | None:
+        """The first thing that went wrong."""
+        return self._error
+
+    def wait(self, workers: Workers) -> None:
+        """Until it is over; jobs whose threads are gone fail."""
+        while not self._over.wait(_LOOK_S):
+            workers.fail_what_nobody_does()
+
+
+class Workers:
+    """A few daemon threads and their queue.
+
+    Args:
+        count: of threads.
+        name: shown in debuggers.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._queue: deque[tuple[Group, Callable[[], None]]] = deque()
+        self._ready = threading.Condition()
+        self._closed = False
+        self.threads = [threading.Thread(target=self._work, name=f"{name}-{n}", daemon=True) for n in range(count)]
+        for thread in self.threads:
+            thread.start()
+
+    def submit(self, group: Group, job: Callable[[], None]) -> None:
+        """Do a job of a group when its turn comes."""
+        with self._ready:
+            self._queue.append((group, job))
+            self._ready.notify()
+
+    def fail_what_nobody_does(self) -> None:
+        """Fail what is queued where no thread is left."""
+        if any(thread.is_alive() for thread in self.threads):
+            return
+        while self._queue:
+            group, _ = self._queue.popleft()
+            if group.begin():
+                group.end(_gone())
+
+    def close(self) -> None:
+        """End the threads when the job at hand is done; what is queued is left."""
+        with self._ready:
+            self._closed = True
+            self._ready.notify_all()
+        for thread in self.threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        self.fail_what_nobody_does()
+
+    def _work(self) -> None:
+        while self._one():
+            pass
+
+    def _one(self) -> bool:
+        """Wait for a job and do it; what it holds is let go of before the next wait. Whether there may be more."""
+        with self._ready:
+            while not self._queue and not self._closed:
+                self._ready.wait()
+            if self._closed:
+                return False
+            group, job = self._queue.popleft()
+        if group.begin():
+            try:
+                job()
+            except LoadmasterError as error:
+                group.end(error)
+            except Exception as error:  # noqa: BLE001, whoever waits raises it
+                group.end(LoadmasterError(f"a copy of what the backward pass needs failed: {error!r}"))
+            except BaseException:  # noqa: BLE001, the thread is told to end
+                group.end(_gone())
+                return False
+            else:
+                group.end()
+        return True
+
+
+def _gone() -> LoadmasterError:
+    return LoadmasterError(
+        "a thread that copies what the backward pass needs was ended from outside. Gradients of this step cannot be "
+        "had if it was reading; repeat the step under a new TensorCache."
+    )

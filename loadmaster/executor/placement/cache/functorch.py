@@ -1,0 +1,65 @@
+"""Stepping aside for ``torch.func``: its transforms refuse to run under hooks on saved tensors.
+
+While a cache is entered, its hooks are taken off for the time of such a transform, which saves its tensors as if there
+were no cache. Hooks of others stay, and the transform then says what it always says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.autograd import graph
+
+_original = graph.disable_saved_tensors_hooks
+_entered = 0
+_lock = threading.Lock()
+Hooks = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+_ours = threading.local()
+
+
+def push(hooks: Hooks) -> None:
+    """Put the hooks of a cache on this thread's stack."""
+    global _entered
+    torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+    _on_this_thread().append(hooks)
+    with _lock:
+        _entered += 1
+        graph.disable_saved_tensors_hooks = _without_ours
+
+
+def pop() -> None:
+    """Take them off again."""
+    global _entered
+    torch._C._autograd._pop_saved_tensors_default_hooks()
+    _on_this_thread().pop()
+    with _lock:
+        _entered -= 1
+        if not _entered:
+            graph.disable_saved_tensors_hooks = _original
+
+
+@contextlib.contextmanager
+def _without_ours(error_message: str) -> Iterator[None]:
+    """As PyTorch's, with the hooks of caches off the stack as far as they lie on top."""
+    taken: list[Hooks] = []
+    for hooks in reversed(_on_this_thread()):
+        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if top is None or top[0] != hooks[0]:
+            break
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        taken.append(hooks)
+    try:
+        with _original(error_message):
+            yield
+    finally:
+        for hooks in reversed(taken):
+            torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+
+
+def _on_this_thread() -> list[Hooks]:
+    found: list[Hooks] = _ours.__dict__.setdefault("hooks", [])
+    return found

@@ -1,0 +1,202 @@
+"""One stretch of saved memory, and where it is: on the device, on its way, stored, or on its way back.
+
+    kept ------> storing ------> stored ------> loading (and then loaded)
+      ^             |                              |
+      +-------------+ forwarded, cancelled, failed +--> stored, when a backward pass that keeps its graph is over
+
+A part has a strong reference to its memory until the store is over. When the last graph that saved it lets it go, what
+it holds goes to a queue that the cache empties at its next call: finalizers run anywhere, on any thread, so they do no
+more than that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loadmaster.executor.placement.cache.backends.protocol import Stored, Transfer
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor lies in its storage."""
+
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Layout:
+        """A tensor's."""
+        return cls(tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all elements."""
+        return self.size.numel() * self.dtype.itemsize
+
+    def on(self, memory: Tensor) -> Tensor:
+        """Such a tensor on the storage of another one."""
+        empty = torch.empty(0, dtype=self.dtype, device=memory.device)
+        return empty.set_(memory.untyped_storage(), self.offset, self.size, self.stride)
+
+
+def all_bytes(tensor: Tensor) -> Tensor:
+    """The whole storage of a tensor, uint8 [n]."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+class Checked:
+    """A saved tensor that stays as it is, and its version: autograd checks none behind hooks."""
+
+    __slots__ = ("_tensor", "_version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        # A tensor that is an output of the node that saves it would hold the node that holds it.
+        self._tensor = tensor if tensor.grad_fn is None else tensor.detach()
+        self._version = _version(tensor)
+
+    def unchanged(self) -> bool:
+        """Whether nobody wrote to it since."""
+        return _version(self._tensor) == self._version
+
+    def tensor(self) -> Tensor:
+        """The tensor.
+
+        Raises:
+            RuntimeError: it was modified in place.
+        """
+        if not self.unchanged():
+            raise modified(Layout.of(self._tensor), (self._version, _version(self._tensor)))
+        return self._tensor
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def modified(layout: Layout, versions: tuple[int, int] | None) -> RuntimeError:
+    """What PyTorch raises where nothing is offloaded."""
+    what = f"{str(layout.dtype).removeprefix('torch.')} {list(layout.size)}"
+    how = "is at another version than when it was saved"
+    if versions is not None:
+        how = f"is at version {versions[1]}; expected version {versions[0]} instead"
+    return RuntimeError(
+        f"one of the variables needed for gradient computation has been modified by an inplace operation: [{what}] "
+        f"{how}. Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True)."
+    )
+
+
+@dataclass(eq=False)
+class Remains:
+    """What a part that nobody needs any more held."""
+
+    source: Tensor | None
+    stored: Stored | None
+    load: Transfer | None
+    target: Tensor | None
+
+    def over(self) -> bool:
+        """Whether no copy reads or writes what is held here; a store that has not begun never will."""
+        if self.stored is not None and not self.stored.over():
+            self.stored.cancel()
+        return all(transfer is None or transfer.over() for transfer in (self.stored, self.load))
+
+
+class Part:
+    """See the head of the file. All methods are called under the cache's lock.
+
+    Args:
+        source: uint8 [n]: memory that was saved.
+        checked: the tensor whose version says whether the memory is as it was; None for a copy of our own.
+        remains: where what it holds goes in the end.
+
+    Attributes:
+        arrived: what comes back may be used by the stream that it was allocated on.
+        wanted: the backward pass is about to need it; it stays when the store is over.
+        passed: the backward pass has been there.
+        ahead: what counts it among the parts that come back before they are needed.
+    """
+
+    def __init__(self, source: Tensor, checked: Checked | None, remains: deque[Remains]) -> None:
+        self.size_bytes, self.device = source.numel(), source.device
+        self.source: Tensor | None = source
+        self.stored: Stored | None = None
+        self.load: Transfer | None = None
+        self.target: Tensor | None = None
+        self.arrived = self.wanted = self.passed = False
+        self.ahead: object = None
+        self._ruined = False  # modified while it was stored
+        self._checked, self._remains = checked, remains
+
+    def __del__(self) -> None:
+        self._let_go(self.source if self.storing else None, self.stored)
+
+    @property
+    def storing(self) -> bool:
+        """Whether a store was asked for and its memory is still held."""
+        return self.stored is not None and self.source is not None
+
+    @property
+    def away(self) -> bool:
+        """Whether it is nowhere but in the backend, and nothing brings it back."""
+        return self.source is None and self.load is None and not self._ruined
+
+    def left_to(self, remains: deque[Remains]) -> bool:
+        """Whether that is where what it holds goes: each backend that is opened has another one."""
+        return self._remains is remains
+
+    def commit(self) -> None:
+        """The store is over: let go of the memory, unless it failed or the memory is wanted."""
+        assert self.stored is not None
+        if self.wanted or self.stored.failure() is not None:
+            self._keep()
+            return
+        self._ruined = self._checked is not None and not self._checked.unchanged()
+        self.source = self._checked = None
+
+    def forward(self) -> bool:
+        """Be needed before the store is over: whether the store could be cancelled."""
+        assert self.stored is not None
+        self.wanted = True
+        cancelled = self.stored.cancel()
+        if cancelled:
+            self._keep()
+        return cancelled
+
+    def again(self) -> None:
+        """Forget the backward pass, and what it brought back: another one may come."""
+        self.passed, self.ahead = False, None
+        if self.load is not None:
+            self._let_go(None, None)
+            self.load, self.target, self.arrived = None, None, False
+
+    def memory(self, layout: Layout) -> Tensor:
+        """What holds it on the device now.
+
+        Raises:
+            RuntimeError: it was modified in place.
+        """
+        if self._ruined:
+            raise modified(layout, None)
+        if self._checked is not None:
+            self._checked.tensor()
+        held = self.source if self.source is not None else self.target
+        assert held is not None
+        return held
+
+    def _keep(self) -> None:
+        self._let_go(None, self.stored)
+        self.stored = None
+
+    def _let_go(self, source: Tensor | None, stored: Stored | None) -> None:
+        """Leave to the cache what a copy may still read or write."""
+        load, target = (None, None) if self.arrived else (self.load, self.target)
+        if stored is not None or load is not None:
+            self._remains.append(Remains(source, stored, load, target))

@@ -1,0 +1,75 @@
+"""Which saved tensors a cache takes: activations of a size that pays, and nothing that the model holds anyway."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from loadmaster.errors import InputError
+
+_tokens = itertools.count()
+_MARK = "_loadmaster_held"
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """What a DTensor (FSDP2, tensor parallelism) holds on this rank; any other tensor itself."""
+    local = getattr(tensor, "_local_tensor", None)
+    return local if isinstance(local, Tensor) else tensor
+
+
+class Selection:
+    """What to take.
+
+    Storages of parameters and buffers are marked, so that every view of them is known and a mark is gone with its
+    storage: addresses are used again, marks are not.
+
+    Args:
+        modules: whose parameters and buffers stay.
+        min_bytes: storages below that stay.
+
+    Attributes:
+        device: that tensors are taken from: a CUDA device if anything of the model is on one.
+
+    Raises:
+        InputError: the model is on a device that nothing can be sent from.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], min_bytes: int) -> None:
+        self._modules, self.min_bytes = tuple(modules), min_bytes
+        self._token = next(_tokens)
+        self.mark_held()
+
+    def mark_held(self) -> None:
+        """Find the model's parameters and buffers, which may be others, and elsewhere, than last time."""
+        devices: dict[str, torch.device] = {}
+        for module in self._modules:
+            for tensor in itertools.chain(module.parameters(), module.buffers()):
+                local = plain(tensor)
+                devices.setdefault(local.device.type, local.device)
+                if _has_storage(local):
+                    local.untyped_storage().__dict__.setdefault(_MARK, set()).add(self._token)
+
+        self.device = devices.get("cuda") or next(iter(devices.values()), torch.device("cpu"))
+        if self.device.type not in ("cpu", "cuda", "meta"):
+            remedy = "Train on a CUDA device, or without a TensorCache."
+            raise InputError("model", str(self.device), "is on a device that tensors are not sent from", remedy)
+
+    def takes(self, tensor: Tensor) -> bool:
+        """Whether a saved tensor is one to send away."""
+        if type(tensor) is not Tensor or tensor.device.type != self.device.type or not _has_storage(tensor):
+            return False
+        if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_inference():
+            return False
+        # FSDP2 makes whole parameters anew in every step; what the layers save are views of them.
+        if isinstance(tensor._base, nn.Parameter):
+            return False
+        storage = tensor.untyped_storage()
+        return storage.nbytes() >= self.min_bytes and self._token not in storage.__dict__.get(_MARK, ())
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return tensor.layout is torch.strided and not wrapped and not tensor.is_nested and tensor.device.type != "meta"

@@ -1,0 +1,113 @@
+"""What one forward pass saved, in order: which is the order, reversed, in which the backward pass needs it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+
+from loadmaster.executor.placement.cache.adaptive import Profile
+from loadmaster.executor.placement.cache.clock import Mark, seconds
+from loadmaster.executor.placement.cache.parts import Layout, Part
+from loadmaster.executor.placement.cache.records import Record
+
+
+class Stopwatch:
+    """Times one forward pass: when each part was saved, and what waiting took."""
+
+    def __init__(self) -> None:
+        self._saved: list[tuple[int, Mark]] = []
+        self._waits: list[tuple[Mark, Mark]] = []
+        self._waits_before: list[int] = []
+        self._end: Mark | None = None
+
+    def saved(self, size_bytes: int, at: Mark) -> None:
+        """A part was met."""
+        if self._end is None:
+            self._saved.append((size_bytes, at))
+            self._waits_before.append(len(self._waits))
+
+    def waited(self, start: Mark, stop: Mark) -> None:
+        """Training stood still."""
+        if self._end is None:
+            self._waits.append((start, stop))
+
+    def ended(self, at: Mark) -> None:
+        """The backward pass begins."""
+        self._end = self._end if self._end is not None else at
+
+    def profile(self) -> Profile | None:
+        """The forward pass, once it is over and if anything was saved. Waits for the device."""
+        if self._end is None or not self._saved:
+            return None
+        waits_s = [seconds(*wait) for wait in self._waits]
+        start = self._saved[0][1]
+        at_s = [seconds(start, at) - sum(waits_s[:before]) for (_, at), before in self._timed()]
+        forward_s = seconds(start, self._end) - sum(waits_s)
+        sizes = tuple(size for size, _ in self._saved)
+        return Profile(sizes, tuple(max(0.0, s) for s in at_s), max(forward_s, 0.0, *at_s))
+
+    def _timed(self) -> Iterator[tuple[tuple[int, Mark], int]]:
+        return zip(self._saved, self._waits_before, strict=True)
+
+
+class Tape:
+    """The uses of records in one forward pass, or in several with no backward pass between them.
+
+    Attributes:
+        sizes: bytes of the parts that were met first here; the plan counts them.
+        watch: times the forward pass, where a plan is to be made of it.
+        begun: the backward pass has begun.
+        ahead_bytes: brought back, and not needed yet.
+        passed_bytes: needed by the backward pass and still on the device then: room for what is brought back.
+    """
+
+    def __init__(self, watch: Stopwatch | None) -> None:
+        self._uses: list[tuple[weakref.ref[Record], Layout, int]] = []
+        self._cursor: int | None = None
+        self.sizes: list[int] = []
+        self.watch, self.begun = watch, False
+        self.ahead_bytes = self.passed_bytes = 0
+
+    def add(self, record: Record, layout: Layout) -> int:
+        """One more use; its number."""
+        self._uses.append((weakref.ref(record), layout, len(self.sizes)))
+        return len(self._uses) - 1
+
+    def __len__(self) -> int:
+        return len(self._uses)
+
+    def met(self, use: int) -> int:
+        """How many parts had been met at a use."""
+        return self._uses[use][2]
+
+    def part(self, use: int) -> Part | None:
+        """What a use needs, while any graph does and once it is decided."""
+        record = self._uses[use][0]()
+        found = record.found(self._uses[use][1]) if record is not None else None
+        return found[0] if found is not None else None
+
+    def near(self, use: int, window_bytes: int) -> Iterator[Part]:
+        """Parts that are needed next after a use, so many bytes of them."""
+        seen = 0
+        for n in range(use - 1, -1, -1):
+            if seen >= window_bytes:
+                return
+            if (part := self.part(n)) is not None and not part.passed:
+                seen += part.size_bytes
+                yield part
+
+    def far(self, use: int, window_bytes: int) -> Iterator[Part]:
+        """Parts to bring back now, in the order they are needed, as far as there is room; each is yielded once."""
+        self._cursor = use - 1 if self._cursor is None else min(self._cursor, use - 1)
+        while self._cursor >= 0 and self.ahead_bytes < window_bytes + self.passed_bytes:
+            part = self.part(self._cursor)
+            self._cursor -= 1
+            if part is not None and part.away:
+                yield part
+
+    def rewind(self) -> None:
+        """A backward pass is over: what is still there may be needed by another one."""
+        for n in range(len(self)):
+            if (part := self.part(n)) is not None:
+                part.again()
+        self._cursor, self.ahead_bytes, self.passed_bytes = None, 0, 0

@@ -1,0 +1,344 @@
+"""The tensor cache that users enter: hooks on what autograd saves, micro-batches, figures.
+
+    with TensorCache(model, to="host") as cache:
+        loss = model(x).sum()
+        loss.backward()
+    print(cache.stats())
+
+In the forward pass every large saved tensor is sent away, once however many operators save it, except what the model
+holds anyway. In the backward pass tensors come back in the reverse order they were saved in, ahead of their use by a
+window of bytes. What is needed before its store is over is used from where it is. Nothing is sent in a backward pass:
+what a checkpoint computes again is needed at once.
+
+The first forward passes are timed, and from then on only as much is sent as comes back in time
+(:mod:`loadmaster.executor.placement.cache.adaptive`), unless ``keep`` says otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from loadmaster.executor.placement.cache import functorch
+from loadmaster.executor.placement.cache.adaptive import Plan, plan, plan_to_keep
+from loadmaster.executor.placement.cache.backends.choose import Place, opener
+from loadmaster.executor.placement.cache.backends.protocol import Backend, Counters
+from loadmaster.executor.placement.cache.clock import mark
+from loadmaster.executor.placement.cache.parts import Checked, Layout, Part, all_bytes
+from loadmaster.executor.placement.cache.records import Ledger, Record
+from loadmaster.executor.placement.cache.selection import Selection
+from loadmaster.executor.placement.cache.stats import CacheStats, Tally
+from loadmaster.executor.placement.cache.tape import Stopwatch, Tape
+from loadmaster.executor.placement.cache.traffic import Traffic, closed
+from loadmaster.models.units import bytes_of
+
+TIMED_PASSES = 3  # the first ones have warm-up and waits in them that the next ones have not
+
+
+class _Saved:
+    """What a graph holds instead of a tensor."""
+
+    __slots__ = ("layout", "record", "tape", "use")
+
+    def __init__(self, record: Record, layout: Layout, tape: Tape, use: int) -> None:
+        self.record, self.layout, self.tape, self.use = record, layout, tape, use
+
+
+class _Home:
+    """The backend while it is open: closed with the cache, at the latest when that is gone."""
+
+    def __init__(self, opened: Callable[[], Backend], given: bool) -> None:
+        self._opener, self._given = opened, given
+        self.traffic: Traffic | None = None
+
+    def open(self, window_bytes: int | None, tally: Tally) -> Traffic:
+        """The traffic with it."""
+        if self.traffic is None:
+            self.traffic = Traffic(self._opener(), window_bytes, tally)
+        return self.traffic
+
+    def close(self) -> None:
+        """Close what was opened here."""
+        traffic, self.traffic = self.traffic, None
+        if traffic is not None:
+            traffic.abandon()
+            if not self._given:
+                traffic.backend.close()
+
+
+class TensorCache:
+    """A context manager under which autograd's saved tensors are sent away and brought back.
+
+    Enter it around the forward pass; the backward pass may run inside or after it. Enter it as often as you like: what
+    it found out, its memory and its files last until :meth:`close`, or until an exception leaves it.
+
+    Args:
+        model: whose parameters and buffers stay where they are; several as a list.
+        to: ``"host"`` for host memory, a folder or several for files striped over them, or a backend object.
+        keep: of the end of each forward pass, stays on the device: so many bytes or ``"2GiB"``, 0 to send everything;
+            ``"auto"`` finds how much must stay for the step to take no longer.
+        min_bytes: tensors in storages smaller than that stay.
+        window: bytes on their way at most, each way; ``"auto"`` takes what is moved in 10 ms, or two of the largest
+            tensors. Stores beyond it are waited for, so it bounds what the device holds of them.
+
+    Raises:
+        InputError: an argument that cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        to: Place = "host",
+        *,
+        keep: int | str = "auto",
+        min_bytes: int | str = "1MiB",
+        window: int | str = "auto",
+    ) -> None:
+        models = (model,) if isinstance(model, nn.Module) else tuple(model)
+        self._selection = Selection(models, bytes_of(min_bytes, "min_bytes"))
+        self._keep_bytes = None if keep == "auto" else bytes_of(keep, "keep")
+        self._window_bytes = None if window == "auto" else bytes_of(window, "window")
+        given = not isinstance(to, str | Sequence) and hasattr(to, "store")
+        self._home = _Home(opener(to), given)
+        self._lock = threading.RLock()
+        self._ledger, self._tally = Ledger(), Tally()
+        self._tapes: dict[Hashable, Tape] = {}
+        self._micro_batch: Hashable = None
+        self._undecided: tuple[weakref.ref[Record], Tape] | None = None
+        self._plan: Plan | None = None
+        self._timed = 0
+        self._backward_passes: set[int] = set()
+        self._last_counters = Counters()
+        weakref.finalize(self, self._home.close)
+
+    def __enter__(self) -> Self:
+        with self._lock:
+            self._selection.mark_held()
+            self._home.open(self._window_bytes, self._tally)
+        functorch.push((self._pack, self._unpack))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        functorch.pop()
+        with self._lock:
+            if kind is not None:
+                self.close()
+                return
+            with torch.no_grad():
+                self._decide()
+            self._raise_failure()
+
+    @contextlib.contextmanager
+    def microbatch(self, name: Hashable) -> Iterator[None]:
+        """Say which micro-batch this is the forward or backward pass of, where those of several are interleaved.
+
+        On the way into its backward pass, tensors begin to come back.
+        """
+        with self._lock, torch.no_grad():
+            self._decide()
+            before, self._micro_batch = self._micro_batch, name
+            tape, traffic = self._tapes.get(name), self._home.traffic
+            if tape is not None and traffic is not None and not tape.begun and len(tape):
+                self._bring_ahead(traffic, tape, len(tape))
+        try:
+            yield
+        finally:
+            with self._lock, torch.no_grad():
+                self._decide()
+                self._micro_batch = before
+
+    def stats(self) -> CacheStats:
+        """What was done so far."""
+        with self._lock:
+            traffic = self._home.traffic
+            if traffic is not None:
+                traffic.land()
+                self._last_counters = traffic.backend.counters()
+            return self._stats_of(self._last_counters)
+
+    def close(self) -> None:
+        """Give back host memory, files and threads. A graph that still needs them raises; entering opens them again."""
+        with self._lock:
+            self.stats()  # keeps the counters
+            self._home.close()
+            self._tapes.clear()
+            self._backward_passes.clear()
+            self._undecided = None
+
+    def _pack(self, tensor: Tensor) -> object:
+        traffic = self._home.traffic
+        if traffic is None or torch._C._current_graph_task_id() != -1 or not self._selection.takes(tensor):
+            return Checked(tensor)
+        with self._lock, torch.no_grad():
+            traffic.land()
+            record, layout = self._ledger.record_of(tensor), Layout.of(tensor)
+            if self._undecided is not None and self._undecided[0]() is not record:
+                self._decide()
+            tape = self._tape(traffic)
+            use = tape.add(record, layout)
+            if record.found(layout) is None:
+                if record.add_view(layout, tensor) and not record.pieces:
+                    record.whole = Part(all_bytes(tensor), Checked(tensor), traffic.remains)
+                    record.views.clear()
+                    self._undecided = None
+                    self._send(traffic, tape, record.whole)
+                else:
+                    self._undecided = weakref.ref(record), tape
+            return _Saved(record, layout, tape, use)
+
+    def _unpack(self, saved: object) -> Tensor:
+        if isinstance(saved, Checked):
+            return saved.tensor()
+        assert isinstance(saved, _Saved)
+        with self._lock, torch.no_grad():
+            traffic = self._home.traffic
+            found = saved.record.found(saved.layout)
+            if traffic is not None:
+                traffic.land()
+                self._begin_backward(saved.tape)
+            if found is None:
+                self._undecided = None
+                return saved.record.views[saved.layout].tensor()
+            part, inside = found
+            if part.away and (traffic is None or not part.left_to(traffic.remains)):
+                raise closed()
+            if traffic is not None:
+                self._need(traffic, saved.tape, saved.use, part)
+        if traffic is not None:
+            traffic.arrive(part)
+        with torch.no_grad():
+            return inside.on(part.memory(inside))
+
+    def _need(self, traffic: Traffic, tape: Tape, use: int, part: Part) -> None:
+        """The backward pass is here: have the part, and what comes next."""
+        if part.away:
+            traffic.bring(part, tape)
+            self._tally.add("on_demand", part.size_bytes)
+        elif part.storing:
+            traffic.forward(part)
+        if part.ahead is not None:
+            assert isinstance(part.ahead, Tape)
+            part.ahead.ahead_bytes -= part.size_bytes
+            part.ahead = None
+        elif not part.passed and part.source is not None:
+            tape.passed_bytes += part.size_bytes
+        part.passed = True
+        self._bring_ahead(traffic, tape, use)
+        traffic.hold_to(traffic.window_bytes(writing=True) + self._expected(tape.met(use), "needing"), tape)
+
+    def _bring_ahead(self, traffic: Traffic, tape: Tape, use: int) -> None:
+        window_bytes = traffic.window_bytes(writing=False)
+        for part in tape.near(use, window_bytes):
+            if part.storing:
+                traffic.forward(part)
+        for part in tape.far(use, window_bytes):
+            traffic.bring(part, tape)
+
+    def _begin_backward(self, tape: Tape) -> None:
+        if not tape.begun:
+            tape.begun = True
+            if tape.watch is not None:
+                tape.watch.ended(mark(self._selection.device))
+        task = torch._C._current_graph_task_id()
+        if task != -1 and task not in self._backward_passes:
+            self._backward_passes.add(task)
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(partial(self._after_backward, task))
+
+    def _after_backward(self, task: int) -> None:
+        with self._lock:
+            self._backward_passes.discard(task)
+            if self._backward_passes:
+                return
+            for tape in self._tapes.values():
+                if tape.begun:
+                    tape.rewind()
+            self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        """Say what went wrong with a store, once. Gradients are right: what could not be stored stayed."""
+        traffic = self._home.traffic
+        if traffic is not None and traffic.failure is not None:
+            failure, traffic.failure = traffic.failure, None
+            raise failure
+
+    def _tape(self, traffic: Traffic) -> Tape:
+        """Of this forward pass: a new one, once the backward pass of the last one has begun."""
+        tape = self._tapes.get(self._micro_batch)
+        if tape is None or tape.begun:
+            if tape is not None:
+                self._learn(traffic, tape)
+            self._backward_passes.clear()
+            timed = self._keep_bytes is None and self._timed < TIMED_PASSES
+            tape = self._tapes[self._micro_batch] = Tape(Stopwatch() if timed else None)
+        return tape
+
+    def _learn(self, traffic: Traffic, tape: Tape) -> None:
+        """Plan the next forward passes after the last one."""
+        if self._keep_bytes is not None:
+            self._plan = plan_to_keep(tape.sizes, self._keep_bytes)
+            return
+        profile = tape.watch.profile() if tape.watch is not None else None
+        done = traffic.backend.counters()
+        if profile is not None and done.write_s > 0:
+            write = done.written_bytes / done.write_s
+            read = done.read_bytes / done.read_s if done.read_s > 0 else write
+            self._plan = plan(profile, write, read)
+            self._timed += 1
+        elif self._plan is not None and not self._plan.fits(sum(tape.sizes)):
+            self._plan, self._timed = None, 0
+
+    def _decide(self) -> None:
+        """Send copies of the views that were waiting for others of their storage."""
+        undecided, traffic, self._undecided = self._undecided, self._home.traffic, None
+        record = undecided[0]() if undecided is not None else None
+        if undecided is None or record is None or traffic is None:
+            return
+        for layout, view in list(record.views.items()):
+            if not view.unchanged():
+                continue  # stays, and raises where it is needed
+            copy = view.tensor().detach().clone()
+            part = Part(all_bytes(copy), None, traffic.remains)
+            record.pieces[layout] = part, Layout.of(copy)
+            del record.views[layout]
+            if part.size_bytes >= self._selection.min_bytes:
+                self._send(traffic, undecided[1], part)
+
+    def _send(self, traffic: Traffic, tape: Tape, part: Part) -> None:
+        number = len(tape.sizes)
+        tape.sizes.append(part.size_bytes)
+        if tape.watch is not None:
+            tape.watch.saved(part.size_bytes, mark(part.device))
+        if traffic.failure is not None or (self._plan is not None and number >= self._plan.sent):
+            self._tally.add("kept", part.size_bytes)
+        else:
+            traffic.send(part, tape)
+        traffic.hold_to(traffic.window_bytes(writing=True) + self._expected(number, "saving"), tape)
+
+    def _expected(self, number: int, when: str) -> int:
+        """Bytes of stores that the plan expects not to be over yet at a part of the tape."""
+        backlog = getattr(self._plan, when) if self._plan is not None else ()
+        return int(backlog[min(number, len(backlog) - 1)]) if backlog else 0
+
+    def _stats_of(self, done: Counters) -> CacheStats:
+        sent = None if self._plan is None else (min(self._plan.sent, self._plan.tensors), self._plan.tensors)
+        return CacheStats(
+            **self._tally.fields(),
+            host_bytes=done.peak_bytes,
+            written_bytes=done.written_bytes,
+            read_bytes=done.read_bytes,
+            write_gbps=done.written_bytes / done.write_s / 1e9 if done.write_s > 0 else None,
+            read_gbps=done.read_bytes / done.read_s / 1e9 if done.read_s > 0 else None,
+            sent=sent,
+            notes=done.notes,
+        )

@@ -1,0 +1,163 @@
+"""Stores and loads of one cache: what is on its way, how much may be, and what went wrong."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+
+import torch
+
+from loadmaster.errors import LoadmasterError
+from loadmaster.executor.placement.cache.backends.protocol import Backend
+from loadmaster.executor.placement.cache.clock import mark
+from loadmaster.executor.placement.cache.parts import Part, Remains
+from loadmaster.executor.placement.cache.stats import Tally
+from loadmaster.executor.placement.cache.tape import Tape
+
+LATENCY_S = 0.01  # that the window covers: a copy's own, the queue before it, and jitter
+LEAST_WINDOW_BYTES = 64 << 20
+
+
+class Traffic:
+    """Between the device and a backend. All methods are called under the cache's lock.
+
+    Args:
+        window_bytes: on its way at most, each way; None finds it: as much as the backend moves in ``LATENCY_S``, and
+            two of the largest parts.
+
+    Attributes:
+        remains: what parts left behind that nobody needs any more.
+        failure: the first store that failed since it was asked for.
+    """
+
+    def __init__(self, backend: Backend, window_bytes: int | None, tally: Tally) -> None:
+        self.backend, self._window_bytes, self._tally = backend, window_bytes, tally
+        self.remains: deque[Remains] = deque()
+        self.failure: LoadmasterError | None = None
+        self._flying: deque[tuple[weakref.ref[Part], int]] = deque()
+        self._flying_bytes = self._largest_bytes = 0
+
+    def window_bytes(self, *, writing: bool) -> int:
+        """On its way at most, one way."""
+        if self._window_bytes is not None:
+            return self._window_bytes
+        done = self.backend.counters()
+        moved, taken_s = (done.written_bytes, done.write_s) if writing else (done.read_bytes, done.read_s)
+        rate = moved / taken_s if taken_s > 0 else 0.0
+        return max(LEAST_WINDOW_BYTES, 2 * self._largest_bytes, int(rate * LATENCY_S))
+
+    def send(self, part: Part, tape: Tape) -> None:
+        """Store a part; where that cannot be, it stays on the device."""
+        assert part.source is not None
+        self._largest_bytes = max(self._largest_bytes, part.size_bytes)
+        begun = mark(part.device)
+        try:
+            part.stored = self.backend.store(part.source)
+        except LoadmasterError as error:
+            self._failed(part, error)
+            return
+        if tape.watch is not None and part.device.type != "cuda":
+            tape.watch.waited(begun, mark(part.device))
+        if part.stored is None:
+            self._tally.add("kept", part.size_bytes)
+            return
+        self._flying.append((weakref.ref(part), part.size_bytes))
+        self._flying_bytes += part.size_bytes
+
+    def hold_to(self, limit_bytes: int, tape: Tape) -> None:
+        """Wait for the oldest stores until no more than that is on its way."""
+        self.land()
+        while self._flying_bytes > limit_bytes:
+            part = self._flying[0][0]()
+            if part is not None and part.stored is not None and part.storing:
+                begun, begun_s = mark(part.device), time.perf_counter()
+                part.stored.wait()
+                self._tally.spend("store", time.perf_counter() - begun_s)
+                if tape.watch is not None:
+                    tape.watch.waited(begun, mark(part.device))
+                self._commit(part)
+            self._flying_bytes -= self._flying.popleft()[1]
+            del part
+            self.land()
+
+    def land(self) -> None:
+        """Let go of what is stored by now."""
+        while self._flying:
+            part = self._flying[0][0]()
+            if part is not None and part.stored is not None and part.storing:
+                if not part.stored.over():
+                    break
+                self._commit(part)
+            self._flying_bytes -= self._flying.popleft()[1]
+        for _ in range(len(self.remains)):
+            left = self.remains.popleft()
+            if not left.over():
+                self.remains.append(left)
+            elif left.stored is not None:
+                self.backend.free(left.stored)
+
+    def forward(self, part: Part) -> None:
+        """Leave a part where it is: the backward pass needs it before its store is over."""
+        if not part.wanted:
+            self._tally.add("forwarded", part.size_bytes)
+            if part.forward():
+                self._tally.add("cancelled", part.size_bytes)
+
+    def bring(self, part: Part, tape: Tape) -> None:
+        """Start to load a part."""
+        assert part.stored is not None
+        part.target = torch.empty(part.size_bytes, dtype=torch.uint8, device=part.device)
+        part.load = self.backend.load(part.stored, part.target)
+        part.ahead = tape
+        tape.ahead_bytes += part.size_bytes
+        self._tally.add("loaded", part.size_bytes)
+
+    def arrive(self, part: Part) -> None:
+        """Wait for a load.
+
+        Raises:
+            LoadmasterError: it failed.
+        """
+        if part.load is None or part.arrived:
+            return
+        begun_s = time.perf_counter()
+        part.load.wait()
+        self._tally.spend("load", time.perf_counter() - begun_s)
+        failure = part.load.failure()
+        if failure is not None:
+            raise failure
+        part.arrived = True
+
+    def abandon(self) -> None:
+        """Wait for what has begun, cancel the rest; nothing can be brought back afterwards."""
+        while self._flying:
+            part = self._flying.popleft()[0]()
+            if part is not None and part.stored is not None and part.storing:
+                if not part.stored.cancel():
+                    part.stored.wait()
+                part.wanted = True
+                part.commit()
+        self._flying_bytes = 0
+        self.land()
+
+    def _commit(self, part: Part) -> None:
+        assert part.stored is not None
+        failure, wanted = part.stored.failure(), part.wanted
+        part.commit()
+        if failure is not None:
+            self._failed(part, failure)
+        elif not wanted:
+            self._tally.add("offloaded", part.size_bytes)
+
+    def _failed(self, part: Part, error: LoadmasterError) -> None:
+        self._tally.add("failed", part.size_bytes)
+        self.failure = self.failure or error
+
+
+def closed() -> LoadmasterError:
+    """Tensors are gone with their backend."""
+    return LoadmasterError(
+        "the tensor cache was closed, by an error or by close(), while a graph still needed what it had sent away. Run "
+        "the forward pass again."
+    )
