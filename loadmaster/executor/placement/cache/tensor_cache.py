@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from loadmaster.executor.placement.cache import functorch
 from loadmaster.executor.placement.cache.adaptive import Plan, plan, plan_to_keep
 from loadmaster.executor.placement.cache.backends.choose import Place, opener
-from loadmaster.executor.placement.cache.backends.protocol import Backend, Counters
+from loadmaster.executor.placement.cache.backends.protocol import Backend, Counters, rates
 from loadmaster.executor.placement.cache.clock import mark
 from loadmaster.executor.placement.cache.parts import Checked, Layout, Part, all_bytes
 from loadmaster.executor.placement.cache.records import Ledger, Record
@@ -289,11 +289,9 @@ class TensorCache:
             self._plan = plan_to_keep(tape.sizes, self._keep_bytes)
             return
         profile = tape.watch.profile() if tape.watch is not None else None
-        done = traffic.backend.counters()
-        if profile is not None and done.write_s > 0:
-            write = done.written_bytes / done.write_s
-            read = done.read_bytes / done.read_s if done.read_s > 0 else write
-            self._plan = plan(profile, write, read)
+        found = rates(traffic.backend.counters())
+        if profile is not None and found is not None:
+            self._plan = plan(profile, *found)
             self._timed += 1
         elif self._plan is not None and not self._plan.fits(sum(tape.sizes)):
             self._plan, self._timed = None, 0

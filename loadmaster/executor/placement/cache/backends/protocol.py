@@ -53,6 +53,14 @@ class Counters:
     notes: dict[str, str] = field(default_factory=dict)
 
 
+def rates(done: Counters) -> tuple[float, float] | None:
+    """Bytes a second to a backend and from it; what was not tried yet is taken to be as fast. None before both."""
+    if done.write_s <= 0:
+        return None
+    write = done.written_bytes / done.write_s
+    return write, done.read_bytes / done.read_s if done.read_s > 0 else write
+
+
 class Backend(Protocol):
     """A place for tensors. Calls come from one thread at a time, copies may end on others."""
 

@@ -109,25 +109,32 @@ class Workers:
 
     def _one(self) -> bool:
         """Wait for a job and do it; what it holds is let go of before the next wait. Whether there may be more."""
-        with self._ready:
-            while not self._queue and not self._closed:
-                self._ready.wait()
-            if self._closed:
-                return False
-            group, job = self._queue.popleft()
-        if group.begin():
-            try:
-                job()
-            except LoadmasterError as error:
-                group.end(error)
-            except Exception as error:  # noqa: BLE001, whoever waits raises it
-                group.end(LoadmasterError(f"a copy of what the backward pass needs failed: {error!r}"))
-            except BaseException:  # noqa: BLE001, the thread is told to end
+        group: Group | None = None
+        try:
+            with self._ready:
+                while not self._queue and not self._closed:
+                    self._ready.wait()
+                if self._closed:
+                    return False
+                group, job = self._queue.popleft()
+            if group.begin():
+                group.end(_done(job))
+        except BaseException:  # noqa: BLE001, the thread is told to end
+            if group is not None:
                 group.end(_gone())
-                return False
-            else:
-                group.end()
+            return False
         return True
+
+
+def _done(job: Callable[[], None]) -> LoadmasterError | None:
+    """Do a job; what went wrong."""
+    try:
+        job()
+    except LoadmasterError as error:
+        return error
+    except Exception as error:  # noqa: BLE001, whoever waits raises it
+        return LoadmasterError(f"a copy of what the backward pass needs failed: {error!r}")
+    return None
 
 
 def _gone() -> LoadmasterError:
