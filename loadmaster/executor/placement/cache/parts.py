@@ -103,10 +103,13 @@ class Remains:
     target: Tensor | None
 
     def over(self) -> bool:
-        """Whether no copy reads or writes what is held here; a store that has not begun never will."""
-        if self.stored is not None and not self.stored.over():
-            self.stored.cancel()
-        return all(transfer is None or transfer.over() for transfer in (self.stored, self.load))
+        """Whether no copy reads or writes what is held here; a store that has not begun never will.
+
+        Without a source the store is over, or the stream that its memory is of was told to wait.
+        """
+        if self.source is not None and self.stored is not None and not self.stored.over():
+            return self.stored.cancel()
+        return self.load is None or self.load.over()
 
 
 class Part:

@@ -86,8 +86,8 @@ class TensorCache:
         keep: of the end of each forward pass, stays on the device: so many bytes or ``"2GiB"``, 0 to send everything;
             ``"auto"`` finds how much must stay for the step to take no longer.
         min_bytes: tensors in storages smaller than that stay.
-        window: bytes on their way at most, each way; ``"auto"`` takes what is moved in 10 ms, or two of the largest
-            tensors. Stores beyond it are waited for, so it bounds what the device holds of them.
+        window: bytes on their way at most, each way; ``"auto"`` takes what is moved in 10 ms. Stores beyond it are
+            waited for, so it bounds what the device holds of them.
 
     Raises:
         InputError: an argument that cannot be used.

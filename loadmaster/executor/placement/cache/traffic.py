@@ -24,7 +24,7 @@ class Traffic:
 
     Args:
         window_bytes: on its way at most, each way; None finds it: as much as the backend moves in ``LATENCY_S``, and
-            two of the largest parts.
+            the last part that was sent, which nobody waits for before there is another one.
 
     Attributes:
         remains: what parts left behind that nobody needs any more.
@@ -36,7 +36,7 @@ class Traffic:
         self.remains: deque[Remains] = deque()
         self.failure: LoadmasterError | None = None
         self._flying: deque[tuple[weakref.ref[Part], int]] = deque()
-        self._flying_bytes = self._largest_bytes = 0
+        self._flying_bytes = self._last_bytes = 0
 
     def window_bytes(self, *, writing: bool) -> int:
         """On its way at most, one way."""
@@ -45,12 +45,13 @@ class Traffic:
         done = self.backend.counters()
         moved, taken_s = (done.written_bytes, done.write_s) if writing else (done.read_bytes, done.read_s)
         rate = moved / taken_s if taken_s > 0 else 0.0
-        return max(LEAST_WINDOW_BYTES, 2 * self._largest_bytes, int(rate * LATENCY_S))
+        window_bytes = max(LEAST_WINDOW_BYTES, int(rate * LATENCY_S))
+        return window_bytes + self._last_bytes if writing else window_bytes
 
     def send(self, part: Part, tape: Tape) -> None:
         """Store a part; where that cannot be, it stays on the device."""
         assert part.source is not None
-        self._largest_bytes = max(self._largest_bytes, part.size_bytes)
+        self._last_bytes = part.size_bytes
         begun = mark(part.device)
         try:
             part.stored = self.backend.store(part.source)

@@ -27,7 +27,7 @@ CYCLES = 3_000_000  # of the device that a stream stands still for, at most: abo
 
 
 class Late(nn.Module):
-    """Keeps the stream it runs on busy for a random time, in both passes: copies overtake the compute and lag behind."""
+    """Keeps its stream busy for a random time, in both passes: copies overtake the compute and lag behind."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()

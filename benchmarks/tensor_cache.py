@@ -1,0 +1,234 @@
+"""The tensor cache: its files beside a plain O_DIRECT copy, its steps beside PyTorch's own ways to save memory.
+
+    python benchmarks/tensor_cache.py --files /mnt/nvme0 --bytes 8GiB    on any machine
+    python benchmarks/tensor_cache.py --steps                            on a GPU
+    python benchmarks/tensor_cache.py --steps --device cpu --small       a trial with small models
+
+Files: tensors of 64 MiB stored and loaded through the backend as a cache does it, and the same bytes written and read
+by as many threads, and by one, from one aligned buffer with nothing around it; the median of the rounds, in turns.
+Writes ``benchmarks/results/tensor_cache_files.json``.
+
+Steps: forward and backward, gradients dropped before it, no optimizer; plain PyTorch, ``save_on_cpu(pin_memory=True)``,
+every block under ``torch.utils.checkpoint``, and caches in host memory as the page tells readers to make them. Sums of
+the gradients' bits say whether they are plain PyTorch's. Writes ``benchmarks/results/tensor_cache_steps.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from benchmarks import record  # noqa: E402
+from benchmarks.gpu.cases import CASES, Case, build, checkpoint_blocks  # noqa: E402
+from examples import gpt  # noqa: E402
+from loadmaster.executor import TensorCache, measure  # noqa: E402
+from loadmaster.executor.placement.cache.backends.files import CHUNK_BYTES, THREADS, Files  # noqa: E402
+from loadmaster.executor.placement.cache.backends.spill_file import ALIGNMENT_BYTES  # noqa: E402
+from loadmaster.executor.steps.pinned import HostPool  # noqa: E402
+from loadmaster.models.units import parse_bytes  # noqa: E402
+
+GIB = 1 << 30
+TENSOR_BYTES = 64 << 20
+# Hidden size 8192 and few layers: more arithmetic for each byte that is saved.
+WIDE = Case(partial(gpt.gpt, 8, 2048, 8192, 3, 8192, 64), gpt.small, True, 60, 20, ("blocks",))
+STEPS = {"gpt2_medium": CASES["gpt2_medium"], "wide": WIDE, "resnet50": CASES["resnet50"]}
+METHODS = ("plain", "plain again", "save_on_cpu", "checkpoint", "cache", "cache, all", "checkpoint and cache, all")
+WARM_UP = 6  # the cache looks at its first steps
+REPEATS = 10
+
+
+class PlainFile:
+    """Written and read past the page cache, with nothing around it."""
+
+    def __init__(self, folder: str, total_bytes: int) -> None:
+        self.descriptor, name = tempfile.mkstemp(dir=folder)
+        os.close(self.descriptor)
+        self.descriptor, self.total_bytes = os.open(name, os.O_RDWR | os.O_DIRECT), total_bytes
+        os.unlink(name)
+        os.posix_fallocate(self.descriptor, 0, total_bytes)
+
+    def copy(self, threads: int) -> tuple[float, float]:
+        """Seconds to write and to read all of it, by threads with an aligned buffer each."""
+        return self._seconds(threads, write=True), self._seconds(threads, write=False)
+
+    def _seconds(self, threads: int, *, write: bool) -> float:
+        workers = [threading.Thread(target=self._work, args=(n, threads, write)) for n in range(threads)]
+        start = time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return time.perf_counter() - start
+
+    def _work(self, first: int, threads: int, write: bool) -> None:
+        pool = HostPool(pinned=False, slab_bytes=CHUNK_BYTES, alignment_bytes=ALIGNMENT_BYTES)
+        buffer = memoryview(pool.take(CHUNK_BYTES).random_().numpy())
+        for at in range(first * CHUNK_BYTES, self.total_bytes, threads * CHUNK_BYTES):
+            done = os.pwrite(self.descriptor, buffer, at) if write else os.preadv(self.descriptor, [buffer], at)
+            assert done == CHUNK_BYTES
+
+
+def backend_copy(files: Files, sources: list[torch.Tensor]) -> tuple[float, float]:
+    """Seconds to store and to load tensors, all at once."""
+    start = time.perf_counter()
+    stored = [files.store(source) for source in sources]
+    for one in stored:
+        assert one is not None
+        one.wait()
+        assert one.failure() is None, one.failure()
+    written = time.perf_counter()
+    targets = [torch.zeros_like(source) for source in sources]
+    begun = time.perf_counter()
+    loads = [files.load(one, target) for one, target in zip(stored, targets, strict=True) if one is not None]
+    for load in loads:
+        load.wait()
+        assert load.failure() is None, load.failure()
+    read = time.perf_counter()
+    assert all(map(torch.equal, sources, targets))
+    for one in stored:
+        assert one is not None
+        files.free(one)
+    return written - start, read - begun
+
+
+def files_figure(folder: str, total_bytes: int, rounds: int) -> None:
+    """Figure: sustained write and read beside a plain copy."""
+    count = total_bytes // TENSOR_BYTES
+    total_bytes = count * TENSOR_BYTES
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    sources = [torch.randint(0, 256, (TENSOR_BYTES,), dtype=torch.uint8, device=device) for _ in range(count)]
+    files, plain = Files([folder]), PlainFile(folder, total_bytes)
+    ways: dict[str, Callable[[], tuple[float, float]]] = {
+        "tensor cache": lambda: backend_copy(files, sources),
+        "plain, one thread": lambda: plain.copy(1),
+        "plain, as many threads": lambda: plain.copy(THREADS),
+    }
+    backend_copy(files, sources)  # written once, as from a cache's second step on
+    plain.copy(THREADS)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            found[name].append(way())
+    rows = []
+    for name, times in found.items():
+        rates = [[total_bytes / seconds / 1e9 for seconds in column] for column in zip(*times, strict=True)]
+        rows.append(
+            {
+                "way": name,
+                "write_gbps": round(statistics.median(rates[0]), 3),
+                "read_gbps": round(statistics.median(rates[1]), 3),
+                "write_gbps_of_each_round": [round(rate, 3) for rate in rates[0]],
+                "read_gbps_of_each_round": [round(rate, 3) for rate in rates[1]],
+            }
+        )
+        print(rows[-1], flush=True)
+    shares = {
+        f"{way}_share": round(rows[0][f"{way}_gbps"] / max(row[f"{way}_gbps"] for row in rows[1:]), 3)
+        for way in ("write", "read")
+    }
+    print(shares)
+    payload = {"bytes": total_bytes, "from": device, "threads": THREADS, "notes": files.counters().notes}
+    files.close()
+    print(record.write("tensor_cache_files", {**payload, **shares, "rows": rows}))
+
+
+def step_row(name: str, method: str, device: str, *, small: bool, repeats: int) -> dict[str, Any]:
+    """One model and one method."""
+    case = STEPS[name]
+    model, inputs, loss, precision = build(case, device, small=small)
+    if "checkpoint" in method:
+        checkpoint_blocks(model, case.blocks)
+    context: Any = contextlib.nullcontext()
+    if "cache" in method:
+        context = TensorCache(model, to="host", **({"keep": 0} if "all" in method else {}))
+    if method == "save_on_cpu":
+        context = torch.autograd.graph.save_on_cpu(pin_memory=device == "cuda")
+
+    def step() -> torch.Tensor:
+        model.zero_grad(set_to_none=True)
+        with context:
+            with precision():
+                value = loss(model(*inputs[:-1]), inputs[-1])
+            value.backward()
+        return value.detach()
+
+    torch.manual_seed(1)
+    value = float(step())
+    bits = [int(p.grad.view(torch.int32).sum(dtype=torch.int64)) for p in model.parameters() if p.grad is not None]
+    measured = measure(step, device=device, warmup=WARM_UP, repeats=repeats)
+    row: dict[str, Any] = {
+        "case": name,
+        "method": method,
+        "step_ms": round(measured.step_us / 1e3, 3),
+        "peak_gib": round(measured.peak_bytes / GIB, 3),
+        "resident_gib": round(measured.resident_bytes / GIB, 3),
+        "loss": value,
+        "gradient_bits": hash(tuple(bits)),
+    }
+    if isinstance(context, TensorCache):
+        row["stats"] = str(context.stats()).splitlines()
+        context.close()
+    return row
+
+
+def steps_figure(names: list[str], methods: list[str], device: str, *, small: bool, repeats: int) -> None:
+    """Figure: step time and peak beside PyTorch's own ways."""
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        for method in methods:
+            try:
+                row = step_row(name, method, device, small=small, repeats=repeats)
+            except torch.OutOfMemoryError as error:
+                row = {"case": name, "method": method, "error": str(error).splitlines()[0]}
+            plain = next((r for r in rows if r["case"] == name and r["method"] == "plain" and "loss" in r), None)
+            if plain is not None and "loss" in row:
+                row["gradients_equal_plain"] = row["gradient_bits"] == plain["gradient_bits"]
+                row["times_plain_step"] = round(row["step_ms"] / plain["step_ms"], 3)
+                room = plain["peak_gib"] - plain["resident_gib"]
+                row["share_of_plain_activations"] = round((row["peak_gib"] - row["resident_gib"]) / room, 3)
+            rows.append(row)
+            print(row, flush=True)
+            gc.collect()
+            if device == "cuda":
+                torch.cuda.empty_cache()
+    if not small:
+        print(record.write("tensor_cache_steps", {"rows": rows}))
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--files", metavar="FOLDER")
+    p.add_argument("--bytes", default="1GiB", dest="size")
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--steps", action="store_true")
+    p.add_argument("--cases", nargs="+", default=list(STEPS), choices=list(STEPS))
+    p.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    p.add_argument("--device", default="cuda")
+    p.add_argument("--repeats", type=int, default=REPEATS)
+    p.add_argument("--small", action="store_true")
+    a = p.parse_args()
+    if a.files is not None:
+        files_figure(a.files, parse_bytes(a.size, "--bytes"), a.rounds)
+    if a.steps:
+        steps_figure(a.cases, a.methods, a.device, small=a.small, repeats=a.repeats)
+
+
+if __name__ == "__main__":
+    main()
