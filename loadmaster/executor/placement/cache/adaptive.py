@@ -11,8 +11,8 @@ does not come back in time either, so here every j <= m is held to it, read in r
 
     (b_j + ... + b_m) / (2 (T - t_j)) <= what the link reads
 
-All later tensors stay. The stores that are not over at a given time are the *backlog* that the plan expects; a cache
-waits only for those beyond it.
+All later tensors stay. The stores that are not over when a tensor is saved are the *backlog* that the plan expects; a
+cache waits only for those beyond it.
 """
 
 from __future__ import annotations
@@ -53,15 +53,13 @@ class Plan:
         tensors: of the forward pass that it is for.
         sent: so many of them, the first.
         total_bytes: of all tensors of the forward pass that it is for.
-        saving: bytes of stores that are expected not to be over when tensor n is saved.
-        needing: the same, when the backward pass needs tensor n.
+        backlog: bytes of stores that are expected not to be over when tensor n is saved.
     """
 
     tensors: int
     sent: int
     total_bytes: int
-    saving: tuple[int, ...] = ()
-    needing: tuple[int, ...] = ()
+    backlog: tuple[int, ...] = ()
 
     def fits(self, total_bytes: int) -> bool:
         """Whether it is for a forward pass that saved so much."""
@@ -84,14 +82,8 @@ def last_sent(profile: Profile, write_bytes_s: float, read_bytes_s: float) -> in
 def plan(profile: Profile, write_bytes_s: float, read_bytes_s: float) -> Plan:
     """What to send of the next forward passes that are like the profiled one."""
     sent = last_sent(profile, write_bytes_s, read_bytes_s)
-    saving = _backlog(profile.sizes[:sent], profile.at_s, write_bytes_s)
-    left = saving[-1] if saving else 0.0
-    end_s = profile.at_s[-1] if profile.at_s else 0.0
-    needing = [
-        max(0.0, left - write_bytes_s * (profile.forward_s - end_s + BACKWARD_TIMES * (profile.forward_s - at_s)))
-        for at_s in profile.at_s
-    ]
-    return Plan(len(profile.sizes), sent, profile.total_bytes, tuple(map(round, saving)), tuple(map(round, needing)))
+    backlog = _backlog(profile.sizes[:sent], profile.at_s, write_bytes_s)
+    return Plan(len(profile.sizes), sent, profile.total_bytes, tuple(map(round, backlog)))
 
 
 def plan_to_keep(sizes: Sequence[int], keep_bytes: int) -> Plan:

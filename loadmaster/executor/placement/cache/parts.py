@@ -121,7 +121,8 @@ class Part:
         remains: where what it holds goes in the end.
 
     Attributes:
-        arrived: what comes back may be used by the stream that it was allocated on.
+        stream: the one that the memory it comes back to is of.
+        arrived: a stream that uses it was told to wait for what comes back.
         wanted: the backward pass is about to need it; it stays when the store is over.
         passed: the backward pass has been there.
         ahead: what counts it among the parts that come back before they are needed.
@@ -133,6 +134,7 @@ class Part:
         self.stored: Stored | None = None
         self.load: Transfer | None = None
         self.target: Tensor | None = None
+        self.stream: torch.cuda.Stream | None = None
         self.arrived = self.wanted = self.passed = False
         self.ahead: object = None
         self._ruined = False  # modified while it was stored

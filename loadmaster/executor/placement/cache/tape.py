@@ -62,7 +62,7 @@ class Tape:
     """
 
     def __init__(self, watch: Stopwatch | None) -> None:
-        self._uses: list[tuple[weakref.ref[Record], Layout, int]] = []
+        self._uses: list[tuple[weakref.ref[Record], Layout]] = []
         self._cursor: int | None = None
         self.sizes: list[int] = []
         self.watch, self.begun = watch, False
@@ -70,15 +70,11 @@ class Tape:
 
     def add(self, record: Record, layout: Layout) -> int:
         """One more use; its number."""
-        self._uses.append((weakref.ref(record), layout, len(self.sizes)))
+        self._uses.append((weakref.ref(record), layout))
         return len(self._uses) - 1
 
     def __len__(self) -> int:
         return len(self._uses)
-
-    def met(self, use: int) -> int:
-        """How many parts had been met at a use."""
-        return self._uses[use][2]
 
     def part(self, use: int) -> Part | None:
         """What a use needs, while any graph does and once it is decided."""

@@ -234,7 +234,6 @@ class TensorCache:
             tape.passed_bytes += part.size_bytes
         part.passed = True
         self._bring_ahead(traffic, tape, use)
-        traffic.hold_to(traffic.window_bytes(writing=True) + self._expected(tape.met(use), "needing"), tape)
 
     def _bring_ahead(self, traffic: Traffic, tape: Tape, use: int) -> None:
         window_bytes = traffic.window_bytes(writing=False)
@@ -316,17 +315,17 @@ class TensorCache:
         number = len(tape.sizes)
         tape.sizes.append(part.size_bytes)
         if tape.watch is not None:
-            tape.watch.saved(part.size_bytes, mark(part.device))
+            tape.watch.saved(part.size_bytes, mark(self._selection.device))
         if traffic.failure is not None or (self._plan is not None and number >= self._plan.sent):
             self._tally.add("kept", part.size_bytes)
         else:
             traffic.send(part, tape)
-        traffic.hold_to(traffic.window_bytes(writing=True) + self._expected(number, "saving"), tape)
+        traffic.hold_to(traffic.window_bytes(writing=True) + self._expected(number), tape)
 
-    def _expected(self, number: int, when: str) -> int:
+    def _expected(self, number: int) -> int:
         """Bytes of stores that the plan expects not to be over yet at a part of the tape."""
-        backlog = getattr(self._plan, when) if self._plan is not None else ()
-        return int(backlog[min(number, len(backlog) - 1)]) if backlog else 0
+        backlog = self._plan.backlog if self._plan is not None else ()
+        return backlog[min(number, len(backlog) - 1)] if backlog else 0
 
     def _stats_of(self, done: Counters) -> CacheStats:
         sent = None if self._plan is None else (min(self._plan.sent, self._plan.tensors), self._plan.tensors)

@@ -52,14 +52,14 @@ class Traffic:
         """Store a part; where that cannot be, it stays on the device."""
         assert part.source is not None
         self._last_bytes = part.size_bytes
-        begun = mark(part.device)
+        begun_s = time.perf_counter()
         try:
             part.stored = self.backend.store(part.source)
         except LoadmasterError as error:
             self._failed(part, error)
             return
         if tape.watch is not None and part.device.type != "cuda":
-            tape.watch.waited(begun, mark(part.device))
+            tape.watch.waited(begun_s, time.perf_counter())
         if part.stored is None:
             self._tally.add("kept", part.size_bytes)
             return
@@ -72,10 +72,10 @@ class Traffic:
         while self._flying_bytes > limit_bytes:
             part = self._flying[0][0]()
             if part is not None and part.stored is not None and part.storing:
-                begun, begun_s = mark(part.device), time.perf_counter()
+                begun, begun_s = mark(part.device) if tape.watch is not None else None, time.perf_counter()
                 part.stored.wait()
                 self._tally.spend("store", time.perf_counter() - begun_s)
-                if tape.watch is not None:
+                if tape.watch is not None and begun is not None:
                     tape.watch.waited(begun, mark(part.device))
                 self._commit(part)
             self._flying_bytes -= self._flying.popleft()[1]
@@ -109,18 +109,19 @@ class Traffic:
         """Start to load a part."""
         assert part.stored is not None
         part.target = torch.empty(part.size_bytes, dtype=torch.uint8, device=part.device)
+        part.stream = torch.cuda.current_stream(part.device) if part.target.is_cuda else None
         part.load = self.backend.load(part.stored, part.target)
         part.ahead = tape
         tape.ahead_bytes += part.size_bytes
         self._tally.add("loaded", part.size_bytes)
 
     def arrive(self, part: Part) -> None:
-        """Wait for a load.
+        """Let the current stream, or the host, wait for a load.
 
         Raises:
             LoadmasterError: it failed.
         """
-        if part.load is None or part.arrived:
+        if part.load is None or part.target is None:
             return
         begun_s = time.perf_counter()
         part.load.wait()
@@ -128,6 +129,8 @@ class Traffic:
         failure = part.load.failure()
         if failure is not None:
             raise failure
+        if part.target.is_cuda and (stream := torch.cuda.current_stream(part.device)) != part.stream:
+            part.target.record_stream(stream)  # used beside the stream that it is of
         part.arrived = True
 
     def abandon(self) -> None:

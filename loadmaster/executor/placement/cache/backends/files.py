@@ -225,4 +225,6 @@ def _copy(target: Tensor, source: Tensor, after: torch.cuda.Event | None) -> Non
     with torch.cuda.stream(stream):
         stream.wait_event(after)
         target.copy_(source, non_blocking=True)
-        stream.record_event().synchronize()
+        over = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        over.record(stream)
+        over.synchronize()

@@ -29,8 +29,7 @@ class _Copy:
     """To the host or back; with ``over_at`` None it was over when the call returned.
 
     Attributes:
-        target: what a copy back writes.
-        allocated_on: the stream that the target's memory is of.
+        made_on: the stream that the source's memory is of.
         read_at: after the last copy back of this block.
     """
 
@@ -38,8 +37,7 @@ class _Copy:
     block: Tensor
     device: torch.device
     over_at: torch.cuda.Event | None = None
-    target: Tensor | None = None
-    allocated_on: torch.cuda.Stream | None = None
+    made_on: torch.cuda.Stream | None = None
     read_at: torch.cuda.Event | None = None
 
     def over(self) -> bool:
@@ -48,10 +46,10 @@ class _Copy:
     def wait(self) -> None:
         if self.over_at is None:
             return
-        stream = torch.cuda.current_stream(self.device)
-        stream.wait_event(self.over_at)
-        if self.target is not None and stream != self.allocated_on:
-            self.target.record_stream(stream)  # used beside the stream that it is of
+        here = torch.cuda.current_stream(self.device)
+        here.wait_event(self.over_at)
+        if self.made_on is not None and self.made_on != here:
+            self.made_on.wait_event(self.over_at)  # its allocator hands out the source's memory again
 
     def failure(self) -> LoadmasterError | None:
         return None
@@ -132,7 +130,7 @@ class HostMemory:
             stop.record(stream)
         self._in.add_timed(target.numel(), start, stop)
         stored.read_at = stop
-        return _Copy(target.numel(), stored.block, target.device, stop, target, compute)
+        return _Copy(target.numel(), stored.block, target.device, stop)
 
     def free(self, stored: Stored) -> None:
         assert isinstance(stored, _Copy)
@@ -171,7 +169,8 @@ class HostMemory:
 
     def _to_host(self, source: Tensor) -> _Copy:
         lane = self._lane(source.device)
-        made = torch.cuda.current_stream(source.device).record_event()
+        compute = torch.cuda.current_stream(source.device)
+        made = compute.record_event()
         block = _taken(lane.pool, source.numel())
         start, stop = _timing_events()
         with torch.cuda.stream(lane.to_host):
@@ -180,7 +179,7 @@ class HostMemory:
             block.copy_(source, non_blocking=True)
             stop.record(lane.to_host)
         self._out.add_timed(source.numel(), start, stop)
-        return _Copy(source.numel(), block, source.device, stop)
+        return _Copy(source.numel(), block, source.device, stop, compute)
 
 
 def _timing_events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
