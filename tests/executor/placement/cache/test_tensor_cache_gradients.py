@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.autograd.graph import save_on_cpu
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from loadmaster.executor import TensorCache
 from loadmaster.executor.placement.cache.backends.host import HostMemory
@@ -198,16 +200,29 @@ def test_compiled_models() -> None:
     assert cache.stats().offloaded_bytes > 0
 
 
-def test_a_wrapped_model_in_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrapper", ["DDP", "FSDP2"])
+def test_a_wrapped_model_in_one_process(wrapper: str, tmp_path: Path) -> None:
     model = blocks()
     plain = gradients(model)
+    alone = Held()
+    gradients(model, cache_of(model, alone, window=0))
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     try:
-        wrapped = nn.parallel.DistributedDataParallel(model)
-        cache = cache_of(wrapped, window=0)
+        if wrapper == "DDP":
+            wrapped = nn.parallel.DistributedDataParallel(model)
+        else:
+            mesh = init_device_mesh("cpu", (1,))
+            for block in model:
+                fully_shard(block, mesh=mesh)
+            wrapped = fully_shard(model, mesh=mesh)
+        backend = Held()
+        cache = cache_of(wrapped, backend, window=0)
         for _ in range(2):
-            expect_equal(gradients(wrapped, cache), plain)
+            found = gradients(wrapped, cache)
+            expect_equal([getattr(g, "full_tensor", lambda g=g: g)() for g in found], plain)
         assert cache.stats().loaded_bytes > 0
+        sizes = [copy.source.numel() for copy in backend.stores]
+        assert sizes == 2 * [copy.source.numel() for copy in alone.stores]  # so no gathered parameter either
     finally:
         torch.distributed.destroy_process_group()
 
