@@ -52,14 +52,14 @@ class Traffic:
         """Store a part; where that cannot be, it stays on the device."""
         assert part.source is not None
         self._last_bytes = part.size_bytes
-        begun_s = time.perf_counter()
+        begun = mark(part.device) if tape.watch is not None else None
         try:
             part.stored = self.backend.store(part.source)
         except LoadmasterError as error:
             self._failed(part, error)
             return
-        if tape.watch is not None and part.device.type != "cuda":
-            tape.watch.waited(begun_s, time.perf_counter())
+        if tape.watch is not None and begun is not None:
+            tape.watch.waited(begun, mark(part.device))  # host memory was pinned, or copied to at once
         if part.stored is None:
             self._tally.add("kept", part.size_bytes)
             return
@@ -144,6 +144,10 @@ class Traffic:
                 part.commit()
         self._flying_bytes = 0
         self.land()
+        for left in self.remains:
+            for transfer in (left.stored, left.load):
+                if transfer is not None:
+                    transfer.wait()
 
     def _commit(self, part: Part) -> None:
         assert part.stored is not None

@@ -1,6 +1,13 @@
-"""Backends whose copies begin, end and fail when a test says so."""
+"""Backends whose copies begin, end and fail when a test says so.
+
+They hold none of the memory that they copy, as a device's copy engine does not: they know addresses. Memory that dies
+before a copy is over is an error that the test cannot miss.
+"""
 
 from __future__ import annotations
+
+import ctypes
+import weakref
 
 import torch
 
@@ -8,14 +15,31 @@ from loadmaster.errors import LoadmasterError
 from loadmaster.executor.placement.cache.backends.protocol import Counters
 
 
-class Copy:
-    """A store that waits to be let go; with ``runs``, one that has begun and cannot be cancelled."""
+class Transfer:
+    """A copy of memory that others hold."""
+
+    def __init__(self, memory: torch.Tensor, backend: Held) -> None:
+        self.size_bytes, self.address, self.backend = memory.numel(), memory.data_ptr(), backend
+        self.storage_address = memory.untyped_storage().data_ptr()
+        weakref.finalize(memory.untyped_storage(), self.died).atexit = False
+
+    def over(self) -> bool:
+        raise NotImplementedError
+
+    def died(self) -> None:
+        """The memory is gone."""
+        if not self.over():
+            self.backend.died_early += 1
+
+
+class Copy(Transfer):
+    """A store that waits to be let go."""
 
     def __init__(self, source: torch.Tensor, backend: Held) -> None:
-        self.source, self.backend = source, backend
-        self.bytes: torch.Tensor | None = None
+        self.bytes: bytes | None = None
         self.cancelled = False
         self.error: LoadmasterError | None = None
+        super().__init__(source, backend)
 
     def over(self) -> bool:
         return self.cancelled or self.error is not None or self.bytes is not None
@@ -26,9 +50,10 @@ class Copy:
 
     def finish(self) -> None:
         if not self.over():
+            assert not self.backend.died_early
             self.error = self.backend.error
             if self.error is None:
-                self.bytes = self.source.clone()
+                self.bytes = ctypes.string_at(self.address, self.size_bytes)
 
     def failure(self) -> LoadmasterError | None:
         return self.error
@@ -39,19 +64,22 @@ class Copy:
         return self.cancelled
 
 
-class Load:
+class Load(Transfer):
     """Fills its target when it is waited for, so that nobody reads it before."""
 
-    def __init__(self, copy: Copy, target: torch.Tensor) -> None:
-        self.copy, self.target, self.done = copy, target.fill_(0xAB), False
+    def __init__(self, copy: Copy, target: torch.Tensor, backend: Held) -> None:
+        self.copy, self.done = copy, False
+        target.fill_(0xAB)
+        super().__init__(target, backend)
 
     def over(self) -> bool:
         return self.done
 
     def wait(self) -> None:
-        assert self.copy.bytes is not None
-        self.target.copy_(self.copy.bytes)
-        self.done = True
+        assert self.copy.bytes is not None and not self.backend.died_early
+        if not self.done:
+            ctypes.memmove(self.address, self.copy.bytes, self.size_bytes)
+            self.done = True
 
     def failure(self) -> LoadmasterError | None:
         return None
@@ -63,6 +91,7 @@ class Held:
     Attributes:
         error: what stores end in.
         room: stores that there is room for.
+        died_early: stretches of memory that died before their copy was over.
     """
 
     def __init__(self, *, runs: bool = False, room: int = 1 << 30) -> None:
@@ -71,7 +100,7 @@ class Held:
         self.stores: list[Copy] = []
         self.loads: list[Load] = []
         self.freed: list[Copy] = []
-        self.waits = 0
+        self.waits = self.died_early = 0
 
     def store(self, source: torch.Tensor) -> Copy | None:
         if len(self.stores) >= self.room:
@@ -81,7 +110,7 @@ class Held:
 
     def load(self, stored: Copy, target: torch.Tensor) -> Load:
         assert stored not in self.freed
-        self.loads.append(Load(stored, target))
+        self.loads.append(Load(stored, target, self))
         return self.loads[-1]
 
     def free(self, stored: Copy) -> None:
@@ -96,4 +125,5 @@ class Held:
 
     def finish(self) -> None:
         for copy in self.stores:
-            copy.finish()
+            if not copy.over():
+                copy.finish()

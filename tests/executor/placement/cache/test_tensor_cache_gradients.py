@@ -42,7 +42,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path):
         "running": lambda: Held(runs=True),
     }[request.param]()
     yield made
-    if not isinstance(made, Held):
+    if isinstance(made, Held):
+        assert not made.died_early
+    else:
         made.close()
 
 
@@ -221,8 +223,8 @@ def test_a_wrapped_model_in_one_process(wrapper: str, tmp_path: Path) -> None:
             found = gradients(wrapped, cache)
             expect_equal([getattr(g, "full_tensor", lambda g=g: g)() for g in found], plain)
         assert cache.stats().loaded_bytes > 0
-        sizes = [copy.source.numel() for copy in backend.stores]
-        assert sizes == 2 * [copy.source.numel() for copy in alone.stores]  # so no gathered parameter either
+        sizes = [copy.size_bytes for copy in backend.stores]
+        assert sizes == 2 * [copy.size_bytes for copy in alone.stores]  # so no gathered parameter either
     finally:
         torch.distributed.destroy_process_group()
 
@@ -234,7 +236,8 @@ def test_random_programs(data: st.DataObject) -> None:
     steps = data.draw(st.lists(st.sampled_from(sorted(_STEPS)), min_size=1, max_size=8))
     window = data.draw(st.sampled_from([0, 2000, 1 << 20]))
     model = nn.Linear(12, 12)
-    cache = cache_of(model, Held(runs=data.draw(st.booleans())), window=window, min_bytes=64)
+    backend = Held(runs=data.draw(st.booleans()))
+    cache = cache_of(model, backend, window=window, min_bytes=64)
 
     def loss() -> torch.Tensor:
         x = model(torch.linspace(-1, 1, 72).view(6, 12))
@@ -245,6 +248,7 @@ def test_random_programs(data: st.DataObject) -> None:
     plain = gradients(model, None, loss)
     for _ in range(2):
         expect_equal(gradients(model, cache, loss), plain)
+    assert not backend.died_early
 
 
 _STEPS = {
