@@ -22,7 +22,6 @@ import gc
 import os
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -55,21 +54,24 @@ REPEATS = 10
 
 
 class PlainFile:
-    """Written and read past the page cache, with nothing around it."""
+    """The same place on the disk, written and read past the page cache with nothing around it."""
 
-    def __init__(self, folder: str, total_bytes: int) -> None:
-        self.descriptor, name = tempfile.mkstemp(dir=folder)
-        os.close(self.descriptor)
-        self.descriptor, self.total_bytes = os.open(name, os.O_RDWR | os.O_DIRECT), total_bytes
-        os.unlink(name)
-        os.posix_fallocate(self.descriptor, 0, total_bytes)
+    def __init__(self, files: Files, total_bytes: int) -> None:
+        # Another file could lie where the disk, or the host of a virtual one, is faster.
+        self.descriptor, self.total_bytes = files._files[0]._descriptor, total_bytes
 
     def copy(self, threads: int) -> tuple[float, float]:
         """Seconds to write and to read all of it, by threads with an aligned buffer each."""
         return self._seconds(threads, write=True), self._seconds(threads, write=False)
 
     def _seconds(self, threads: int, *, write: bool) -> float:
-        workers = [threading.Thread(target=self._work, args=(n, threads, write)) for n in range(threads)]
+        pool = HostPool(pinned=False, alignment_bytes=ALIGNMENT_BYTES)
+        buffers = [pool.take(CHUNK_BYTES).random_() for _ in range(threads)]
+        workers = [
+            threading.Thread(target=self._work, args=(n, threads, memoryview(buffer.numpy()), write))
+            for n, buffer in enumerate(buffers)
+        ]
+        settle(self.descriptor)
         start = time.perf_counter()
         for worker in workers:
             worker.start()
@@ -77,16 +79,21 @@ class PlainFile:
             worker.join()
         return time.perf_counter() - start
 
-    def _work(self, first: int, threads: int, write: bool) -> None:
-        pool = HostPool(pinned=False, slab_bytes=CHUNK_BYTES, alignment_bytes=ALIGNMENT_BYTES)
-        buffer = memoryview(pool.take(CHUNK_BYTES).random_().numpy())
+    def _work(self, first: int, threads: int, buffer: memoryview, write: bool) -> None:
         for at in range(first * CHUNK_BYTES, self.total_bytes, threads * CHUNK_BYTES):
             done = os.pwrite(self.descriptor, buffer, at) if write else os.preadv(self.descriptor, [buffer], at)
             assert done == CHUNK_BYTES
 
 
+def settle(descriptor: int) -> None:
+    """Let the disk, and whoever emulates it, finish what was written before."""
+    os.fsync(descriptor)
+    time.sleep(1)
+
+
 def backend_copy(files: Files, sources: list[torch.Tensor]) -> tuple[float, float]:
     """Seconds to store and to load tensors, all at once."""
+    settle(files._files[0]._descriptor)
     start = time.perf_counter()
     stored = [files.store(source) for source in sources]
     for one in stored:
@@ -95,6 +102,7 @@ def backend_copy(files: Files, sources: list[torch.Tensor]) -> tuple[float, floa
         assert one.failure() is None, one.failure()
     written = time.perf_counter()
     targets = [torch.zeros_like(source) for source in sources]
+    settle(files._files[0]._descriptor)
     begun = time.perf_counter()
     loads = [files.load(one, target) for one, target in zip(stored, targets, strict=True) if one is not None]
     for load in loads:
@@ -114,14 +122,14 @@ def files_figure(folder: str, total_bytes: int, rounds: int) -> None:
     total_bytes = count * TENSOR_BYTES
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sources = [torch.randint(0, 256, (TENSOR_BYTES,), dtype=torch.uint8, device=device) for _ in range(count)]
-    files, plain = Files([folder]), PlainFile(folder, total_bytes)
+    files = Files([folder])
+    plain = PlainFile(files, total_bytes)
     ways: dict[str, Callable[[], tuple[float, float]]] = {
         "tensor cache": lambda: backend_copy(files, sources),
         "plain, one thread": lambda: plain.copy(1),
         "plain, as many threads": lambda: plain.copy(THREADS),
     }
     backend_copy(files, sources)  # written once, as from a cache's second step on
-    plain.copy(THREADS)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
