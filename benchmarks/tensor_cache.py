@@ -49,8 +49,8 @@ TENSOR_BYTES = 64 << 20
 WIDE = Case(partial(gpt.gpt, 8, 2048, 8192, 3, 8192, 64), gpt.small, True, 60, 20, ("blocks",))
 STEPS = {"gpt2_medium": CASES["gpt2_medium"], "wide": WIDE, "resnet50": CASES["resnet50"]}
 METHODS = ("plain", "plain again", "save_on_cpu", "checkpoint", "cache", "cache, all", "checkpoint and cache, all")
-WARM_UP = 6  # the cache looks at its first steps
-REPEATS = 10
+WARM_UP, CACHE_WARM_UP = 2, 5  # a cache looks at its first steps
+REPEATS = 8
 
 
 class PlainFile:
@@ -183,7 +183,7 @@ def step_row(name: str, method: str, device: str, *, small: bool, repeats: int) 
     torch.manual_seed(1)
     value = float(step())
     bits = [int(p.grad.view(torch.int32).sum(dtype=torch.int64)) for p in model.parameters() if p.grad is not None]
-    measured = measure(step, device=device, warmup=WARM_UP, repeats=repeats)
+    measured = measure(step, device=device, warmup=CACHE_WARM_UP if "cache" in method else WARM_UP, repeats=repeats)
     row: dict[str, Any] = {
         "case": name,
         "method": method,

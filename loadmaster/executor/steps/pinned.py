@@ -96,12 +96,13 @@ class HostPool:
         return address
 
     def _aligned(self, size_bytes: int) -> torch.Tensor:
-        """A slab that begins at a multiple of the alignment; pinned memory does by itself."""
-        if self.pinned or self.alignment_bytes <= _ALIGNMENT_BYTES:
-            return self._pin(size_bytes)
-        memory = self._pin(size_bytes + self.alignment_bytes)
-        skipped = -memory.data_ptr() % self.alignment_bytes
-        return memory[skipped : skipped + size_bytes]
+        """A slab that begins at a multiple of the alignment, if more is asked for than blocks have anyway."""
+        memory = self._pin(size_bytes)
+        if self.alignment_bytes > _ALIGNMENT_BYTES and memory.data_ptr() % self.alignment_bytes:
+            memory = self._pin(size_bytes + self.alignment_bytes)  # pinned memory hardly ever comes here
+            skipped = -memory.data_ptr() % self.alignment_bytes
+            memory = memory[skipped : skipped + size_bytes]
+        return memory
 
     def _pin(self, size_bytes: int) -> torch.Tensor:
         try:

@@ -79,7 +79,7 @@ def last_sent(profile: Profile, write_bytes_s: float, read_bytes_s: float) -> in
     return found
 
 
-def plan(profile: Profile, write_bytes_s: float, read_bytes_s: float) -> Plan:
+def plan_for(profile: Profile, write_bytes_s: float, read_bytes_s: float) -> Plan:
     """What to send of the next forward passes that are like the profiled one."""
     sent = last_sent(profile, write_bytes_s, read_bytes_s)
     backlog = _backlog(profile.sizes[:sent], profile.at_s, write_bytes_s)

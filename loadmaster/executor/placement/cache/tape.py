@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 
-from loadmaster.executor.placement.cache.adaptive import Profile
+from loadmaster.executor.placement.cache.adaptive import Plan, Profile
 from loadmaster.executor.placement.cache.clock import Mark, seconds
 from loadmaster.executor.placement.cache.parts import Layout, Part
 from loadmaster.executor.placement.cache.records import Record
@@ -55,17 +55,19 @@ class Tape:
 
     Attributes:
         sizes: bytes of the parts that were met first here; the plan counts them.
-        watch: times the forward pass, where a plan is to be made of it.
+        plan: what is sent of it; None for everything.
+        timed: passes that the plan was made from.
+        watch: times this one, where a plan is to be made of it.
         begun: the backward pass has begun.
         ahead_bytes: brought back, and not needed yet.
         passed_bytes: needed by the backward pass and still on the device then: room for what is brought back.
     """
 
-    def __init__(self, watch: Stopwatch | None) -> None:
+    def __init__(self, plan: Plan | None, timed: int, watch: Stopwatch | None) -> None:
         self._uses: list[tuple[weakref.ref[Record], Layout]] = []
         self._cursor: int | None = None
         self.sizes: list[int] = []
-        self.watch, self.begun = watch, False
+        self.plan, self.timed, self.watch, self.begun = plan, timed, watch, False
         self.ahead_bytes = self.passed_bytes = 0
 
     def add(self, record: Record, layout: Layout) -> int:
@@ -75,6 +77,10 @@ class Tape:
 
     def __len__(self) -> int:
         return len(self._uses)
+
+    def alive(self) -> bool:
+        """Whether a graph still needs anything of it."""
+        return any(record() is not None for record, _ in self._uses)
 
     def part(self, use: int) -> Part | None:
         """What a use needs, while any graph does and once it is decided."""

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from loadmaster.executor.placement.cache import functorch
-from loadmaster.executor.placement.cache.adaptive import Plan, plan, plan_to_keep
+from loadmaster.executor.placement.cache.adaptive import Plan, plan_for, plan_to_keep
 from loadmaster.executor.placement.cache.backends.choose import Place, opener
 from loadmaster.executor.placement.cache.backends.protocol import Backend, Counters, rates
 from loadmaster.executor.placement.cache.clock import mark
@@ -113,8 +113,7 @@ class TensorCache:
         self._tapes: dict[Hashable, Tape] = {}
         self._micro_batch: Hashable = None
         self._undecided: tuple[weakref.ref[Record], Tape] | None = None
-        self._plan: Plan | None = None
-        self._timed = 0
+        self._plan: Plan | None = None  # of the last forward pass
         self._backward_passes: set[int] = set()
         self._last_counters = Counters()
         weakref.finalize(self, self._home.close)
@@ -240,6 +239,8 @@ class TensorCache:
         for part in tape.near(use, window_bytes):
             if part.storing:
                 traffic.forward(part)
+            elif part.away:
+                traffic.bring(part, tape)
         for part in tape.far(use, window_bytes):
             traffic.bring(part, tape)
 
@@ -272,28 +273,26 @@ class TensorCache:
             raise failure
 
     def _tape(self, traffic: Traffic) -> Tape:
-        """Of this forward pass: a new one, once the backward pass of the last one has begun."""
+        """Of this forward pass: a new one, once the last one's backward pass has begun, or its graph is gone."""
         tape = self._tapes.get(self._micro_batch)
-        if tape is None or tape.begun:
-            if tape is not None:
-                self._learn(traffic, tape)
+        if tape is None or tape.begun or not tape.alive():
             self._backward_passes.clear()
-            timed = self._keep_bytes is None and self._timed < TIMED_PASSES
-            tape = self._tapes[self._micro_batch] = Tape(Stopwatch() if timed else None)
+            plan, timed = (None, 0) if tape is None else self._learned(traffic, tape)
+            watch = Stopwatch() if self._keep_bytes is None and timed < TIMED_PASSES else None
+            tape = self._tapes[self._micro_batch] = Tape(plan, timed, watch)
+            self._plan = plan
         return tape
 
-    def _learn(self, traffic: Traffic, tape: Tape) -> None:
-        """Plan the next forward passes after the last one."""
+    def _learned(self, traffic: Traffic, tape: Tape) -> tuple[Plan | None, int]:
+        """The plan for the next forward passes after this one, and how many were timed for it."""
         if self._keep_bytes is not None:
-            self._plan = plan_to_keep(tape.sizes, self._keep_bytes)
-            return
+            return plan_to_keep(tape.sizes, self._keep_bytes), 0
         profile = tape.watch.profile() if tape.watch is not None else None
         found = rates(traffic.backend.counters())
         if profile is not None and found is not None:
-            self._plan = plan(profile, *found)
-            self._timed += 1
-        elif self._plan is not None and not self._plan.fits(sum(tape.sizes)):
-            self._plan, self._timed = None, 0
+            return plan_for(profile, *found), tape.timed + 1
+        other = tape.plan is not None and not tape.plan.fits(sum(tape.sizes))
+        return tape.plan, 0 if other else tape.timed
 
     def _decide(self) -> None:
         """Send copies of the views that were waiting for others of their storage."""
@@ -316,16 +315,13 @@ class TensorCache:
         tape.sizes.append(part.size_bytes)
         if tape.watch is not None:
             tape.watch.saved(part.size_bytes, mark(self._selection.device))
-        if traffic.failure is not None or (self._plan is not None and number >= self._plan.sent):
+        if traffic.failure is not None or (tape.plan is not None and number >= tape.plan.sent):
             self._tally.add("kept", part.size_bytes)
         else:
             traffic.send(part, tape)
-        traffic.hold_to(traffic.window_bytes(writing=True) + self._expected(number), tape)
-
-    def _expected(self, number: int) -> int:
-        """Bytes of stores that the plan expects not to be over yet at a part of the tape."""
-        backlog = self._plan.backlog if self._plan is not None else ()
-        return backlog[min(number, len(backlog) - 1)] if backlog else 0
+        backlog = tape.plan.backlog if tape.plan is not None else ()
+        expected_bytes = backlog[min(number, len(backlog) - 1)] if backlog else 0
+        traffic.hold_to(traffic.window_bytes(writing=True) + expected_bytes, tape)
 
     def _stats_of(self, done: Counters) -> CacheStats:
         sent = None if self._plan is None else (min(self._plan.sent, self._plan.tensors), self._plan.tensors)

@@ -108,6 +108,18 @@ def test_room_that_the_backward_pass_leaves_is_used() -> None:
     assert loaded == [0, 2, 3, 4, 4, 4, 4, 4]  # the window's, and one for each that is used
 
 
+def test_passes_that_nobody_follows_back_are_no_part_of_the_next_one() -> None:
+    backend, x = Held(), start()
+    cache = cache_of(backend, keep=2 * 1024, window=0)
+    for n in range(5):
+        with cache:
+            y = Chain()(x)
+            if n % 2:
+                y.sum().backward()
+            del y
+    assert cache.stats().sent == (4, 6) and len(backend.stores) == 6 + 4 * 4
+
+
 def test_entering_a_micro_batch_again_begins_to_load() -> None:
     backend, x = Held(), start()
     with cache_of(backend, window=3 * 1024) as cache:
