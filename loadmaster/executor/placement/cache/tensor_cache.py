@@ -17,6 +17,7 @@ The first forward passes are timed, and from then on only as much is sent as com
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -239,10 +240,11 @@ class TensorCache:
         for part in tape.near(use, window_bytes):
             if part.storing:
                 traffic.forward(part)
-            elif part.away:
-                traffic.bring(part, tape)
-        for part in tape.far(use, window_bytes):
-            traffic.bring(part, tape)
+        # Without the memory to be ahead, each is brought back when it is needed.
+        with contextlib.suppress(torch.OutOfMemoryError):
+            for part in itertools.chain(tape.near(use, window_bytes), tape.far(use, window_bytes)):
+                if part.away:
+                    traffic.bring(part, tape)
 
     def _begin_backward(self, tape: Tape) -> None:
         if not tape.begun:

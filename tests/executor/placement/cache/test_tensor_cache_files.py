@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor import TensorCache
-from loadmaster.executor.placement.cache.backends import spill_file
+from loadmaster.executor.placement.cache.backends import gpu_direct, spill_file
 from loadmaster.executor.placement.cache.backends.files import Files
 from loadmaster.executor.placement.cache.backends.spill_file import SpillFile
 from loadmaster.executor.steps.pinned import HostPool
@@ -298,6 +298,24 @@ def test_the_pool_aligns_blocks() -> None:
     assert not any(block.data_ptr() % 4096 for block in blocks_)
     starts = sorted((block.data_ptr(), block.data_ptr() + block.numel()) for block in blocks_)
     assert all(stop <= start for (_, stop), (start, _) in pairwise(starts))
+
+
+@pytest.mark.parametrize(
+    ("device", "driver", "packages", "words"),
+    [
+        (False, True, True, "no CUDA device"),
+        (True, False, True, "nvidia-fs driver is not loaded"),
+        (True, True, False, "neither torch.cuda.gds nor kvikio"),
+        (True, True, True, "though this host has it"),
+    ],
+)
+def test_why_gpu_direct_storage_is_not_used(
+    device: bool, driver: bool, packages: bool, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: device)
+    monkeypatch.setattr(gpu_direct, "_DRIVER", Path("/") if driver else tmp_path / "missing")
+    monkeypatch.setattr(gpu_direct.importlib.util, "find_spec", lambda name: object() if packages else None)
+    assert words in gpu_direct.gpu_direct.__wrapped__()
 
 
 @pytest.mark.parametrize("options", [{"threads": 0}, {"chunk_bytes": 1000}, {"chunk_bytes": 0}])

@@ -11,6 +11,8 @@ from torch import nn
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor import TensorCache
 from loadmaster.executor.placement.cache.backends.host import HostMemory
+from loadmaster.executor.placement.cache.parts import Part
+from loadmaster.executor.placement.cache.traffic import Traffic
 from loadmaster.executor.steps.pinned import HostPool
 from tests.executor.placement.cache.fake_backends import Held
 from tests.executor.placement.cache.small_models import LEAST, batch, blocks, expect_equal, gradients
@@ -106,6 +108,28 @@ def test_room_that_the_backward_pass_leaves_is_used() -> None:
             y.sum().backward()
     assert cache.stats().sent == (4, 8)
     assert loaded == [0, 2, 3, 4, 4, 4, 4, 4]  # the window's, and one for each that is used
+
+
+def test_without_memory_to_be_ahead_tensors_come_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, needed, refused = blocks(), set[Part](), list[Part]()
+    plain = gradients(model)
+    need, bring = TensorCache._need, Traffic.bring
+
+    def note(self: TensorCache, traffic: Traffic, tape: object, use: int, part: Part) -> None:
+        needed.add(part)
+        need(self, traffic, tape, use, part)
+
+    def scarce(self: Traffic, part: Part, tape: object) -> None:
+        if part not in needed:
+            refused.append(part)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        bring(self, part, tape)
+
+    monkeypatch.setattr(TensorCache, "_need", note)
+    monkeypatch.setattr(Traffic, "bring", scarce)
+    cache = TensorCache(model, "host", keep=0, min_bytes=LEAST)
+    expect_equal(gradients(model, cache), plain)
+    assert refused and cache.stats().on_demand_bytes == cache.stats().loaded_bytes > 0
 
 
 def test_passes_that_nobody_follows_back_are_no_part_of_the_next_one() -> None:
