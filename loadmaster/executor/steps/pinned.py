@@ -72,13 +72,24 @@ class HostPool:
         weakref.finalize(block, self._give_back, address, size_bytes).atexit = False
         return torch.frombuffer(block, dtype=torch.uint8)
 
+    def fits(self, size_bytes: int, more_bytes: int) -> bool:
+        """Whether a block can be had with at most so many bytes of new slabs."""
+        with self._lock:
+            if self._free.get(size_bytes):
+                return True
+            length = self._length(size_bytes)
+            used = [slab.used_bytes if self._lent else 0 for slab in self._slabs]
+            if any(u + length <= slab.memory.numel() for u, slab in zip(used, self._slabs, strict=True)):
+                return True
+            return self._slab_bytes_for(length) <= more_bytes
+
     def _give_back(self, address: int, size_bytes: int) -> None:
         with self._lock:
             self._lent.discard(address)
             self._free.setdefault(size_bytes, []).append(address)
 
     def _cut(self, size_bytes: int) -> int:
-        length = -(-size_bytes // self.alignment_bytes) * self.alignment_bytes
+        length = self._length(size_bytes)
         if not self._lent:
             # Another plan's blocks: cut anew what nobody uses.
             self._free.clear()
@@ -88,12 +99,18 @@ class HostPool:
             if slab.used_bytes + length <= slab.memory.numel():
                 break
         else:
-            # PyTorch would pin that much anyway: smaller blocks fit into the rest.
-            slab = _Slab(self._aligned(max(self.slab_bytes, 1 << (length - 1).bit_length())))
+            slab = _Slab(self._aligned(self._slab_bytes_for(length)))
             self._slabs.append(slab)
         address = slab.memory.data_ptr() + slab.used_bytes
         slab.used_bytes += length
         return address
+
+    def _length(self, size_bytes: int) -> int:
+        return -(-size_bytes // self.alignment_bytes) * self.alignment_bytes
+
+    def _slab_bytes_for(self, length: int) -> int:
+        # PyTorch would pin that much anyway: smaller blocks fit into the rest.
+        return max(self.slab_bytes, 1 << (length - 1).bit_length())
 
     def _aligned(self, size_bytes: int) -> torch.Tensor:
         """A slab that begins at a multiple of the alignment, if more is asked for than blocks have anyway."""

@@ -72,6 +72,18 @@ def test_blocks_are_used_again_when_nobody_holds_them() -> None:
     assert pool.take(0).numel() == 0
 
 
+def test_a_pool_knows_what_fits_without_more() -> None:
+    pool = HostPool(pinned=False, slab_bytes=4096)
+    assert not pool.fits(1000, 4095) and pool.fits(1000, 4096)
+    first = pool.take(3000)
+    assert pool.fits(1000, 0) and not pool.fits(3000, 0) and not pool.fits(5000, 8191) and pool.fits(5000, 8192)
+    second = pool.take(1000)
+    del first
+    assert pool.fits(3000, 0) and not pool.fits(2000, 0)  # blocks go to others of their size
+    del second
+    assert pool.fits(2000, 0) and pool.fits(4096, 0)  # until all are back
+
+
 def test_blocks_of_another_plan_are_cut_anew() -> None:
     pool = HostPool(pinned=False, slab_bytes=4096)
     blocks = [pool.take(1024) for _ in range(4)]

@@ -65,7 +65,10 @@ class Tape:
 
     def __init__(self, plan: Plan | None, timed: int, watch: Stopwatch | None) -> None:
         self._uses: list[tuple[weakref.ref[Record], Layout]] = []
-        self._cursor: int | None = None
+        self._before: list[int] = []  # bytes of the parts that were met before a use
+        self._bytes = 0
+        self._near: int | None = None
+        self._far: int | None = None
         self.sizes: list[int] = []
         self.plan, self.timed, self.watch, self.begun = plan, timed, watch, False
         self.ahead_bytes = self.passed_bytes = 0
@@ -73,10 +76,18 @@ class Tape:
     def add(self, record: Record, layout: Layout) -> int:
         """One more use; its number."""
         self._uses.append((weakref.ref(record), layout))
+        self._before.append(self._bytes)
+        self._near = self._far = None  # a micro-batch that was entered again went on with its forward pass
         return len(self._uses) - 1
 
     def __len__(self) -> int:
         return len(self._uses)
+
+    def met(self, part: Part) -> int:
+        """A part is decided upon; how many were before it."""
+        self.sizes.append(part.size_bytes)
+        self._bytes += part.size_bytes
+        return len(self.sizes) - 1
 
     def alive(self) -> bool:
         """Whether a graph still needs anything of it."""
@@ -89,21 +100,21 @@ class Tape:
         return found[0] if found is not None else None
 
     def near(self, use: int, window_bytes: int) -> Iterator[Part]:
-        """Parts that are needed next after a use, so many bytes of them."""
-        seen = 0
-        for n in range(use - 1, -1, -1):
-            if seen >= window_bytes:
-                return
+        """Parts that are needed next after a use, within so many bytes of the pass; each is yielded once."""
+        here_bytes = self._before[use] if use < len(self) else self._bytes
+        n = use if self._near is None else min(self._near, use)
+        while n and here_bytes - (self._before[n] if n < len(self) else here_bytes) < window_bytes:
+            n -= 1
+            self._near = n
             if (part := self.part(n)) is not None and not part.passed:
-                seen += part.size_bytes
                 yield part
 
     def far(self, use: int, window_bytes: int) -> Iterator[Part]:
         """Parts to bring back now, in the order they are needed, as far as there is room; each is yielded once."""
-        self._cursor = use - 1 if self._cursor is None else min(self._cursor, use - 1)
-        while self._cursor >= 0 and self.ahead_bytes < window_bytes + self.passed_bytes:
-            part = self.part(self._cursor)
-            self._cursor -= 1
+        self._far = use - 1 if self._far is None else min(self._far, use - 1)
+        while self._far >= 0 and self.ahead_bytes < window_bytes + self.passed_bytes:
+            part = self.part(self._far)
+            self._far -= 1
             if part is not None and part.away:
                 yield part
 
@@ -112,4 +123,5 @@ class Tape:
         for n in range(len(self)):
             if (part := self.part(n)) is not None:
                 part.again()
-        self._cursor, self.ahead_bytes, self.passed_bytes = None, 0, 0
+        self._near = self._far = None
+        self.ahead_bytes = self.passed_bytes = 0

@@ -237,13 +237,12 @@ class TensorCache:
 
     def _bring_ahead(self, traffic: Traffic, tape: Tape, use: int) -> None:
         window_bytes = traffic.window_bytes(writing=False)
-        for part in tape.near(use, window_bytes):
-            if part.storing:
-                traffic.forward(part)
         # Without the memory to be ahead, each is brought back when it is needed.
         with contextlib.suppress(torch.OutOfMemoryError):
             for part in itertools.chain(tape.near(use, window_bytes), tape.far(use, window_bytes)):
-                if part.away:
+                if part.storing:
+                    traffic.forward(part)
+                elif part.away:
                     traffic.bring(part, tape)
 
     def _begin_backward(self, tape: Tape) -> None:
@@ -313,8 +312,7 @@ class TensorCache:
                 self._send(traffic, undecided[1], part)
 
     def _send(self, traffic: Traffic, tape: Tape, part: Part) -> None:
-        number = len(tape.sizes)
-        tape.sizes.append(part.size_bytes)
+        number = tape.met(part)
         if tape.watch is not None:
             tape.watch.saved(part.size_bytes, mark(self._selection.device))
         if traffic.failure is not None or (tape.plan is not None and number >= tape.plan.sent):

@@ -157,6 +157,23 @@ def test_entering_a_micro_batch_again_begins_to_load() -> None:
     assert cache.stats().on_demand_bytes == 0
 
 
+def test_a_forward_pass_in_several_parts() -> None:
+    """Entered again, a micro-batch may go on with its forward pass: what was brought back meanwhile does no harm."""
+    backend, x = Held(), start()
+    with cache_of(backend, window=2 * 1024) as cache:
+        y = x
+        for _ in range(4):
+            with cache.microbatch("a"):
+                y = Chain()(y, 4)
+            backend.finish()
+            cache.stats()
+        with cache.microbatch("a"):
+            y.sum().backward()
+    ours, x.grad = x.grad, None
+    Chain()(x, 16).sum().backward()
+    assert torch.equal(ours, x.grad) and cache.stats().on_demand_bytes == 0 and not backend.died_early
+
+
 def test_parameters_buffers_and_their_views_stay() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -367,6 +384,18 @@ class TestFailures:
             expect_equal(gradients(model, cache), plain)
         stats = cache.stats()
         assert stats.kept_bytes and stats.offloaded_bytes and stats.host_bytes <= 20_000
+
+    def test_sizes_that_never_come_again_take_no_more_than_the_capacity(self) -> None:
+        place = HostMemory(1 << 16)
+        longest = place.store(torch.zeros(100, dtype=torch.uint8))
+        stored = []
+        for size in range(1000, 9000, 500):
+            for _ in range(4):
+                stored.append(place.store(torch.zeros(size, dtype=torch.uint8)))
+            for copy in filter(None, stored):
+                place.free(copy)
+            stored.clear()
+        assert longest is not None and place.counters().peak_bytes == 1 << 16
 
     def test_host_memory_that_cannot_be_pinned(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(self: HostPool, size_bytes: int) -> torch.Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor.placement.cache.backends.protocol import Counters, Stored, Transfer
 from loadmaster.executor.steps.host_link import HOST_SHARE, host_bytes
-from loadmaster.executor.steps.pinned import HostPool
+from loadmaster.executor.steps.pinned import SLAB_BYTES, HostPool
 
 
 @dataclass(eq=False)
@@ -61,10 +61,10 @@ class _Copy:
 class _Lane:
     """What one device copies with."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, pool: HostPool) -> None:
+        self.pool = pool
         self.to_host = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.from_host = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.pool = HostPool()
 
 
 class _Meter:
@@ -93,23 +93,24 @@ class HostMemory:
     """Tensors in host memory, pinned where they come from a CUDA device.
 
     Args:
-        capacity_bytes: that it may hold; half of the host's memory (or of the container's) where nothing is said.
+        capacity_bytes: that it may take from the host; half of the host's memory (or of the container's) where nothing
+            is said. What finds no room stays on the device.
     """
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = int(HOST_SHARE * host_bytes()) if capacity_bytes is None else capacity_bytes
         self._lanes: dict[torch.device, _Lane] = {}
-        self._pageable = HostPool(pinned=False)
+        self._pageable = self._pool(pinned=False)
         self._out, self._in = _Meter(), _Meter()
-        self._held_bytes = self._peak_bytes = 0
+        self._peak_bytes = 0
 
     def store(self, source: Tensor) -> Stored | None:
-        size_bytes = source.numel()
-        if self._held_bytes + size_bytes > self.capacity_bytes:
+        pool = self._lane(source.device).pool if source.is_cuda else self._pageable
+        pools = [self._pageable, *(lane.pool for lane in self._lanes.values())]
+        if not pool.fits(source.numel(), self.capacity_bytes - sum(p.held_bytes for p in pools)):
             return None
         copy = self._to_host(source) if source.is_cuda else self._at_once(source)
-        self._held_bytes += size_bytes
-        self._peak_bytes = max(self._peak_bytes, self._held_bytes)
+        self._peak_bytes = max(self._peak_bytes, sum(p.held_bytes for p in pools))
         return copy
 
     def load(self, stored: Stored, target: Tensor) -> Transfer:
@@ -137,7 +138,6 @@ class HostMemory:
         if stored.read_at is not None and stored.device in self._lanes:
             # Whoever gets the block next writes it after it was read.
             self._lanes[stored.device].to_host.wait_event(stored.read_at)
-        self._held_bytes -= stored.size_bytes
         stored.block = stored.block[:0].clone()
 
     def counters(self) -> Counters:
@@ -152,12 +152,15 @@ class HostMemory:
             lane.to_host.synchronize()
             lane.from_host.synchronize()
         self._lanes.clear()
-        self._pageable = HostPool(pinned=False)
-        self._held_bytes = 0
+        self._pageable = self._pool(pinned=False)
+
+    def _pool(self, *, pinned: bool) -> HostPool:
+        """Of slabs that the capacity has room for."""
+        return HostPool(pinned=pinned, slab_bytes=min(SLAB_BYTES, 1 << max(self.capacity_bytes.bit_length() - 1, 0)))
 
     def _lane(self, device: torch.device) -> _Lane:
         if device not in self._lanes:
-            self._lanes[device] = _Lane(device)
+            self._lanes[device] = _Lane(device, self._pool(pinned=True))
         return self._lanes[device]
 
     def _at_once(self, source: Tensor) -> _Copy:
