@@ -54,12 +54,14 @@ class Plan:
         sent: so many of them, the first.
         total_bytes: of all tensors of the forward pass that it is for.
         backlog: bytes of stores that are expected not to be over when tensor n is saved.
+        readable: bytes that the link can read from the start of the backward pass until that needs tensor n.
     """
 
     tensors: int
     sent: int
     total_bytes: int
     backlog: tuple[int, ...] = ()
+    readable: tuple[int, ...] = ()
 
     def fits(self, total_bytes: int) -> bool:
         """Whether it is for a forward pass that saved so much."""
@@ -83,7 +85,8 @@ def plan_for(profile: Profile, write_bytes_s: float, read_bytes_s: float) -> Pla
     """What to send of the next forward passes that are like the profiled one."""
     sent = last_sent(profile, write_bytes_s, read_bytes_s)
     backlog = _backlog(profile.sizes[:sent], profile.at_s, write_bytes_s)
-    return Plan(len(profile.sizes), sent, profile.total_bytes, tuple(map(round, backlog)))
+    readable = [read_bytes_s * BACKWARD_TIMES * (profile.forward_s - at_s) for at_s in profile.at_s]
+    return Plan(len(profile.sizes), sent, profile.total_bytes, tuple(map(round, backlog)), tuple(map(round, readable)))
 
 
 def plan_to_keep(sizes: Sequence[int], keep_bytes: int) -> Plan:

@@ -60,22 +60,23 @@ class Tape:
         watch: times this one, where a plan is to be made of it.
         begun: the backward pass has begun.
         ahead_bytes: brought back, and not needed yet.
+        brought_bytes: brought back in this backward pass.
         passed_bytes: needed by the backward pass and still on the device then: room for what is brought back.
     """
 
     def __init__(self, plan: Plan | None, timed: int, watch: Stopwatch | None) -> None:
-        self._uses: list[tuple[weakref.ref[Record], Layout]] = []
+        self._uses: list[tuple[weakref.ref[Record], Layout, int]] = []  # and how many parts had been met
         self._before: list[int] = []  # bytes of the parts that were met before a use
         self._bytes = 0
         self._near: int | None = None
         self._far: int | None = None
         self.sizes: list[int] = []
         self.plan, self.timed, self.watch, self.begun = plan, timed, watch, False
-        self.ahead_bytes = self.passed_bytes = 0
+        self.ahead_bytes = self.brought_bytes = self.passed_bytes = 0
 
     def add(self, record: Record, layout: Layout) -> int:
         """One more use; its number."""
-        self._uses.append((weakref.ref(record), layout))
+        self._uses.append((weakref.ref(record), layout, len(self.sizes)))
         self._before.append(self._bytes)
         self._near = self._far = None  # a micro-batch that was entered again went on with its forward pass
         return len(self._uses) - 1
@@ -91,7 +92,7 @@ class Tape:
 
     def alive(self) -> bool:
         """Whether a graph still needs anything of it."""
-        return any(record() is not None for record, _ in self._uses)
+        return any(record() is not None for record, _, _ in self._uses)
 
     def part(self, use: int) -> Part | None:
         """What a use needs, while any graph does and once it is decided."""
@@ -110,13 +111,29 @@ class Tape:
                 yield part
 
     def far(self, use: int, window_bytes: int) -> Iterator[Part]:
-        """Parts to bring back now, in the order they are needed, as far as there is room; each is yielded once."""
+        """Parts to bring back now, in the order they are needed; each is yielded once.
+
+        A window of them is ahead at any time. Where there is a plan, what the backward pass has let go of is room too,
+        as far as the link can have filled it by now: so the link is busy from the start of the backward pass on.
+        """
+        readable_bytes = self._readable_bytes(use)
         self._far = use - 1 if self._far is None else min(self._far, use - 1)
-        while self._far >= 0 and self.ahead_bytes < window_bytes + self.passed_bytes:
+        while self._far >= 0:
+            if self.ahead_bytes >= window_bytes and (
+                self.ahead_bytes >= window_bytes + self.passed_bytes
+                or self.brought_bytes >= window_bytes + readable_bytes
+            ):
+                return
             part = self.part(self._far)
             self._far -= 1
             if part is not None and part.away:
                 yield part
+
+    def _readable_bytes(self, use: int) -> int:
+        readable = self.plan.readable if self.plan is not None else ()
+        if not readable or use >= len(self):
+            return 0
+        return readable[min(self._uses[use][2], len(readable) - 1)]
 
     def rewind(self) -> None:
         """A backward pass is over: what is still there may be needed by another one."""
@@ -124,4 +141,4 @@ class Tape:
             if (part := self.part(n)) is not None:
                 part.again()
         self._near = self._far = None
-        self.ahead_bytes = self.passed_bytes = 0
+        self.ahead_bytes = self.brought_bytes = self.passed_bytes = 0

@@ -113,6 +113,7 @@ class Traffic:
         part.load = self.backend.load(part.stored, part.target)
         part.ahead = tape
         tape.ahead_bytes += part.size_bytes
+        tape.brought_bytes += part.size_bytes
         self._tally.add("loaded", part.size_bytes)
 
     def arrive(self, part: Part) -> None:

@@ -50,7 +50,7 @@ def test_the_example_of_four_layers() -> None:
     assert last_sent(profile, 40, 100) == 2
     assert last_sent(profile, 100, 10) == 0
     planned = plan_for(profile, 50, 100)
-    assert planned.backlog == (100, 150, 100, 50)
+    assert planned.backlog == (100, 150, 100, 50) and planned.readable == (600, 400, 200, 0)
 
 
 def test_a_tail_of_so_many_bytes() -> None:

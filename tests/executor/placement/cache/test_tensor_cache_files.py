@@ -20,6 +20,7 @@ from loadmaster.executor import TensorCache
 from loadmaster.executor.placement.cache.backends import gpu_direct, spill_file
 from loadmaster.executor.placement.cache.backends.files import Files
 from loadmaster.executor.placement.cache.backends.spill_file import SpillFile
+from loadmaster.executor.steps.measure import cpu_peak_bytes
 from loadmaster.executor.steps.pinned import HostPool
 from tests.executor.placement.cache.small_models import LEAST, batch, blocks, expect_equal, gradients, small_files
 
@@ -290,6 +291,30 @@ def test_a_slow_disk_is_forwarded_from(tmp_path: Path, monkeypatch: pytest.Monke
     assert not stats.loaded_bytes and stats.cancelled_bytes and stats.forwarded_bytes
     go.set()
     cache.close()
+
+
+def test_the_peak_is_lower(tmp_path: Path) -> None:
+    """Sixteen results of 64 KiB, of which two are on their way at most each way."""
+    x = torch.linspace(-1, 1, 1 << 14).requires_grad_()
+
+    def step() -> None:
+        y = x
+        for _ in range(16):
+            y = y.tanh()
+        y.sum().backward()
+        x.grad = None
+
+    cache = TensorCache(torch.nn.Identity(), small_files(tmp_path), keep=0, min_bytes=LEAST, window=2 << 16)
+
+    def cached_step() -> None:
+        with cache:
+            step()
+
+    cached_step()
+    plain, ours = cpu_peak_bytes(step), cpu_peak_bytes(cached_step)
+    assert plain >= 16 << 16 and ours <= 8 << 16, (plain, ours)
+    assert cache._home.traffic is not None
+    cache._home.traffic.backend.close()
 
 
 def test_the_pool_aligns_blocks() -> None:

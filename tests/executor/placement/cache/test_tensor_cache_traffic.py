@@ -10,6 +10,8 @@ from torch import nn
 
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor import TensorCache
+from loadmaster.executor.placement.cache import tensor_cache
+from loadmaster.executor.placement.cache.adaptive import Plan
 from loadmaster.executor.placement.cache.backends.host import HostMemory
 from loadmaster.executor.placement.cache.parts import Part
 from loadmaster.executor.placement.cache.traffic import Traffic
@@ -92,8 +94,20 @@ def test_tensors_come_back_in_reverse_order_ahead_of_their_use() -> None:
     assert cache.stats().on_demand_bytes == 1024  # the first
 
 
-def test_room_that_the_backward_pass_leaves_is_used() -> None:
-    """What was on the device when it began is gone when it was used: so much more may come back."""
+@pytest.mark.parametrize(
+    ("readable", "expected"),
+    [
+        ((), [0, 1, 1, 1, 1, 2, 3, 4]),  # the window's alone
+        ((1 << 20,) * 8, [0, 2, 3, 4, 4, 4, 4, 4]),  # and one for each that was used
+        ((0,) * 8, [0, 1, 1, 1, 1, 2, 3, 4]),  # but none that the link could not have read yet
+        ((2048, 2048, 2048, 2048, 1024, 1024, 0, 0), [0, 1, 1, 2, 2, 3, 3, 4]),
+    ],
+)
+def test_room_that_the_backward_pass_leaves(
+    readable: tuple[int, ...], expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was on the device when it began is gone when it was used: with a plan, so much more may come back."""
+    monkeypatch.setattr(tensor_cache, "plan_to_keep", lambda sizes, keep: Plan(8, 4, 8 * 1024, (), readable))
     backend, x, loaded = Held(), start(), list[int]()
     cache = cache_of(backend, keep=4 * 1024, window=1024)
     for _ in range(2):
@@ -107,7 +121,7 @@ def test_room_that_the_backward_pass_leaves_is_used() -> None:
             backend.finish()
             y.sum().backward()
     assert cache.stats().sent == (4, 8)
-    assert loaded == [0, 2, 3, 4, 4, 4, 4, 4]  # the window's, and one for each that is used
+    assert loaded == expected
 
 
 def test_without_memory_to_be_ahead_tensors_come_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
