@@ -235,6 +235,7 @@ def test_random_programs(data: st.DataObject) -> None:
     """Operators that save inputs, outputs, views and pieces, in any order, in-place ones among them."""
     steps = data.draw(st.lists(st.sampled_from(sorted(_STEPS)), min_size=1, max_size=8))
     window = data.draw(st.sampled_from([0, 2000, 1 << 20]))
+    torch.manual_seed(0)
     model = nn.Linear(12, 12)
     backend = Held(runs=data.draw(st.booleans()))
     cache = cache_of(model, backend, window=window, min_bytes=64)
@@ -258,7 +259,7 @@ _STEPS = {
     "product of views": lambda x, m: x * x[:1] + x[:, :1] * x.flip(0),
     "linear": lambda x, m: m(x),
     "product": lambda x, m: (x.t() @ x)[:6] / 12,
-    "a row": lambda x, m: x + (x[2] * x[3]).exp().tanh(),
+    "a row": lambda x, m: x + (x[2] * x[3]).sin().tanh(),
     "expanded": lambda x, m: x * x[:, :1].expand(6, 12),
     "softmax": lambda x, m: x.softmax(-1) * x,
     "weight itself": lambda x, m: x * m.weight[:6] * m.bias,
