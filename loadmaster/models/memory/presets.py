@@ -16,6 +16,7 @@ from loadmaster.errors import InputError
 from loadmaster.models.documents import PROBLEM_SCHEMA
 from loadmaster.models.hardware import Hardware
 from loadmaster.models.memory.problem import last_readers
+from loadmaster.models.synthetic import Forward, Roofline, decoder, expect_range
 
 _DATA = "loadmaster.models.memory"
 _ALIASES = {"resnet50-b184": "-full", "unet-b11": "-full", "mobilenet_v2-b272": "-full"}
@@ -69,8 +70,8 @@ def chain(operators: int, activation_bytes: int, time_us: float = 1000.0) -> dic
     Raises:
         InputError: a number is out of range.
     """
-    _expect_range("--chain", operators, 1, 10_000)
-    _expect_range("--activation-bytes", activation_bytes, 1, 2**50)
+    expect_range("--chain", operators, 1, 10_000)
+    expect_range("--activation-bytes", activation_bytes, 1, 2**50)
     ops = [
         _Operator("block", (i - 1,) if i else (), activation_bytes, time_us, 2 * time_us, (i - 1,) if i else ())
         for i in range(operators)
@@ -87,46 +88,19 @@ def transformer(
     Raises:
         InputError: a number is out of range.
     """
-    for field, value in (
-        ("--layers", layers),
-        ("--hidden", hidden),
-        ("--sequence", sequence),
-        ("--batch", batch),
-    ):
-        _expect_range(field, value, 1, 2**24)
-    rate = device.tflops_for("bfloat16") * device.compute_share * 1e6  # operations per microsecond
-    bandwidth = device.dram_gbps * device.dram_share * 1e3  # bytes per microsecond
-    tokens, wide = sequence * batch, 2 * sequence * batch * hidden
-    ops: list[_Operator] = []
-
-    def add(op: str, inputs: Sequence[int], output_bytes: int, operations: float, saves: Sequence[int]) -> int:
-        """Append an operator; an id in ``saves`` may be its own."""
-        moved = output_bytes + sum(ops[i].output_bytes for i in inputs)
-        forward_us = device.launch_us + max(operations / rate, moved / bandwidth)
-        backward_us = device.launch_us + 2 * max(operations / rate, moved / bandwidth)
-        ops.append(_Operator(op, tuple(inputs), output_bytes, forward_us, backward_us, tuple(saves)))
-        return len(ops) - 1
-
-    matmul = 2.0 * tokens * hidden * hidden
-    stream = add("embedding", (), wide, 0, ())
-    for _ in range(layers):
-        norm = add("layer_norm", [stream], wide, 0, [stream])
-        qkv = add("linear qkv", [norm], 3 * wide, 3 * matmul, [norm])
-        attention = add("attention", [qkv], wide, 2 * 2.0 * tokens * sequence * hidden / 2, [qkv, len(ops)])
-        out = add("linear out", [attention], wide, matmul, [attention])
-        stream = add("add", [stream, out], wide, 0, ())
-        norm = add("layer_norm", [stream], wide, 0, [stream])
-        up = add("linear up", [norm], 4 * wide, 4 * matmul, [norm])
-        gelu = add("gelu", [up], 4 * wide, 0, [up])
-        down = add("linear down", [gelu], wide, 4 * matmul, [gelu])
-        stream = add("add", [stream, down], wide, 0, ())
-    norm = add("layer_norm", [stream], wide, 0, [stream])
-    logits = add("linear vocabulary", [norm], 2 * tokens * vocabulary, 2.0 * tokens * hidden * vocabulary, [norm])
-    add("cross_entropy", [logits], 4, 0, [logits])
+    roofline = Roofline(device)
+    ops = [_timed(o, roofline) for o in decoder(layers, hidden, sequence, batch, vocabulary)]
     weights = 2 * (12 * layers * hidden * hidden + vocabulary * hidden)
     name = f"transformer-l{layers}-h{hidden}-s{sequence}-b{batch}-{device.name}"
     title = f"A decoder of {layers} layers, hidden {hidden}, {batch} x {sequence} tokens, bf16, for {device.title}"
     return _document(name, title, ops, fixed_bytes=2 * weights)
+
+
+def _timed(operator: Forward, roofline: Roofline) -> _Operator:
+    """With the time of its work, activations read and written included, and twice that for its backward."""
+    forward_us = roofline.time_us(operator.operations, operator.moved_bytes)
+    backward_us = roofline.time_us(operator.operations, operator.moved_bytes, times=2)
+    return _Operator(operator.op, operator.inputs, operator.output_bytes, forward_us, backward_us, operator.saves)
 
 
 def _document(name: str, title: str, ops: Sequence[_Operator], *, fixed_bytes: int) -> dict[str, Any]:
@@ -174,8 +148,3 @@ def _document(name: str, title: str, ops: Sequence[_Operator], *, fixed_bytes: i
         "forward": forward,
         "backward": backward,
     }
-
-
-def _expect_range(field: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise InputError(field, value, f"is not between {low} and {high}", "Give a number in this range.")

@@ -1,0 +1,58 @@
+"""What a policy of the simulator may see and decide: which block leaves, and which are brought before they are missed.
+
+A policy sees what a runtime sees: operators as they start, blocks as they arrive and leave. It never sees the trace
+ahead of that, unless it says so (Belady does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Protocol
+
+from loadmaster.models.placement.problem import Operator
+
+
+class Memory(Protocol):
+    """What the simulator tells a policy of the device."""
+
+    def is_away(self, block: int) -> bool:
+        """Whether what it will be read for is in the tier, or on its way there."""
+
+
+class Policy:
+    """A policy that evicts what came first and prefetches nothing; others are made from it."""
+
+    name = "fifo"
+
+    def __init__(self) -> None:
+        # In order of arrival; True stands for nothing.
+        self._here: dict[int, bool] = {}
+
+    def start(self, memory: Memory) -> None:
+        """The simulation begins: nothing is on the device."""
+
+    def starts(self, operator: Operator, position: int) -> None:
+        """An operator of the trace (``position`` of all steps) is about to run: its blocks are looked up now."""
+
+    def arrived(self, block: int) -> None:
+        """A block has memory on the device from now on."""
+        self._here[block] = True
+
+    def used(self, block: int) -> None:
+        """A block of the operator that runs now."""
+
+    def left(self, block: int) -> None:
+        """A block has no memory any more, or none that it will keep."""
+        del self._here[block]
+
+    def victim(self, pinned: Collection[int]) -> int | None:
+        """A block on the device to evict for an operator that waits, none of those ``pinned``; None: all are."""
+        return next((block for block in self._here if block not in pinned), None)
+
+    def early_victim(self, pinned: Collection[int]) -> int | None:
+        """One to evict for what is brought early; None: nothing should leave for that."""
+        return None
+
+    def wanted(self) -> Iterable[int]:
+        """Blocks in the tier that should be on the device before they are missed, soonest first."""
+        return ()

@@ -1,0 +1,112 @@
+"""What synthetic problems of several kinds are made from: a decoder's forward operators, and times by roofline.
+
+A roofline is rough on purpose: launch + max(operations / rate, bytes moved / bandwidth).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loadmaster.errors import InputError
+from loadmaster.models.hardware import Hardware
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Times on one device, in bf16."""
+
+    device: Hardware
+
+    def time_us(self, operations: float, moved_bytes: float, times: float = 1) -> float:
+        """Of a kernel that does so much, or ``times`` that."""
+        device = self.device
+        rate = device.tflops_for("bfloat16") * device.compute_share * 1e6  # operations per microsecond
+        bandwidth = device.dram_gbps * device.dram_share * 1e3  # bytes per microsecond
+        return device.launch_us + times * max(operations / rate, moved_bytes / bandwidth)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One forward operator of a decoder.
+
+    Attributes:
+        inputs: the operators whose results it reads.
+        saves: those whose results its backward reads; may be its own.
+        operations: multiplications and additions.
+        moved_bytes: of activations, read and written.
+        weight: the name of its parameter, if it has one.
+        weight_size: elements of it.
+        module: the part of the model that it is in.
+    """
+
+    op: str
+    inputs: tuple[int, ...]
+    output_bytes: int
+    operations: float
+    moved_bytes: int
+    saves: tuple[int, ...]
+    weight: str | None = None
+    weight_size: int = 0
+    module: str | None = None
+
+
+def decoder(layers: int, hidden: int, sequence: int, batch: int, vocabulary: int = 50304) -> list[Forward]:
+    """A decoder-only transformer in bf16 with fused attention, whose vocabulary is also its embedding.
+
+    Raises:
+        InputError: a number is out of range; names the flag.
+    """
+    for field, value in (("--layers", layers), ("--hidden", hidden), ("--sequence", sequence), ("--batch", batch)):
+        expect_range(field, value, 1, 2**24)
+    tokens, wide = sequence * batch, 2 * sequence * batch * hidden
+    matmul, square = 2.0 * tokens * hidden * hidden, hidden * hidden
+    ops: list[Forward] = []
+    module: str | None = None
+
+    def add(
+        op: str,
+        inputs: Sequence[int],
+        output_bytes: int,
+        operations: float,
+        saves: Sequence[int],
+        weight: tuple[str, int] = ("", 0),
+    ) -> int:
+        """Append an operator; an id in ``saves`` may be its own."""
+        moved = output_bytes + sum(ops[i].output_bytes for i in inputs)
+        name, size = weight
+        ops.append(
+            Forward(op, tuple(inputs), output_bytes, operations, moved, tuple(saves), name or None, size, module)
+        )
+        return len(ops) - 1
+
+    embedding = ("embedding", vocabulary * hidden)
+    stream = add("embedding", (), wide, 0, (), embedding)
+    for n in range(layers):
+        module = layer = f"layers.{n}"
+        norm = add("layer_norm", [stream], wide, 0, [stream], (f"{layer}.norm_1", hidden))
+        qkv = add("linear qkv", [norm], 3 * wide, 3 * matmul, [norm], (f"{layer}.qkv", 3 * square))
+        attention = add("attention", [qkv], wide, 2 * 2.0 * tokens * sequence * hidden / 2, [qkv, len(ops)])
+        out = add("linear out", [attention], wide, matmul, [attention], (f"{layer}.out", square))
+        stream = add("add", [stream, out], wide, 0, ())
+        norm = add("layer_norm", [stream], wide, 0, [stream], (f"{layer}.norm_2", hidden))
+        up = add("linear up", [norm], 4 * wide, 4 * matmul, [norm], (f"{layer}.up", 4 * square))
+        gelu = add("gelu", [up], 4 * wide, 0, [up])
+        down = add("linear down", [gelu], wide, 4 * matmul, [gelu], (f"{layer}.down", 4 * square))
+        stream = add("add", [stream, down], wide, 0, ())
+    module = None
+    norm = add("layer_norm", [stream], wide, 0, [stream], ("norm", hidden))
+    head = 2.0 * tokens * hidden * vocabulary
+    logits = add("linear vocabulary", [norm], 2 * tokens * vocabulary, head, [norm], embedding)
+    add("cross_entropy", [logits], 4, 0, [logits])
+    return ops
+
+
+def expect_range(field: str, value: int, low: int, high: int) -> None:
+    """Refuse a number outside low..high.
+
+    Raises:
+        InputError: naming ``field``.
+    """
+    if not low <= value <= high:
+        raise InputError(field, value, f"is not between {low} and {high}", "Give a number in this range.")
