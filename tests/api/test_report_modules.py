@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from loadmaster.api.report.memory.bands import LETTER_WIDTH, bands
+from loadmaster.api.report.bands import LETTER_WIDTH, bands
 from loadmaster.api.report.memory.pictures import filling, plan_png
 from loadmaster.api.report.memory.plan_page import plan_page
 from loadmaster.api.report.memory.snapshot import memory_snapshot

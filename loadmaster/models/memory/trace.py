@@ -2,51 +2,19 @@
 
 The compute track, one track for each direction of the host link, and resident bytes beside the budget.
 
-Format: Trace Event Format, JSON object form; ``ts`` and ``dur`` are microseconds. Slices are complete events
-(``ph: X``), the bytes a counter (``ph: C``) beside a constant one for the budget.
+The bytes are a counter beside a constant one for the budget (:mod:`loadmaster.models.trace_events`).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from loadmaster.models.memory.verdict import Check
+from loadmaster.models.trace_events import TraceEvent, level, process, run
 
-TraceEvent = dict[str, Any]
 PLANNED = 1
 """The process number of the planned step; a measured one beside it takes another."""
 
 _COMPUTE = 1
 _LINKS = {"to_host": 2, "from_host": 3}
-
-
-def process(number: int, name: str, tracks: dict[int, str]) -> list[TraceEvent]:
-    """The names of a process and of its tracks."""
-    events: list[TraceEvent] = [{"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}}]
-    for track, title in tracks.items():
-        events.append({"ph": "M", "name": "thread_name", "pid": number, "tid": track, "args": {"name": title}})
-    return events
-
-
-def run(
-    number: int, track: int, name: str, category: str, start_us: float, duration_us: float, **details: object
-) -> TraceEvent:
-    """Something that ran on a track."""
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": category,
-        "pid": number,
-        "tid": track,
-        "ts": start_us,
-        "dur": duration_us,
-        "args": details,
-    }
-
-
-def level(number: int, name: str, at_us: float, **values: int) -> TraceEvent:
-    """A counter's values from a moment on."""
-    return {"ph": "C", "name": name, "pid": number, "ts": at_us, "args": values}
 
 
 def planned_events(title: str, check: Check, budget_bytes: int) -> list[TraceEvent]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from html import escape
-from itertools import groupby
 
+from loadmaster.api.report.bars import labelled_bars
 from loadmaster.api.report.chart import Chart
-from loadmaster.api.report.memory.bands import LETTER_WIDTH, bands
 from loadmaster.api.report.memory.view import FATES, MEANING, Tensor, View
+from loadmaster.api.report.over_time import Stretch, bytes_over_time
 from loadmaster.api.report.picture import Drawing, Picture, png_bytes
-from loadmaster.models.units import byte_scale, show_bytes, show_cost, show_share
+from loadmaster.models.units import show_bytes, show_cost, show_share
 
-_ROW_HEIGHT = 22
 _PHASES = ("forward", "recompute", "backward")
 
 
@@ -24,30 +23,18 @@ def plan_png(view: View) -> bytes:
 
 def over_time(view: View) -> Picture:
     """Steps of resident bytes, one filled shape per run of operators of the same phase."""
-    factor, unit = byte_scale(view.plan.budget_bytes)
-    budget = view.plan.budget_bytes / factor
-    top = max(budget, view.check.peak_bytes / factor) * 1.1
-    chart = Chart((0.0, view.check.time_us / 1e3), (0.0, top))
-    chart.axes("milliseconds", unit)
-    floor = chart.py(0)
-    for phase, group in groupby(view.events, key=lambda e: e.what):
-        events = list(group)
-        outline = f"M{chart.px(events[0].start_us / 1e3)} {floor}"
-        for event in events:
-            outline += f"H{chart.px(event.start_us / 1e3)}V{chart.py(event.resident_bytes / factor)}"
-        outline += f"H{chart.px((events[-1].start_us + events[-1].duration_us) / 1e3)}V{floor}Z"
-        chart.add(f'<path d="{outline}" fill="var(--{phase})"/>')
-    for event in view.events:
-        left, right = chart.px(event.start_us / 1e3), chart.px((event.start_us + event.duration_us) / 1e3)
-        y = chart.py(event.resident_bytes / factor)
-        words = f"{event.what} {event.operator}: {event.words}, {show_bytes(event.resident_bytes)}"
-        words += f", {show_cost(event.duration_us, 'us')}"
-        box = f'x="{left}" y="{y}" width="{max(right - left, 0.5):.2f}" height="{floor - y:.2f}"'
-        chart.add(f'<rect {box} fill="transparent"><title>{escape(words)}</title></rect>')
-    for left, right, name in bands(view.events, chart.px):
-        chart.add(f'<path d="M{left} 3V15M{right} 3V15" stroke="var(--quiet)"/>')
-        chart.add(f'<text x="{(left + right) / 2:.2f}" y="13" text-anchor="middle">{escape(name)}</text>')
-    chart.rule(budget, "budget", f"budget {show_bytes(view.plan.budget_bytes)}")
+    stretches = [
+        Stretch(
+            e.start_us,
+            e.duration_us,
+            e.resident_bytes,
+            e.what,
+            f"{e.what} {e.operator}: {e.words}, {show_bytes(e.resident_bytes)}, {show_cost(e.duration_us, 'us')}",
+            e.module,
+        )
+        for e in view.events
+    ]
+    chart = bytes_over_time(stretches, view.plan.budget_bytes, view.check.peak_bytes, view.check.time_us)
     words = f"Resident bytes over one training step, below a budget of {show_bytes(view.plan.budget_bytes)}"
     return Picture(
         chart.drawing(words),
@@ -62,19 +49,12 @@ def filling(view: View) -> list[Picture]:
     rows = view.filling()
     if not rows:
         return []
-    label_width = 24 + LETTER_WIDTH * max(len(name) for name, _ in rows)
-    scale = (960 - label_width - 150) / max(size for _, size in rows)
-    bars = []
-    for number, (name, size) in enumerate(rows):
-        y, width = number * _ROW_HEIGHT, max(0.0, size * scale)
-        share = f"{show_bytes(size)}, {show_share(size / view.check.peak_bytes)}"
-        bars.append(f'<text x="{label_width - 8:.2f}" y="{y + 15}" text-anchor="end">{escape(name)}</text>')
-        bars.append(f'<rect x="{label_width:.2f}" y="{y + 3}" width="{width:.2f}" height="16" fill="var(--kept)"/>')
-        bars.append(f'<text x="{label_width + width + 8:.2f}" y="{y + 15}">{share}</text>')
+    whole = view.check.peak_bytes
+    bars = [(name, size, f"{show_bytes(size)}, {show_share(size / whole)}") for name, size in rows]
     words = ", ".join(f"{name} {show_bytes(size)}" for name, size in rows)
     return [
         Picture(
-            Drawing(960, _ROW_HEIGHT * len(rows), words, "".join(bars)),
+            labelled_bars(bars, words),
             heading="What fills the peak, by module",
             caption=f"Of the {show_bytes(view.check.peak_bytes)} resident at {view.check.peak_at}.",
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from loadmaster.api.columns import table
 from loadmaster.api.report.memory.view import FATES, MEANING, View
+from loadmaster.api.report.words import how, in_rows, proof
 from loadmaster.models.memory.checker import Check
 from loadmaster.models.memory.plan import Infeasibility, MemoryPlan
 from loadmaster.models.units import show_at_least, show_bytes, show_cost, show_share
@@ -16,11 +17,8 @@ _LARGEST_TENSORS = 10
 
 def summary(plan: MemoryPlan) -> str:
     """The lines that ``plan`` and ``show`` print."""
-    lines = [f"{plan.name} under {show_bytes(plan.budget_bytes)}: {plan.standing}"]
     rows = _infeasible_rows(plan) if plan.status == "infeasible" else _rows(plan)
-    width = max(len(name) for name, _ in rows)
-    lines += [f"  {name.ljust(width)}  {text}" for name, text in rows]
-    return "\n".join(lines)
+    return in_rows(f"{plan.name} under {show_bytes(plan.budget_bytes)}: {plan.standing}", rows)
 
 
 def verdict(plan: MemoryPlan, check: Check) -> str:
@@ -52,17 +50,12 @@ def _rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     over = plan.objective / plan.unconstrained - 1 if plan.unconstrained else 0.0
     step = f"{show_cost(plan.objective, plan.unit)}, {show_share(over)} over the step with memory to spare"
     rows = [("step", f"{step} ({show_cost(plan.unconstrained, plan.unit)})"), ("proof", _proof(plan))]
-    rows += _check_rows(plan.check, plan.budget_bytes)
-    rows.append(("method", f"{plan.method}, stopped by {plan.stopped_by}{_solver(plan.solver)}"))
-    rows.append(("seconds", ", ".join(f"{name} {value:.2f}" for name, value in plan.seconds.items())))
-    return rows
+    return rows + _check_rows(plan.check, plan.budget_bytes) + how(plan)
 
 
 def _proof(plan: MemoryPlan) -> str:
-    if plan.bound is None:
-        return "none: no bound was computed"
-    text = f"at least {show_cost(plan.bound, plan.unit)}: gap {show_share(plan.gap)}"
-    if plan.overhead_gap is None:
+    text = proof(plan)
+    if plan.bound is None or plan.overhead_gap is None:
         return text
     return f"{text} of the step; {show_share(plan.overhead_gap)} of the overhead is not proved"
 
@@ -80,11 +73,6 @@ def _check_rows(check: Mapping[str, Any], budget_bytes: int) -> list[tuple[str, 
         rows.append(("price", ", ".join(spent)))
     rows.append(("check", "passed" if check.get("ok") else "FAILED"))
     return rows
-
-
-def _solver(solver: Mapping[str, Any]) -> str:
-    name = solver.get("name")
-    return f", {name} {solver.get('version', '')}".rstrip() if name else ""
 
 
 def _infeasible_rows(plan: MemoryPlan) -> list[tuple[str, str]]:

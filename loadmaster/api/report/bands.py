@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-
-from loadmaster.models.memory.verdict import Event
+from typing import Protocol
 
 LETTER_WIDTH = 6.8  # pixels, of a label's letters on average
 _GAP = 6  # pixels, between a label and the ends of its stretch
@@ -18,12 +17,25 @@ _ENOUGH = 0.6  # of a module's time: what its named parts must take, to be shown
 Band = tuple[float, float, str]
 
 
-def bands(events: Sequence[Event], px: Callable[[float], float]) -> list[Band]:
+class Timed(Protocol):
+    """Something that ran, and the module that it is of."""
+
+    @property
+    def start_us(self) -> float: ...
+
+    @property
+    def duration_us(self) -> float: ...
+
+    @property
+    def module(self) -> str | None: ...
+
+
+def bands(events: Sequence[Timed], px: Callable[[float], float]) -> list[Band]:
     """Left, right and name of every stretch, from first to last; ``px`` turns milliseconds into pixels."""
     return list(_named(events, px, 1))
 
 
-def _named(events: Sequence[Event], px: Callable[[float], float], depth: int) -> Iterator[Band]:
+def _named(events: Sequence[Timed], px: Callable[[float], float], depth: int) -> Iterator[Band]:
     for path, run in groupby(events, key=lambda e: _prefix(e, depth)):
         if len(path) < depth:  # operators of no known module, or of the module itself rather than of a part of it
             continue
@@ -37,7 +49,7 @@ def _named(events: Sequence[Event], px: Callable[[float], float], depth: int) ->
             yield left, right, _name(path)
 
 
-def _prefix(event: Event, depth: int) -> tuple[str, ...]:
+def _prefix(event: Timed, depth: int) -> tuple[str, ...]:
     return tuple(event.module.split(".")[:depth]) if event.module is not None else ()
 
 

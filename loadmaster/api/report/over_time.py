@@ -1,0 +1,60 @@
+"""Bytes over one step under the budget line, with the names of modules above: what memory and placement plans show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+
+from loadmaster.api.report.bands import bands
+from loadmaster.api.report.chart import Chart
+from loadmaster.models.units import byte_scale, show_bytes
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """So many bytes for so long.
+
+    Attributes:
+        colour: of :mod:`loadmaster.api.report.colours`; neighbours of one colour are one shape.
+        words: what is said where the pointer is.
+    """
+
+    start_us: float
+    duration_us: float
+    size_bytes: int
+    colour: str
+    words: str
+    module: str | None = None
+
+    @property
+    def end_us(self) -> float:
+        """When it is over."""
+        return self.start_us + self.duration_us
+
+
+def bytes_over_time(stretches: Sequence[Stretch], budget_bytes: int, peak_bytes: int, time_us: float) -> Chart:
+    """Steps of bytes, one filled shape per run of stretches of the same colour, and the budget."""
+    factor, unit = byte_scale(budget_bytes)
+    budget = budget_bytes / factor
+    chart = Chart((0.0, time_us / 1e3), (0.0, max(budget, peak_bytes / factor) * 1.1))
+    chart.axes("milliseconds", unit)
+    floor = chart.py(0)
+    for colour, group in groupby(stretches, key=lambda s: s.colour):
+        run = list(group)
+        outline = f"M{chart.px(run[0].start_us / 1e3)} {floor}"
+        for stretch in run:
+            outline += f"H{chart.px(stretch.start_us / 1e3)}V{chart.py(stretch.size_bytes / factor)}"
+        outline += f"H{chart.px(run[-1].end_us / 1e3)}V{floor}Z"
+        chart.add(f'<path d="{outline}" fill="var(--{colour})"/>')
+    for stretch in stretches:
+        left, right = chart.px(stretch.start_us / 1e3), chart.px(stretch.end_us / 1e3)
+        y = chart.py(stretch.size_bytes / factor)
+        box = f'x="{left}" y="{y}" width="{max(right - left, 0.5):.2f}" height="{floor - y:.2f}"'
+        chart.add(f'<rect {box} fill="transparent"><title>{escape(stretch.words)}</title></rect>')
+    for left, right, name in bands(stretches, chart.px):
+        chart.add(f'<path d="M{left} 3V15M{right} 3V15" stroke="var(--quiet)"/>')
+        chart.add(f'<text x="{(left + right) / 2:.2f}" y="13" text-anchor="middle">{escape(name)}</text>')
+    chart.rule(budget, "budget", f"budget {show_bytes(budget_bytes)}")
+    return chart

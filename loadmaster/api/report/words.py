@@ -1,0 +1,31 @@
+"""What the summaries of several kinds share: rows of words, the proof, the method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadmaster.models.envelope import Plan
+from loadmaster.models.units import show_cost, show_share
+
+
+def in_rows(head: str, rows: Sequence[tuple[str, str]]) -> str:
+    """A line, and below it what is said of each name."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join([head, *(f"  {name.ljust(width)}  {text}" for name, text in rows)])
+
+
+def proof(plan: Plan) -> str:
+    """The bound and the gap."""
+    if plan.bound is None:
+        return "none: no bound was computed"
+    return f"at least {show_cost(plan.bound, plan.unit)}: gap {show_share(plan.gap)}"
+
+
+def how(plan: Plan) -> list[tuple[str, str]]:
+    """The method, what stopped it, the solver, and how long each part took."""
+    name = plan.solver.get("name")
+    solver = f", {name} {plan.solver.get('version', '')}".rstrip() if name else ""
+    return [
+        ("method", f"{plan.method}, stopped by {plan.stopped_by}{solver}"),
+        ("seconds", ", ".join(f"{name} {value:.2f}" for name, value in plan.seconds.items())),
+    ]
