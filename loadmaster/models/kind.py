@@ -211,6 +211,9 @@ class Kind:
         limit: what its plans are made under, if anything.
         views: api: the module that shows plans in words (see :class:`loadmaster.api.report.views.Views`).
         exports: what plans can be written as.
+        simulate: api: (problem, policies, limit, plan or None) -> :class:`loadmaster.api.report.simulation.Simulated`:
+            what policies without a plan come to; given only where there is a limit.
+        policies: what it may be asked for; ``plan`` among them follows a plan.
         summary: models: (problem) -> :class:`loadmaster.models.summary.Summary`: what there is to say of a problem
             beside its sizes and its limit.
         new: api: the module that builds problems for ``new`` (see :class:`loadmaster.api.cli.build.New`).
@@ -232,6 +235,8 @@ class Kind:
     capture: str | None = None
     captured_by_default: bool = False
     summary: str | None = None
+    simulate: str | None = None
+    policies: tuple[str, ...] = ()
 
     def read(self) -> Documents:
         """The documents of the kind."""

@@ -26,6 +26,7 @@ COMMANDS = {
     "check": ("verify a plan independently", f"{_HERE}.plans:check_arguments"),
     "fit": ("plan a model, run it, and correct until it fits", f"{_HERE}.fit:fit_arguments"),
     "frontier": ("plan under a sweep of limits", f"{_HERE}.sweep:frontier_arguments"),
+    "simulate": ("replay a trace under demand policies, and under a plan", f"{_HERE}.simulate:simulate_arguments"),
     "show": ("look at a problem or a plan", f"{_HERE}.show:show_arguments"),
     "serve": ("run the service", f"{_HERE}.service:serve_arguments"),
     "worker": ("run one worker of a service", f"{_HERE}.service:worker_arguments"),

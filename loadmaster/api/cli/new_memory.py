@@ -6,9 +6,10 @@ import argparse
 from typing import Any
 
 from loadmaster.api.cli.lazy import suggest
+from loadmaster.api.cli.new_shapes import add_hardware, add_transformer, transformer_shape
 from loadmaster.api.columns import table
 from loadmaster.models.documents import Document
-from loadmaster.models.hardware import Hardware, catalogue, hardware
+from loadmaster.models.hardware import Hardware, hardware
 from loadmaster.models.memory import presets
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.units import parse_bytes, show_bytes
@@ -20,15 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiv
     names = presets.example_names()
     suggest(source.add_argument("--example", metavar="NAME", help=f"a shipped graph: {', '.join(names)}"), names)
     source.add_argument("--chain", type=int, metavar="N", help="a chain of N equal operators")
-    source.add_argument("--transformer", action="store_true", help="a decoder-only transformer, roofline times")
+    add_transformer(source, parser)
     parser.add_argument("--activation-bytes", default="100MiB", metavar="SIZE", help="chain: of each result (100MiB)")
     parser.add_argument("--time-us", type=float, default=1000.0, metavar="T", help="chain: forward time of one (1000)")
-    parser.add_argument("--layers", type=int, default=24, metavar="N", help="transformer (24)")
-    parser.add_argument("--hidden", type=int, default=1024, metavar="N", help="transformer (1024)")
-    parser.add_argument("--sequence", type=int, default=1024, metavar="N", help="transformer: tokens (1024)")
-    parser.add_argument("--batch", type=int, default=32, metavar="N", help="transformer: sequences (32)")
-    device = parser.add_argument("--hardware", default="h200", metavar="NAME", help="transformer: whose times (h200)")
-    suggest(device, (entry.name for entry in catalogue()))
+    add_hardware(parser, "transformer: whose times")
     link = parser.add_mutually_exclusive_group()
     link.add_argument("--offload", action="store_true", help="allow it, over the host link of --hardware")
     link.add_argument("--offload-gbps", type=float, metavar="X", help="allow it, at X GB/s each way")
@@ -56,8 +52,7 @@ def _preset(arguments: argparse.Namespace, device: Hardware) -> dict[str, Any]:
     if arguments.chain is not None:
         size = parse_bytes(arguments.activation_bytes, "--activation-bytes")
         return presets.chain(arguments.chain, size, arguments.time_us)
-    shape = (arguments.layers, arguments.hidden, arguments.sequence, arguments.batch)
-    return presets.transformer(*shape, device)
+    return presets.transformer(*transformer_shape(arguments), device)
 
 
 def listing() -> str:

@@ -45,7 +45,10 @@ def add_options(command: argparse.ArgumentParser) -> None:
 def add_limits(command: argparse.ArgumentParser, *, several: bool = False) -> None:
     """A flag for the limit of every kind, or for several of it at once; kinds whose limits share a name share it."""
     for flag, limits in _limits_by_flag(several).items():
-        kinds = "; ".join(f"{kind}: {limit.help}" for kind, limit in limits.items())
+        same: dict[str, list[str]] = {}
+        for kind, limit in limits.items():
+            same.setdefault(limit.help, []).append(kind)
+        kinds = "; ".join(f"{', '.join(names)}: {words}" for words, names in same.items())
         metavar = "LIMIT,..." if several else "LIMIT"
         command.add_argument(flag, dest=f"limit {flag}", metavar=metavar, help=f"of {kinds}")
 

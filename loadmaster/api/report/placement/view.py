@@ -1,0 +1,75 @@
+"""A placement plan joined with its problem, as pictures need it: the replayed step, and what is away when.
+
+Times are microseconds from the end of the step before, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadmaster.errors import InputError
+from loadmaster.models.placement.accesses import IntArray, add_cyclic
+from loadmaster.models.placement.checker import Check, check_plan
+from loadmaster.models.placement.plan import Moves, PlacementPlan
+from loadmaster.models.placement.policies.outcome import PolicyRun, of_plan
+from loadmaster.models.placement.problem import PlacementProblem
+
+
+@dataclass(frozen=True)
+class Away:
+    """A block that a plan moves.
+
+    Attributes:
+        absences: in one step.
+        positions: operators, of all absences, that run while it is away.
+    """
+
+    block: int
+    size_bytes: int
+    absences: int
+    positions: int
+
+
+@dataclass(frozen=True)
+class View:
+    """A plan and its replay, ready to draw.
+
+    Attributes:
+        away_bytes: role -> [operators] what is not on the device, and will be read, while each runs.
+        away: the blocks that move, those with the most bytes moved first.
+    """
+
+    problem: PlacementProblem
+    plan: PlacementPlan
+    moves: Moves
+    check: Check
+    run: PolicyRun
+    away_bytes: Mapping[str, IntArray]
+    away: tuple[Away, ...]
+
+
+def view(problem: PlacementProblem, plan: PlacementPlan) -> View:
+    """Replay a plan.
+
+    Raises:
+        InputError: the plan is of another problem, holds no moves, or does not pass the checker.
+    """
+    verdict = check_plan(problem, plan)
+    if not verdict.ok:
+        raise InputError("plan", plan.name, verdict.violations[0], "Plan the problem again: this plan does not hold.")
+    assert plan.moves is not None
+    by_role: dict[str, IntArray] = {}
+    positions: dict[int, list[int]] = defaultdict(list)
+    for absence in plan.moves.absences:
+        block = problem.blocks[absence.block]
+        found = by_role.setdefault(block.role, np.zeros(len(problem.operators), dtype=np.int64))
+        add_cyclic(found, absence.gone_at, absence.load_at, block.size_bytes)
+        positions[absence.block].append(absence.load_at - absence.gone_at)
+    away = [Away(b, problem.blocks[b].size_bytes, len(lengths), sum(lengths)) for b, lengths in positions.items()]
+    away.sort(key=lambda a: (-a.size_bytes * a.absences, a.block))
+    run = of_plan(problem, plan.moves, verdict)
+    return View(problem, plan, plan.moves, verdict, run, by_role, tuple(away))

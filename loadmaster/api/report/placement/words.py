@@ -1,0 +1,95 @@
+"""A placement plan in a few lines of text: the step, its proof, what it moves, and what is away."""
+
+from __future__ import annotations
+
+from loadmaster.api.columns import table
+from loadmaster.api.report.placement.view import View
+from loadmaster.api.report.words import how, in_rows, proof
+from loadmaster.models.placement.checker import Check
+from loadmaster.models.placement.plan import PlacementPlan
+from loadmaster.models.units import show_at_least, show_bytes, show_cost, show_share
+
+_MOST_BLOCKS = 10
+_MOST_WAITS = 5
+
+
+def summary(plan: PlacementPlan) -> str:
+    """The lines that ``plan`` and ``show`` print."""
+    rows = _infeasible_rows(plan) if plan.status == "infeasible" else _rows(plan)
+    return in_rows(f"{plan.name} under {show_bytes(plan.budget_bytes)}: {plan.standing}", rows)
+
+
+def infeasible(plan: PlacementPlan) -> str:
+    """Why there is no plan, and how much more budget it takes."""
+    found = plan.infeasibility
+    if found is None:
+        return f"no plan fits {show_bytes(plan.budget_bytes)}"
+    return (
+        f"no plan fits {show_bytes(plan.budget_bytes)}: it needs {show_bytes(found.short_bytes)} more, at least "
+        f"{found.minimum_budget_bytes} bytes ({found.where})."
+    )
+
+
+def verdict(plan: PlacementPlan, check: Check) -> str:
+    """What the checker found, in one line."""
+    fit = f"{show_bytes(check.peak_bytes)} of {show_bytes(plan.budget_bytes)}"
+    said = f"peak {fit} at {check.peak_at}"
+    if check.timeline is None:
+        return said
+    return f"{said}, step {show_cost(check.objective, plan.unit)}, {_moved(check.stored_bytes, check.loaded_bytes)}"
+
+
+def details(view: View) -> str:
+    """What is away, by role; the blocks that move most; where the step waits."""
+    problem = view.problem
+    if not view.away:
+        return "\nnothing leaves the device"
+    roles = [[role, show_bytes(int(sizes.max()))] for role, sizes in sorted(view.away_bytes.items())]
+    blocks = [
+        [problem.blocks[a.block].name, problem.blocks[a.block].role, show_bytes(a.size_bytes), str(a.absences)]
+        for a in view.away[:_MOST_BLOCKS]
+    ]
+    lines = ["", table(roles, ["away", "at most"]), "", table(blocks, ["moves most", "role", "size", "times"])]
+    if waits := longest_waits(view):
+        lines += ["", table(waits, ["waits", "for"])]
+    return "\n".join(lines)
+
+
+def longest_waits(view: View, most: int = _MOST_WAITS) -> list[list[str]]:
+    """The operators that wait longest, and how long."""
+    stalls = view.run.stall_us
+    longest = [int(i) for i in stalls.argsort()[::-1][:most] if stalls[i] > 0]
+    return [[f"{i} ({view.problem.operators[i].words})", show_cost(float(stalls[i]), "us")] for i in longest]
+
+
+def _rows(plan: PlacementPlan) -> list[tuple[str, str]]:
+    assert plan.objective is not None
+    over = plan.objective / plan.compute_us - 1 if plan.compute_us else 0.0
+    step = f"{show_cost(plan.objective, plan.unit)}, {show_share(over)} over the step with memory to spare"
+    rows = [("step", f"{step} ({show_cost(plan.compute_us, plan.unit)})"), ("proof", proof(plan))]
+    check = plan.check
+    if "peak_bytes" in check:
+        share = f" ({show_share(check['peak_bytes'] / plan.budget_bytes)} of the budget)" if plan.budget_bytes else ""
+        where = check.get("peak_at", "an unnamed operator")
+        rows.append(("peak", f"{show_bytes(check['peak_bytes'])}{share} at {where}"))
+    if "stored_bytes" in check and "loaded_bytes" in check:
+        rows.append(("moves", _moved(check["stored_bytes"], check["loaded_bytes"])))
+    if check.get("stall_us"):
+        rows.append(("price", f"{show_cost(check['stall_us'], 'us')} waiting for copies"))
+    rows.append(("check", "passed" if check.get("ok") else "FAILED"))
+    return rows + how(plan)
+
+
+def _moved(stored_bytes: int, loaded_bytes: int) -> str:
+    return f"{show_bytes(stored_bytes)} stored, {show_bytes(loaded_bytes)} loaded"
+
+
+def _infeasible_rows(plan: PlacementPlan) -> list[tuple[str, str]]:
+    found = plan.infeasibility
+    if found is None:
+        return [("why", "no plan exists within this budget")]
+    return [
+        ("minimum", f"{show_at_least(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes)"),
+        ("short", f"{show_bytes(found.short_bytes)} more are needed"),
+        ("where", found.where),
+    ]
