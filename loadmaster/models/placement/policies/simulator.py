@@ -171,7 +171,7 @@ class _Run:
         """Load what the policy wants, as far as there is room; early victims leave one after the other."""
         device = self.device
         for block in list(self.policy.wanted()):
-            if device.place[block] is not Place.AWAY:
+            if device.place[block] is not Place.AWAY or not device.stored[block]:
                 continue
             kept_bytes += device.sizes[block]
             while device.free_bytes + device.going_bytes < kept_bytes:
