@@ -191,6 +191,29 @@ class Restless(Policy):
         return [block for block in self._blocks if block not in self._here]
 
 
+class Hasty(Policy):
+    """Gives up A for C as soon as it can."""
+
+    def early_victim(self, pinned: Collection[int]) -> int | None:
+        return 0 if 0 in self._here and 0 not in pinned else None
+
+    def wanted(self) -> list[int]:
+        return [2]
+
+
+@pytest.mark.parametrize(("writes", "stores"), [("A", 6), ("", 3)])
+def test_a_block_that_is_needed_again_while_it_is_stored(writes: str, stores: int) -> None:
+    # While operator 1 runs for 1 us, A starts to leave for C, which takes 5 us. Operator 2 keeps it. What it writes
+    # there is not in the copy: A is stored once more when C, D and E push it out.
+    problem = trace([("AB", "A"), ("B", ""), ("A", writes), ("CDE", "")], [5, 1, 2, 3, 2], times=1.0)
+    log = replay_under(problem, Hasty(), 7 * KB)
+    hold(problem, log, 7 * KB, invalidate=True)
+    started = [event.at_us for event in log.events if (event.what, event.of) == ("store", 0)]
+    runs = [event.at_us for event in log.events if (event.what, event.of) == ("run", 2)]
+    assert 0 < runs[0] - started[0] < 5
+    assert len(started) == stores
+
+
 def made(name: str, problem: PlacementProblem) -> Policy:
     if name == "narrow":
         return Correlation(problem, kernels=2, window_bytes=3 * KB, rows=1, associativity=1, successors=1)
