@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadmaster.errors import InputError
-from loadmaster.models.placement.accesses import IntArray, add_cyclic
+from loadmaster.models.placement.accesses import add_cyclic
 from loadmaster.models.placement.checker import Check, check_plan
 from loadmaster.models.placement.plan import Moves, PlacementPlan
 from loadmaster.models.placement.policies.outcome import PolicyRun, of_plan
 from loadmaster.models.placement.problem import PlacementProblem
+from loadmaster.solvers.program import IntArray
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def longest_waits(view: View, most: int = _MOST_WAITS) -> list[list[str]]:
     """The operators that wait longest, and how long."""
     stalls = view.run.stall_us
     longest = [int(i) for i in stalls.argsort()[::-1][:most] if stalls[i] > 0]
-    return [[f"{i} ({view.problem.operators[i].words})", show_cost(float(stalls[i]), "us")] for i in longest]
+    return [[f"operator {i} ({view.problem.operators[i].words})", show_cost(float(stalls[i]), "us")] for i in longest]
 
 
 def _rows(plan: PlacementPlan) -> list[tuple[str, str]]:

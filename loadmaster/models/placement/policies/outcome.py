@@ -9,11 +9,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from loadmaster.models.placement.accesses import IntArray
 from loadmaster.models.placement.checker import Check
 from loadmaster.models.placement.plan import Moves
 from loadmaster.models.placement.policies.simulator import Log
 from loadmaster.models.placement.problem import PlacementProblem
+from loadmaster.solvers.program import IntArray
 
 FloatArray = NDArray[np.float64]
 
