@@ -4,7 +4,7 @@ What a plan may do:
 - An absence lies in one live gap of its block, at most one in each.
 - Its bytes lie in its tier meanwhile: a store of what the gap holds, queued after the write and no later than the
   absence, or a block that no operator writes.
-- A block that is stored is on the device: no absence of the same contents comes before the store.
+- A block that is stored is on the device, with contents that will be read: no absence of these comes before the store.
 - At every operator, what is on the device takes no more than the budget. A block counts from the operator at which its
   load is queued.
 - No tier holds more than its capacity. A copy counts from the operator at which its store is queued to the last reader
@@ -14,6 +14,7 @@ The time of a step is that of :mod:`loadmaster.models.placement.replay`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -175,6 +176,7 @@ class _Replay:
             used.append((n, gap, gone, age))
             size = self.problem.blocks[absence.block].size_bytes
             add_cyclic(resident, absence.gone_at, absence.load_at, -size)
+        self._stores_hold(first_gone)
         last_read: dict[tuple[int, int | None, int], tuple[int, int]] = {}
         for n, gap, gone, age in used:
             absence = self.moves.absences[n]
@@ -208,11 +210,29 @@ class _Replay:
             add_cyclic(held[number], start, start + min(length, self.count), self.problem.blocks[block].size_bytes)
         return timed
 
+    def _stores_hold(self, first_gone: Mapping[tuple[int, int | None], int]) -> None:
+        """Each store copies what an operator wrote and another will read, before the first absence of it."""
+        for n, store in enumerate(self.moves.stores):
+            said = f"store {n} of {self.problem.blocks[store.block].name} at {store.at}"
+            found = self._around(store.block, store.at, store.at)
+            if found is None:
+                self.wrong.append(f"{said} is of nothing that is read again")
+                continue
+            gap, shift = found
+            if gap.written is None:
+                self.wrong.append(f"{said} is of a block that nobody writes")
+            elif store.at + shift - self._written(gap) > first_gone.get(gap.contents, self.count):
+                self.wrong.append(f"{said} comes after it has left")
+
     def _gap(self, absence: Absence) -> tuple[Gap, int] | None:
         """The live gap that it lies in, and what is added to its positions to count from the step of the gap."""
-        for gap in self.accesses.by_block[absence.block]:
+        return self._around(absence.block, absence.gone_at, absence.load_at)
+
+    def _around(self, block: int, start: int, end: int) -> tuple[Gap, int] | None:
+        """The live gap of a block that these positions lie in, and what is added to them to count from its step."""
+        for gap in self.accesses.by_block[block]:
             for shift in (0, self.count):
-                if gap.after < absence.gone_at + shift and absence.load_at + shift <= gap.before:
+                if gap.after < start + shift and end + shift <= gap.before:
                     return gap, shift
         return None
 
