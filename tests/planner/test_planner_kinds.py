@@ -88,7 +88,9 @@ def test_what_a_kind_says_of_itself_is_there() -> None:
         references = [kind.validate, kind.check, kind.plan, *(export.write for export in kind.exports)]
         if kind.limit is not None:
             references += [kind.limit.whole, kind.limit.points, kind.limit.with_bound, kind.limit.extras]
+        references.append(kind.simulate)
         assert all(callable(resolve(reference)) for reference in references if reference is not None)
+        assert (kind.simulate is None) == (kind.policies == ())
         offered = {
             kind.documents: ("read_problem", "write_problem", "read_plan", "write_plan"),
             kind.views: ("summary", "infeasible", "verdict", "view", "details"),

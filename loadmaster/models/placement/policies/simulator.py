@@ -5,7 +5,8 @@ are neither there nor on their way are *faults*: they are loaded, after victims 
 writes whole only need memory. While operators run, what the policy wants early is loaded, in memory that is free or
 that the policy gives up early. Bytes on the device, workspace included, never exceed the budget.
 
-In the first step nothing is on the device: what the step reads before it writes it lies in the tier.
+In the first step nothing is on the device: what the step reads before it writes it lies in the tier. That is one tier,
+which takes all that leaves.
 
 With ``invalidate``, a block whose contents are dead (:mod:`loadmaster.models.placement.accesses`) leaves at once and
 for nothing, as [DeepUM23] section 5.2 has it. Without, it stays until it is a victim, is stored as any other, and comes
