@@ -105,3 +105,12 @@ def test_show_says_what_a_problem_needs(chain: Path, capsys: pytest.CaptureFixtu
     assert run("show", chain, "--json") == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["least_budget_bytes"] == least_bytes(read_problem(chain))[0]
+
+
+def test_a_frontier(chain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    html = tmp_path / "frontier.html"
+    sweep = ("--budgets", "1%,60%,100%", "--method", "greedy", "--time-limit", "3")
+    assert run("frontier", chain, *sweep, "--html", html) == 0
+    out = capsys.readouterr().out
+    assert "over unlimited" in out and "infeasible" in out
+    assert "memory to spare" in html.read_text()
