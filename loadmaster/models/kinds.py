@@ -191,6 +191,7 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         new="loadmaster.api.cli.new_placement",
+        capture="loadmaster.executor.placement.command:main",
         summary="loadmaster.models.placement.summary:summary",
         simulate="loadmaster.api.report.placement.simulation:simulate",
         policies=("lru", "belady", "correlation", "plan"),

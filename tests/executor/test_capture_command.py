@@ -27,6 +27,8 @@ def note_usual(arguments: Sequence[str]) -> int:
 
 @pytest.fixture(autouse=True)
 def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, kind in list(KINDS.items()):
+        monkeypatch.setitem(KINDS, name, replace(kind, capture=None))
     own = replace(KINDS["collective"], name="own", capture=f"{__name__}:note")
     monkeypatch.setitem(KINDS, "own", own)
     monkeypatch.setitem(KINDS, "memory", replace(KINDS["memory"], capture=f"{__name__}:note_usual"))
