@@ -3,4 +3,6 @@ what moves next, so that one training step takes the least time.
 
 ``problem`` and ``plan`` are the typed data, ``documents`` their JSON, ``accesses`` what a trace says of every block;
 ``checker`` replays a plan with duplex links, ``timed`` is the time-indexed program.
+
+``presets`` makes traces of training steps; ``policies`` are demand policies on the same trace and links.
 """
