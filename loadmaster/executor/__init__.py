@@ -16,6 +16,7 @@ from loadmaster.executor.memory.fit.state import Fitted
 from loadmaster.executor.memory.operators.implementation_filter import ImplementationFilter
 from loadmaster.executor.memory.run.apply import PlannedStep, apply, apply_to_blocks
 from loadmaster.executor.placement.cache.tensor_cache import TensorCache
+from loadmaster.executor.placement.capture import capture as capture_placement
 from loadmaster.executor.renamed import warn_renamed
 from loadmaster.executor.steps.measure import Measurement, measure
 
@@ -29,6 +30,7 @@ __all__ = [
     "apply_to_blocks",
     "capture",
     "capture_block",
+    "capture_placement",
     "fit",
     "measure",
 ]
