@@ -53,7 +53,7 @@ def cache_of(model: nn.Module, place: object = "host", **options: object) -> Ten
 
 
 @pytest.mark.parametrize("reentrant", [None, True, False], ids=["plain", "reentrant", "not reentrant"])
-@pytest.mark.parametrize("window", [0, 4096, "auto"])
+@pytest.mark.parametrize("window", [0, pytest.param(4096, marks=pytest.mark.slow), "auto"])
 def test_steps_of_a_transformer(place: object, reentrant: bool | None, window: int | str) -> None:
     model = blocks(reentrant=reentrant)
 
@@ -85,7 +85,7 @@ def test_whatever_is_kept(keep: int | str) -> None:
         assert 0 < stats.kept_bytes <= 4 * 3000
 
 
-@pytest.mark.parametrize("hinted", [True, False])
+@pytest.mark.parametrize("hinted", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_interleaved_micro_batches(place: object, hinted: bool) -> None:
     model = blocks()
     plain = []
