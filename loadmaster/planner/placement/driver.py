@@ -71,7 +71,7 @@ class _Run:
         if lacking is not None:
             return self._answer(None, None, lacking)
         if int(self.accesses.live_bytes.max()) <= self.budget_bytes:
-            return self._answer(Moves(), check(self.problem, Moves(), self.budget_bytes, self.accesses), None)
+            return self._checked(Moves())
         with self.effort.keep_plan_on_crash(lambda: self.best is not None):
             self._first()
             if self.effort.options.method == "auto":
@@ -85,7 +85,12 @@ class _Run:
             raise LimitReachedError(
                 "no plan was found whose copies fit the tiers. Give a tier more capacity_bytes, or a larger budget."
             )
-        return self._answer(self.best.moves, self.best.check, None)
+        return self._checked(self.best.moves)
+
+    def _checked(self, moves: Moves) -> PlacementPlan:
+        with self.effort.on_clock("check"):
+            verdict = check(self.problem, moves, self.budget_bytes)
+        return self._answer(moves, verdict, None)
 
     def _infeasibility(self) -> Infeasibility | None:
         """Why there is no plan, where that is plain: an operator needs more, or the tiers hold too little."""
