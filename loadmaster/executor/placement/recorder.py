@@ -1,170 +1,163 @@
-"""Which operators a training step runs, and which storages each of them reads and writes.
+"""Recording what one training step does to memory, operator by operator: forward, backward and optimizer.
 
-A block is a storage: views are no operators and no blocks of their own. Storages are told apart by identity, never by
-address, which PyTorch uses again as soon as one dies. What an operator changes in place it reads and writes; what it
-makes, and what it fills whole, it only writes: what was there before is not needed.
+A dispatch mode sees every operator. Operators on lists are called for one tensor of each list after the other, as the
+pager runs them. What concerns only other devices, or numbers (:data:`~operands.NUMBER_BYTES`), and views are no
+operators of the step. Fake tensors do: nothing is asked of their values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.module_tracker import ModuleTracker
 
-from loadmaster.executor.costs import CostModel
-
-aten = torch.ops.aten
-
-# In place, and nothing of what was there is left where they write to all of a storage.
-_FILLS = frozenset(
-    {
-        aten.zero_.default,
-        aten.fill_.Scalar,
-        aten.fill_.Tensor,
-        aten.copy_.default,
-        aten.uniform_.default,
-        aten.normal_.default,
-        aten.bernoulli_.float,
-        aten.bernoulli_.Tensor,
-    }
+from loadmaster.executor.costs.calls import Call
+from loadmaster.executor.placement.operands import (
+    NUMBER_BYTES,
+    asks_only,
+    op_name,
+    operands,
+    tensors_in,
+    writes_nothing,
 )
+from loadmaster.executor.placement.splitting import joined, parts_of
+from loadmaster.executor.placement.storages import StorageTable
+from loadmaster.executor.steps.places import NOWHERE, Place
+from loadmaster.models.placement.problem import Role
 
 
-# They only take memory: a block counts from when it is written.
-_EMPTY = frozenset({aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided})
-
-
-@dataclass
-class Seen:
-    """A storage.
+@dataclass(eq=False)
+class RecordedStorage:
+    """A piece of memory of the step.
 
     Attributes:
-        alive: holds its identity, so that no other storage gets it while this is recorded.
-        made_by: what made it, in words; None of what was there before.
+        name, role: what it is, as far as is known by now.
+        born: the operator that made it; None where it was there before.
     """
 
+    index: int
     size_bytes: int
-    alive: StorageWeakRef
-    made_by: str | None
+    name: str
+    role: Role = "activation"
+    born: int | None = None
 
 
-@dataclass(frozen=True)
-class Ran:
-    """An operator: what it is, what it costs, and the storages that it reads and writes, by number."""
+@dataclass(frozen=True, eq=False)
+class RecordedOperator:
+    """An operator, and the storages that it reads and writes by their indices.
+
+    Attributes:
+        call: with what it was called; None where nobody asked for costs.
+    """
 
     op: str
-    time_us: float
-    workspace_bytes: int
     reads: frozenset[int]
     writes: frozenset[int]
-    module: str | None
+    place: Place
+    call: Call | None
 
 
 @dataclass
-class Recorder(TorchDispatchMode):
-    """Writes down what runs under it while :attr:`on`.
+class Recording:
+    """One step."""
 
-    Attributes:
-        costs: of operators, from tensors with or without values.
-        operators, storages: what ran, and what was used.
+    operators: list[RecordedOperator] = field(default_factory=list)
+    storages: list[RecordedStorage] = field(default_factory=list)
+
+
+class Recorder(TorchDispatchMode):
+    """Records the operators that run while it is on.
+
+    Args:
+        is_on_device: of which tensors the storages count.
+        place: where in the model the operator comes from that is called now.
+        with_calls: whether operators are recorded with their arguments.
     """
 
-    costs: CostModel
-    on: bool = False
-    operators: list[Ran] = field(default_factory=list)
-    storages: list[Seen] = field(default_factory=list)
+    def __init__(
+        self,
+        is_on_device: Callable[[Tensor], bool],
+        place: Callable[[], Place] = lambda: NOWHERE,
+        *,
+        with_calls: bool = False,
+    ) -> None:
+        super().__init__()
+        self.recording = Recording()
+        self._is_on_device, self._place, self._with_calls = is_on_device, place, with_calls
+        self._table = StorageTable[RecordedStorage]()
 
-    def __post_init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._numbers: dict[int, int] = {}
-        self.modules = ModuleTracker()
-
-    def number(self, tensor: Tensor, made_by: str | None = None) -> int:
-        """The storage of a tensor."""
-        storage = tensor.untyped_storage()
-        alive = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        found = self._numbers.get(alive.cdata)
-        if found is None:
-            found = self._numbers[alive.cdata] = len(self.storages)
-            self.storages.append(Seen(storage.nbytes(), alive, made_by))
-        return found
+    def name(self, tensor: Tensor | None, name: str, role: Role) -> None:
+        """Say what a tensor is; nothing where it is no memory of the device."""
+        if tensor is not None and self._counts(tensor):
+            stored = self._stored(tensor)
+            stored.name, stored.role = name, role
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
-        out = func(*args, **kwargs)
-        if self.on and isinstance(func, torch._ops.OpOverload):
-            self._write_down(func, args, kwargs, out)
-        return out
+        """Call the operator, or its parts, and note what it did."""
+        kwargs = kwargs or {}
+        if asks_only(func):
+            return func(*args, **kwargs)
+        parts = parts_of(func, args, kwargs)
+        if parts:
+            return joined([self._run(func, *part) for part in parts])
+        return self._run(func, args, kwargs)
 
-    def _write_down(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        reads, writes = set(), set()
-        used = set()
-        for argument, value in _arguments(func, args, kwargs):
-            changes = argument.alias_info is not None and argument.alias_info.is_write
-            for tensor in _tensors(value):
-                number = self.number(tensor)
-                used.add(number)
-                if changes:
-                    writes.add(number)
-                if not (changes and func in _FILLS and _is_whole(tensor)):
-                    reads.add(number)
-        module = self._module()
-        made_by = ", ".join(part for part in (module, func.overloadpacket.__name__) if part)
-        made = {self.number(tensor, made_by) for tensor in _tensors(out)} - used
-        if (not made and not writes) or func.overloadpacket in _EMPTY:
-            return  # a view, nothing that is kept, or nothing that runs
-        time_us, workspace_bytes = self._costs(func, args, kwargs, out)
-        self.operators.append(
-            Ran(
-                str(func),
-                time_us,
-                workspace_bytes,
-                frozenset(reads - made),
-                frozenset(writes | made),
-                module,
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        read, written = operands(func, args, kwargs)
+        reads, writes = self._indices(read), self._indices(written)
+        result = func(*args, **kwargs)
+        born = self._births(func, result)
+        used = bool(reads or writes or born)
+        if used and (born or not (writes_nothing(func) and _is_view(result, args, kwargs))):
+            call = Call.of(func, args, kwargs, result) if self._with_calls else None
+            self.recording.operators.append(
+                RecordedOperator(op_name(func), reads - born, writes | born, self._place(), call)
             )
+        return result
+
+    def _indices(self, tensors: Iterable[Tensor]) -> frozenset[int]:
+        return frozenset(self._stored(t).index for t in tensors if self._counts(t))
+
+    def _counts(self, tensor: Tensor) -> bool:
+        return (
+            tensor.layout == torch.strided
+            and self._is_on_device(tensor)
+            and tensor.untyped_storage().nbytes() > NUMBER_BYTES
         )
 
-    def _module(self) -> str | None:
-        """The innermost module that runs, by its path in the model, which is ``model`` in the step."""
-        inside = [name.partition(".model.")[2] for name in self.modules.parents]
-        return max(inside, key=len, default="") or None
+    def _stored(self, tensor: Tensor, name: str = "input", role: Role = "input") -> RecordedStorage:
+        storage = tensor.untyped_storage()
+        found = self._table.get(storage)
+        if found is None:
+            found = RecordedStorage(len(self.recording.storages), storage.nbytes(), name, role)
+            self.recording.storages.append(found)
+            self._table.add(storage, found)
+        return found
 
-    def _costs(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[float, int]:
-        graph = fx.Graph()
-
-        def node_of(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            node = graph.placeholder("tensor")
-            node.meta["val"] = value
-            return node
-
-        node = graph.call_function(func, tree_map(node_of, args), tree_map(node_of, kwargs))
-        node.meta["val"] = out
-        return self.costs.node_us(node), max(self.costs.workspace_bytes(node), 0)
-
-
-def _arguments(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """The schema's arguments with what was given for them."""
-    schema = func._schema.arguments
-    found = list(zip(schema, args, strict=False))
-    found += [(argument, kwargs[argument.name]) for argument in schema[len(args) :] if argument.name in kwargs]
-    return found
+    def _births(self, func: Any, result: object) -> frozenset[int]:
+        """The storages that nobody had before."""
+        made = []
+        for tensor in tensors_in(result):
+            if self._counts(tensor) and self._table.get(tensor.untyped_storage()) is None:
+                place = self._place().module
+                op = op_name(func).removeprefix("aten.")
+                name = op if place is None else f"{place}: {op}"
+                if torch._C._current_autograd_node() is not None:
+                    name += " in backward"
+                stored = self._stored(tensor, name, "activation")
+                stored.born = len(self.recording.operators)
+                made.append(stored.index)
+        return frozenset(made)
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+def _is_view(result: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether all results lie on storages of the arguments, though no argument is written."""
+    given = {t.untyped_storage()._cdata for t in tensors_in((*args, *kwargs.values())) if t.layout == torch.strided}
+    made = [t.untyped_storage()._cdata for t in tensors_in(result) if t.layout == torch.strided]
+    return bool(made) and all(storage in given for storage in made)

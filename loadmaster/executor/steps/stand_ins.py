@@ -8,7 +8,7 @@ takes none of the machine's.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -33,21 +33,32 @@ def lacks_values(model: nn.Module, batch: Batch) -> bool:
 def standing_in_for_values(modules: list[nn.Module], batch: Batch) -> Iterator[Batch]:
     """The batch to trace with. The modules have stand-ins inside, and their own tensors again afterwards."""
     made: dict[int, torch.Tensor] = {}  # tied parameters stay tied
-    replaced: list[tuple[dict[str, Any], str, torch.Tensor]] = []
-    with unset_fake_temporarily():
-        try:
-            for inner in dict.fromkeys(inner for module in modules for inner in module.modules()):
-                tables: tuple[dict[str, Any], ...] = (inner._parameters, inner._buffers)
-                for held in tables:
-                    for name, tensor in list(held.items()):
-                        if tensor is not None and has_no_values(tensor):
-                            replaced.append((held, name, tensor))
-                            held[name] = _stand_in(tensor, made)
-            args, kwargs = pytree.tree_map(lambda v: _stand_in(v, made) if has_no_values(v) else v, _parts(batch))
-            yield Batch(args, kwargs, batch.first)
-        finally:
-            for held, name, tensor in replaced:
-                held[name] = tensor
+    with (
+        unset_fake_temporarily(),
+        replaced(modules, batch, lambda v: _stand_in(v, made) if has_no_values(v) else v) as stand_ins,
+    ):
+        yield stand_ins
+
+
+@contextlib.contextmanager
+def replaced(
+    modules: list[nn.Module], batch: Batch, stand_in: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[Batch]:
+    """The batch with a stand-in for each tensor. So have the modules inside; afterwards they have their own again."""
+    tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    try:
+        for inner in dict.fromkeys(inner for module in modules for inner in module.modules()):
+            held: dict[str, Any]
+            for held in (inner._parameters, inner._buffers):
+                tables.append((held, dict(held)))
+                for name, tensor in list(held.items()):
+                    if tensor is not None:
+                        held[name] = stand_in(tensor)
+        args, kwargs = pytree.tree_map(lambda v: stand_in(v) if isinstance(v, torch.Tensor) else v, _parts(batch))
+        yield Batch(args, kwargs, batch.first)
+    finally:
+        for held, before in tables:
+            held.update(before)
 
 
 def _parts(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:

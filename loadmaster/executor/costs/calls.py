@@ -1,0 +1,69 @@
+"""Operators as they were called, without a graph: what cost models take of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """A tensor without its memory."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def on_meta(self) -> Tensor:
+        """A tensor of that shape, which has none either."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """An operator with its arguments and result; each tensor in them is a :class:`Shaped`.
+
+    Attributes:
+        key: equal for calls that run the same.
+    """
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    key: Hashable
+
+    @classmethod
+    def of(cls, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Call:
+        """What was called, with no hold on the memory of its tensors."""
+        values, structure = pytree.tree_flatten((tuple(args), dict(kwargs), result))
+        leaves = [_described(value) for value in values]
+        args, kwargs, result = pytree.tree_unflatten(leaves, structure)
+        return cls(target, args, kwargs, result, (str(target), tuple(map(repr, leaves))))
+
+    def node(self) -> fx.Node:
+        """A node of a graph of its own."""
+        graph = fx.Graph()
+
+        def placed(leaf: object) -> object:
+            if not isinstance(leaf, Shaped):
+                return leaf
+            holder = graph.placeholder("tensor")
+            holder.meta["val"] = leaf.on_meta()
+            return holder
+
+        args, kwargs = pytree.tree_map(placed, (self.args, self.kwargs))
+        node = graph.call_function(self.target, args, kwargs)
+        node.meta["val"] = pytree.tree_map(lambda leaf: leaf.on_meta() if isinstance(leaf, Shaped) else leaf, self.result)
+        return node
+
+
+def _described(value: object) -> object:
+    if isinstance(value, Tensor):
+        return Shaped(tuple(value.shape), tuple(value.stride()), value.dtype)
+    return None if isinstance(value, torch.Generator) else value

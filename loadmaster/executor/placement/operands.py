@@ -1,0 +1,155 @@
+"""Which tensors an operator reads and which it writes, from its schema.
+
+A mutable argument is written, and read too, unless the operator overwrites all of its storage: ``copy_``, ``zero_`` and
+their like, and what is named as ``out``. A result on a storage of its own is written whole. An operator that writes
+nothing and whose results lie on storages of its arguments is a view: no kernel runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+# A storage of so few bytes holds a number: a loss, an optimizer's count of steps. Numbers are no memory to speak of,
+# and whether they lie on the device or on the host differs from one optimizer to the next.
+NUMBER_BYTES = 16
+
+# In place, without a look at what was there.
+_OVERWRITING = frozenset(
+    {
+        "bernoulli_",
+        "cauchy_",
+        "copy_",
+        "exponential_",
+        "fill_",
+        "geometric_",
+        "log_normal_",
+        "normal_",
+        "random_",
+        "uniform_",
+        "zero_",
+        "_foreach_copy_",
+        "_foreach_zero_",
+    }
+)
+
+# Arguments that are written though the schema does not say so: running statistics.
+_UNSTATED: Mapping[str, tuple[int, ...]] = dict.fromkeys(
+    ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), (3, 4)
+)
+
+
+# Asks about a tensor, not for what is in it.
+_METADATA = ("dim", "is_contiguous", "is_non_overlapping_and_dense", "is_same_size", "is_strides_like_format", "layout")
+_METADATA_PREFIXES = ("sym_", "size", "stride")
+
+
+class Operands(NamedTuple):
+    """The tensors among an operator's arguments; one that is read and written is in both."""
+
+    reads: list[Tensor]
+    writes: list[Tensor]
+
+
+@dataclass(frozen=True)
+class _Mutable:
+    """What a schema says: positions and names of arguments that are written, and those of ``out``."""
+
+    positions: frozenset[int]
+    names: frozenset[str]
+    out: frozenset[str]
+    overwrites: bool
+    shape_only: bool = False
+    asks_only: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.positions or self.names)
+
+
+@cache
+def _mutable(func: Any) -> _Mutable:
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return _Mutable(frozenset(), frozenset(), frozenset(), False)
+    written = [
+        (place, argument)
+        for place, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    name = schema.name.rpartition("::")[2]
+    return _Mutable(
+        frozenset(place for place, _ in written) | frozenset(_UNSTATED.get(name, ())),
+        frozenset(argument.name for _, argument in written),
+        frozenset(argument.name for _, argument in written if argument.is_out),
+        name in _OVERWRITING,
+        # New tensors in the shape of another one.
+        not written and (name.startswith(("empty", "new_")) or name.endswith("_like")),
+        func.namespace == "prim" or name in _METADATA or name.startswith(_METADATA_PREFIXES),
+    )
+
+
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """The tensors of an argument or a result: alone, or in lists."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from tensors_in(one)
+
+
+def writes_nothing(func: Any) -> bool:
+    """Whether the schema names no argument that is written."""
+    return not _mutable(func)
+
+
+def asks_only(func: Any) -> bool:
+    """Whether it only asks for shape, device and the like."""
+    return _mutable(func).asks_only
+
+
+def operands(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Operands:
+    """What an operator reads and writes of its arguments."""
+    mutable = _mutable(func)
+    found = Operands([], [])
+    if mutable.shape_only:
+        return found
+    for place, value in enumerate(args):
+        written = place in mutable.positions
+        for tensor in tensors_in(value):
+            _add(found, tensor, written=written, overwritten=mutable.overwrites)
+    for name, value in kwargs.items():
+        written = name in mutable.names
+        for tensor in tensors_in(value):
+            _add(found, tensor, written=written, overwritten=mutable.overwrites or name in mutable.out)
+    return found
+
+
+def _add(found: Operands, tensor: Tensor, *, written: bool, overwritten: bool) -> None:
+    if written:
+        found.writes.append(tensor)
+    if not (written and overwritten and fills_storage(tensor)):
+        found.reads.append(tensor)
+
+
+def fills_storage(tensor: Tensor) -> bool:
+    """Whether writing the tensor leaves no byte of its storage as it was."""
+    if tensor.numel() * tensor.element_size() != tensor.untyped_storage().nbytes():
+        return False
+    return tensor.is_contiguous() or bool(torch._prims_common.is_non_overlapping_and_dense(tensor))
+
+
+def op_name(func: Any) -> str:
+    """As in messages and documents: ``aten.mm``."""
+    return str(func).removesuffix(".default")
+
+
+def allocates_only(func: Any) -> bool:
+    """Whether no kernel runs: ``empty`` and its like."""
+    return str(func).removeprefix("aten.").startswith(("empty", "new_empty"))

@@ -1,0 +1,77 @@
+"""The plain training step that is traced: forward, backward and the optimizer, as in a loop of the user's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from loadmaster.executor.placement.recorder import Recorder
+from loadmaster.executor.steps.batch import Batch
+from loadmaster.executor.steps.step import Step
+from loadmaster.executor.steps.step_graph import tensors
+
+
+def passes(step: Step, batch: Batch, optimizer: torch.optim.Optimizer | None, micro_batches: int = 1) -> None:
+    """Drop the gradients of the step before, then forward and backward for each of the micro-batches."""
+    if optimizer is None:
+        step.zero_grad()
+    else:
+        optimizer.zero_grad()
+    for _ in range(micro_batches):
+        step(*batch.args, **batch.kwargs).backward()
+    torch.clear_autocast_cache()  # as at the end of the caller's autocast
+
+
+def update(optimizer: torch.optim.Optimizer | None) -> None:
+    """The optimizer's step, one parameter after the other."""
+    if optimizer is not None:
+        with one_by_one(optimizer):
+            optimizer.step()
+
+
+@contextlib.contextmanager
+def one_by_one(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Let the optimizer update one parameter after the other, not all of them operator by operator.
+
+    A fused optimizer stays fused: its one operator is split (:mod:`loadmaster.executor.placement.splitting`).
+    """
+    before = [(group, group["foreach"]) for group in optimizer.param_groups if "foreach" in group]
+    for group, _ in before:
+        if not group.get("fused"):
+            group["foreach"] = False
+    try:
+        yield
+    finally:
+        for group, foreach in before:
+            group["foreach"] = foreach
+
+
+def name_resident(recorder: Recorder, model: nn.Module, batch: Batch) -> None:
+    """Say what was there before the step: parameters, buffers and the batch."""
+    for name, value in batch.named_leaves():
+        for tensor in tensors(value):
+            recorder.name(tensor, f"input {name}", "input")
+    for name, buffer in model.named_buffers():
+        recorder.name(buffer, name, "state")
+    for name, parameter in model.named_parameters():
+        recorder.name(parameter, name, "parameter")
+
+
+def name_gradients(recorder: Recorder, model: nn.Module) -> None:
+    """Say which storages are gradients."""
+    for name, parameter in model.named_parameters():
+        recorder.name(parameter.grad, f"grad of {name}", "gradient")
+
+
+def name_state(recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    """Say which storages are the optimizer's."""
+    if optimizer is None:
+        return
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and parameter in names:
+                recorder.name(value, f"{key} of {names[parameter]}", "state")
