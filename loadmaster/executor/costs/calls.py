@@ -43,8 +43,8 @@ class Call:
         """What was called, with no hold on the memory of its tensors."""
         values, structure = pytree.tree_flatten((tuple(args), dict(kwargs), result))
         leaves = [_described(value) for value in values]
-        args, kwargs, result = pytree.tree_unflatten(leaves, structure)
-        return cls(target, args, kwargs, result, (str(target), tuple(map(repr, leaves))))
+        called, named, made = pytree.tree_unflatten(leaves, structure)
+        return cls(target, called, named, made, (str(target), tuple(map(repr, leaves))))
 
     def node(self) -> fx.Node:
         """A node of a graph of its own."""
@@ -59,7 +59,9 @@ class Call:
 
         args, kwargs = pytree.tree_map(placed, (self.args, self.kwargs))
         node = graph.call_function(self.target, args, kwargs)
-        node.meta["val"] = pytree.tree_map(lambda leaf: leaf.on_meta() if isinstance(leaf, Shaped) else leaf, self.result)
+        node.meta["val"] = pytree.tree_map(
+            lambda leaf: leaf.on_meta() if isinstance(leaf, Shaped) else leaf, self.result
+        )
         return node
 
 

@@ -49,6 +49,11 @@ def fake_step(
     taken = step.batch(batch)
     step.expect_call(taken)
     made = _Made()
+    if optimizer is not None:
+        own = {id(parameter) for parameter in step.parameters()}
+        if any(id(p) not in own for group in optimizer.param_groups for p in group["params"]):
+            remedy = "Make the optimizer of this model's parameters, after the model is on its device."
+            raise InputError("optimizer", type(optimizer).__name__, "has parameters of another model", remedy)
     with replaced([step], taken, made.of) as stand_ins, torch.enable_grad():
         twin = None if optimizer is None else _twin(optimizer, made)
         yield FakeStep(step, stand_ins, twin, made.mode)

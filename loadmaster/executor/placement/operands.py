@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from loadmaster.executor.steps.layouts import fills
+
 aten = torch.ops.aten
 
 # A storage of so few bytes holds a number: a loss, an optimizer's count of steps. Numbers are no memory to speak of,
@@ -142,12 +144,7 @@ def fills_storage(tensor: Tensor) -> bool:
     """Whether writing the tensor leaves no byte of its storage as it was."""
     if tensor.numel() * tensor.element_size() != tensor.untyped_storage().nbytes():
         return False
-    return tensor.is_contiguous() or bool(torch._prims_common.is_non_overlapping_and_dense(tensor))
-
-
-def op_name(func: Any) -> str:
-    """As in messages and documents: ``aten.mm``."""
-    return str(func).removesuffix(".default")
+    return tensor.is_contiguous() or fills(tensor.shape, tensor.stride())
 
 
 def allocates_only(func: Any) -> bool:

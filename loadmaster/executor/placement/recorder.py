@@ -19,7 +19,6 @@ from loadmaster.executor.costs.calls import Call
 from loadmaster.executor.placement.operands import (
     NUMBER_BYTES,
     asks_only,
-    op_name,
     operands,
     tensors_in,
     writes_nothing,
@@ -60,6 +59,11 @@ class RecordedOperator:
     place: Place
     call: Call | None
 
+    @property
+    def uses(self) -> frozenset[int]:
+        """What must be on the device while it runs."""
+        return self.reads | self.writes
+
 
 @dataclass
 class Recording:
@@ -69,7 +73,7 @@ class Recording:
     storages: list[RecordedStorage] = field(default_factory=list)
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the operators that run while it is on.
 
     Args:
@@ -85,7 +89,7 @@ class Recorder(TorchDispatchMode):
         *,
         with_calls: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
         self._is_on_device, self._place, self._with_calls = is_on_device, place, with_calls
         self._table = StorageTable[RecordedStorage]()
@@ -117,7 +121,7 @@ class Recorder(TorchDispatchMode):
         if used and (born or not (writes_nothing(func) and _is_view(result, args, kwargs))):
             call = Call.of(func, args, kwargs, result) if self._with_calls else None
             self.recording.operators.append(
-                RecordedOperator(op_name(func), reads - born, writes | born, self._place(), call)
+                RecordedOperator(str(func), reads - born, writes | born, self._place(), call)
             )
         return result
 
@@ -146,7 +150,7 @@ class Recorder(TorchDispatchMode):
         for tensor in tensors_in(result):
             if self._counts(tensor) and self._table.get(tensor.untyped_storage()) is None:
                 place = self._place().module
-                op = op_name(func).removeprefix("aten.")
+                op = str(func).removeprefix("aten.").removesuffix(".default")
                 name = op if place is None else f"{place}: {op}"
                 if torch._C._current_autograd_node() is not None:
                     name += " in backward"

@@ -1,8 +1,9 @@
 """A recorded step as a placement problem.
 
-Blocks are the storages of :data:`SMALL_BYTES` and more. Smaller ones (biases, statistics) are not worth a move: what
-they take together, those that still matter while an operator runs, is part of that operator's workspace. So the budget
-counts every byte, and the plan moves only blocks that take longer to copy than to ask for.
+Blocks are the storages of ``small_bytes`` and more. Smaller ones (biases, statistics) are not worth a move: what they
+take together, those that still matter while an operator runs, is part of that operator's workspace. So the budget
+counts every byte, and the plan moves only blocks that take longer to copy than to ask for. An operator that uses no
+block adds its time to the one before it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.costs.calls import Call
 from loadmaster.executor.placement.operands import allocates_only
@@ -18,8 +20,8 @@ from loadmaster.executor.steps.versions import captured_with
 from loadmaster.models.placement.accesses import Accesses
 from loadmaster.models.placement.problem import Block, Operator, PlacementProblem, Tier
 
-# A copy of 16 KiB takes 0.3 us at 50 GB/s, and a multiple of that to be asked for.
-SMALL_BYTES = 1 << 14
+# A copy of 64 KiB takes 1.3 us at 50 GB/s, and a multiple of that to be asked for.
+SMALL_BYTES = 64 << 10
 _LONGEST_NAME = 200
 
 
@@ -31,45 +33,79 @@ class Cost:
     workspace_bytes: int = 0
 
 
-def problem_of(
+@dataclass(frozen=True)
+class Trace:
+    """A problem, and what of the recorded step its numbers stand for.
+
+    Attributes:
+        blocks: of each block the recorded storage.
+        positions: of each recorded operator the operator that its time counts to.
+    """
+
+    problem: PlacementProblem
+    blocks: tuple[int, ...]
+    positions: tuple[int, ...]
+
+
+def trace_of(
     recording: Recording,
     costs: Sequence[Cost],
     tiers: Sequence[Tier],
     name: str,
     *,
-    title: str | None = None,
+    small_bytes: int = SMALL_BYTES,
     budget_bytes: int | None = None,
-) -> PlacementProblem:
-    """The problem of a step whose operators cost that much."""
-    used = sorted({index for operator in recording.operators for index in (*operator.reads, *operator.writes)})
-    large = [n for n in used if recording.storages[n].size_bytes >= SMALL_BYTES]
-    small = _living_bytes(recording, [n for n in used if recording.storages[n].size_bytes < SMALL_BYTES])
+) -> Trace:
+    """The problem of a step whose operators cost that much.
+
+    Raises:
+        InputError: all of its storages are small.
+    """
+    sizes = [stored.size_bytes for stored in recording.storages]
+    used = sorted({index for operator in recording.operators for index in operator.uses})
+    large = [n for n in used if sizes[n] >= small_bytes]
+    small = _living_bytes(recording, [n for n in used if sizes[n] < small_bytes])
     place = {index: n for n, index in enumerate(large)}
-    operators = tuple(
-        Operator(
-            op=operator.op,
-            time_us=cost.time_us,
-            reads=_placed(operator.reads, place),
-            writes=_placed(operator.writes, place),
-            workspace_bytes=cost.workspace_bytes + more,
-            module=operator.place.module,
-            source=operator.place.source,
-        )
-        for operator, cost, more in zip(recording.operators, costs, small, strict=True)
-    )
-    blocks = tuple(
-        Block(stored.name[:_LONGEST_NAME], stored.size_bytes, stored.role)
-        for stored in (recording.storages[index] for index in large)
-    )
-    return PlacementProblem(
+    operators: list[Operator] = []
+    positions: list[int] = []
+    waiting_us, waiting_bytes = 0.0, 0
+    for ran, cost, more in zip(recording.operators, costs, small, strict=True):
+        reads, writes = _placed(ran.reads, place), _placed(ran.writes, place)
+        own_bytes = cost.workspace_bytes + more
+        positions.append(max(len(operators) - 1, 0))
+        if reads or writes:
+            positions[-1] = len(operators)
+            operators.append(
+                Operator(
+                    op=ran.op,
+                    time_us=cost.time_us + waiting_us,
+                    reads=reads,
+                    writes=writes,
+                    workspace_bytes=max(own_bytes, waiting_bytes),
+                    module=ran.place.module,
+                    source=ran.place.source,
+                )
+            )
+            waiting_us, waiting_bytes = 0.0, 0
+        elif operators:
+            operators[-1] = _longer(operators[-1], cost.time_us, own_bytes)
+        else:
+            waiting_us, waiting_bytes = waiting_us + cost.time_us, max(waiting_bytes, own_bytes)
+    if not operators:
+        remedy = f"Capture a larger model, or give a smaller small_bytes than {small_bytes}."
+        raise InputError("small_bytes", small_bytes, "is more than any storage of the step", remedy)
+    problem = PlacementProblem(
         name=name,
-        operators=operators,
-        blocks=blocks,
+        operators=tuple(operators),
+        blocks=tuple(
+            Block(stored.name[:_LONGEST_NAME], stored.size_bytes, stored.role)
+            for stored in (recording.storages[index] for index in large)
+        ),
         tiers=tuple(tiers),
-        title=title,
         budget_bytes=budget_bytes,
         captured_with=captured_with(),
     )
+    return Trace(problem, tuple(large), tuple(positions))
 
 
 def costs_of(operators: Sequence[RecordedOperator], model: CostModel) -> list[Cost]:
@@ -89,7 +125,19 @@ def _cost(call: Call, model: CostModel) -> Cost:
     if allocates_only(call.target):
         return Cost(0.0)
     node = call.node()
-    return Cost(model.node_us(node), model.workspace_bytes(node))
+    return Cost(model.node_us(node), max(model.workspace_bytes(node), 0))
+
+
+def _longer(operator: Operator, time_us: float, workspace_bytes: int) -> Operator:
+    return Operator(
+        operator.op,
+        operator.time_us + time_us,
+        operator.reads,
+        operator.writes,
+        max(operator.workspace_bytes, workspace_bytes),
+        operator.module,
+        operator.source,
+    )
 
 
 def _placed(indices: frozenset[int], place: Mapping[int, int]) -> tuple[int, ...]:
@@ -101,6 +149,9 @@ def _living_bytes(recording: Recording, among: Sequence[int]) -> list[int]:
     if not among:
         return [0] * len(recording.operators)
     place = {index: n for n, index in enumerate(among)}
-    operators = tuple(Operator(o.op, 0.0, _placed(o.reads, place), _placed(o.writes, place)) for o in recording.operators)
+    operators = tuple(
+        Operator(o.op, 0.0, _placed(o.reads, place), _placed(o.writes, place)) for o in recording.operators
+    )
     blocks = tuple(Block("small", recording.storages[n].size_bytes) for n in among)
-    return [int(n) for n in Accesses(PlacementProblem("small", operators, blocks, (Tier("none", 1.0, 1.0),))).live_bytes]
+    tiers = (Tier("none", 1.0, 1.0),)
+    return [int(n) for n in Accesses(PlacementProblem("small", operators, blocks, tiers)).live_bytes]

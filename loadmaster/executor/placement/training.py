@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from loadmaster.errors import InputError
 from loadmaster.executor.placement.recorder import Recorder
 from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.step import Step
@@ -15,13 +16,24 @@ from loadmaster.executor.steps.step_graph import tensors
 
 
 def passes(step: Step, batch: Batch, optimizer: torch.optim.Optimizer | None, micro_batches: int = 1) -> None:
-    """Drop the gradients of the step before, then forward and backward for each of the micro-batches."""
+    """Drop the gradients of the step before, then forward and backward for each of the micro-batches.
+
+    Raises:
+        InputError: there is no scalar loss, or nothing that needs a gradient.
+    """
     if optimizer is None:
         step.zero_grad()
     else:
         optimizer.zero_grad()
     for _ in range(micro_batches):
-        step(*batch.args, **batch.kwargs).backward()
+        loss = step(*batch.args, **batch.kwargs)
+        if loss.numel() != 1:
+            remedy = "Give a loss function, or a model that returns its loss."
+            raise InputError("loss", tuple(loss.shape), "is no scalar", remedy)
+        if not loss.requires_grad:
+            raise InputError("model", type(step.model).__name__, "has no gradient", "Let a parameter require one.")
+        loss.backward()
+        del loss
     torch.clear_autocast_cache()  # as at the end of the caller's autocast
 
 
@@ -63,14 +75,14 @@ def name_resident(recorder: Recorder, model: nn.Module, batch: Batch) -> None:
 def name_gradients(recorder: Recorder, model: nn.Module) -> None:
     """Say which storages are gradients."""
     for name, parameter in model.named_parameters():
-        recorder.name(parameter.grad, f"grad of {name}", "gradient")
+        recorder.name(parameter.grad, f"gradient of {name}", "gradient")
 
 
 def name_state(recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
     """Say which storages are the optimizer's."""
     if optimizer is None:
         return
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
             if isinstance(value, Tensor) and parameter in names:

@@ -48,8 +48,8 @@ def replaced(
     tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
     try:
         for inner in dict.fromkeys(inner for module in modules for inner in module.modules()):
-            held: dict[str, Any]
-            for held in (inner._parameters, inner._buffers):
+            both: tuple[dict[str, Any], ...] = (inner._parameters, inner._buffers)
+            for held in both:
                 tables.append((held, dict(held)))
                 for name, tensor in list(held.items()):
                     if tensor is not None:

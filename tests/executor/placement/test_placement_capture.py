@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from loadmaster.errors import InputError
 from loadmaster.executor.placement.capture import capture
+from loadmaster.executor.placement.operands import NUMBER_BYTES
 from loadmaster.models.placement.accesses import Accesses
 from loadmaster.models.placement.documents import read_problem, write_problem
 from loadmaster.models.placement.problem import PlacementProblem, Tier
@@ -71,8 +72,12 @@ class Counting(TorchDispatchMode):
         mutates = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
         inputs = torch.utils._pytree.tree_leaves((args, kwargs))
         known = {t.untyped_storage()._cdata for t in inputs if isinstance(t, Tensor)}
-        if mutates or set(storages) - known:
-            self.needed.append(sum(storages.values()))
+        runs = mutates or bool(set(storages) - known)
+        if "_like" in str(func):  # which asks for the shape only
+            storages = {key: size for key, size in storages.items() if key not in known}
+        sizes = [size for size in storages.values() if size > NUMBER_BYTES]
+        if runs and sizes:
+            self.needed.append(sum(sizes))
         return out
 
 
