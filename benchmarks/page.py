@@ -2,7 +2,7 @@
 
     python -m benchmarks.page
 
-Seven sections, each with its setup, a plot, a table of at most six columns, what was won and what was not, and the
+Eight sections, each with its setup, a plot, a table of at most six columns, what was won and what was not, and the
 command. Every number comes from the results, also those in the text; a test holds the page against them.
 """
 
@@ -45,6 +45,7 @@ def render(results: Mapping[str, Result]) -> str:
         _latency_against_size(results["collective_gpu_2"]),
         _distributed_training(results["collective_training_2"], results["memory_distributed"]),
         _time_to_proof(results["memory_reference"], results["collective_reference"], results["memory_frontier"]),
+        _training_state(results["placement"]),
     ]
     return "\n".join([_INTRODUCTION, *sections])
 
@@ -279,6 +280,37 @@ def _time_to_proof(memory: Result, collective: Result, frontier: Result) -> str:
         memory,
         collective,
         frontier,
+    )
+
+
+def _training_state(placement: Result) -> str:
+    planned = [row for row in placement["rows"] if "plan" in row]
+    rows = [
+        [
+            TITLES[r["trace"]],
+            _percent(r["share"]),
+            *(f"{r[key]:.2f}" for key in ("lru", "correlation", "plan", "bound")),
+        ]
+        for r in planned
+        if r["share"] in (0.85, 0.6, 0.4)
+    ]
+    slow = [row for row in planned if row["lru"] > 1.0]
+    worst = max(planned, key=lambda row: row["plan_over_bound"])
+    return _section(
+        "Training state that outgrows the device",
+        "Simulated steps of captured traces, parameters, gradients, AdamW's state and activations alike, over the link "
+        "to host memory (50 GB/s each way for the first, 55 for the others). Times are those of a step with memory to "
+        "spare. No executor follows these plans yet.",
+        "training-state",
+        "Step time against device memory for six traces: demand paging, prefetching, plan and bound",
+        _table(["trace", "memory", "LRU", "correlation", "plan", "bound"], rows),
+        f"Plans take {statistics.median(r['plan'] / r['lru'] for r in slow):.2f} of demand paging's time and "
+        f"{statistics.median(r['plan'] / r['correlation'] for r in slow):.2f} of prefetching's (medians of "
+        f"{len(slow)} budgets), after at most {max(r['seconds'] for r in planned):.0f} s of planning.",
+        f"The farthest from its bound is {TITLES[worst['trace']]} at {_percent(worst['share'])}, "
+        f"{_signed(worst['plan_over_bound'] - 1)} above it. Under small budgets all of it waits for the link: less "
+        "memory then costs time, whoever plans.",
+        placement,
     )
 
 

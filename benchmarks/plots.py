@@ -22,6 +22,7 @@ OURS, COMPILE, CHECKPOINT, EAGER = "#1f5fbf", "#d9822b", "#2e8b57", "#8a8a8a"
 GIB, KIB, MIB = 1 << 30, 1 << 10, 1 << 20
 TITLES = {
     "bert_large": "BERT-large",
+    "gpt_1_4b": "GPT, 1.4 B",
     "googlenet": "GoogleNet",
     "gpt2_medium": "GPT-2-medium",
     "llama_1b": "Llama, 1 B",
@@ -241,6 +242,31 @@ def time_to_proof(result: Result) -> Figure:
     return figure
 
 
+def training_state(result: Result) -> Figure:
+    """A panel for each trace: step time against the budget, plans and policies, and the proved bound."""
+    names = list(dict.fromkeys(row["trace"] for row in result["rows"]))
+    figure = Figure(figsize=(9, 5.6), layout="constrained")
+    panels = figure.subplots(2, -(-len(names) // 2)).flat
+    lines = (
+        ("lru", "LRU, on demand", EAGER, "s--"),
+        ("correlation", "correlation prefetching", COMPILE, "^-"),
+        ("plan", "plan", OURS, "o-"),
+        ("bound", "proved bound", OURS, ":"),
+    )
+    for name, axes in zip(names, panels, strict=False):
+        rows = [row for row in result["rows"] if row["trace"] == name and "plan" in row]
+        for key, label, colour, style in lines:
+            points = [(100 * row["share"], row[key]) for row in rows]
+            axes.plot(*_columns(points), style, color=colour, markersize=3, label=label)
+        axes.set_title(TITLES[name])
+        axes.set_ylim(bottom=0)
+        axes.invert_xaxis()
+    figure.legend(*_legend(figure), loc="outside upper center", ncols=4)
+    figure.supxlabel("device memory, % of what the step needs if nothing leaves")
+    figure.supylabel("step, times that with memory to spare")
+    return figure
+
+
 PLOTS: dict[str, tuple[str, Callable[[Result], Figure]]] = {
     "two-models": ("memory_gpu", two_models),
     "step-against-peak": ("memory_gpu", step_against_peak),
@@ -250,5 +276,6 @@ PLOTS: dict[str, tuple[str, Callable[[Result], Figure]]] = {
     "latency-against-size": ("collective_gpu_2", latency_against_size),
     "distributed-training": ("collective_training_2", distributed_training),
     "time-to-proof": ("memory_reference", time_to_proof),
+    "training-state": ("placement", training_state),
 }
 """By the name of the file: the result that it shows, and what draws it."""

@@ -26,7 +26,7 @@ from tests.executor.placement.cache.small_models import (
     small_files,
 )
 
-PLACES = ["host", "a folder", "two folders", "held back", "running"]
+PLACES = ["host", pytest.param("a folder", marks=pytest.mark.slow), "two folders", "held back", "running"]
 
 
 @pytest.fixture(params=PLACES)
