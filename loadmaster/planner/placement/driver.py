@@ -20,9 +20,10 @@ from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.planner.placement.clock import Clock, of_fluid
+from loadmaster.planner.placement.evictions import Evictions, TiersFullError
 from loadmaster.planner.placement.search import Found, Search
-from loadmaster.planner.placement.wishes import TiersFullError, Wishes
 from loadmaster.solvers.process import solve
+from loadmaster.solvers.program import FloatArray
 from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus, relative_gap
 
 # Slots of the fluid relaxation. More of them raise the bound by less than 1 % on traces of 1,500 operators, and the
@@ -112,7 +113,7 @@ class _Run:
             times = np.array(self.search.times_us)
             ends = np.cumsum(times)
             clock = Clock((ends - times).tolist(), self.search.times_us, float(ends[-1]))
-            self._take("greedy", Wishes(self.accesses, self.budget_bytes), clock)
+            self._take("greedy", Evictions(self.accesses, self.budget_bytes), clock)
 
     def _relax(self) -> None:
         """The fluid relaxation: its value is a bound, and what it has away is what should be."""
@@ -123,10 +124,7 @@ class _Run:
         if solution.status is SolverStatus.OPTIMAL and solution.values is not None:
             assert solution.bound is not None
             self.bound = max(self.bound, solution.bound)
-            wishes = Wishes(self.accesses, self.budget_bytes)
-            wishes.add_fluid(fluid, solution.values)
-            with self.effort.on_clock("solve"):
-                self._take("fluid relaxation", wishes, of_fluid(fluid, solution.values, self.search.times_us))
+            self._take_point("fluid relaxation", fluid, solution.values)
 
     def _exact(self) -> None:
         """The program with integers over every operator, where it is small."""
@@ -143,10 +141,7 @@ class _Run:
         if solution.bound is not None:
             self.bound = max(self.bound, solution.bound)
         if solution.values is not None:
-            wishes = Wishes(self.accesses, self.budget_bytes)
-            wishes.add_fluid(exact, solution.values)
-            with self.effort.on_clock("solve"):
-                self._take("exact program", wishes, of_fluid(exact, solution.values, self.search.times_us))
+            self._take_point("exact program", exact, solution.values)
 
     def _solved(self, phase: str, what: timed.Timed, share: float, gap: float) -> Solution:
         options = self.effort.options
@@ -171,15 +166,22 @@ class _Run:
         self.effort.count(solution)
         return solution
 
-    def _take(self, phase: str, wishes: Wishes, clock: Clock) -> None:
-        """What wishes make, by this clock and by those that they make in turn."""
+    def _take_point(self, phase: str, what: timed.Timed, values: FloatArray) -> None:
+        """What a point of a program has away, by its times."""
+        with self.effort.on_clock("solve"):
+            evictions = Evictions(self.accesses, self.budget_bytes)
+            evictions.add_fluid(what, values)
+            self._take(phase, evictions, of_fluid(what, values, self.search.times_us))
+
+    def _take(self, phase: str, evictions: Evictions, clock: Clock) -> None:
+        """What evictions make, by this clock and by those that they make in turn."""
         try:
-            wishes.keep_the_budget(self.search.idle_links(clock))
+            evictions.keep_the_budget(self.search.idle_links(clock))
         except TiersFullError:
             self._say(phase, "the tiers are too full")
             return
         for _ in range(CLOCKS):
-            found = self.search.evaluate(wishes, clock)
+            found = self.search.evaluate(evictions, clock)
             if self.best is None or found.step_us < self.best.step_us:
                 self.best = found
             clock = self.search.clock(found)

@@ -14,7 +14,7 @@ import numpy as np
 
 from loadmaster.models.placement.plan import Absence, Moves, Store
 from loadmaster.planner.placement.clock import Clock
-from loadmaster.planner.placement.wishes import Wishes
+from loadmaster.planner.placement.evictions import Evictions
 
 
 class Job(NamedTuple):
@@ -32,14 +32,15 @@ class Job(NamedTuple):
     length_us: float
 
 
-def queued(wishes: Wishes, clock: Clock) -> Moves:
-    """The moves that wishes make. The absences are the cores: memory is freed as late and taken as early as the budget
-    allows, so that an operator that is earlier or later than by the clock waits for as little as can be."""
-    w, count = wishes, wishes.count
+def queued(evictions: Evictions, clock: Clock) -> Moves:
+    """The moves that evictions make. Blocks are away no longer than they must: memory is freed as late and taken as
+    early as the budget allows, so that an operator that is earlier or later than by the clock waits for as little as
+    can be."""
+    w, count = evictions, evictions.count
     stores, absences = [], []
-    wished = np.flatnonzero(w.tier >= 0).tolist()
+    evicted = np.flatnonzero(w.tier >= 0).tolist()
     first: dict[int, int] = {}
-    for g in sorted(wished, key=lambda g: w.first[g] - w.written[g]):
+    for g in sorted(evicted, key=lambda g: w.first[g] - w.written[g]):
         if not w.clean[g]:
             first.setdefault(int(w.contents[g]), g)
     for h in range(w.store_us.shape[1]):
@@ -50,7 +51,7 @@ def queued(wishes: Wishes, clock: Clock) -> Moves:
             jobs.append(Job(written + 1, gone, clock.end(written), clock.start(gone), float(w.store_us[g, h])))
         for k, at in in_order(jobs, clock):
             stores.append(Store(w.gaps[sent[k]].block, h, at % count))
-        brought = [g for g in wished if w.tier[g] == h]
+        brought = [g for g in evicted if w.tier[g] == h]
         jobs = []
         for g in brought:
             last, before = int(w.last[g]), int(w.before[g])

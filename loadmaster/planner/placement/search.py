@@ -1,6 +1,6 @@
-"""Better wishes, step by step: what operators wait for is given up, something else goes instead, the better one stays.
+"""Better evictions, step by step: what operators wait for stays, something else goes, and what is better is kept.
 
-Large neighbourhood search [Shaw98]: one move takes back some of the wishes whose copies an operator waits for, gives
+Large neighbourhood search [Shaw98]: one move takes back some of the evictions whose copies an operator waits for, gives
 every operator what it then lacks from the gaps with the most idle link time, takes back what is not needed, and replays
 the step.
 """
@@ -19,13 +19,13 @@ from loadmaster.models.placement.checker import Check, check
 from loadmaster.models.placement.plan import Moves
 from loadmaster.models.placement.replay import Timeline
 from loadmaster.planner.placement.clock import Clock
+from loadmaster.planner.placement.evictions import Evictions, TiersFullError
 from loadmaster.planner.placement.links import Links
 from loadmaster.planner.placement.schedule import queued
-from loadmaster.planner.placement.wishes import TiersFullError, Wishes
 
 # A step that is so much longer is still gone on from: the way to a better one may lead over it.
 _SLIGHTLY_LONGER = 5e-4
-# Of the wishes that are taken back, so many are asked last for what is lacking then.
+# Of the evictions that are taken back, so many are asked last for what is lacking then.
 _BARRED_SHARE = 0.7
 # How many are taken back at once: mostly few.
 _TAKEN_BACK = (1, 1, 2, 3, 5)
@@ -36,9 +36,9 @@ _FRUITLESS = 8
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """Wishes, the moves that they make, and what the checker says of them."""
+    """Evictions, the moves that they make, and what the checker says of them."""
 
-    wishes: Wishes
+    evictions: Evictions
     moves: Moves
     check: Check
 
@@ -62,18 +62,18 @@ class Search:
         self.times_us = [o.time_us for o in accesses.problem.operators]
         self._random = random.Random(seed)
 
-    def evaluate(self, wishes: Wishes, clock: Clock) -> Found:
-        """The moves that wishes make by a clock.
+    def evaluate(self, evictions: Evictions, clock: Clock) -> Found:
+        """The moves that evictions make by a clock.
 
         Raises:
             CheckFailedError: the checker refuses them.
         """
-        moves = queued(wishes, clock)
+        moves = queued(evictions, clock)
         verdict = check(self.accesses.problem, moves, self.budget_bytes, self.accesses)
         if not verdict.ok:
             name = self.accesses.problem.name
             raise CheckFailedError(f"a plan of {name} fails its check: {verdict.violations[0]}. Please report it.")
-        return Found(wishes, moves, verdict)
+        return Found(evictions, moves, verdict)
 
     def clock(self, found: Found) -> Clock:
         """The times of a replay."""
@@ -92,7 +92,7 @@ class Search:
         """
         best = here = found
         fruitless = 0
-        while fruitless < _FRUITLESS * len(found.wishes.gaps) and not over():
+        while fruitless < _FRUITLESS * len(found.evictions.gaps) and not over():
             fruitless += 1
             tried = self._neighbour(here)
             if tried is None:
@@ -105,7 +105,7 @@ class Search:
         return best
 
     def _neighbour(self, found: Found) -> Found | None:
-        """Other wishes around an operator that waits; None where none does."""
+        """Other evictions around an operator that waits; None where none does."""
         clock = self.clock(found)
         starts = np.array(clock.starts_us)
         wait = np.maximum(starts - np.array([0.0, *clock.ends_us[:-1]]), 0.0)
@@ -114,28 +114,28 @@ class Search:
         i = self._random.choices(range(len(wait)), weights=wait.tolist())[0]
         awaited = self._awaited(found, float(starts[i] - wait[i]), float(starts[i]))
         count = min(len(awaited), self._random.choice(_TAKEN_BACK))
-        wishes = found.wishes.copy()
-        barred = np.zeros(len(wishes.gaps), dtype=np.bool_)
+        evictions = found.evictions.copy()
+        barred = np.zeros(len(evictions.gaps), dtype=np.bool_)
         for g in self._random.sample(awaited, count):
-            wishes.tier[g] = -1
+            evictions.tier[g] = -1
             barred[g] = self._random.random() < _BARRED_SHARE
         try:
-            wishes.keep_the_budget(self._links(found, clock), barred)
+            evictions.keep_the_budget(self._links(found, clock), barred)
         except TiersFullError:
             return found
-        order = np.flatnonzero(wishes.tier >= 0).tolist()
+        order = np.flatnonzero(evictions.tier >= 0).tolist()
         self._random.shuffle(order)
-        wishes.relax(np.array(order, dtype=np.int64))
-        return self.evaluate(wishes, clock)
+        evictions.relax(np.array(order, dtype=np.int64))
+        return self.evaluate(evictions, clock)
 
     def _awaited(self, found: Found, start_us: float, end_us: float) -> list[int]:
         """Gaps whose copies end while an operator waits from ``start_us`` to ``end_us``."""
         of_block: dict[int, list[int]] = {}
         of_absence: dict[tuple[int, int], int] = {}
-        for g in np.flatnonzero(found.wishes.tier >= 0).tolist():
-            block = found.wishes.gaps[g].block
+        for g in np.flatnonzero(found.evictions.tier >= 0).tolist():
+            block = found.evictions.gaps[g].block
             of_block.setdefault(block, []).append(g)
-            of_absence[block, int(found.wishes.first[g]) % self.accesses.count] = g
+            of_absence[block, int(found.evictions.first[g]) % self.accesses.count] = g
         awaited: dict[int, None] = {}
         for c in found.timeline.copies:
             for shift in (0.0, found.timeline.step_us):

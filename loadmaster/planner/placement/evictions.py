@@ -1,7 +1,7 @@
 """Which blocks should be away, from which operator to which: so that every operator has the memory that it needs.
 
-A wish is a gap, a tier, and the *core* of an absence: the operators from ``first`` to ``last`` during which the block
-must be away. The cores of all wishes keep the budget at every operator.
+An eviction is a gap, a tier, and the operators from ``first`` to ``last`` during which the block must be away. All
+evictions together keep the budget at every operator.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class TiersFullError(Exception):
     """An operator lacks memory, and no tier has room for what it could do without."""
 
 
-class Wishes:
-    """Cores over the gaps of a problem that have room.
+class Evictions:
+    """Evictions in the gaps of a problem that have room.
 
     Attributes:
         gaps: that have room.
@@ -34,8 +34,8 @@ class Wishes:
         clean: [gaps] nobody writes the block.
         contents: [gaps] gaps of equal contents have equal numbers.
         store_us, load_us: [gaps, tiers] of one copy.
-        tier: [gaps] where the block should be; -1: on the device. Equal for gaps of equal contents that are wished.
-        first, last: [gaps] of the core, positions of the gap.
+        tier: [gaps] where the block should be; -1: on the device. Equal for gaps of equal contents that are evicted.
+        first, last: [gaps] between which it must be away, positions of the gap.
     """
 
     def __init__(self, accesses: Accesses, budget_bytes: int) -> None:
@@ -59,22 +59,22 @@ class Wishes:
         self.first = np.zeros(len(self.gaps), dtype=np.int64)
         self.last = np.zeros(len(self.gaps), dtype=np.int64)
 
-    def copy(self) -> Wishes:
-        """Other wishes over the same gaps."""
-        twin = object.__new__(Wishes)
+    def copy(self) -> Evictions:
+        """Other evictions over the same gaps."""
+        twin = object.__new__(Evictions)
         twin.__dict__.update(self.__dict__)
         twin.tier, twin.first, twin.last = self.tier.copy(), self.first.copy(), self.last.copy()
         return twin
 
     def add(self, g: int, tier: int, first: int, last: int) -> None:
-        """Wish for a gap, or make its core longer."""
+        """Evict a block in a gap, or for longer."""
         if self.tier[g] < 0:
             self.tier[g], self.first[g], self.last[g] = tier, first, last
         else:
             self.first[g], self.last[g] = min(self.first[g], first), max(self.last[g], last)
 
     def add_fluid(self, timed: Timed, values: FloatArray) -> None:
-        """Wish for what a relaxation has away: of a group, at each moment so many members as its share says."""
+        """Evict what a relaxation has away: of a group, at each moment so many members as its share says."""
         c = timed.columns
         for e, group in enumerate(c.groups):
             shares = [[values[c.away[e, g, h]] for g in range(len(group.gaps))] for h in range(len(c.tiers))]
@@ -91,7 +91,7 @@ class Wishes:
         self._fit_the_tiers()
 
     def _fit_the_tiers(self) -> None:
-        """Take wishes back that full tiers cannot hold: a relaxation does not count every copy."""
+        """Take evictions back that full tiers cannot hold: a relaxation does not count every copy."""
         for h, tier in enumerate(self.tiers):
             if tier.capacity_bytes is not None:
                 held = np.zeros(self.count, dtype=np.int64)
@@ -102,16 +102,16 @@ class Wishes:
                         self.tier[g] = -1
 
     def resident(self) -> IntArray:
-        """[n] bytes on the device if blocks are away in their cores."""
+        """[n] bytes on the device if evicted blocks are away no longer than they must."""
         change = np.zeros(self.count + 1, dtype=np.int64)
-        wished = np.flatnonzero(self.tier >= 0)
-        low = self.first[wished] % self.count
-        high = low + self.last[wished] + 1 - self.first[wished]
-        np.subtract.at(change, low, self.size[wished])
-        np.add.at(change, np.minimum(high, self.count), self.size[wished])
+        evicted = np.flatnonzero(self.tier >= 0)
+        low = self.first[evicted] % self.count
+        high = low + self.last[evicted] + 1 - self.first[evicted]
+        np.subtract.at(change, low, self.size[evicted])
+        np.add.at(change, np.minimum(high, self.count), self.size[evicted])
         around = high > self.count
-        change[0] -= int(self.size[wished][around].sum())
-        np.add.at(change, high[around] - self.count, self.size[wished][around])
+        change[0] -= int(self.size[evicted][around].sum())
+        np.add.at(change, high[around] - self.count, self.size[evicted][around])
         found: IntArray = self.accesses.live_bytes + np.cumsum(change[:-1])
         return found
 
@@ -161,15 +161,15 @@ class Wishes:
     ) -> tuple[int, int, int]:
         """The gap whose block should be away at operator i too, the position of i in it, and the tier."""
         position = np.where(self.after < i, i, i + self.count)
-        wished = self.tier >= 0
+        evicted = self.tier >= 0
         open_ = (self.after < position) & (position < self.before)
-        open_ &= ~(wished & (self.first <= position) & (position <= self.last))
+        open_ &= ~(evicted & (self.first <= position) & (position <= self.last))
         g = np.flatnonzero(open_)
         large = self.size[g] >= lack_bytes / _MOST_BLOCKS
         g = g[large] if large.any() else g
-        at, grown = position[g], wished[g]
+        at, grown = position[g], evicted[g]
         of_contents = np.full(int(self.contents.max(initial=-1)) + 1, -1, dtype=np.int64)
-        of_contents[self.contents[wished]] = self.tier[wished]
+        of_contents[self.contents[evicted]] = self.tier[evicted]
         bound = of_contents[self.contents[g]]
         best = (-np.inf, -1, 0)
         for h in range(len(self.tiers)):
@@ -212,7 +212,7 @@ class Wishes:
         return low, high
 
     def relax(self, order: IntArray) -> None:
-        """Take back what the budget does not need, gap by gap in that order: whole wishes, or the ends of cores."""
+        """Take back what the budget does not need, gap by gap in that order: whole evictions, or their ends."""
         room = self.budget_bytes - self.resident()
         for g in order.tolist():
             size = int(self.size[g])
