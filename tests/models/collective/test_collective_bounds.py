@@ -137,6 +137,7 @@ def test_no_bound_into_a_node_or_out_is_above_the_best_schedule(topology: Topolo
             assert bound.ns <= search.best_ns, bound
 
 
+@pytest.mark.slow
 def test_equal_on_tiny_cases() -> None:
     """Where the search is exhaustive and the bound meets it."""
     cases = [
@@ -255,6 +256,7 @@ def test_one_of_two_ranks_on_a_nic_gets_nothing_of_its_last_round() -> None:
     assert lower_bound(found).ns == 160 + 20 == Search(found).best_ns
 
 
+@pytest.mark.slow
 def test_one_message_over_a_nic_is_gathered_before_and_handed_out_after() -> None:
     """Two nodes of two share a NIC each, a message of 100: four chunks in one message cost less than two messages."""
     links = [Link(a, b, 0, 30, 1.0, (a, 4 + b)) for a, b in ((0, 1), (1, 0), (2, 3), (3, 2))]

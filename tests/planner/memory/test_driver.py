@@ -347,7 +347,7 @@ def test_programs_are_given_up_when_their_time_has_passed() -> None:
         assert build(out_of_time=lambda: False)
 
 
-@pytest.mark.parametrize("method", ["auto", "plain", "monet"])
+@pytest.mark.parametrize("method", ["auto", *(pytest.param(m, marks=pytest.mark.slow) for m in ("plain", "monet"))])
 def test_graphs_too_large_to_plan_are_refused_with_the_size_that_is_not(method: str) -> None:
     """Before anything is built."""
     problem = read_problem(chain(3_000, MIB))
