@@ -30,7 +30,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
 from loadmaster.executor.placement.call_places import CallPlaces
 from loadmaster.executor.placement.fake_step import FakeStep, fake_step
-from loadmaster.executor.placement.recorder import Recorder, Recording
+from loadmaster.executor.placement.recorder import Notes, Recorder, Recording
 from loadmaster.executor.placement.trace import SMALL_BYTES, costs_of, trace_of
 from loadmaster.executor.placement.training import name_gradients, name_resident, name_state, passes, update
 from loadmaster.executor.steps.autocast import autocast_without_cuda
@@ -97,30 +97,28 @@ def capture(
 def record(fake: FakeStep, micro_batches: int = 1) -> Recording:
     """Record one step."""
     places = CallPlaces(fake.step)
-    recorder = Recorder(lambda tensor: isinstance(tensor, FakeTensor), places.here, with_calls=True)
-    name_resident(recorder, fake.step.model, fake.batch)
+    notes = Notes(lambda tensor: isinstance(tensor, FakeTensor), places.here, with_calls=True)
+    name_resident(notes, fake.step.model, fake.batch)
     with places.followed():
-        run(fake, micro_batches, recorder, places)
-    name_state(recorder, fake.step.model, fake.optimizer)
-    return recorder.recording
+        run(fake, micro_batches, notes, places)
+    name_state(notes, fake.step.model, fake.optimizer)
+    return notes.recording
 
 
-def run(
-    fake: FakeStep, micro_batches: int = 1, recorder: Recorder | None = None, places: CallPlaces | None = None
-) -> None:
+def run(fake: FakeStep, micro_batches: int = 1, notes: Notes | None = None, places: CallPlaces | None = None) -> None:
     """One step.
 
     Raises:
         InputError: it asks for a value, which fake tensors do not have, or gives no loss.
     """
-    seen = contextlib.nullcontext() if recorder is None else recorder
+    seen = contextlib.nullcontext() if notes is None else Recorder(notes)
     try:
         # The recorder comes after the mode that makes fake tensors, so that it sees operators first. The optimizer
         # counts its steps in real numbers, so it runs without that mode.
         with fake.mode, seen:
             passes(fake.step, fake.batch, fake.optimizer, micro_batches)
-        if recorder is not None:
-            name_gradients(recorder, fake.step.model)
+        if notes is not None:
+            name_gradients(notes, fake.step.model)
         if places is not None:
             places.otherwise = Place("optimizer")
         with seen:

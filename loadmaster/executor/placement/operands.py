@@ -7,7 +7,7 @@ nothing and whose results lie on storages of its arguments is a view: no kernel 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -53,6 +53,10 @@ _METADATA = ("dim", "is_contiguous", "is_non_overlapping_and_dense", "is_same_si
 _METADATA_PREFIXES = ("sym_", "size", "stride")
 
 
+# Views though the schema does not say so.
+_UNSTATED_VIEWS = ("_unsafe_view",)
+
+
 class Operands(NamedTuple):
     """The tensors among an operator's arguments; one that is read and written is in both."""
 
@@ -70,6 +74,7 @@ class _Mutable:
     overwrites: bool
     shape_only: bool = False
     asks_only: bool = False
+    is_view: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.positions or self.names)
@@ -94,6 +99,8 @@ def _mutable(func: Any) -> _Mutable:
         # New tensors in the shape of another one.
         not written and (name.startswith(("empty", "new_")) or name.endswith("_like")),
         func.namespace == "prim" or name in _METADATA or name.startswith(_METADATA_PREFIXES),
+        name in _UNSTATED_VIEWS
+        or (not written and bool(schema.returns) and all(r.alias_info is not None for r in schema.returns)),
     )
 
 
@@ -116,8 +123,24 @@ def asks_only(func: Any) -> bool:
     return _mutable(func).asks_only
 
 
-def operands(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Operands:
-    """What an operator reads and writes of its arguments."""
+def is_view(func: Any) -> bool:
+    """Whether its results lie on the storage of an argument, and nothing is written."""
+    return _mutable(func).is_view
+
+
+def storage_bytes(tensor: Tensor) -> int:
+    """The size of a tensor's storage."""
+    return tensor.untyped_storage().nbytes()
+
+
+def operands(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], size_of: Callable[[Tensor], int] = storage_bytes
+) -> Operands:
+    """What an operator reads and writes of its arguments.
+
+    Args:
+        size_of: bytes of a tensor's storage, for who keeps storages elsewhere.
+    """
     mutable = _mutable(func)
     found = Operands([], [])
     if mutable.shape_only:
@@ -125,24 +148,26 @@ def operands(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Opera
     for place, value in enumerate(args):
         written = place in mutable.positions
         for tensor in tensors_in(value):
-            _add(found, tensor, written=written, overwritten=mutable.overwrites)
+            _add(found, tensor, written, size_of if mutable.overwrites else None)
     for name, value in kwargs.items():
         written = name in mutable.names
         for tensor in tensors_in(value):
-            _add(found, tensor, written=written, overwritten=mutable.overwrites or name in mutable.out)
+            _add(found, tensor, written, size_of if mutable.overwrites or name in mutable.out else None)
     return found
 
 
-def _add(found: Operands, tensor: Tensor, *, written: bool, overwritten: bool) -> None:
+def _add(found: Operands, tensor: Tensor, written: bool, size_of: Callable[[Tensor], int] | None) -> None:
+    """``size_of`` where what is written is written without a look at what was there."""
     if written:
         found.writes.append(tensor)
-    if not (written and overwritten and fills_storage(tensor)):
-        found.reads.append(tensor)
+        if size_of is not None and fills_storage(tensor, size_of(tensor)):
+            return
+    found.reads.append(tensor)
 
 
-def fills_storage(tensor: Tensor) -> bool:
-    """Whether writing the tensor leaves no byte of its storage as it was."""
-    if tensor.numel() * tensor.element_size() != tensor.untyped_storage().nbytes():
+def fills_storage(tensor: Tensor, size_bytes: int) -> bool:
+    """Whether writing the tensor leaves no byte of its storage of that size as it was."""
+    if tensor.numel() * tensor.element_size() != size_bytes:
         return False
     return tensor.is_contiguous() or fills(tensor.shape, tensor.stride())
 

@@ -73,8 +73,8 @@ class Recording:
     storages: list[RecordedStorage] = field(default_factory=list)
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operators that run while it is on.
+class Notes:
+    """Writes down operators that ran.
 
     Args:
         is_on_device: of which tensors the storages count.
@@ -89,7 +89,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         *,
         with_calls: bool = False,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
         self._is_on_device, self._place, self._with_calls = is_on_device, place, with_calls
         self._table = StorageTable[RecordedStorage]()
@@ -100,30 +99,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             stored = self._stored(tensor)
             stored.name, stored.role = name, role
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Call the operator, or its parts, and note what it did."""
-        kwargs = kwargs or {}
-        if asks_only(func):
-            return func(*args, **kwargs)
-        parts = parts_of(func, args, kwargs)
-        if parts:
-            return joined([self._run(func, *part) for part in parts])
-        return self._run(func, args, kwargs)
-
-    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> RecordedOperator | None:
+        """An operator that ran; None of one that is none of the step's."""
         read, written = operands(func, args, kwargs)
         reads, writes = self._indices(read), self._indices(written)
-        result = func(*args, **kwargs)
+        self._indices(tensors_in((*args, *kwargs.values())))  # what is given is not born
         born = self._births(func, result)
-        used = bool(reads or writes or born)
-        if used and (born or not (writes_nothing(func) and _is_view(result, args, kwargs))):
-            call = Call.of(func, args, kwargs, result) if self._with_calls else None
-            self.recording.operators.append(
-                RecordedOperator(str(func), reads - born, writes | born, self._place(), call)
-            )
-        return result
+        if not born and writes_nothing(func) and _is_view(result, args, kwargs):
+            return None
+        if not (reads or writes or born):
+            return None
+        call = Call.of(func, args, kwargs, result) if self._with_calls else None
+        found = RecordedOperator(str(func), reads - born, writes | born, self._place(), call)
+        self.recording.operators.append(found)
+        return found
+
+    def index(self, tensor: Tensor) -> int | None:
+        """Of the tensor's storage; None where it does not count or is not known."""
+        found = self._table.get(tensor.untyped_storage())
+        return None if found is None else found.index
 
     def _indices(self, tensors: Iterable[Tensor]) -> frozenset[int]:
         return frozenset(self._stored(t).index for t in tensors if self._counts(t))
@@ -158,6 +152,31 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 stored.born = len(self.recording.operators)
                 made.append(stored.index)
         return frozenset(made)
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operators that run while it is on."""
+
+    def __init__(self, notes: Notes) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.notes = notes
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call the operator, or its parts, and note what it did."""
+        kwargs = kwargs or {}
+        if asks_only(func):
+            return func(*args, **kwargs)
+        parts = parts_of(func, args, kwargs)
+        if parts:
+            return joined([self._run(func, *part) for part in parts])
+        return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        self.notes.note(func, args, kwargs, result)
+        return result
 
 
 def _is_view(result: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

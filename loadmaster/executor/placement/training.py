@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from loadmaster.errors import InputError
-from loadmaster.executor.placement.recorder import Recorder
+from loadmaster.executor.placement.recorder import Notes
 from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.step import Step
 from loadmaster.executor.steps.step_graph import tensors
@@ -61,24 +61,24 @@ def one_by_one(optimizer: torch.optim.Optimizer) -> Iterator[None]:
             group["foreach"] = foreach
 
 
-def name_resident(recorder: Recorder, model: nn.Module, batch: Batch) -> None:
+def name_resident(notes: Notes, model: nn.Module, batch: Batch) -> None:
     """Say what was there before the step: parameters, buffers and the batch."""
     for name, value in batch.named_leaves():
         for tensor in tensors(value):
-            recorder.name(tensor, f"input {name}", "input")
+            notes.name(tensor, f"input {name}", "input")
     for name, buffer in model.named_buffers():
-        recorder.name(buffer, name, "state")
+        notes.name(buffer, name, "state")
     for name, parameter in model.named_parameters():
-        recorder.name(parameter, name, "parameter")
+        notes.name(parameter, name, "parameter")
 
 
-def name_gradients(recorder: Recorder, model: nn.Module) -> None:
+def name_gradients(notes: Notes, model: nn.Module) -> None:
     """Say which storages are gradients."""
     for name, parameter in model.named_parameters():
-        recorder.name(parameter.grad, f"gradient of {name}", "gradient")
+        notes.name(parameter.grad, f"gradient of {name}", "gradient")
 
 
-def name_state(recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+def name_state(notes: Notes, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
     """Say which storages are the optimizer's."""
     if optimizer is None:
         return
@@ -86,4 +86,4 @@ def name_state(recorder: Recorder, model: nn.Module, optimizer: torch.optim.Opti
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
             if isinstance(value, Tensor) and parameter in names:
-                recorder.name(value, f"{key} of {names[parameter]}", "state")
+                notes.name(value, f"{key} of {names[parameter]}", "state")

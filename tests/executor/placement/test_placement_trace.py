@@ -14,7 +14,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.placement.call_places import CallPlaces
 from loadmaster.executor.placement.capture import capture, record, run
 from loadmaster.executor.placement.fake_step import fake_step
-from loadmaster.executor.placement.recorder import Recorder, Recording
+from loadmaster.executor.placement.recorder import Notes, Recorder, Recording
 from loadmaster.executor.placement.splitting import joined, parts_of
 from loadmaster.executor.placement.trace import Cost, trace_of
 from loadmaster.executor.placement.training import name_gradients, name_resident, name_state, passes, update
@@ -68,15 +68,15 @@ def really_recorded(kind: str, steps: int = 2, micro_batches: int = 1) -> list[R
     found = []
     for _ in range(steps):
         places = CallPlaces(step)
-        recorder = Recorder(lambda tensor: True, places.here, with_calls=True)
-        name_resident(recorder, step.model, BATCH)
-        with recorder, places.followed():
+        notes = Notes(lambda tensor: True, places.here, with_calls=True)
+        name_resident(notes, step.model, BATCH)
+        with Recorder(notes), places.followed():
             passes(step, BATCH, optimizer, micro_batches)
-            name_gradients(recorder, step.model)
+            name_gradients(notes, step.model)
             places.otherwise = Place("optimizer")
             update(optimizer)
-        name_state(recorder, step.model, optimizer)
-        found.append(recorder.recording)
+        name_state(notes, step.model, optimizer)
+        found.append(notes.recording)
     return found
 
 
@@ -166,14 +166,14 @@ def test_what_lives_is_what_a_recount_of_storages_finds(kind: str) -> None:
 
 
 def test_a_dead_storage_and_its_successor_at_the_same_address_are_two() -> None:
-    recorder = Recorder(lambda tensor: True)
-    with recorder:
+    notes = Notes(lambda tensor: True)
+    with Recorder(notes):
         for _ in range(3):
             first = torch.ones(1000)
             gone = weakref.ref(first.untyped_storage())
             del first
             assert gone() is None
-    assert len(recorder.recording.storages) == 3
+    assert len(notes.recording.storages) == 3
 
 
 def test_gradients_of_micro_batches_are_added_up() -> None:
