@@ -116,7 +116,11 @@ class Notes:
 
     def index(self, tensor: Tensor) -> int | None:
         """Of the tensor's storage; None where it does not count or is not known."""
-        found = self._table.get(tensor.untyped_storage())
+        return self.number(tensor.untyped_storage())
+
+    def number(self, storage: torch.UntypedStorage) -> int | None:
+        """Of a storage; None where it is not known."""
+        found = self._table.get(storage)
         return None if found is None else found.index
 
     def _indices(self, tensors: Iterable[Tensor]) -> frozenset[int]:

@@ -1,0 +1,106 @@
+"""Copies of whole storages to host memory and back.
+
+On CUDA each direction has a stream. A copy to the host waits for what the compute stream was given before it, and the
+device memory is free for the compute stream once that waits for the copy. A copy back goes into memory of the compute
+stream, after what that was given before. On any other device a copy is over when it is made.
+
+A host block is let go of after the compute stream waited for the last copy that used it, and a new copy waits for the
+compute stream: so a block can be used again by either stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from loadmaster.executor.steps.pinned import HostPool
+
+
+class Ticket(Protocol):
+    """A copy under way."""
+
+    def wait(self) -> None:
+        """Let the compute stream wait for it."""
+
+    def over(self) -> bool:
+        """Whether it is over."""
+
+
+class Copies(Protocol):
+    """Where storages go; None for a ticket: the copy is over."""
+
+    def store(self, storage: torch.UntypedStorage) -> tuple[Tensor, Ticket | None]:
+        """Copy a storage to the host; the block that it goes to."""
+
+    def load(self, storage: torch.UntypedStorage, host: Tensor) -> Ticket | None:
+        """Copy a block to a storage that has its size again."""
+
+
+def bytes_in(storage: torch.UntypedStorage) -> Tensor:
+    """A storage as bytes [its size]."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+class HostCopies:
+    """Of storages in host memory: what is capped there is an account."""
+
+    def store(self, storage: torch.UntypedStorage) -> tuple[Tensor, Ticket | None]:
+        """Copy it."""
+        return bytes_in(storage).clone(), None
+
+    def load(self, storage: torch.UntypedStorage, host: Tensor) -> Ticket | None:
+        """Copy it back."""
+        bytes_in(storage).copy_(host)
+        return None
+
+
+@dataclass(frozen=True)
+class CudaTicket:
+    """An event on a copying stream."""
+
+    event: torch.cuda.Event
+    device: torch.device
+
+    def wait(self) -> None:
+        """Let the current stream wait."""
+        torch.cuda.current_stream(self.device).wait_event(self.event)
+
+    def over(self) -> bool:
+        """Whether the copy is over."""
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+
+class CudaCopies:
+    """Over the host link, beside the compute."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._pool = HostPool()
+        self._to, self._from = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
+
+    def store(self, storage: torch.UntypedStorage) -> tuple[Tensor, Ticket | None]:
+        """Start a copy to pinned memory."""
+        host = self._pool.take(storage.nbytes())
+        return host, self._copy(self._to, host, bytes_in(storage))
+
+    def load(self, storage: torch.UntypedStorage, host: Tensor) -> Ticket | None:
+        """Start a copy from pinned memory."""
+        return self._copy(self._from, bytes_in(storage), host)
+
+    def _copy(self, stream: torch.cuda.Stream, target: Tensor, source: Tensor) -> CudaTicket:
+        before = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        before.record(torch.cuda.current_stream(self.device))
+        over = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            stream.wait_event(before)
+            target.copy_(source, non_blocking=True)
+            over.record(stream)
+        return CudaTicket(over, self.device)
+
+
+def copies_of(device: torch.device) -> Copies:
+    """Those for a device."""
+    return CudaCopies(device) if device.type == "cuda" else HostCopies()

@@ -1,0 +1,77 @@
+"""What an operator will allocate for its results, before it runs: it is tried on tensors without memory.
+
+Once for each signature; then what it really allocated is remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from loadmaster.executor.placement.operands import tensors_in
+
+Signature = Hashable
+
+
+class Foresight:
+    """Bytes of new storages by signature."""
+
+    def __init__(self) -> None:
+        self._known: dict[Signature, int] = {}
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def signature(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:
+        """Equal for calls that allocate the same."""
+        leaves = [*_leaves(args), *kwargs, *_leaves(list(kwargs.values()))]
+        return (func, tuple(_described(leaf) for leaf in leaves))
+
+    def bytes_of(self, signature: Signature, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        """What the call will allocate; 0 where that depends on values."""
+        found = self._known.get(signature)
+        if found is None:
+            found = self._known[signature] = self._tried(func, args, kwargs)
+        return found
+
+    def learn(self, signature: Signature, size_bytes: int) -> None:
+        """What such a call did allocate."""
+        self._known[signature] = size_bytes
+
+    def _tried(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        given: set[int] = set()
+
+        def fake(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            made = torch.empty_strided(tuple(leaf.shape), leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+            given.add(made.untyped_storage()._cdata)
+            return made
+
+        try:
+            with self._mode:
+                args, kwargs = pytree.tree_map(fake, (tuple(args), dict(kwargs)))
+                result = func(*args, **kwargs)
+            made = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(result)}
+        except Exception:  # noqa: BLE001 - whatever an operator raises without values, the call itself will say
+            return 0
+        return sum(size for key, size in made.items() if key not in given)
+
+
+def _leaves(values: Sequence[Any]) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            found += ["[", *_leaves(value), "]"]
+        else:
+            found.append(value)
+    return found
+
+
+def _described(leaf: Any) -> Hashable:
+    if isinstance(leaf, Tensor):
+        return (leaf.shape, leaf.stride(), leaf.dtype)
+    return leaf if isinstance(leaf, (int, str, bool, type(None), torch.dtype, torch.device)) else repr(leaf)

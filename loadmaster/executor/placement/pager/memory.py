@@ -1,0 +1,277 @@
+"""What lies on the device and what in host memory, under a byte limit.
+
+Every storage of the device has a page. A page that is not needed can be evicted: its storage is resized to nothing, its
+bytes are in the host until an operator needs them. The copy in the host stays good until the page is written, and saves
+the next one. A storage that dies is forgotten, on either side, without a copy. The account holds what lies on the
+device, copies under way included, and never exceeds the limit; but for operators whose results nobody can foresee, and
+those are counted.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loadmaster.errors import InputError
+from loadmaster.executor.placement.pager.copies import Copies, Ticket
+from loadmaster.executor.placement.storages import StorageTable
+from loadmaster.models.units import show_bytes
+
+
+@dataclass(eq=False)
+class Page:
+    """A storage, wherever its bytes are.
+
+    Attributes:
+        storage: a weak reference; the tensors hold it.
+        resident: whether it has device memory.
+        fixed: it cannot move: it is small, its size cannot change, or its address was given away.
+        host: its bytes in the host, None where there is no good copy.
+        arriving, leaving: copies under way, which ``held`` keeps the storage for.
+        number: of the recorded storage that it is at present.
+    """
+
+    storage: weakref.ref[torch.UntypedStorage]
+    size_bytes: int
+    fixed: bool
+    resident: bool = True
+    host: Tensor | None = None
+    arriving: Ticket | None = None
+    leaving: Ticket | None = None
+    held: torch.UntypedStorage | None = None
+    number: int | None = None
+    dead: bool = False
+
+
+@dataclass
+class Counts:
+    """What happened: bytes moved, pages that an operator had to wait for, bytes that nobody foresaw."""
+
+    faults: int = 0
+    prefetches: int = 0
+    late: int = 0
+    evictions: int = 0
+    stored_bytes: int = 0
+    loaded_bytes: int = 0
+    unforeseen: int = 0
+    peak_bytes: int = 0
+
+
+class PagedMemory:
+    """Pages under a limit.
+
+    Args:
+        small_bytes: smaller storages never move.
+    """
+
+    def __init__(self, budget_bytes: int, copies: Copies, small_bytes: int) -> None:
+        self.budget_bytes, self.small_bytes = budget_bytes, small_bytes
+        self.used_bytes = 0
+        self.counts = Counts()
+        self.next_use: Callable[[Page], float] | None = None
+        self._copies = copies
+        self._table = StorageTable[Page](self._died)
+        self._movable: OrderedDict[Page, None] = OrderedDict()  # resident, the least recently used first
+        self._leaving: list[Page] = []
+
+    # Pages
+
+    def page(self, storage: torch.UntypedStorage) -> Page | None:
+        """The page of a storage that is known."""
+        return self._table.get(storage)
+
+    def pages(self) -> list[Page]:
+        """All of them."""
+        return [page for _, page in self._table.living()]
+
+    def add(self, storage: torch.UntypedStorage) -> Page:
+        """Count a storage that is on the device from now on."""
+        size_bytes = storage.nbytes()
+        fixed = size_bytes < self.small_bytes or not storage.resizable()
+        page = Page(weakref.ref(storage), size_bytes, fixed)
+        self._table.add(storage, page)
+        if not fixed:
+            self._movable[page] = None
+        self._take(size_bytes)
+        return page
+
+    def touch(self, page: Page) -> None:
+        """It was used now."""
+        if page in self._movable:
+            self._movable.move_to_end(page)
+
+    def will_be_written(self, page: Page) -> None:
+        """Its copy in the host is no longer good; one under way is waited for."""
+        if page.leaving is not None:
+            self._left(page)
+        page.host = None
+
+    def fix(self, page: Page) -> None:
+        """Never move it again."""
+        page.fixed = True
+        self._movable.pop(page, None)
+
+    # Room
+
+    def ensure(self, pages: Collection[Page], contents: Collection[Page], new_bytes: int, what: Any) -> None:
+        """Have these pages on the device, and room for as many bytes beside them.
+
+        Args:
+            contents: those whose bytes are needed; the others are written whole.
+            what: the operator, for messages.
+
+        Raises:
+            InputError: they do not fit into the limit.
+        """
+        needed = new_bytes + sum(page.size_bytes for page in pages)
+        if needed > self.budget_bytes:
+            self._refuse(what, needed, 0)
+        missing = [page for page in pages if not page.resident]
+        room = new_bytes + sum(page.size_bytes for page in missing)
+        if self.used_bytes + room > self.budget_bytes:
+            self.make_room(room, pages)
+            if self.used_bytes + room > self.budget_bytes:
+                self._refuse(what, needed, sum(p.size_bytes for p in self.pages() if p.fixed and p not in pages))
+        for page in missing:
+            self.counts.faults += 1
+            self.load(page, with_bytes=page in contents)
+        for page in pages:
+            if page.arriving is not None:
+                self._arrived(page)
+
+    def make_room(self, size_bytes: int, keep: Collection[Page] = ()) -> None:
+        """Evict until so much is free, or nothing more can go."""
+        while self.used_bytes + size_bytes > self.budget_bytes:
+            victim = self._victim(keep)
+            if victim is None:
+                return
+            self.counts.evictions += 1
+            self.evict(victim)
+
+    def _victim(self, keep: Collection[Page]) -> Page | None:
+        candidates = (page for page in self._movable if page not in keep)
+        if self.next_use is None:
+            return next(candidates, None)
+        return max(candidates, key=self.next_use, default=None)
+
+    def _refuse(self, what: Any, needed: int, fixed: int) -> None:
+        beside = f", beside {show_bytes(fixed)} that cannot move" if fixed else ""
+        raise InputError(
+            "budget_bytes",
+            self.budget_bytes,
+            f"{what} alone needs {show_bytes(needed)} on the device{beside}",
+            f"Give {show_bytes(needed + fixed)} or more, or make that operator smaller.",
+        )
+
+    # Moves
+
+    def store(self, page: Page) -> None:
+        """Copy it to the host; it stays on the device."""
+        storage = page.storage()
+        if storage is None or not page.resident or page.fixed or page.host is not None:
+            return
+        if page.arriving is not None:
+            self._arrived(page)
+        page.host, page.leaving = self._copies.store(storage)
+        self.counts.stored_bytes += page.size_bytes
+        if page.leaving is not None:
+            page.held = storage
+            self._leaving.append(page)
+
+    def evict(self, page: Page) -> None:
+        """Free its device memory."""
+        storage = page.storage()
+        if storage is None or not page.resident or page.fixed:
+            return
+        if page.arriving is not None:
+            self._arrived(page)
+        self.store(page)
+        if page.leaving is not None:
+            self._left(page)
+        storage.resize_(0)
+        page.resident = False
+        self._movable.pop(page, None)
+        self.used_bytes -= page.size_bytes
+
+    def load(self, page: Page, *, with_bytes: bool = True) -> None:
+        """Give it device memory again, and start the copy back."""
+        storage = page.storage()
+        if storage is None or page.resident:
+            return
+        storage.resize_(page.size_bytes)
+        page.resident = True
+        self._movable[page] = None
+        self._take(page.size_bytes)
+        if with_bytes and page.host is not None:
+            page.arriving = self._copies.load(storage, page.host)
+            page.held = storage if page.arriving is not None else page.held
+            self.counts.loaded_bytes += page.size_bytes
+
+    def prefetch(self, page: Page) -> bool:
+        """Load it if there is room; whether there was."""
+        if page.resident:
+            return True
+        if self.used_bytes + page.size_bytes > self.budget_bytes:
+            return False
+        self.counts.prefetches += 1
+        self.load(page)
+        return True
+
+    def settle(self) -> None:
+        """Let go of storages whose copies to the host are over."""
+        for page in list(self._leaving):
+            if page.leaving is None or page.leaving.over():
+                self._left(page)
+
+    def restore_all(self) -> None:
+        """Bring everything back, whatever the limit."""
+        for page in self.pages():
+            if page.arriving is not None:
+                self._arrived(page)
+            if page.leaving is not None:
+                self._left(page)
+            if not page.resident:
+                self.load(page)
+                if page.arriving is not None:
+                    self._arrived(page)
+
+    def forget(self) -> None:
+        """Let go of everything."""
+        self._table.clear()
+        self._movable.clear()
+        self._leaving.clear()
+        self.used_bytes = 0
+
+    def _arrived(self, page: Page) -> None:
+        assert page.arriving is not None
+        page.arriving.wait()
+        page.arriving = None
+        if page.leaving is None:
+            page.held = None
+
+    def _left(self, page: Page) -> None:
+        if page.leaving is not None:
+            page.leaving.wait()
+        page.leaving = None
+        if page in self._leaving:
+            self._leaving.remove(page)
+        if page.arriving is None:
+            page.held = None
+
+    def _take(self, size_bytes: int) -> None:
+        self.used_bytes += size_bytes
+        self.counts.peak_bytes = max(self.counts.peak_bytes, self.used_bytes)
+
+    def _died(self, page: Page) -> None:
+        page.dead = True
+        page.host = None
+        if page.resident:
+            page.resident = False
+            self.used_bytes -= page.size_bytes
+        self._movable.pop(page, None)

@@ -1,0 +1,123 @@
+"""The dispatch mode of the pager: no operator runs before what it needs is on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from loadmaster.executor.placement.operands import (
+    NUMBER_BYTES,
+    asks_only,
+    is_view,
+    operands,
+    storage_bytes,
+    tensors_in,
+)
+from loadmaster.executor.placement.pager.foresee import Foresight
+from loadmaster.executor.placement.pager.memory import Page, PagedMemory
+from loadmaster.executor.placement.pager.steps import Ran, Steps
+from loadmaster.executor.placement.splitting import joined, parts_of
+
+
+class PagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Enforces residency of every operand.
+
+    Args:
+        device: whose storages have pages.
+    """
+
+    def __init__(self, device: torch.device, memory: PagedMemory, steps: Steps) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device, self._memory, self._steps = device, memory, steps
+        self._foresight = Foresight()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call the operator, or its parts, with its operands on the device."""
+        kwargs = kwargs or {}
+        if asks_only(func):
+            return func(*args, **kwargs)
+        if is_view(func):
+            return self._view(func, args, kwargs)
+        parts = parts_of(func, args, kwargs)
+        if parts:
+            return joined([self._run(func, *part) for part in parts])
+        return self._run(func, args, kwargs)
+
+    def page(self, tensor: Tensor) -> Page | None:
+        """The page of a tensor that lies, or would lie, on the device."""
+        if tensor.device != self._device or tensor.layout != torch.strided:
+            return None
+        storage = tensor.untyped_storage()
+        page = self._memory.page(storage)
+        if page is None and storage.nbytes() > NUMBER_BYTES:
+            self._memory.make_room(storage.nbytes())
+            page = self._memory.add(storage)
+        return page
+
+    def _view(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A view needs no memory, but PyTorch holds most of them against the size of the storage."""
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:
+            pages = {
+                page for tensor in tensors_in((*args, *kwargs.values())) if (page := self.page(tensor)) is not None
+            }
+            if all(page.resident for page in pages):
+                raise
+            self._memory.ensure(pages, pages, 0, func)
+            return func(*args, **kwargs)
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        memory, steps = self._memory, self._steps
+        given = list(tensors_in((*args, *kwargs.values())))
+        pages = [self.page(tensor) for tensor in given]
+        key = (func, tuple((tensor.shape, tensor.dtype) for tensor in given))
+        expected = steps.expect(key)
+        reads, writes = operands(func, args, kwargs, self._size_of)
+        read = {page for tensor in reads if (page := self.page(tensor)) is not None}
+        written = {page for tensor in writes if (page := self.page(tensor)) is not None}
+        used = read | written
+        signature = None if expected is not None else self._foresight.signature(func, args, kwargs)
+        foreseen = (
+            expected.new_bytes if expected is not None else self._foresight.bytes_of(signature, func, args, kwargs)
+        )
+        memory.ensure(used, read, foreseen, func)
+        for page in written:
+            memory.will_be_written(page)
+        clock = steps.clock()
+        result = func(*args, **kwargs)
+        steps.stop(clock)
+        for page in used:
+            memory.touch(page)
+        born = self._births(result, foreseen)
+        made = sum(page.size_bytes for page in born if page is not None)
+        if signature is not None and made != foreseen:
+            self._foresight.learn(signature, made)
+        steps.ran(Ran(func, args, kwargs, result, key, given, pages, born, made, clock), expected)
+        return result
+
+    def _births(self, result: Any, foreseen: int) -> list[Page | None]:
+        """Pages of the storages that nobody had before."""
+        found: list[Page | None] = []
+        for tensor in tensors_in(result):
+            if tensor.device != self._device or tensor.layout != torch.strided:
+                continue
+            storage = tensor.untyped_storage()
+            if storage.nbytes() <= NUMBER_BYTES or self._memory.page(storage) is not None:
+                continue
+            foreseen -= storage.nbytes()
+            if foreseen < 0:
+                self._memory.counts.unforeseen += 1
+                self._memory.make_room(storage.nbytes())
+            found.append(self._memory.add(storage))
+        return found
+
+    def _size_of(self, tensor: Tensor) -> int:
+        page = self.page(tensor)
+        return storage_bytes(tensor) if page is None else page.size_bytes

@@ -1,0 +1,176 @@
+"""The pager that users enter: one line around a training loop, and a byte limit.
+
+    with Pager(model, optimizer, budget_bytes="6GiB", planner=loadmaster.plan) as pager:
+        for batch in loader:
+            optimizer.zero_grad()
+            loss(model(batch)).backward()
+            optimizer.step()
+    print(pager.stats[-1])
+
+Parameters, gradients, optimizer state and activations alike: each storage is on the device when an operator needs it.
+The first steps are paged by demand, the least recently used leaves; then a plan of the recorded step says what moves
+when. Numbers are those of the same operators without a pager. A step ends with the optimizer's.
+
+What is replayed without PyTorch's dispatcher (CUDA graphs, kernels that are launched with raw addresses) cannot be
+paged: an address that is asked for keeps its storage on the device, and with ``debug`` it is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from loadmaster.errors import InputError
+from loadmaster.executor.placement.operands import NUMBER_BYTES
+from loadmaster.executor.placement.pager.copies import copies_of
+from loadmaster.executor.placement.pager.memory import PagedMemory
+from loadmaster.executor.placement.pager.mode import PagerMode
+from loadmaster.executor.placement.pager.raw_access import guarded
+from loadmaster.executor.placement.pager.steps import Planner, Steps, StepStats
+from loadmaster.executor.placement.trace import SMALL_BYTES
+from loadmaster.executor.placement.training import one_by_one
+from loadmaster.executor.steps.host_link import host_link
+from loadmaster.executor.steps.wrappers import ddp_of
+from loadmaster.models.placement.plan import PlacementPlan
+from loadmaster.models.placement.problem import PlacementProblem, Tier
+from loadmaster.models.units import bytes_of
+
+
+class Pager:
+    """Trains a model under a limit of device memory.
+
+    Args:
+        model: on the device that it trains on.
+        optimizer: of its parameters. None: call :meth:`end_step` after each step.
+        budget_bytes: of all storages on the device together, a number or as in ``"6GiB"``.
+        planner: plans a problem under the budget it comes with: ``loadmaster.plan``. None: by demand only.
+        tier: the memory that pages go to; None: host memory, over the link that is measured.
+        small_bytes: smaller storages stay on the device.
+        debug: refuse access to memory that goes past PyTorch's dispatcher.
+
+    Raises:
+        InputError: the model is wrapped, or the limit is no size.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        budget_bytes: int | str,
+        planner: Planner | None = None,
+        tier: Tier | None = None,
+        small_bytes: int = SMALL_BYTES,
+        debug: bool = False,
+    ) -> None:
+        if ddp_of(model) is not None:
+            remedy = "Page the model that DistributedDataParallel wraps, one process to a device."
+            raise InputError("model", type(model).__name__, "keeps addresses of its gradients", remedy)
+        self.model, self.optimizer, self.debug = model, optimizer, debug
+        self.budget_bytes = bytes_of(budget_bytes, "budget_bytes")
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._memory = PagedMemory(self.budget_bytes, copies_of(self.device), small_bytes)
+        self._steps = Steps(model, optimizer, self.device, self._memory, planner, lambda: tier or self._measured())
+        self._mode = PagerMode(self.device, self._memory, self._steps)
+        self._entered = contextlib.ExitStack()
+
+    @property
+    def stats(self) -> list[StepStats]:
+        """Of every step."""
+        return self._steps.stats
+
+    @property
+    def used_bytes(self) -> int:
+        """What lies on the device now."""
+        return self._memory.used_bytes
+
+    @property
+    def problem(self) -> PlacementProblem | None:
+        """The recorded step, once it is."""
+        return self._steps.problem
+
+    @property
+    def plan(self) -> PlacementPlan | None:
+        """What is followed."""
+        return self._steps.plan
+
+    @property
+    def refused(self) -> str | None:
+        """Why there is no plan, though a planner was given."""
+        return self._steps.refused
+
+    def end_step(self) -> None:
+        """A step is over; with an optimizer its own step says so."""
+        with _disable_current_modes():
+            self._steps.end_step()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Everything on the device, whatever the limit, within the block: for checkpoints and what needs addresses."""
+        with _disable_current_modes():
+            self._memory.restore_all()
+            try:
+                yield
+            finally:
+                for page in self._memory.pages():
+                    self._memory.will_be_written(page)
+                self._memory.make_room(0)
+
+    def __enter__(self) -> Self:
+        """Page from now on."""
+        entered = self._entered
+        try:
+            entered.callback(self._leave)
+            if self.optimizer is not None:
+                entered.enter_context(one_by_one(self.optimizer))
+                before = self.optimizer.register_step_pre_hook(self._before_update)
+                after = self.optimizer.register_step_post_hook(self._after_update)
+                entered.callback(before.remove)
+                entered.callback(after.remove)
+            with _disable_current_modes():
+                for tensor in self._present():
+                    self._mode.page(tensor)
+                self._memory.make_room(0)
+                self._memory.counts.peak_bytes = self._memory.used_bytes
+            entered.enter_context(guarded(self._memory, debug=self.debug))
+            entered.enter_context(self._mode)
+        except BaseException:
+            entered.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Bring everything back."""
+        self._entered.close()
+
+    def _leave(self) -> None:
+        self._steps.close()
+        self._memory.restore_all()
+        self._memory.forget()
+
+    def _before_update(self, *_: Any) -> None:
+        self._steps.gradients_are_there()
+
+    def _after_update(self, *_: Any) -> None:
+        self.end_step()
+
+    def _present(self) -> Iterator[Tensor]:
+        """What is there before the first step."""
+        held: list[Any] = [*self.model.parameters(), *self.model.buffers(), *(p.grad for p in self.model.parameters())]
+        if self.optimizer is not None:
+            held += [value for state in self.optimizer.state.values() for value in state.values()]
+        for tensor in held:
+            if isinstance(tensor, Tensor) and tensor.device == self.device and tensor.numel() * 8 > NUMBER_BYTES:
+                yield tensor
+
+    def _measured(self) -> Tier:
+        link = host_link(self.device, None if self.device.type == "cuda" else "cpu")
+        return Tier("host", link.to_host_gbps, link.from_host_gbps, capacity_bytes=link.capacity_bytes)

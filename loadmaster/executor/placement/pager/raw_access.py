@@ -1,0 +1,106 @@
+"""Access to memory that goes past PyTorch's dispatcher: addresses, NumPy, copies and files of whole storages.
+
+Nobody sees it coming but the methods that give the memory away. So, while pages move, these methods bring the page back
+first; a page whose address was given away stays. In debug mode they refuse.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from loadmaster.errors import InputError
+from loadmaster.executor.placement.pager.memory import PagedMemory
+
+# Method -> whether who called it keeps the address.
+_OF_TENSORS = {"data_ptr": True, "numpy": True, "__array__": True, "__dlpack__": True, "tolist": False}
+_OF_STORAGES = {
+    "data_ptr": True,
+    "clone": False,
+    "cpu": False,
+    "cuda": False,
+    "tolist": False,
+    "share_memory_": True,
+    "__deepcopy__": False,
+    "__reduce__": False,
+    "_write_file": False,
+}
+
+
+@contextlib.contextmanager
+def guarded(memory: PagedMemory, *, debug: bool) -> Iterator[None]:
+    """No raw access to what is not there, within the block.
+
+    Args:
+        debug: refuse it.
+    """
+
+    def before(storage: torch.UntypedStorage, what: str, *, keeps: bool) -> None:
+        page = memory.page(storage)
+        if page is None:
+            return
+        if debug:
+            remedy = "Use operators that PyTorch dispatches, or do it within `with pager.paused():`."
+            raise InputError("pager", what, "goes past the dispatcher to memory that moves", remedy)
+        memory.ensure([page], [page], 0, what)
+        if keeps:
+            memory.fix(page)
+            memory.will_be_written(page)
+
+    with contextlib.ExitStack() as stack:
+        for name, keeps in _OF_TENSORS.items():
+            stack.enter_context(_before(torch.Tensor, name, _tensors(before, name, keeps)))
+        for name, keeps in _OF_STORAGES.items():
+            stack.enter_context(_before(torch.UntypedStorage, name, _storages(before, name, keeps)))
+        for name in ("_save", "_legacy_save"):
+            stack.enter_context(_before(torch.serialization, name, functools.partial(_refuse_to_save, memory)))
+        yield
+
+
+def _tensors(before: Callable[..., None], name: str, keeps: bool) -> Callable[..., None]:
+    def guard(tensor: torch.Tensor, *_args: Any, **_kwargs: Any) -> None:
+        if tensor.layout == torch.strided:
+            before(tensor.untyped_storage(), f"Tensor.{name}", keeps=keeps)
+
+    return guard
+
+
+def _storages(before: Callable[..., None], name: str, keeps: bool) -> Callable[..., None]:
+    def guard(storage: torch.UntypedStorage, *_args: Any, **_kwargs: Any) -> None:
+        before(storage, f"UntypedStorage.{name}", keeps=keeps)
+
+    return guard
+
+
+def _refuse_to_save(memory: PagedMemory, *_args: Any, **_kwargs: Any) -> None:
+    if not all(page.resident for page in memory.pages()):
+        remedy = "Save within `with pager.paused():`, or after the pager."
+        raise InputError("torch.save", "a paged model", "has tensors whose memory is elsewhere", remedy)
+
+
+@contextlib.contextmanager
+def _before(owner: Any, name: str, guard: Callable[..., None]) -> Iterator[None]:
+    """Call the guard before a method, within the block."""
+    original = getattr(owner, name, None)
+    if original is None:
+        yield
+        return
+    own = name in vars(owner)
+
+    @functools.wraps(original)
+    def guarded_method(*args: Any, **kwargs: Any) -> Any:
+        guard(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, guarded_method)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)

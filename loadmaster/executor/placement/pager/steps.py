@@ -1,0 +1,284 @@
+"""Learning the training step, and having it planned.
+
+The first step makes the optimizer's state. The next ones are recorded until two in a row make the same calls; then the
+planner is asked, and the plan is followed from the next step on. Where steps stray from the plan twice in a row
+(another batch size, another part of the model), they are recorded anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from loadmaster.errors import LoadmasterError
+from loadmaster.executor.placement.call_places import CallPlaces
+from loadmaster.executor.placement.pager.memory import Counts, Page, PagedMemory
+from loadmaster.executor.placement.pager.schedule import Call, Follower, schedule_of
+from loadmaster.executor.placement.recorder import Notes
+from loadmaster.executor.placement.trace import Cost, Trace, trace_of
+from loadmaster.executor.placement.training import name_gradients, name_resident, name_state
+from loadmaster.executor.steps.batch import Batch
+from loadmaster.executor.steps.places import Place
+from loadmaster.executor.steps.step import Step
+from loadmaster.models.placement.plan import PlacementPlan
+from loadmaster.models.placement.problem import PlacementProblem, Tier
+
+logger = logging.getLogger(__name__)
+
+Planner = Callable[[PlacementProblem], Any]
+_FOLLOWED = 0.9  # of the recorded calls: a step that makes fewer of them has strayed
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What one step did.
+
+    Attributes:
+        planned: whether a plan was followed, and to what share of its calls.
+        faults: pages that an operator had to wait for.
+        prefetches: pages that were on their way before; ``late`` had no room when the plan said so.
+    """
+
+    planned: float
+    faults: int
+    prefetches: int
+    late: int
+    evictions: int
+    stored_bytes: int
+    loaded_bytes: int
+    unforeseen: int
+    peak_bytes: int
+    seconds: float
+
+
+class Clock:
+    """When an operator began and ended, on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: Any = None
+        self._seconds = 0.0
+        if device.type == "cuda":
+            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+            self._events[0].record()
+        else:
+            self._start = time.perf_counter()
+
+    def stop(self) -> None:
+        """It ended."""
+        if self._events is not None:
+            self._events[1].record()
+        else:
+            self._seconds = time.perf_counter() - self._start
+
+    def us(self) -> float:
+        """How long it took; waits for the device."""
+        if self._events is None:
+            return self._seconds * 1e6
+        self._events[1].synchronize()
+        return float(self._events[0].elapsed_time(self._events[1])) * 1e3
+
+
+@dataclass(frozen=True, eq=False)
+class Ran:
+    """A call that ran: with what tensors and pages, and what it made."""
+
+    func: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    result: Any
+    key: Hashable
+    given: list[Tensor]
+    pages: list[Page | None]
+    born: list[Page | None]
+    new_bytes: int
+    clock: Clock | None
+
+
+@dataclass
+class Tape:
+    """A step that is being recorded."""
+
+    notes: Notes
+    calls: list[Call] = field(default_factory=list)
+    clocks: list[Clock] = field(default_factory=list)
+
+    def times_us(self) -> list[float]:
+        """Of each operator."""
+        return [clock.us() for clock in self.clocks]
+
+
+class Steps:
+    """Knows where training is.
+
+    Args:
+        planner: given a problem with its budget, its plan; None: pages move by demand only.
+        tier: where pages go.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        device: torch.device,
+        memory: PagedMemory,
+        planner: Planner | None,
+        tier: Callable[[], Tier],
+    ) -> None:
+        self.stats: list[StepStats] = []
+        self.problem: PlacementProblem | None = None
+        self.plan: PlacementPlan | None = None
+        self.refused: str | None = None
+        self._model, self._optimizer, self._device, self._memory = model, optimizer, device, memory
+        self._planner, self._tier = planner, tier
+        self._places = CallPlaces(Step(model, None))
+        self._following = contextlib.ExitStack()
+        self._tape: Tape | None = None
+        self._before: Tape | None = None
+        self._follower: Follower | None = None
+        self._strayed = 0
+        self._count = 0
+        self._began = time.perf_counter()
+
+    # Within a step
+
+    def expect(self, key: Hashable) -> Call | None:
+        """The call of the plan that this one is."""
+        return None if self._follower is None else self._follower.expect(key)
+
+    def clock(self) -> Clock | None:
+        """Running, if times are wanted."""
+        return None if self._tape is None else Clock(self._device)
+
+    def stop(self, clock: Clock | None) -> None:
+        """The operator ended."""
+        if clock is not None:
+            clock.stop()
+
+    def ran(self, ran: Ran, expected: Call | None) -> None:
+        """A call is over."""
+        if expected is not None and self._follower is not None:
+            for number, page in zip((*expected.operands, *expected.births), (*ran.pages, *ran.born), strict=False):
+                if page is not None:
+                    self._follower.is_now(number, page)
+        if self._tape is not None:
+            self._record(self._tape, ran)
+
+    def _record(self, tape: Tape, ran: Ran) -> None:
+        operator = tape.notes.note(ran.func, ran.args, ran.kwargs, ran.result)
+        number = len(tape.notes.recording.operators) - 1
+        if operator is not None:
+            assert ran.clock is not None
+            tape.clocks.append(ran.clock)
+        operands = tuple(
+            None if page is None else tape.notes.index(tensor)
+            for tensor, page in zip(ran.given, ran.pages, strict=True)
+        )
+        births = tuple(None if page is None else self._number(tape, page) for page in ran.born)
+        tape.calls.append(Call(ran.key, operands, births, ran.new_bytes, None if operator is None else number))
+
+    def _number(self, tape: Tape, page: Page) -> int | None:
+        storage = page.storage()
+        return None if storage is None else tape.notes.number(storage)
+
+    def gradients_are_there(self) -> None:
+        """The optimizer is about to step."""
+        if self._tape is not None:
+            name_gradients(self._tape.notes, self._model)
+            self._places.otherwise = Place("optimizer")
+
+    # Between steps
+
+    def end_step(self) -> None:
+        """A step is over."""
+        self._count += 1
+        planned = 0.0
+        if self._follower is not None:
+            planned = self._follower.matched / len(self._follower.schedule.calls)
+        now = time.perf_counter()
+        self.stats.append(StepStats(planned=planned, seconds=now - self._began, **asdict(self._memory.counts)))
+        self._memory.counts = Counts(peak_bytes=self._memory.used_bytes)
+        if self._tape is not None:
+            self._recorded(self._tape)
+        elif self._follower is not None:
+            self._strayed = 0 if planned >= _FOLLOWED else self._strayed + 1
+            if self._strayed > 1:
+                self._unfollow()
+                self._start_recording()
+            else:
+                self._follower.begin()
+        elif self._planner is not None and self._count == 1:
+            self._start_recording()
+        self._began = time.perf_counter()
+
+    def close(self) -> None:
+        """No more steps."""
+        self._following.close()
+        self._tape = self._before = None
+        self._unfollow()
+
+    def _start_recording(self) -> None:
+        self._following.close()
+        notes = Notes(self._is_ours, self._places.here)
+        name_resident(notes, self._model, Batch())
+        name_state(notes, self._model, self._optimizer)
+        self._places.otherwise = Place()
+        self._following.enter_context(self._places.followed())
+        self._tape = Tape(notes)
+
+    def _is_ours(self, tensor: Tensor) -> bool:
+        return tensor.device == self._device
+
+    def _recorded(self, tape: Tape) -> None:
+        name_state(tape.notes, self._model, self._optimizer)
+        before, self._before, self._tape = self._before, tape, None
+        if before is None or [c.key for c in before.calls] != [c.key for c in tape.calls]:
+            self._start_recording()
+            return
+        self._following.close()
+        self._before = None
+        times = [min(pair) for pair in zip(before.times_us(), tape.times_us(), strict=True)]
+        try:
+            trace = trace_of(
+                tape.notes.recording,
+                [Cost(us) for us in times],
+                (self._tier(),),
+                type(self._model).__name__,
+                small_bytes=self._memory.small_bytes,
+                budget_bytes=self._memory.budget_bytes,
+            )
+            self.problem = trace.problem
+            assert self._planner is not None
+            plan = self._planner(trace.problem)
+        except LoadmasterError as error:
+            self._stay(str(error))
+            return
+        if not isinstance(plan, PlacementPlan) or plan.moves is None:
+            self._stay(f"the planner's answer is {getattr(plan, 'status', type(plan).__name__)}")
+            return
+        self.plan = plan
+        self._follow(trace, plan, tape)
+
+    def _stay(self, reason: str) -> None:
+        """Without a plan."""
+        self.refused = reason
+        self._planner = None
+        logger.warning("pages move by demand: %s", reason)
+
+    def _follow(self, trace: Trace, plan: PlacementPlan, tape: Tape) -> None:
+        assert plan.moves is not None
+        self._follower = Follower(schedule_of(tape.calls, trace, plan.moves), self._memory)
+        self._memory.next_use = self._follower.next_use
+        for page in self._memory.pages():
+            storage = page.storage()
+            if storage is not None:
+                self._follower.is_now(tape.notes.number(storage), page)
+
+    def _unfollow(self) -> None:
+        self._follower, self._memory.next_use, self._strayed = None, None, 0
