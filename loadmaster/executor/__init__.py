@@ -17,6 +17,7 @@ from loadmaster.executor.memory.operators.implementation_filter import Implement
 from loadmaster.executor.memory.run.apply import PlannedStep, apply, apply_to_blocks
 from loadmaster.executor.placement.cache.tensor_cache import TensorCache
 from loadmaster.executor.placement.capture import capture as capture_placement
+from loadmaster.executor.placement.pager.pager import Pager
 from loadmaster.executor.renamed import warn_renamed
 from loadmaster.executor.steps.measure import Measurement, measure
 
@@ -24,6 +25,7 @@ __all__ = [
     "Fitted",
     "ImplementationFilter",
     "Measurement",
+    "Pager",
     "PlannedStep",
     "TensorCache",
     "apply",

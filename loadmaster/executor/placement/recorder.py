@@ -95,8 +95,13 @@ class Notes:
 
     def name(self, tensor: Tensor | None, name: str, role: Role) -> None:
         """Say what a tensor is; nothing where it is no memory of the device."""
-        if tensor is not None and self._counts(tensor):
+        if tensor is None or tensor.layout != torch.strided:
+            return
+        # One that is known may be elsewhere by now.
+        stored = self._table.get(tensor.untyped_storage())
+        if stored is None and self._counts(tensor):
             stored = self._stored(tensor)
+        if stored is not None:
             stored.name, stored.role = name, role
 
     def note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> RecordedOperator | None:

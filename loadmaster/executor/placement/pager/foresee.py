@@ -43,6 +43,8 @@ class Foresight:
 
     def _tried(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         given: set[int] = set()
+        if any(isinstance(leaf, torch.UntypedStorage) for leaf in args):
+            return 0
 
         def fake(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):

@@ -68,11 +68,16 @@ class PagedMemory:
 
     Args:
         small_bytes: smaller storages never move.
+
+    Attributes:
+        paused: everything is on the device and stays there.
+        next_use: how far away the next use of a page is; None: the least recently used one leaves first.
     """
 
     def __init__(self, budget_bytes: int, copies: Copies, small_bytes: int) -> None:
         self.budget_bytes, self.small_bytes = budget_bytes, small_bytes
         self.used_bytes = 0
+        self.paused = False
         self.counts = Counts()
         self.next_use: Callable[[Page], float] | None = None
         self._copies = copies

@@ -115,9 +115,11 @@ class Pager:
         """Everything on the device, whatever the limit, within the block: for checkpoints and what needs addresses."""
         with _disable_current_modes():
             self._memory.restore_all()
+            self._memory.paused = True
             try:
                 yield
             finally:
+                self._memory.paused = False
                 for page in self._memory.pages():
                     self._memory.will_be_written(page)
                 self._memory.make_room(0)

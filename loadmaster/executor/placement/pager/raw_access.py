@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from loadmaster.errors import InputError
 from loadmaster.executor.placement.pager.memory import PagedMemory
@@ -40,13 +41,14 @@ def guarded(memory: PagedMemory, *, debug: bool) -> Iterator[None]:
     """
 
     def before(storage: torch.UntypedStorage, what: str, *, keeps: bool) -> None:
-        page = memory.page(storage)
+        page = None if memory.paused else memory.page(storage)
         if page is None:
             return
         if debug:
             remedy = "Use operators that PyTorch dispatches, or do it within `with pager.paused():`."
             raise InputError("pager", what, "goes past the dispatcher to memory that moves", remedy)
-        memory.ensure([page], [page], 0, what)
+        with _disable_current_modes():  # copies of the pager's own are not to be paged
+            memory.ensure([page], [page], 0, what)
         if keeps:
             memory.fix(page)
             memory.will_be_written(page)

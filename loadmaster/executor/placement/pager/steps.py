@@ -226,8 +226,6 @@ class Steps:
     def _start_recording(self) -> None:
         self._following.close()
         notes = Notes(self._is_ours, self._places.here)
-        name_resident(notes, self._model, Batch())
-        name_state(notes, self._model, self._optimizer)
         self._places.otherwise = Place()
         self._following.enter_context(self._places.followed())
         self._tape = Tape(notes)
@@ -236,6 +234,7 @@ class Steps:
         return tensor.device == self._device
 
     def _recorded(self, tape: Tape) -> None:
+        name_resident(tape.notes, self._model, Batch())
         name_state(tape.notes, self._model, self._optimizer)
         before, self._before, self._tape = self._before, tape, None
         if before is None or [c.key for c in before.calls] != [c.key for c in tape.calls]:
