@@ -36,6 +36,7 @@ class RecordedStorage:
     Attributes:
         name, role: what it is, as far as is known by now.
         born: the operator that made it; None where it was there before.
+        died: how many operators had run when its memory was freed; None where it lived on.
     """
 
     index: int
@@ -43,6 +44,7 @@ class RecordedStorage:
     name: str
     role: Role = "activation"
     born: int | None = None
+    died: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +93,7 @@ class Notes:
     ) -> None:
         self.recording = Recording()
         self._is_on_device, self._place, self._with_calls = is_on_device, place, with_calls
-        self._table = StorageTable[RecordedStorage]()
+        self._table = StorageTable[RecordedStorage](self._freed)
 
     def name(self, tensor: Tensor | None, name: str, role: Role) -> None:
         """Say what a tensor is; nothing where it is no memory of the device."""
@@ -146,6 +148,9 @@ class Notes:
             self.recording.storages.append(found)
             self._table.add(storage, found)
         return found
+
+    def _freed(self, stored: RecordedStorage) -> None:
+        stored.died = len(self.recording.operators)
 
     def _births(self, func: Any, result: object) -> frozenset[int]:
         """The storages that nobody had before."""

@@ -1,9 +1,10 @@
 """A recorded step as a placement problem.
 
 Blocks are the storages of ``small_bytes`` and more. Smaller ones (biases, statistics) are not worth a move: what they
-take together, those that still matter while an operator runs, is part of that operator's workspace. So the budget
-counts every byte, and the plan moves only blocks that take longer to copy than to ask for. An operator that uses no
-block adds its time to the one before it.
+take together, those that still matter while an operator runs, is part of that operator's workspace. So is what the
+program still holds though no operator needs it any more: logits that a local variable names while the loss is computed,
+gradients between their update and the next ``zero_grad``. So the budget counts every byte, and the plan moves only
+blocks that take longer to copy than to ask for. An operator that uses no block adds its time to the one before it.
 """
 
 from __future__ import annotations
@@ -65,13 +66,14 @@ def trace_of(
     used = sorted({index for operator in recording.operators for index in operator.uses})
     large = [n for n in used if sizes[n] >= small_bytes]
     small = _living_bytes(recording, [n for n in used if sizes[n] < small_bytes])
-    place = {index: n for n, index in enumerate(large)}
+    held = _held_bytes(recording)
+    place = {index: b for b, index in enumerate(large)}
     operators: list[Operator] = []
     positions: list[int] = []
     waiting_us, waiting_bytes = 0.0, 0
-    for ran, cost, more in zip(recording.operators, costs, small, strict=True):
+    for n, (ran, cost) in enumerate(zip(recording.operators, costs, strict=True)):
         reads, writes = _placed(ran.reads, place), _placed(ran.writes, place)
-        own_bytes = cost.workspace_bytes + more
+        own_bytes = cost.workspace_bytes + small[n] + held[n]
         positions.append(max(len(operators) - 1, 0))
         if reads or writes:
             positions[-1] = len(operators)
@@ -155,3 +157,15 @@ def _living_bytes(recording: Recording, among: Sequence[int]) -> list[int]:
     blocks = tuple(Block("small", recording.storages[n].size_bytes) for n in among)
     tiers = (Tier("none", 1.0, 1.0),)
     return [int(n) for n in Accesses(PlacementProblem("small", operators, blocks, tiers)).live_bytes]
+
+
+def _held_bytes(recording: Recording) -> list[int]:
+    """What was made in the step and is not freed yet while each operator runs, though none reads it any more."""
+    count = len(recording.operators)
+    last = {index: n for n, operator in enumerate(recording.operators) for index in operator.uses}
+    found = [0] * count
+    for index, stored in enumerate(recording.storages):
+        if stored.born is not None and index in last:
+            for n in range(last[index] + 1, count if stored.died is None else stored.died):
+                found[n] += stored.size_bytes
+    return found

@@ -30,7 +30,10 @@ CASES = {
 planner = partial(loadmaster.plan, time_limit_s=1.0, progress=False)
 
 
-@pytest.mark.parametrize("share", [0.85, 0.7, 0.5])
+SHARES = [pytest.param(0.85, marks=pytest.mark.slow), pytest.param(0.7, marks=pytest.mark.slow), 0.5]
+
+
+@pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("name", CASES)
 def test_by_demand_numbers_are_those_of_plain_training(name: str, share: float) -> None:
     case = CASES[name]
@@ -42,8 +45,16 @@ def test_by_demand_numbers_are_those_of_plain_training(name: str, share: float) 
     assert sum(step.unforeseen for step in paged.stats) == 0
 
 
-@pytest.mark.parametrize("share", [0.85, 0.7, 0.5])
-@pytest.mark.parametrize("name", ["adamw", "checkpointed", "micro-batches"])
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adamw",
+        pytest.param("checkpointed", marks=pytest.mark.slow),
+        pytest.param("fused", marks=pytest.mark.slow),
+        "micro-batches",
+    ],
+)
 def test_planned_numbers_are_those_of_plain_training_without_faults(name: str, share: float) -> None:
     case = CASES[name]
     budget_bytes = int(share * peak_bytes(case))
@@ -57,6 +68,7 @@ def test_planned_numbers_are_those_of_plain_training_without_faults(name: str, s
     assert planned.faults <= max(1, 0.02 * by_demand.faults)
 
 
+@pytest.mark.slow
 def test_the_recorded_problem_is_one_that_the_plan_is_of() -> None:
     case = CASES["adamw"]
     pager = train(case, 5, int(0.7 * peak_bytes(case)), planner=planner).pager
@@ -137,6 +149,7 @@ def test_another_batch_size_falls_back_and_the_plan_is_followed_again() -> None:
     assert max(step.peak_bytes for step in paged.stats) <= budget_bytes
 
 
+@pytest.mark.slow
 def test_a_step_that_stays_different_is_recorded_anew() -> None:
     case = Case(rows=(48, 48, 48, 48, 20, 20, 20, 20, 20, 20))
     paged = train(case, 10, int(0.6 * peak_bytes(Case())), planner=planner)
@@ -144,6 +157,7 @@ def test_a_step_that_stays_different_is_recorded_anew() -> None:
     assert paged.stats[-1].planned == 1.0
 
 
+@pytest.mark.slow
 def test_calls_in_between_do_not_end_a_plan() -> None:
     case = CASES["adamw"]
     model, optimizer = case.made()

@@ -108,14 +108,25 @@ def test_fake_and_real_tensors_give_the_same_trace(kind: str) -> None:
     assert [(o.op, o.reads, o.writes) for o in traced.operators] == [(o.op, o.reads, o.writes) for o in real.operators]
 
 
-class Held(TorchDispatchMode):
-    """Every storage that operators touch, kept alive and told apart by identity, from its first to its last use."""
+class Lives(TorchDispatchMode):
+    """Every storage that operators touch, from its first use until it is freed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.storages: list[torch.UntypedStorage] = []
+        self.storages: list[weakref.ref[torch.UntypedStorage]] = []
+        self.sizes: list[int] = []
         self.spans: list[list[int]] = []
         self.count = 0
+
+    def born(self, storage: torch.UntypedStorage) -> None:
+        span = [self.count, -1]
+
+        def freed(_: object) -> None:
+            span[1] = self.count - 1
+
+        self.storages.append(weakref.ref(storage, freed))
+        self.sizes.append(storage.nbytes())
+        self.spans.append(span)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         parts = parts_of(func, args, kwargs or {})
@@ -134,12 +145,8 @@ class Held(TorchDispatchMode):
             return out
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            known = next((n for n, one in enumerate(self.storages) if one is storage), None)
-            if known is None:
-                self.storages.append(storage)
-                self.spans.append([self.count, self.count])
-            else:
-                self.spans[known][1] = self.count
+            if all(one() is not storage for one in self.storages):
+                self.born(storage)
         self.count += 1
         return out
 
@@ -152,17 +159,30 @@ def test_what_lives_is_what_a_recount_of_storages_finds(kind: str) -> None:
     lasting = [*step.parameters(), *step.buffers(), *BATCH.args]
     lasting += [v for state in optimizer.state.values() for v in state.values() if v.numel() > 4]
     optimizer.zero_grad()
-    held = Held()
-    with held:
+    lives = Lives()
+    with lives:
         passes(step, BATCH, optimizer)
         update(optimizer)
-    always = {id(t.untyped_storage()) for t in lasting}
-    recount = [0] * held.count
-    for storage, (first, last) in zip(held.storages, held.spans, strict=True):
-        whole = id(storage) in always
-        for n in range(0 if whole else first, held.count if whole else last + 1):
-            recount[n] += storage.nbytes()
+    always = [t.untyped_storage() for t in lasting]
+    recount = [0] * lives.count
+    for storage, size, (first, last) in zip(lives.storages, lives.sizes, lives.spans, strict=True):
+        whole = any(storage() is one for one in always)
+        for n in range(0 if whole else first, lives.count if last < 0 else last + 1):
+            recount[n] += size
     assert Accesses(problem_of(really_recorded(kind)[-1])).live_bytes.tolist() == recount
+
+
+def test_what_a_variable_still_names_is_counted_though_nobody_reads_it() -> None:
+    notes = Notes(lambda tensor: True)
+    with Recorder(notes):
+        kept = torch.ones(1000)
+        twice = kept * 2.0
+        total = twice.sum()
+        del kept
+        total = total + twice.sum()
+    problem = problem_of(notes.recording)
+    # ones | mul: ones and twice | sum: ones is still held | sum: ones is gone
+    assert [n // 4000 for n in Accesses(problem).live_bytes] == [1, 2, 2, 1]
 
 
 def test_a_dead_storage_and_its_successor_at_the_same_address_are_two() -> None:

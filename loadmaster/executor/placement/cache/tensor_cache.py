@@ -136,6 +136,7 @@ class TensorCache:
                 return
             with torch.no_grad():
                 self._decide()
+            self._land()
             self._raise_failure()
 
     @contextlib.contextmanager
@@ -264,7 +265,13 @@ class TensorCache:
             for tape in self._tapes.values():
                 if tape.begun:
                     tape.rewind()
+            self._land()
             self._raise_failure()
+
+    def _land(self) -> None:
+        """Give back memory whose copies are over, so that little is held until the next step."""
+        if self._home.traffic is not None:
+            self._home.traffic.land()
 
     def _raise_failure(self) -> None:
         """Say what went wrong with a store, once. Gradients are right: what could not be stored stayed."""
