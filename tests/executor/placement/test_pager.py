@@ -15,7 +15,7 @@ import loadmaster
 from loadmaster.errors import InputError
 from loadmaster.executor import Pager
 from loadmaster.executor.placement.pager.copies import HostCopies
-from loadmaster.executor.placement.pager.memory import PagedMemory
+from loadmaster.executor.placement.pager.memory import Page, PagedMemory
 from loadmaster.models.placement.checker import check_plan
 from tests.executor.placement.paged_models import SMALL, Case, Mixer, peak_bytes, train
 
@@ -262,3 +262,43 @@ def test_a_paged_model_is_saved_while_the_pager_pauses() -> None:
     written.seek(0)
     loaded = torch.load(written)
     assert all(torch.equal(value, loaded[name]) for name, value in model.state_dict().items())
+
+
+def test_what_is_on_the_device_is_saved_though_the_rest_is_not() -> None:
+    model, pager = paged_model()
+    weight, written = model.wide[0].weight, io.BytesIO()  # type: ignore[index, union-attr]
+    with pager:
+        weight.sum()
+        torch.save({"weight": weight, "step": 3}, written)
+        assert any(p.untyped_storage().nbytes() == 0 for p in model.parameters())
+    written.seek(0)
+    assert torch.equal(torch.load(written)["weight"], weight)
+
+
+def test_a_module_is_not_saved_while_parts_of_it_are_away() -> None:
+    model, pager = paged_model()
+    with pager, pytest.raises(InputError, match="memory is elsewhere"):
+        torch.save({"whole": model}, io.BytesIO())
+
+
+def test_what_the_device_has_no_room_for_stays_in_host_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = CASES["adamw"]
+    plain = train(case, 3)
+    model, optimizer = case.made()
+    load, loads = PagedMemory.load, []
+
+    def load_a_few(memory: PagedMemory, page: Page, **options: bool) -> None:
+        loads.append(page)
+        if len(loads) > 5:
+            raise torch.OutOfMemoryError
+        load(memory, page, **options)
+
+    with Pager(model, optimizer, budget_bytes=int(0.5 * peak_bytes(case)), small_bytes=SMALL):
+        for n in range(3):
+            case.step(model, optimizer, n)
+        monkeypatch.setattr(PagedMemory, "load", load_a_few)
+    assert "are in host memory now" in caplog.text
+    held = [*model.parameters(), *model.buffers(), *(v for s in optimizer.state.values() for v in s.values())]
+    assert all(torch.equal(one, other) for one, other in zip(held, plain.state, strict=True))

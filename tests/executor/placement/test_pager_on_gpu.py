@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from functools import partial
 
@@ -84,3 +85,14 @@ def test_a_load_comes_after_what_its_memory_was_used_for() -> None:
             memory.ensure([page], [page], 0, "test")
             assert float(scratch.sum()) == 0.0
         assert [float(t[0]) for t in tensors] == [n + round_ + 1.0 for n in range(8)]
+
+
+def test_copies_in_host_memory_are_saved_page_by_page() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8))).cuda()
+    expected = {name: value.cpu() for name, value in model.state_dict().items()}
+    written = io.BytesIO()
+    with Pager(model, budget_bytes="4MiB") as pager:
+        torch.save({name: value.cpu() for name, value in model.state_dict().items()}, written)
+        assert pager.used_bytes <= pager.budget_bytes
+    written.seek(0)
+    assert all(torch.equal(value, expected[name]) for name, value in torch.load(written).items())

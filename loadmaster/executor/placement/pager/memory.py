@@ -235,7 +235,11 @@ class PagedMemory:
                 self._left(page)
 
     def restore_all(self) -> None:
-        """Bring everything back, whatever the limit."""
+        """Bring everything back, whatever the limit.
+
+        Raises:
+            torch.OutOfMemoryError: the device does not hold it. Pages that are not back have their bytes in the host.
+        """
         for page in self.pages():
             if page.arriving is not None:
                 self._arrived(page)

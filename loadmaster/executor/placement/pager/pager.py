@@ -18,6 +18,7 @@ paged: an address that is asked for keeps its storage on the device, and with ``
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -39,7 +40,9 @@ from loadmaster.executor.steps.host_link import host_link
 from loadmaster.executor.steps.wrappers import ddp_of
 from loadmaster.models.placement.plan import PlacementPlan
 from loadmaster.models.placement.problem import PlacementProblem, Tier
-from loadmaster.models.units import bytes_of
+from loadmaster.models.units import bytes_of, show_bytes
+
+logger = logging.getLogger(__name__)
 
 
 class Pager:
@@ -150,13 +153,27 @@ class Pager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Bring everything back."""
+        """Bring everything back; what the device has no room for becomes a tensor in host memory, and is logged."""
         self._entered.close()
 
     def _leave(self) -> None:
         self._steps.close()
-        self._memory.restore_all()
+        try:
+            self._memory.restore_all()
+        except torch.OutOfMemoryError:
+            self._leave_in_host()
         self._memory.forget()
+
+    def _leave_in_host(self) -> None:
+        left_bytes = 0
+        for tensor in self._present():
+            page = self._memory.page(tensor.untyped_storage())
+            if page is not None and not page.resident and page.host is not None:
+                lying = torch.empty(0, dtype=tensor.dtype)
+                lying.set_(page.host.clone().untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+                tensor.data = lying
+                left_bytes += page.size_bytes
+        logger.warning("%s did not fit on the device and are in host memory now", show_bytes(left_bytes))
 
     def _before_update(self, *_: Any) -> None:
         self._steps.gradients_are_there()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -78,10 +79,32 @@ def _storages(before: Callable[..., None], name: str, keeps: bool) -> Callable[.
     return guard
 
 
-def _refuse_to_save(memory: PagedMemory, *_args: Any, **_kwargs: Any) -> None:
-    if not all(page.resident for page in memory.pages()):
-        remedy = "Save within `with pager.paused():`, or after the pager."
+def _refuse_to_save(memory: PagedMemory, saved: Any, *_args: Any, **_kwargs: Any) -> None:
+    """Files say how large a storage is before its bytes are asked for: a page that is away would be empty."""
+    pages = [memory.page(tensor.untyped_storage()) for tensor in _saved(saved)]
+    if any(page is not None and not page.resident for page in pages):
+        remedy = "Save copies in host memory (tensor.cpu()), save within `with pager.paused():`, or after the pager."
         raise InputError("torch.save", "a paged model", "has tensors whose memory is elsewhere", remedy)
+
+
+def _saved(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of what is saved; of other objects than collections and modules, all that their attributes hold."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, (str, bytes, int, float, type, types.FunctionType, types.ModuleType)):
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.Tensor):
+            if one.layout == torch.strided:
+                yield one
+        elif isinstance(one, Mapping):
+            waiting += [*one.keys(), *one.values()]
+        elif isinstance(one, (list, tuple, set, frozenset)):
+            waiting += one
+        else:
+            waiting += vars(one).values() if hasattr(one, "__dict__") else ()
 
 
 @contextlib.contextmanager
