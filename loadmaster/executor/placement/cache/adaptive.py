@@ -1,13 +1,14 @@
 """How much of a forward pass to send away, so that the step takes no longer: adaptive offloading.
 
 After [Wu24], section 5.3.5. A forward pass saves tensors 1..n of sizes b_1..b_n at times t_1..t_n, and ends at
-T. The backward pass is taken to last twice as long, and reaches tensor m at T + 2 (T - t_m). If m is the last one that
-is sent, the link has to have written b_1..b_m and read b_m by then:
+T. Memory is fullest about then: what is not stored by T saves nothing. So if m is the last tensor that is sent, one
+after the other they are stored by
 
-    (b_1 + ... + b_{m-1} + 2 b_m) / (T + 2 (T - t_m)) <= what the link writes
+    w_j = max(w_{j-1}, t_j) + b_j / (what the link writes),      w_m <= T
 
-SSDTrain leaves it at that, since its link is faster than the backward pass asks for. Where it is not, what was sent
-does not come back in time either, so here every j <= m is held to it, read in reverse order from time T on:
+(SSDTrain asks only that b_m is back when the backward pass needs it: memory counts over the whole step there.) The
+backward pass is taken to last twice as long, and reaches tensor j at T + 2 (T - t_j). What was sent has to be back by
+then, read in reverse order from time T on. So for every j <= m
 
     (b_j + ... + b_m) / (2 (T - t_j)) <= what the link reads
 
@@ -71,12 +72,12 @@ class Plan:
 def last_sent(profile: Profile, write_bytes_s: float, read_bytes_s: float) -> int:
     """How many of the first tensors can be sent without making the step longer."""
     summed = [0, *accumulate(profile.sizes)]
-    found, tightest = 0, float("inf")
+    found, tightest, stored_s = 0, float("inf"), 0.0
     for m, (size, at_s) in enumerate(zip(profile.sizes, profile.at_s, strict=True), start=1):
         until_needed_s = BACKWARD_TIMES * (profile.forward_s - at_s)
         tightest = min(tightest, summed[m - 1] + read_bytes_s * until_needed_s)
-        written = summed[m - 1] + 2 * size <= write_bytes_s * (profile.forward_s + until_needed_s)
-        if written and summed[m] <= tightest:
+        stored_s = max(stored_s, at_s) + size / write_bytes_s
+        if stored_s <= profile.forward_s and summed[m] <= tightest:
             found = m
     return found
 

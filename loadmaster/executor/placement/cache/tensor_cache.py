@@ -136,7 +136,6 @@ class TensorCache:
                 return
             with torch.no_grad():
                 self._decide()
-            self._land()
             self._raise_failure()
 
     @contextlib.contextmanager
@@ -205,7 +204,7 @@ class TensorCache:
             traffic = self._home.traffic
             found = saved.record.found(saved.layout)
             if traffic is not None:
-                traffic.land()
+                traffic.hold_to(traffic.window_bytes(writing=True), saved.tape)
                 self._begin_backward(saved.tape)
             if found is None:
                 self._undecided = None
@@ -265,13 +264,9 @@ class TensorCache:
             for tape in self._tapes.values():
                 if tape.begun:
                     tape.rewind()
-            self._land()
+            if self._home.traffic is not None:
+                self._home.traffic.release()
             self._raise_failure()
-
-    def _land(self) -> None:
-        """Give back memory whose copies are over, so that little is held until the next step."""
-        if self._home.traffic is not None:
-            self._home.traffic.land()
 
     def _raise_failure(self) -> None:
         """Say what went wrong with a store, once. Gradients are right: what could not be stored stayed."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
+from dataclasses import dataclass
 
 import torch
 
 from loadmaster.errors import LoadmasterError
-from loadmaster.executor.placement.cache.backends.protocol import Backend
+from loadmaster.executor.placement.cache.backends.protocol import Backend, Stored
 from loadmaster.executor.placement.cache.clock import mark
 from loadmaster.executor.placement.cache.parts import Part, Remains
 from loadmaster.executor.placement.cache.stats import Tally
@@ -17,6 +18,20 @@ from loadmaster.executor.placement.cache.tape import Tape
 
 LATENCY_S = 0.01  # that the window covers: a copy's own, the queue before it, and jitter
 LEAST_WINDOW_BYTES = 64 << 20
+
+
+@dataclass(eq=False)
+class _Store:
+    """A store that was begun; the part may be gone before it is over."""
+
+    part: weakref.ref[Part]
+    stored: Stored
+    size_bytes: int
+
+    def holder(self) -> Part | None:
+        """The part, while it waits for this store."""
+        part = self.part()
+        return part if part is not None and part.stored is self.stored and part.storing else None
 
 
 class Traffic:
@@ -35,7 +50,7 @@ class Traffic:
         self.backend, self._window_bytes, self._tally = backend, window_bytes, tally
         self.remains: deque[Remains] = deque()
         self.failure: LoadmasterError | None = None
-        self._flying: deque[tuple[weakref.ref[Part], int]] = deque()
+        self._flying: deque[_Store] = deque()
         self._flying_bytes = self._last_bytes = 0
 
     def window_bytes(self, *, writing: bool) -> int:
@@ -63,34 +78,53 @@ class Traffic:
         if part.stored is None:
             self._tally.add("kept", part.size_bytes)
             return
-        self._flying.append((weakref.ref(part), part.size_bytes))
+        self._flying.append(_Store(weakref.ref(part), part.stored, part.size_bytes))
         self._flying_bytes += part.size_bytes
 
-    def hold_to(self, limit_bytes: int, tape: Tape) -> None:
-        """Wait for the oldest stores until no more than that is on its way."""
+    def hold_to(self, limit_bytes: int, tape: Tape | None = None) -> None:
+        """Come after the oldest stores until no more than that is on its way, and let go of their memory.
+
+        On a device its stream waits, not the host. The host is often a whole pass ahead: by what it sees, hardly a
+        store is ever over.
+        """
         self.land()
         while self._flying_bytes > limit_bytes:
-            part = self._flying[0][0]()
-            if part is not None and part.stored is not None and part.storing:
-                begun, begun_s = mark(part.device) if tape.watch is not None else None, time.perf_counter()
-                part.stored.wait()
-                self._tally.spend("store", time.perf_counter() - begun_s)
-                if tape.watch is not None and begun is not None:
-                    tape.watch.waited(begun, mark(part.device))
-                self._commit(part)
-            self._flying_bytes -= self._flying.popleft()[1]
-            del part
+            self._come_after(self._flying[0], tape)
+            self._flying_bytes -= self._flying.popleft().size_bytes
             self.land()
+
+    def release(self) -> None:
+        """Let go of memory that only stores hold, where that costs the host nothing: nobody needs it any more."""
+        if self.backend.waits_on_device:
+            for store in self._flying:
+                if store.holder() is None:
+                    self._come_after(store, None)
+        self.land()
+
+    def _come_after(self, store: _Store, tape: Tape | None) -> None:
+        watch = None if tape is None or tape.begun else tape.watch
+        part = store.holder()
+        device = part.device if part is not None else None
+        begun, begun_s = mark(device) if watch is not None and device is not None else None, time.perf_counter()
+        store.stored.wait()
+        self._tally.spend("store", time.perf_counter() - begun_s)
+        if watch is not None and device is not None and begun is not None:
+            watch.waited(begun, mark(device))
+        if part is not None:
+            self._commit(part)
+        for left in self.remains:
+            if left.stored is store.stored:
+                left.source = None
 
     def land(self) -> None:
         """Let go of what is stored by now."""
         while self._flying:
-            part = self._flying[0][0]()
-            if part is not None and part.stored is not None and part.storing:
-                if not part.stored.over():
-                    break
+            part = self._flying[0].holder()
+            if not self._flying[0].stored.over():
+                break
+            if part is not None:
                 self._commit(part)
-            self._flying_bytes -= self._flying.popleft()[1]
+            self._flying_bytes -= self._flying.popleft().size_bytes
         for _ in range(len(self.remains)):
             left = self.remains.popleft()
             if not left.over():
@@ -137,8 +171,8 @@ class Traffic:
     def abandon(self) -> None:
         """Wait for what has begun, cancel the rest; nothing can be brought back afterwards."""
         while self._flying:
-            part = self._flying.popleft()[0]()
-            if part is not None and part.stored is not None and part.storing:
+            part = self._flying.popleft().holder()
+            if part is not None and part.stored is not None:
                 if not part.stored.cancel():
                     part.stored.wait()
                 part.wanted = True

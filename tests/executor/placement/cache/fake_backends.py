@@ -94,8 +94,8 @@ class Held:
         died_early: stretches of memory that died before their copy was over.
     """
 
-    def __init__(self, *, runs: bool = False, room: int = 1 << 30) -> None:
-        self.runs, self.room = runs, room
+    def __init__(self, *, runs: bool = False, room: int = 1 << 30, waits_on_device: bool = False) -> None:
+        self.runs, self.room, self.waits_on_device = runs, room, waits_on_device
         self.error: LoadmasterError | None = None
         self.stores: list[Copy] = []
         self.loads: list[Load] = []

@@ -63,6 +63,16 @@ def test_a_store_that_has_begun_is_not_cancelled_and_not_loaded() -> None:
     assert cache.stats().offloaded_bytes == 0 and len(backend.freed) == 6
 
 
+def test_where_a_device_waits_nothing_is_held_after_the_backward_pass() -> None:
+    backend, x = Held(runs=True, waits_on_device=True), start()
+    with cache_of(backend) as cache:
+        y = Chain()(x)
+        assert backend.waits == 0
+        y.sum().backward()
+        assert backend.waits == len(backend.freed) == 6 and not backend.died_early
+    assert cache.stats().offloaded_bytes == 0
+
+
 def test_no_more_than_a_window_is_on_its_way() -> None:
     backend, x = Held(), start()
     with cache_of(backend, window=2 * 1024) as cache:

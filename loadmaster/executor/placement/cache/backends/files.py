@@ -95,6 +95,8 @@ class Files:
         InputError: a folder that is not there, or that nothing can be written to.
     """
 
+    waits_on_device = False
+
     def __init__(
         self, folders: Sequence[str | PathLike[str]], *, threads: int = THREADS, chunk_bytes: int = CHUNK_BYTES
     ) -> None:

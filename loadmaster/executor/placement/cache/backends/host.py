@@ -97,6 +97,8 @@ class HostMemory:
             is said. What finds no room stays on the device.
     """
 
+    waits_on_device = True
+
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = int(HOST_SHARE * host_bytes()) if capacity_bytes is None else capacity_bytes
         self._lanes: dict[torch.device, _Lane] = {}

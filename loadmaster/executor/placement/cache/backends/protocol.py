@@ -62,7 +62,13 @@ def rates(done: Counters) -> tuple[float, float] | None:
 
 
 class Backend(Protocol):
-    """A place for tensors. Calls come from one thread at a time, copies may end on others."""
+    """A place for tensors. Calls come from one thread at a time, copies may end on others.
+
+    Attributes:
+        waits_on_device: whether waiting for a copy costs the host nothing: a stream of the device waits.
+    """
+
+    waits_on_device: bool
 
     def store(self, source: Tensor) -> Stored | None:
         """Copy from what the current stream makes of a tensor; it stays as it is, and alive, until that is over.
