@@ -7,7 +7,7 @@ nothing and whose results lie on storages of its arguments is a view: no kernel 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -104,13 +104,18 @@ def _mutable(func: Any) -> _Mutable:
     )
 
 
-def tensors_in(value: object) -> Iterator[Tensor]:
+def tensors_in(value: object) -> list[Tensor]:
     """The tensors of an argument or a result: alone, or in lists."""
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
+        return [value]
+    found: list[Tensor] = []
+    if isinstance(value, (list, tuple)):
         for one in value:
-            yield from tensors_in(one)
+            if isinstance(one, Tensor):
+                found.append(one)
+            elif isinstance(one, (list, tuple)):
+                found += tensors_in(one)
+    return found
 
 
 def writes_nothing(func: Any) -> bool:
@@ -121,6 +126,12 @@ def writes_nothing(func: Any) -> bool:
 def asks_only(func: Any) -> bool:
     """Whether it only asks for shape, device and the like."""
     return _mutable(func).asks_only
+
+
+def reads_all(func: Any) -> bool:
+    """Whether it reads the tensors that it is given, all of them, and writes none."""
+    mutable = _mutable(func)
+    return not (mutable.positions or mutable.names or mutable.shape_only)
 
 
 def is_view(func: Any) -> bool:

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from loadmaster.executor.placement.operands import tensors_in
 
 Signature = Hashable
+_HASHABLE = (int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 class Foresight:
@@ -25,10 +26,19 @@ class Foresight:
         self._known: dict[Signature, int] = {}
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
 
-    def signature(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:
-        """Equal for calls that allocate the same."""
-        leaves = [*_leaves(args), *kwargs, *_leaves(list(kwargs.values()))]
-        return (func, tuple(_described(leaf) for leaf in leaves))
+    def signature(
+        self, key: Hashable, given: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Signature:
+        """Equal for calls that allocate the same.
+
+        Args:
+            key: the operator, and shape and type of each tensor.
+            given: the tensors.
+        """
+        others = _others(args)
+        if kwargs:
+            others += [*kwargs, *_others(tuple(kwargs.values()))]
+        return (key, tuple([tensor.stride() for tensor in given]), tuple(others))
 
     def bytes_of(self, signature: Signature, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         """What the call will allocate; 0 where that depends on values."""
@@ -63,17 +73,16 @@ class Foresight:
         return sum(size for key, size in made.items() if key not in given)
 
 
-def _leaves(values: Sequence[Any]) -> list[Any]:
-    found: list[Any] = []
+def _others(values: Sequence[Any]) -> list[Hashable]:
+    """What is no tensor; of tensors, where they are. The value of a float decides no size."""
+    found: list[Hashable] = []
     for value in values:
-        if isinstance(value, (list, tuple)):
-            found += ["[", *_leaves(value), "]"]
+        if isinstance(value, Tensor):
+            found.append(Tensor)
+        elif isinstance(value, (list, tuple)):
+            found += ["[", *_others(value), "]"]
+        elif isinstance(value, float):
+            found.append(float)
         else:
-            found.append(value)
+            found.append(value if isinstance(value, _HASHABLE) else repr(value))
     return found
-
-
-def _described(leaf: Any) -> Hashable:
-    if isinstance(leaf, Tensor):
-        return (leaf.shape, leaf.stride(), leaf.dtype)
-    return leaf if isinstance(leaf, (int, str, bool, type(None), torch.dtype, torch.device)) else repr(leaf)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,10 +106,11 @@ class PagedMemory:
         self._take(size_bytes)
         return page
 
-    def touch(self, page: Page) -> None:
-        """It was used now."""
-        if page in self._movable:
-            self._movable.move_to_end(page)
+    def touch(self, pages: Iterable[Page]) -> None:
+        """They were used now."""
+        for page in pages:
+            if page in self._movable:
+                self._movable.move_to_end(page)
 
     def will_be_written(self, page: Page) -> None:
         """Its copy in the host is no longer good; one under way is waited for."""
@@ -134,12 +135,12 @@ class PagedMemory:
         Raises:
             InputError: they do not fit into the limit.
         """
-        needed = new_bytes + sum(page.size_bytes for page in pages)
-        if needed > self.budget_bytes:
-            self._refuse(what, needed, 0)
         missing = [page for page in pages if not page.resident]
-        room = new_bytes + sum(page.size_bytes for page in missing)
+        room = new_bytes + sum([page.size_bytes for page in missing])
         if self.used_bytes + room > self.budget_bytes:
+            needed = new_bytes + sum(page.size_bytes for page in pages)
+            if needed > self.budget_bytes:
+                self._refuse(what, needed, 0)
             self.make_room(room, pages)
             if self.used_bytes + room > self.budget_bytes:
                 self._refuse(what, needed, sum(p.size_bytes for p in self.pages() if p.fixed and p not in pages))

@@ -14,6 +14,7 @@ from loadmaster.executor.placement.operands import (
     asks_only,
     is_view,
     operands,
+    reads_all,
     storage_bytes,
     tensors_in,
 )
@@ -51,11 +52,11 @@ class PagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def page(self, tensor: Tensor) -> Page | None:
         """The page of a tensor that lies, or would lie, on the device."""
-        if tensor.device != self._device or tensor.layout != torch.strided:
+        if tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
         page = self._memory.page(storage)
-        if page is None and storage.nbytes() > NUMBER_BYTES:
+        if page is None and tensor.device == self._device and storage.nbytes() > NUMBER_BYTES:
             self._memory.make_room(storage.nbytes())
             page = self._memory.add(storage)
         return page
@@ -75,15 +76,21 @@ class PagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         memory, steps = self._memory, self._steps
-        given = list(tensors_in((*args, *kwargs.values())))
+        given = tensors_in(args)
+        if kwargs:
+            given += tensors_in(tuple(kwargs.values()))
         pages = [self.page(tensor) for tensor in given]
-        key = (func, tuple((tensor.shape, tensor.dtype) for tensor in given))
+        key = (func, tuple([(tensor.shape, tensor.dtype) for tensor in given]))
         expected = steps.expect(key)
-        reads, writes = operands(func, args, kwargs, self._size_of)
-        read = {page for tensor in reads if (page := self.page(tensor)) is not None}
-        written = {page for tensor in writes if (page := self.page(tensor)) is not None}
-        used = read | written
-        signature = None if expected is not None else self._foresight.signature(func, args, kwargs)
+        if reads_all(func):
+            used, written = {page for page in pages if page is not None}, set()
+            read = used
+        else:
+            reads, writes = operands(func, args, kwargs, self._size_of)
+            read = {page for tensor in reads if (page := self.page(tensor)) is not None}
+            written = {page for tensor in writes if (page := self.page(tensor)) is not None}
+            used = read | written
+        signature = None if expected is not None else self._foresight.signature(key, given, args, kwargs)
         foreseen = (
             expected.new_bytes if expected is not None else self._foresight.bytes_of(signature, func, args, kwargs)
         )
@@ -93,23 +100,25 @@ class PagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         clock = steps.clock()
         result = func(*args, **kwargs)
         steps.stop(clock)
-        for page in used:
-            memory.touch(page)
+        memory.touch(used)
         born = self._births(result, foreseen)
-        made = sum(page.size_bytes for page in born if page is not None)
+        made = sum([page.size_bytes for page in born if page is not None])
         if signature is not None and made != foreseen:
             self._foresight.learn(signature, made)
-        steps.ran(Ran(func, args, kwargs, result, key, given, pages, born, made, clock), expected)
+        if expected is not None or clock is not None:
+            steps.ran(Ran(func, args, kwargs, result, key, given, pages, born, made, clock), expected)
         return result
 
     def _births(self, result: Any, foreseen: int) -> list[Page | None]:
         """Pages of the storages that nobody had before."""
         found: list[Page | None] = []
         for tensor in tensors_in(result):
-            if tensor.device != self._device or tensor.layout != torch.strided:
+            if tensor.layout is not torch.strided:
                 continue
             storage = tensor.untyped_storage()
-            if storage.nbytes() <= NUMBER_BYTES or self._memory.page(storage) is not None:
+            if self._memory.page(storage) is not None or tensor.device != self._device:
+                continue
+            if storage.nbytes() <= NUMBER_BYTES:
                 continue
             foreseen -= storage.nbytes()
             if foreseen < 0:
