@@ -11,13 +11,15 @@ import pytest
 
 from tests.cpu_seconds import SLOW_FROM_S, FileCost, kind_of, recorded
 
-# Of two idle cores: four minutes for the fast core and 25 for all, less the shares of four kinds to come.
+# Of two idle cores: four minutes for the fast core and 25 for all, less the shares of three kinds to come.
 FAST_CORE_S = 2 * 4 * 60
 ALL_S = 2 * 25 * 60
-KINDS_TO_COME = 4
-# A kind's share of each, in processor seconds. The two that all the house was built with have larger ones.
+KINDS_TO_COME = 3
+# A kind's share of each, in processor seconds. The two that all the house was built with have larger ones; placement
+# has two executors.
 FAST_SHARE_S, SHARE_S = 20, 120
 ELDER_FAST_SHARE_S = {"memory": 130, "collective": 100}
+LARGER_FAST_SHARE_S = {**ELDER_FAST_SHARE_S, "placement": 30}
 # A machine that was busy when they were recorded counts more processor seconds for the same work.
 ALLOWANCE = 1.5
 ROWS = recorded()
@@ -41,7 +43,7 @@ def test_what_is_recorded_leaves_room_for_kinds_to_come() -> None:
 @pytest.mark.parametrize(("kind", "rows"), by_kind().items())
 def test_a_kind_keeps_to_its_share(kind: str, rows: list[FileCost]) -> None:
     fast = sum(row.fast_s for row in rows)
-    assert fast <= ALLOWANCE * ELDER_FAST_SHARE_S.get(kind, FAST_SHARE_S)
+    assert fast <= ALLOWANCE * LARGER_FAST_SHARE_S.get(kind, FAST_SHARE_S)
     assert kind in ELDER_FAST_SHARE_S or fast + sum(row.slow_s for row in rows) <= ALLOWANCE * SHARE_S
 
 

@@ -63,7 +63,9 @@ def exact(name: str):
     return model.double(), tuple(t.double() if t.is_floating_point() else t for t in inputs), loss
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "resnet50" else name for name in NAMES]
+)
 def test_small_factories_train(name):
     torch.manual_seed(0)
     model, inputs, loss = example(name).small()
@@ -87,9 +89,8 @@ def test_published_parameter_count_of_gpt2_medium():
     assert sum(p.numel() for p in gpt.parameters()) == 354_823_168
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "gpt" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_gradients_under_a_plan_are_those_of_plain_pytorch(name):
     model, inputs, loss = exact(name)
     twin = copy.deepcopy(model)

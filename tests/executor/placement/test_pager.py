@@ -27,14 +27,15 @@ CASES = {
     "micro-batches": Case(micro_batches=2, clip=0.1),
     "gradients kept": Case(keep_gradients=True),
 }
-planner = partial(loadmaster.plan, time_limit_s=1.0, progress=False)
+planner = partial(loadmaster.plan, time_limit_s=0.5, progress=False)
 
 
+HEAVY = ("sgd", "micro-batches", "gradients kept")
 SHARES = [pytest.param(0.85, marks=pytest.mark.slow), pytest.param(0.7, marks=pytest.mark.slow), 0.5]
 
 
 @pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in HEAVY else n for n in CASES])
 def test_by_demand_numbers_are_those_of_plain_training(name: str, share: float) -> None:
     case = CASES[name]
     budget_bytes = int(share * peak_bytes(case))
@@ -47,13 +48,7 @@ def test_by_demand_numbers_are_those_of_plain_training(name: str, share: float) 
 
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize(
-    "name",
-    [
-        "adamw",
-        pytest.param("checkpointed", marks=pytest.mark.slow),
-        pytest.param("fused", marks=pytest.mark.slow),
-        "micro-batches",
-    ],
+    "name", ["adamw", *(pytest.param(n, marks=pytest.mark.slow) for n in ("checkpointed", "fused", "micro-batches"))]
 )
 def test_planned_numbers_are_those_of_plain_training_without_faults(name: str, share: float) -> None:
     case = CASES[name]
@@ -138,6 +133,7 @@ def test_an_exception_leaves_everything_where_it_was(at: str) -> None:
     model.table(torch.zeros(3, dtype=torch.int64))  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_another_batch_size_falls_back_and_the_plan_is_followed_again() -> None:
     case = Case(rows=(48, 48, 48, 48, 20, 48, 48))
     budget_bytes = int(0.6 * peak_bytes(Case()))

@@ -68,7 +68,9 @@ ALLREDUCE: list[tuple[str, Form, Classic]] = [
 ]
 
 
-@pytest.mark.parametrize(("size_bytes", "most_ns"), [(4 << 10, 3270), (32 << 10, 6072)])
+@pytest.mark.parametrize(
+    ("size_bytes", "most_ns"), [pytest.param(4 << 10, 3270, marks=pytest.mark.slow), (32 << 10, 6072)]
+)
 def test_no_bound_of_an_allreduce_is_above_a_classic_on_a_dgx2(size_bytes: int, most_ns: int) -> None:
     whole = posed(preset("dgx2", 1), "allreduce", size_bytes)
     times = {

@@ -235,6 +235,7 @@ def test_no_policy_overdraws_memory_or_runs_without_its_blocks(
 
 @settings(max_examples=200)
 @given(drawn=problems(), seed=st.integers(0, 99), invalidate=st.booleans())
+@pytest.mark.slow
 def test_a_policy_may_do_what_it_likes(drawn: tuple[PlacementProblem, int], seed: int, invalidate: bool) -> None:
     problem, budget = drawn
     log = replay_under(problem, Restless(problem, seed), budget, steps=6, invalidate=invalidate)

@@ -120,6 +120,7 @@ def test_what_one_budget_taught_spares_the_next_a_trial(problem, monkeypatch, sh
     assert trial.runs == runs + (1 if first.kept else 2)
 
 
+@pytest.mark.slow
 def test_times_that_are_off_are_scaled_and_planned_again(faked, problem):
     budget = halfway(problem)
     planner = HandPlanner(step=1)
@@ -131,6 +132,7 @@ def test_times_that_are_off_are_scaled_and_planned_again(faked, problem):
     assert len(planner.asked) == 2
 
 
+@pytest.mark.slow
 def test_small_errors_of_time_are_left_alone(faked, problem):
     fitted, _ = faked(halfway(problem), HandPlanner(step=1), slower=1.04)
     assert len(fitted.tries) == 1
@@ -162,6 +164,7 @@ def test_a_correction_that_leaves_no_plan_names_what_is_needed(faked, problem):
     assert found.value.measured_bytes is None
 
 
+@pytest.mark.slow
 def test_the_tightest_plan_is_tried_before_giving_up(faked, problem, monkeypatch):
     """Hidden bytes that shrink with the plan: corrected by the first, no plan fits; the tightest one does."""
     least, most = keep_nothing_peak(problem), keep_everything_peak(problem)
@@ -179,6 +182,7 @@ def test_the_tightest_plan_is_tried_before_giving_up(faked, problem, monkeypatch
     assert fitted.chosen == 1 and fitted.measured.peak_bytes == least + 100
 
 
+@pytest.mark.slow
 def test_a_proof_of_one_byte_more_is_not_followed_byte_by_byte(faked, problem):
     """What no solver can bound better needs at least the budget and a byte."""
     by_hand = HandPlanner(step=1)
@@ -195,6 +199,7 @@ def test_a_proof_of_one_byte_more_is_not_followed_byte_by_byte(faked, problem):
         faked(keep_nothing_peak(problem) + 1000, barely, hidden_bytes=50_000)
 
 
+@pytest.mark.slow
 def test_left_overs_that_grow_are_outrun(faked, problem, monkeypatch):
     """By hand: 100 kB, then 220 kB: the second plan breaks the budget too, by what the third has besides."""
     budget, hidden = keep_everything_peak(problem) + 50_000, [100_000, 220_000, 300_000]
@@ -221,6 +226,7 @@ def test_a_budget_that_no_plan_fits_is_refused_without_a_trial(faked, problem):
     assert len(planner.asked) == 1
 
 
+@pytest.mark.slow
 def test_a_proof_is_told_where_the_next_plan_takes_too_long(faked, problem, monkeypatch):
     monkeypatch.setattr(fitting, "has_left_overs", lambda device: True)
     monkeypatch.setattr(fitting, "allocator_reserve_bytes", lambda asked, budget_bytes: 5000)
@@ -289,11 +295,13 @@ def test_bytes_that_a_plan_sets_aside_in_vain_are_given_back(faked, problem):
     assert check(fitted.problem, fitted.plan.schedule, budget).ok
 
 
+@pytest.mark.slow
 def test_little_that_is_left_is_left(faked, problem):
     fitted, _ = faked(halfway(problem), HandPlanner(step=1), hidden_bytes=-halfway(problem) // 100)
     assert len(fitted.tries) == 1
 
 
+@pytest.mark.slow
 def test_nothing_is_given_back_to_a_step_that_keeps_everything(faked, problem):
     budget = 2 * keep_everything_peak(problem)
     fitted, _ = faked(budget, HandPlanner(step=1), hidden_bytes=-budget // 10)

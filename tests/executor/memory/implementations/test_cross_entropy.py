@@ -139,7 +139,7 @@ def loss_and_gradients(step, module, *inputs):
     return [loss.detach(), *(p.grad for p in module.parameters())]
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("reduction", ["mean", pytest.param("sum", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("extra", ["nothing", "class weights", "smoothing"])
 @pytest.mark.parametrize(("biased", "tied"), [(True, False), (False, False), (False, True)])
 def test_found_in_a_joint_graph(biased, tied, extra, reduction):
