@@ -38,7 +38,7 @@ NAMES = ("gpt2_medium", "resnet50")
 SHARES = (0.85, 0.7, 0.5)
 WITHOUT, BY_DEMAND, PLANNED = 6, 7, 12  # steps; a plan is there from the fourth step on
 TIMED = 4
-PLANNING_S = 30.0
+PLANNING_S = 10.0
 EVERYTHING = 1 << 50
 SMALL_BYTES = 1024  # for trials
 

@@ -184,12 +184,17 @@ def step_row(name: str, method: str, device: str, *, small: bool, repeats: int) 
     value = float(step())
     bits = [int(p.grad.view(torch.int32).sum(dtype=torch.int64)) for p in model.parameters() if p.grad is not None]
     measured = measure(step, device=device, warmup=CACHE_WARM_UP if "cache" in method else WARM_UP, repeats=repeats)
+    model.zero_grad(set_to_none=True)
+    resident_bytes = measured.resident_bytes
+    if device == "cuda":
+        torch.cuda.synchronize()
+        resident_bytes = torch.cuda.memory_allocated()  # without the gradients of the step before
     row: dict[str, Any] = {
         "case": name,
         "method": method,
         "step_ms": round(measured.step_us / 1e3, 3),
         "peak_gib": round(measured.peak_bytes / GIB, 3),
-        "resident_gib": round(measured.resident_bytes / GIB, 3),
+        "resident_gib": round(resident_bytes / GIB, 3),
         "loss": value,
         "gradient_bits": hash(tuple(bits)),
     }

@@ -13,7 +13,12 @@ then, read in reverse order from time T on. So for every j <= m
     (b_j + ... + b_m) / (2 (T - t_j)) <= what the link reads
 
 All later tensors stay. The stores that are not over when a tensor is saved are the *backlog* that the plan expects; a
-cache waits only for those beyond it.
+cache waits only for those beyond it. Tensors come back as late as the link allows, so that the backward pass has their
+room until then: reading b_j begins at
+
+    s_j = min(s_{j-1}, 2 (T - t_j)) - b_j / (what the link reads)
+
+after T. What has to have begun when tensor n is needed is *due*.
 """
 
 from __future__ import annotations
@@ -55,14 +60,14 @@ class Plan:
         sent: so many of them, the first.
         total_bytes: of all tensors of the forward pass that it is for.
         backlog: bytes of stores that are expected not to be over when tensor n is saved.
-        readable: bytes that the link can read from the start of the backward pass until that needs tensor n.
+        due: bytes whose reading has to have begun when the backward pass needs tensor n, or begins before the next one.
     """
 
     tensors: int
     sent: int
     total_bytes: int
     backlog: tuple[int, ...] = ()
-    readable: tuple[int, ...] = ()
+    due: tuple[int, ...] = ()
 
     def fits(self, total_bytes: int) -> bool:
         """Whether it is for a forward pass that saved so much."""
@@ -86,8 +91,8 @@ def plan_for(profile: Profile, write_bytes_s: float, read_bytes_s: float) -> Pla
     """What to send of the next forward passes that are like the profiled one."""
     sent = last_sent(profile, write_bytes_s, read_bytes_s)
     backlog = _backlog(profile.sizes[:sent], profile.at_s, write_bytes_s)
-    readable = [read_bytes_s * BACKWARD_TIMES * (profile.forward_s - at_s) for at_s in profile.at_s]
-    return Plan(len(profile.sizes), sent, profile.total_bytes, tuple(map(round, backlog)), tuple(map(round, readable)))
+    due = _due(profile, sent, read_bytes_s)
+    return Plan(len(profile.sizes), sent, profile.total_bytes, tuple(map(round, backlog)), due)
 
 
 def plan_to_keep(sizes: Sequence[int], keep_bytes: int) -> Plan:
@@ -107,3 +112,17 @@ def _backlog(sizes: Sequence[int], at_s: Sequence[float], write_bytes_s: float) 
         last_s = now_s
         found.append(backlog)
     return found
+
+
+def _due(profile: Profile, sent: int, read_bytes_s: float) -> tuple[int, ...]:
+    """Bytes whose reading begins before the tensor before this one is needed, for each tensor."""
+    needed_s = [BACKWARD_TIMES * (profile.forward_s - at_s) for at_s in profile.at_s]
+    begins_s, latest_s = [], float("inf")
+    for size, until_s in zip(profile.sizes[:sent], needed_s, strict=False):
+        latest_s = min(latest_s, until_s) - size / read_bytes_s
+        begins_s.append(latest_s)
+    next_s = [float("inf"), *needed_s]
+    return tuple(
+        sum(size for size, begin_s in zip(profile.sizes, begins_s, strict=False) if begin_s < next_s[n])
+        for n in range(len(needed_s))
+    )

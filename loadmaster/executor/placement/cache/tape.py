@@ -61,7 +61,6 @@ class Tape:
         begun: the backward pass has begun.
         ahead_bytes: brought back, and not needed yet.
         brought_bytes: brought back in this backward pass.
-        passed_bytes: needed by the backward pass and still on the device then: room for what is brought back.
     """
 
     def __init__(self, plan: Plan | None, timed: int, watch: Stopwatch | None) -> None:
@@ -72,7 +71,7 @@ class Tape:
         self._far: int | None = None
         self.sizes: list[int] = []
         self.plan, self.timed, self.watch, self.begun = plan, timed, watch, False
-        self.ahead_bytes = self.brought_bytes = self.passed_bytes = 0
+        self.ahead_bytes = self.brought_bytes = 0
 
     def add(self, record: Record, layout: Layout) -> int:
         """One more use; its number."""
@@ -113,27 +112,19 @@ class Tape:
     def far(self, use: int, window_bytes: int) -> Iterator[Part]:
         """Parts to bring back now, in the order they are needed; each is yielded once.
 
-        A window of them is ahead at any time. Where there is a plan, what the backward pass has let go of is room too,
-        as far as the link can have filled it by now: so the link is busy from the start of the backward pass on.
+        A window of them is ahead at any time, and where there is a plan, all that is due.
         """
-        readable_bytes = self._readable_bytes(use)
+        due_bytes = self._due_bytes(use)
         self._far = use - 1 if self._far is None else min(self._far, use - 1)
-        while self._far >= 0:
-            if self.ahead_bytes >= window_bytes and (
-                self.ahead_bytes >= window_bytes + self.passed_bytes
-                or self.brought_bytes >= window_bytes + readable_bytes
-            ):
-                return
+        while self._far >= 0 and (self.ahead_bytes < window_bytes or self.brought_bytes < due_bytes):
             part = self.part(self._far)
             self._far -= 1
             if part is not None and part.away:
                 yield part
 
-    def _readable_bytes(self, use: int) -> int:
-        readable = self.plan.readable if self.plan is not None else ()
-        if not readable or use >= len(self):
-            return 0
-        return readable[min(self._uses[use][2], len(readable) - 1)]
+    def _due_bytes(self, use: int) -> int:
+        due = self.plan.due if self.plan is not None else ()
+        return due[min(self._uses[use][2], len(due) - 1)] if due and use < len(self) else 0
 
     def rewind(self) -> None:
         """A backward pass is over: what is still there may be needed by another one."""
@@ -141,4 +132,4 @@ class Tape:
             if (part := self.part(n)) is not None:
                 part.again()
         self._near = self._far = None
-        self.ahead_bytes = self.brought_bytes = self.passed_bytes = 0
+        self.ahead_bytes = self.brought_bytes = 0

@@ -41,6 +41,7 @@ from loadmaster.executor.placement.cache.tape import Stopwatch, Tape
 from loadmaster.executor.placement.cache.traffic import Traffic, closed
 from loadmaster.models.units import bytes_of
 
+RELIED_ON = 0.9  # of what the link was seen to move: compute takes some of it, and the next pass may be quicker
 TIMED_PASSES = 3  # the first ones have warm-up and waits in them that the next ones have not
 
 
@@ -204,7 +205,7 @@ class TensorCache:
             traffic = self._home.traffic
             found = saved.record.found(saved.layout)
             if traffic is not None:
-                traffic.hold_to(traffic.window_bytes(writing=True), saved.tape)
+                traffic.hold_to_window(saved.tape)
                 self._begin_backward(saved.tape)
             if found is None:
                 self._undecided = None
@@ -230,8 +231,6 @@ class TensorCache:
             assert isinstance(part.ahead, Tape)
             part.ahead.ahead_bytes -= part.size_bytes
             part.ahead = None
-        elif not part.passed and part.source is not None:
-            tape.passed_bytes += part.size_bytes
         part.passed = True
         self._bring_ahead(traffic, tape, use)
 
@@ -293,7 +292,7 @@ class TensorCache:
         profile = tape.watch.profile() if tape.watch is not None else None
         found = rates(traffic.backend.counters())
         if profile is not None and found is not None:
-            return plan_for(profile, *found), tape.timed + 1
+            return plan_for(profile, *(RELIED_ON * rate for rate in found)), tape.timed + 1
         other = tape.plan is not None and not tape.plan.fits(sum(tape.sizes))
         return tape.plan, 0 if other else tape.timed
 
@@ -323,7 +322,7 @@ class TensorCache:
             traffic.send(part, tape)
         backlog = tape.plan.backlog if tape.plan is not None else ()
         expected_bytes = backlog[min(number, len(backlog) - 1)] if backlog else 0
-        traffic.hold_to(traffic.window_bytes(writing=True) + expected_bytes, tape)
+        traffic.hold_to_window(tape, expected_bytes)
 
     def _stats_of(self, done: Counters) -> CacheStats:
         sent = None if self._plan is None else (min(self._plan.sent, self._plan.tensors), self._plan.tensors)

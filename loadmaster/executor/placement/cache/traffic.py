@@ -81,13 +81,16 @@ class Traffic:
         self._flying.append(_Store(weakref.ref(part), part.stored, part.size_bytes))
         self._flying_bytes += part.size_bytes
 
-    def hold_to(self, limit_bytes: int, tape: Tape | None = None) -> None:
-        """Come after the oldest stores until no more than that is on its way, and let go of their memory.
+    def hold_to_window(self, tape: Tape, expected_bytes: int = 0) -> None:
+        """Come after the oldest stores until no more is on its way than a window, and what is expected.
 
         On a device its stream waits, not the host. The host is often a whole pass ahead: by what it sees, hardly a
         store is ever over.
         """
         self.land()
+        if not self._flying:
+            return
+        limit_bytes = self.window_bytes(writing=True) + expected_bytes
         while self._flying_bytes > limit_bytes:
             self._come_after(self._flying[0], tape)
             self._flying_bytes -= self._flying.popleft().size_bytes

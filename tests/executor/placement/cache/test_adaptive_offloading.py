@@ -39,6 +39,14 @@ def test_as_much_as_the_conditions_allow(rows: list[tuple[int, int]], tail: int,
     assert planned.sent == found and planned.tensors == len(rows) and planned.fits(sum(profile.sizes))
     sent = sum(profile.sizes[:found])
     assert all(0 <= left <= sent for left in planned.backlog)
+    # Read one after the other, each from when it is due, all are there when they are needed. What is due before the
+    # backward pass needs its first tensor is asked for then.
+    needed_s = [2 * (profile.forward_s - at) for at in at_s]
+    over_s = 0.0
+    for j in reversed(range(found)):
+        asked_s = min(needed_s[n] for n in range(len(rows)) if planned.due[n] >= sum(profile.sizes[j:found]))
+        over_s = max(over_s, asked_s) + profile.sizes[j] / read
+        assert over_s <= needed_s[j] + needed_s[-1] + 1e-9
 
 
 def test_the_example_of_four_layers() -> None:
@@ -49,7 +57,9 @@ def test_the_example_of_four_layers() -> None:
     assert last_sent(profile, 40, 100) == 1
     assert last_sent(profile, 100, 10) == 0
     planned = plan_for(profile, 50, 100)
-    assert planned.backlog == (100, 50, 0, 0) and planned.readable == (600, 400, 200, 0)
+    assert planned.backlog == (100, 50, 0, 0) and planned.due == (100, 100, 0, 0)
+    # Reading begins 5, 3 and 1 s after the forward pass; the backward pass is at the layers after 6, 4, 2 and 0 s.
+    assert plan_for(profile, 100, 100).due == (300, 300, 200, 100)
 
 
 def test_a_tail_of_so_many_bytes() -> None:
