@@ -2,7 +2,7 @@
 
     python -m benchmarks.page
 
-Eight sections, each with its setup, a plot, a table of at most six columns, what was won and what was not, and the
+Ten sections, each with its setup, a plot, a table of at most six columns, what was won and what was not, and the
 command. Every number comes from the results, also those in the text; a test holds the page against them.
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.plots import COLLECTIVES, GIB, KIB, MIB, TITLES, write_all
-
-Result = Mapping[str, Any]
+from benchmarks.drawing import COLLECTIVES, GIB, KIB, MIB, TITLES, Result
+from benchmarks.page_placement import tensor_cache, training_state, under_a_limit
+from benchmarks.plots import write_all
+from benchmarks.sections import names, number, percent, section, signed, table_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -45,7 +45,9 @@ def render(results: Mapping[str, Result]) -> str:
         _latency_against_size(results["collective_gpu_2"]),
         _distributed_training(results["collective_training_2"], results["memory_distributed"]),
         _time_to_proof(results["memory_reference"], results["collective_reference"], results["memory_frontier"]),
-        _training_state(results["placement"]),
+        training_state(results["placement"]),
+        under_a_limit(results["pager"]),
+        tensor_cache(results["tensor_cache_steps"], results["tensor_cache_files"]),
     ]
     return "\n".join([_INTRODUCTION, *sections])
 
@@ -58,31 +60,31 @@ def _step_against_peak(memory: Result, models: Result) -> str:
     slower = [m for m in models["models"] if m["step_ms"] > m["compiled_step_ms"] * 1.1]
     worst = max(models["models"], key=lambda m: m["step_ms"] / m["compiled_step_ms"])
     rows = [
-        [TITLES[r["case"]], _number(r["budget_gib"]), _number(r["step_ms"]), _number(r["its_step_ms"]), _theirs(r)]
+        [TITLES[r["case"]], number(r["budget_gib"]), number(r["step_ms"]), number(r["its_step_ms"]), _theirs(r)]
         for r in table
     ]
     others = [
         [
             m["model"],
-            _number(m["budget_gib"]),
-            *(_number(m[n]) for n in ("step_ms", "compiled_step_ms", "eager_step_ms")),
+            number(m["budget_gib"]),
+            *(number(m[n]) for n in ("step_ms", "compiled_step_ms", "eager_step_ms")),
         ]
         for m in models["models"]
     ]
-    return _section(
+    return section(
         "Step time against peak",
         "One forward and backward pass, gradients dropped before it, no optimizer. A plan's budget is a promise: the "
         f"measured peak of {sum(p['kept'] for p in measured)} of {len(measured)} plans is within it. "
         f"{len(points) - len(measured)} of {len(points)} budgets were refused, the tightest of a model.",
         "step-against-peak",
         "step time against measured peak of nine models",
-        _table(["model", "budget, GiB", "plan, ms", "PyTorch's best within it, ms", "which"], rows),
-        f"At each of these {len(table)} budgets the plan takes {_percent(min(r['ours_to_theirs'] for r in table))} to "
-        f"{_percent(max(r['ours_to_theirs'] for r in table))} of the step of PyTorch's fastest that fits.",
+        table_of(["model", "budget, GiB", "plan, ms", "PyTorch's best within it, ms", "which"], rows),
+        f"At each of these {len(table)} budgets the plan takes {percent(min(r['ours_to_theirs'] for r in table))} to "
+        f"{percent(max(r['ours_to_theirs'] for r in table))} of the step of PyTorch's fastest that fits.",
         f"Models of torchvision and transformers at 60 % of eager's peak are another matter: {len(slower)} of "
         f"{len(others)} plans take over 10 % longer than plain `torch.compile`, which needs more memory. The worst is "
         f"{worst['model'].split()[-1]}, {worst['step_ms'] / worst['compiled_step_ms']:.1f} times as long.\n\n"
-        + _table(["model", "budget, GiB", "plan, ms", "torch.compile, ms", "eager, ms"], others),
+        + table_of(["model", "budget, GiB", "plan, ms", "torch.compile, ms", "eager, ms"], others),
         memory,
         models,
     )
@@ -98,22 +100,22 @@ def _memory_at_overhead(memory: Result) -> str:
     rows = [
         [
             TITLES[row["case"]],
-            _number(row["eager_peak_gib"]),
-            _number(row["peak_at_10_percent_gib"]),
-            _percent(row["share_of_eager"]),
-            _percent(row["published_share"]),
+            number(row["eager_peak_gib"]),
+            number(row["peak_at_10_percent_gib"]),
+            percent(row["share_of_eager"]),
+            percent(row["published_share"]),
         ]
         for row in table
     ]
-    return _section(
+    return section(
         "Memory at 10 % overhead",
         "The least memory in which a step is at most 10 % longer than `torch.compile`'s, as a share of plain PyTorch's "
         "peak. MONeT's published shares are beside it; its overhead is over the PyTorch of its day.",
         "memory-at-10-percent",
         "share of plain PyTorch's peak at 10 % overhead, six models",
-        _table(["model", "PyTorch's peak, GiB", "at 10 %, GiB", "share", "MONeT, as published"], rows),
+        table_of(["model", "PyTorch's peak, GiB", "at 10 %, GiB", "share", "MONeT, as published"], rows),
         f"{len(table) - len(lost)} of {len(table)} models need less than published.",
-        f"{_names(lost)} need more: the published figures choose among convolution algorithms, which PyTorch offers no "
+        f"{names(lost)} need more: the published figures choose among convolution algorithms, which PyTorch offers no "
         "choice of inside a compiled graph.",
         memory,
     )
@@ -128,16 +130,16 @@ def _ablation(memory: Result) -> str:
     shown = {key: "no plan" if value is None else f"{value:.1f} %" for key, value in cell.items()}
     rows = [[sort, *(shown[c, sort] for c in cases)] for sort in sorts]
     worse = [c for c in cases if (cell[c, "all and offload"] or 0) > (cell[c, "all"] or 0)]
-    return _section(
+    return section(
         "Ablation",
         "Overhead over `torch.compile`'s step at 0.53 of eager's peak, by what a plan may choose from besides "
         "PyTorch's own operators: backward passes from outputs, from small encodings (1-bit masks, 8-bit offsets), "
         "from inputs, all of these, and all with offload.",
         "ablation",
         "overhead by the implementations that a plan may choose from",
-        _table(["implementations", *(TITLES[c] for c in cases)], rows),
-        f"Small encodings help most; without any implementations, {_names(unplanned)} has no plan at this budget.",
-        f"Offload makes the step longer on {_names({'case': c} for c in worse)}: what is sent cuts the compiled graph, "
+        table_of(["implementations", *(TITLES[c] for c in cases)], rows),
+        f"Small encodings help most; without any implementations, {names(unplanned)} has no plan at this budget.",
+        f"Offload makes the step longer on {names({'case': c} for c in worse)}: what is sent cuts the compiled graph, "
         "which has no price in the plan yet.",
         memory,
     )
@@ -157,12 +159,12 @@ def _planned_and_measured(memory: Result) -> str:
     ]
     worst = max(table, key=lambda row: row["median_time_error_percent"])
     peak = max(table, key=lambda row: row["median_peak_error_percent"])
-    return _section(
+    return section(
         "Planned against measured",
         "Twenty budgets a model, from the least to above the peak of the unconstrained step.",
         "planned-and-measured",
         "planned over measured step time and peak, by model",
-        _table(["model", "budgets kept", "refused", "error of the time", "error of the peak"], rows),
+        table_of(["model", "budgets kept", "refused", "error of the time", "error of the peak"], rows),
         f"Peaks are planned within {peak['median_peak_error_percent']:.1f} % in the median, and no budget is passed.",
         f"Times are less exact: {TITLES[worst['case']]}'s are off by {worst['median_time_error_percent']:.1f} % in the "
         "median, since its large products run slower in a long step than when they are measured.",
@@ -178,16 +180,16 @@ def _latency_against_size(result: Result) -> str:
         for size, words in sizes.items():
             row = found[collective, size]
             times = [row[mode][name]["median_us"] for mode in ("eager", "graph") for name in ("loadmaster", "nccl")]
-            rows.append([title, words, *map(_number, times)])
+            rows.append([title, words, *map(number, times)])
     small = [row for row in result["rows"] if row["size_bytes"] <= MIB]
     large = [row for row in result["rows"] if row["size_bytes"] >= 64 * MIB]
-    return _section(
+    return section(
         "Latency against size",
         f"{result['ranks']} H200s of one host, {result['dtype']}. Both sides are the same calls of "
         "`torch.distributed`: after `use(...)`, and on NCCL alone. A figure is the mean of calls one after another.",
         "latency-against-size",
         "NCCL's time over Loadmaster's by size, eager and under CUDA graphs",
-        _table(["collective", "size", "eager, us", "NCCL, us", "in a graph, us", "NCCL, us"], rows),
+        table_of(["collective", "size", "eager, us", "NCCL, us", "in a graph, us", "NCCL, us"], rows),
         f"In a CUDA graph, planned calls up to 1 MiB are {_span(small, 'graph')} times as fast as NCCL's, and from "
         f"64 MiB on {_span(large, 'graph')} times.",
         f"Eager, small calls are slower than NCCL's ({_span(small, 'eager')} times as fast): the way from "
@@ -207,7 +209,7 @@ def _distributed_training(collectives: Result, memory: Result) -> str:
         [
             {"ddp": "DDP", "fsdp": "FSDP2"}[row["wrapper"]],
             row["collectives"].replace("plain", "NCCL"),
-            _number(row["step_us"] / 1e3),
+            number(row["step_us"] / 1e3),
             f"{row['q1_us'] / 1e3:.1f} to {row['q3_us'] / 1e3:.1f}",
         ]
         for row in collectives["rows"]
@@ -216,23 +218,23 @@ def _distributed_training(collectives: Result, memory: Result) -> str:
     budgets = [
         [
             title,
-            _number(steps[f"{key} plan"]["budget_bytes"] / GIB),
-            _number(max(steps[f"{key} plan"]["peak_bytes"]) / GIB),
-            _number(steps[f"{key} plan"]["step_us"] / 1e3),
-            _number(max(steps[f"{key} eager"]["peak_bytes"]) / GIB),
-            _number(steps[f"{key} eager"]["step_us"] / 1e3),
+            number(steps[f"{key} plan"]["budget_bytes"] / GIB),
+            number(max(steps[f"{key} plan"]["peak_bytes"]) / GIB),
+            number(steps[f"{key} plan"]["step_us"] / 1e3),
+            number(max(steps[f"{key} eager"]["peak_bytes"]) / GIB),
+            number(steps[f"{key} eager"]["step_us"] / 1e3),
         ]
         for key, title in (("ddp", "DDP"), ("fsdp2", "FSDP2"))
     ]
-    return _section(
+    return section(
         "Distributed training",
         "A transformer on two H200s, collectives of DDP and FSDP2 by plan and by NCCL; and GPT-2-medium under memory "
         "plans in both wrappers, beside eager PyTorch.",
         "distributed-training",
         "step time under DDP and FSDP2, with NCCL and with planned collectives",
-        _table(["wrapper", "collectives", "step, ms", "quartiles, ms"], rows)
+        table_of(["wrapper", "collectives", "step, ms", "quartiles, ms"], rows)
         + "\n"
-        + _table(["wrapper", "budget, GiB", "peak, GiB", "step, ms", "eager peak, GiB", "eager step, ms"], budgets),
+        + table_of(["wrapper", "budget, GiB", "peak, GiB", "step, ms", "eager peak, GiB", "eager step, ms"], budgets),
         "Memory plans keep their budget on both ranks, with the losses of plain training.",
         "Planned collectives do not make training faster here: DDP is slower with all of them, and FSDP2's differences "
         "are within its spread. Plans under FSDP2 and DDP have not been held against `torch.compile` yet.",
@@ -248,103 +250,39 @@ def _time_to_proof(memory: Result, collective: Result, frontier: Result) -> str:
         [
             row["case"],
             f"{row['seconds']:.1f}",
-            _number(row["time_us"]),
+            number(row["time_us"]),
             f"{row['gap_percent']:.1f} %",
-            "" if row["taccl_seconds"] is None else _number(row["taccl_seconds"]),
+            "" if row["taccl_seconds"] is None else number(row["taccl_seconds"]),
         ]
         for row in collective["rows"]
     ]
     points = [
         [
-            _number(p["budget_gib"]),
-            _number(p["objective_us"] / 1e3),
+            number(p["budget_gib"]),
+            number(p["objective_us"] / 1e3),
             f"{p['gap_percent']:.1f} %",
-            _number(p["cpu_seconds"]),
+            number(p["cpu_seconds"]),
         ]
         for p in frontier["points"]
     ]
     loose = max(collective["rows"], key=lambda row: row["gap_percent"])
-    return _section(
+    return section(
         "Time to proof",
         f"{len(ratios)} published instances of `memory` beside what a commercial solver reached in a day, and "
         "published problems of TACCL beside its seconds. One thread.",
         "time-to-proof",
         "CPU seconds against the gap that is left, published instances of memory",
-        _table(["collective", "seconds", "plan, us", "gap", "TACCL, seconds"], rows)
+        table_of(["collective", "seconds", "plan, us", "gap", "TACCL, seconds"], rows)
         + "\nOne ResNet-50 on a 16 GB P100 under six budgets:\n\n"
-        + _table(["budget, GiB", "step, ms", "gap", "CPU seconds"], points),
-        f"Memory plans are {_signed(statistics.mean(ratios) - 1)} above the day's solve on average after a median of "
-        f"{statistics.median(seconds):.0f} CPU seconds; the worst is {_signed(max(ratios) - 1)} above.",
+        + table_of(["budget, GiB", "step, ms", "gap", "CPU seconds"], points),
+        f"Memory plans are {signed(statistics.mean(ratios) - 1)} above the day's solve on average after a median of "
+        f"{statistics.median(seconds):.0f} CPU seconds; the worst is {signed(max(ratios) - 1)} above.",
         f"Collectives are planned in {max(r['seconds'] for r in collective['rows']):.0f} s at most, but not all are "
         f"proved: `{loose['case']}` leaves a gap of {loose['gap_percent']:.0f} %.",
         memory,
         collective,
         frontier,
     )
-
-
-def _training_state(placement: Result) -> str:
-    planned = [row for row in placement["rows"] if "plan" in row]
-    rows = [
-        [
-            TITLES[r["trace"]],
-            _percent(r["share"]),
-            *(f"{r[key]:.2f}" for key in ("lru", "correlation", "plan", "bound")),
-        ]
-        for r in planned
-        if r["share"] in (0.85, 0.6, 0.4)
-    ]
-    slow = [row for row in planned if row["lru"] > 1.0]
-    worst = max(planned, key=lambda row: row["plan_over_bound"])
-    return _section(
-        "Training state that outgrows the device",
-        "Simulated steps of captured traces, parameters, gradients, AdamW's state and activations alike, over the link "
-        "to host memory (50 GB/s each way for the first, 55 for the others). Times are those of a step with memory to "
-        "spare. No executor follows these plans yet.",
-        "training-state",
-        "Step time against device memory for six traces: demand paging, prefetching, plan and bound",
-        _table(["trace", "memory", "LRU", "correlation", "plan", "bound"], rows),
-        f"Plans take {statistics.median(r['plan'] / r['lru'] for r in slow):.2f} of demand paging's time and "
-        f"{statistics.median(r['plan'] / r['correlation'] for r in slow):.2f} of prefetching's (medians of "
-        f"{len(slow)} budgets), after at most {max(r['seconds'] for r in planned):.0f} s of planning.",
-        f"The farthest from its bound is {TITLES[worst['trace']]} at {_percent(worst['share'])}, "
-        f"{_signed(worst['plan_over_bound'] - 1)} above it. Under small budgets all of it waits for the link: less "
-        "memory then costs time, whoever plans.",
-        placement,
-    )
-
-
-def _section(title: str, setup: str, plot: str, alt: str, table: str, won: str, lost: str, *sources: Result) -> str:
-    commands = "\n".join(f"{source['command']}    # {source['date']}" for source in sources)
-    machine = sources[0]["machine"]
-    where = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in machine.items())
-    versions = ", ".join(f"{name} {value}" for name, value in sources[0]["versions"].items())
-    return (
-        f"## {title}\n\n{setup}\n\n![{alt}](plots/{plot}.svg)\n\n{table}\n{won} {lost}\n\n"
-        f"```bash\n{commands}\n```\n\n{where}; {versions}\n"
-    )
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(header)} |", f"|{' --- |' * len(header)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
-
-
-def _names(rows: Iterable[Result]) -> str:
-    names = [TITLES[row["case"]] for row in rows]
-    return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _signed(share: float) -> str:
-    return f"{100 * share:.2f} %"
 
 
 def main() -> None:

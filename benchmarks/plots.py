@@ -1,43 +1,35 @@
 """The plots of ``docs/benchmarks.md`` and of the README, drawn from ``benchmarks/results/`` as SVG.
 
 Each function draws one picture from one result and returns it. :func:`write_all` puts them into ``docs/plots/``.
-Colours mean the same everywhere: blue is Loadmaster, orange PyTorch's compiler, green checkpointing, grey eager
-PyTorch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-Result = Mapping[str, Any]
+from benchmarks.drawing import (
+    CHECKPOINT,
+    COLLECTIVES,
+    COMPILE,
+    EAGER,
+    GIB,
+    KIB,
+    MIB,
+    OURS,
+    TITLES,
+    Result,
+    columns,
+    legend,
+    peaks_and_steps,
+)
+from benchmarks.plots_placement import tensor_cache, training_state, under_a_limit
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "plots"
-OURS, COMPILE, CHECKPOINT, EAGER = "#1f5fbf", "#d9822b", "#2e8b57", "#8a8a8a"
-GIB, KIB, MIB = 1 << 30, 1 << 10, 1 << 20
-TITLES = {
-    "bert_large": "BERT-large",
-    "gpt_1_4b": "GPT, 1.4 B",
-    "googlenet": "GoogleNet",
-    "gpt2_medium": "GPT-2-medium",
-    "llama_1b": "Llama, 1 B",
-    "mobilenet_v2": "MobileNet-V2",
-    "resnet50": "ResNet-50",
-    "unet": "U-Net",
-    "unet3d": "3D-UNet",
-    "vgg16": "VGG-16",
-}
-COLLECTIVES = {
-    "allreduce": "AllReduce",
-    "allgather": "AllGather",
-    "reduce_scatter": "ReduceScatter",
-    "alltoall": "AllToAll",
-}
 # The same text and the same numbers give the same file.
 _STYLE = {
     "svg.hashsalt": "loadmaster",
@@ -73,7 +65,7 @@ def step_against_peak(result: Result) -> Figure:
     panels = figure.subplots(3, -(-len(cases) // 3)).flat
     for case, axes in zip(cases, panels, strict=False):
         _panel(axes, result["rows"], case)
-    figure.legend(*_legend(figure), loc="outside upper center", ncols=4)
+    figure.legend(*legend(figure), loc="outside upper center", ncols=4)
     figure.supxlabel("measured peak, GiB")
     figure.supylabel("forward and backward pass, ms")
     return figure
@@ -90,44 +82,30 @@ def two_models(result: Result) -> Figure:
     left.set_ylabel("forward and backward pass, ms")
     for axes in (left, right):
         axes.set_xlabel("measured peak, GiB")
-    figure.legend(*_legend(figure), loc="outside upper center", ncols=4)
+    figure.legend(*legend(figure), loc="outside upper center", ncols=4)
     return figure
 
 
 def _panel(axes: Axes, rows: Iterable[Result], case: str) -> None:
     measured = [row for row in rows if row["case"] == case and "step_us" in row]
-    ours = sorted(_points(r for r in measured if r["method"] == "loadmaster" and r["budget"].startswith("sweep")))
-    axes.plot(*_columns(ours), color=OURS, marker="o", markersize=3, label="Loadmaster, by budget")
-    compiled = sorted(_points(r for r in measured if r["method"] == "compile"))
+    ours = sorted(
+        peaks_and_steps(r for r in measured if r["method"] == "loadmaster" and r["budget"].startswith("sweep"))
+    )
+    axes.plot(*columns(ours), color=OURS, marker="o", markersize=3, label="Loadmaster, by budget")
+    compiled = sorted(peaks_and_steps(r for r in measured if r["method"] == "compile"))
     axes.plot(
-        *_columns(compiled), color=COMPILE, marker="s", markersize=4, linestyle=":", label="torch.compile and its knob"
+        *columns(compiled), color=COMPILE, marker="s", markersize=4, linestyle=":", label="torch.compile and its knob"
     )
     for method, color, marker, label in (
         ("compile checkpoint", CHECKPOINT, "^", "torch.compile, checkpoint on blocks"),
         ("eager", EAGER, "D", "plain PyTorch"),
     ):
-        points = _points(r for r in measured if r["method"] == method)
+        points = peaks_and_steps(r for r in measured if r["method"] == method)
         if points:
-            axes.plot(*_columns(points), color=color, marker=marker, markersize=5, linestyle="", label=label)
+            axes.plot(*columns(points), color=color, marker=marker, markersize=5, linestyle="", label=label)
     axes.set_title(TITLES.get(case, case))
     axes.margins(y=0.12)
     axes.set_xlim(left=0)
-
-
-def _points(rows: Iterable[Result]) -> list[tuple[float, float]]:
-    return [(row["peak_bytes"] / GIB, row["step_us"] / 1e3) for row in rows]
-
-
-def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
-
-
-def _legend(figure: Figure) -> tuple[list[Any], list[str]]:
-    found: dict[str, Any] = {}
-    for axes in figure.axes:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    return list(found.values()), list(found)
 
 
 def memory_at_overhead(result: Result) -> Figure:
@@ -159,7 +137,7 @@ def ablation(result: Result) -> Figure:
         axes.bar(at, [row["overhead_percent"] for row in rows], width, label=sort, color=colours(0.3 + 0.12 * place))
     axes.set_xticks(range(len(cases)), [TITLES[case] for case in cases])
     axes.set_ylabel("% over torch.compile's step")
-    figure.legend(*_legend(figure), loc="outside right center")
+    figure.legend(*legend(figure), loc="outside right center")
     return figure
 
 
@@ -205,7 +183,7 @@ def latency_against_size(result: Result) -> Figure:
         axes.set_xticks([KIB, 32 * KIB, MIB, 32 * MIB, GIB], ["1 KiB", "32 KiB", "1 MiB", "32 MiB", "1 GiB"])
         axes.set_title(title)
     figure.axes[0].set_ylabel("NCCL's time / Loadmaster's")
-    figure.legend(*_legend(figure), loc="outside upper center", ncols=4)
+    figure.legend(*legend(figure), loc="outside upper center", ncols=4)
     return figure
 
 
@@ -233,37 +211,12 @@ def time_to_proof(result: Result) -> Figure:
     for family, colour in (("resnet50", OURS), ("mobilenet", COMPILE), ("unet", CHECKPOINT)):
         rows = [row for row in result["rows"] if row["instance"].startswith(family)]
         points = [(row["cpu_seconds"], row["gap_percent"]) for row in rows if row["gap_percent"] is not None]
-        axes.plot(*_columns(points), "o", color=colour, markersize=4, label=family)
+        axes.plot(*columns(points), "o", color=colour, markersize=4, label=family)
     axes.set_xlabel("CPU seconds, one thread")
     axes.set_ylabel("gap that is left, %")
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     axes.legend()
-    return figure
-
-
-def training_state(result: Result) -> Figure:
-    """A panel for each trace: step time against the budget, plans and policies, and the proved bound."""
-    names = list(dict.fromkeys(row["trace"] for row in result["rows"]))
-    figure = Figure(figsize=(9, 5.6), layout="constrained")
-    panels = figure.subplots(2, -(-len(names) // 2)).flat
-    lines = (
-        ("lru", "LRU, on demand", EAGER, "s--"),
-        ("correlation", "correlation prefetching", COMPILE, "^-"),
-        ("plan", "plan", OURS, "o-"),
-        ("bound", "proved bound", OURS, ":"),
-    )
-    for name, axes in zip(names, panels, strict=False):
-        rows = [row for row in result["rows"] if row["trace"] == name and "plan" in row]
-        for key, label, colour, style in lines:
-            points = [(100 * row["share"], row[key]) for row in rows]
-            axes.plot(*_columns(points), style, color=colour, markersize=3, label=label)
-        axes.set_title(TITLES[name])
-        axes.set_ylim(bottom=0)
-        axes.invert_xaxis()
-    figure.legend(*_legend(figure), loc="outside upper center", ncols=4)
-    figure.supxlabel("device memory, % of what the step needs if nothing leaves")
-    figure.supylabel("step, times that with memory to spare")
     return figure
 
 
@@ -277,5 +230,7 @@ PLOTS: dict[str, tuple[str, Callable[[Result], Figure]]] = {
     "distributed-training": ("collective_training_2", distributed_training),
     "time-to-proof": ("memory_reference", time_to_proof),
     "training-state": ("placement", training_state),
+    "under-a-limit": ("pager", under_a_limit),
+    "tensor-cache": ("tensor_cache_steps", tensor_cache),
 }
 """By the name of the file: the result that it shows, and what draws it."""

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 BACKWARD_TIMES = 2.0  # the length of a backward pass, in forward passes
+WORTH = 0.1  # of what a forward pass saves: to send less is not worth the copies
 SETTLED = 0.1  # a forward pass whose bytes differ by more from the planned one is another one
 
 
@@ -87,9 +88,15 @@ def last_sent(profile: Profile, write_bytes_s: float, read_bytes_s: float) -> in
     return found
 
 
-def plan_for(profile: Profile, write_bytes_s: float, read_bytes_s: float) -> Plan:
-    """What to send of the next forward passes that are like the profiled one."""
+def plan_for(profile: Profile, write_bytes_s: float, read_bytes_s: float, *, window_bytes: int) -> Plan:
+    """What to send of the next forward passes that are like the profiled one; nothing, where that is hardly anything.
+
+    Args:
+        window_bytes: of stores that nobody waits for: so much of what is sent may still be there at the end.
+    """
     sent = last_sent(profile, write_bytes_s, read_bytes_s)
+    if sum(profile.sizes[:sent]) - window_bytes < WORTH * profile.total_bytes:
+        sent = 0
     backlog = _backlog(profile.sizes[:sent], profile.at_s, write_bytes_s)
     due = _due(profile, sent, read_bytes_s)
     return Plan(len(profile.sizes), sent, profile.total_bytes, tuple(map(round, backlog)), due)

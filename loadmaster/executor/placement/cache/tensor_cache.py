@@ -292,7 +292,8 @@ class TensorCache:
         profile = tape.watch.profile() if tape.watch is not None else None
         found = rates(traffic.backend.counters())
         if profile is not None and found is not None:
-            return plan_for(profile, *(RELIED_ON * rate for rate in found)), tape.timed + 1
+            window_bytes = traffic.window_bytes(writing=True)
+            return plan_for(profile, *(RELIED_ON * rate for rate in found), window_bytes=window_bytes), tape.timed + 1
         other = tape.plan is not None and not tape.plan.fits(sum(tape.sizes))
         return tape.plan, 0 if other else tape.timed
 

@@ -125,7 +125,7 @@ def test_gradients_are_equal_to_the_last_bit(place: object, window: int | str, c
 def test_adaptive_steps_are_equal_too(place: object) -> None:
     model = model_of()
     plain = gradients(model, lambda: model(batch()).square().mean())
-    cache = TensorCache(model, place)
+    cache = TensorCache(model, place, window=MIB)
     for _ in range(8):
         with cache:
             ours = gradients(model, lambda: model(batch()).square().mean())
