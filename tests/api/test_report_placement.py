@@ -11,6 +11,7 @@ from loadmaster.api.report.placement import views
 from loadmaster.api.report.placement.links import link_rows
 from loadmaster.api.report.placement.simulation import simulate
 from loadmaster.api.report.placement.view import View, view
+from loadmaster.api.report.placement.words import wear
 from loadmaster.errors import InputError
 from loadmaster.models.placement.checker import check
 from loadmaster.models.placement.plan import Absence, Infeasibility, Moves, PlacementPlan, Store
@@ -81,6 +82,22 @@ def test_in_words(seen: View) -> None:
     )
     broken = check(PROBLEM, Moves(), 4 * KB)
     assert "6.84 KiB of 3.91 KiB" in views.verdict(seen.plan, broken)
+
+
+@pytest.mark.parametrize(
+    ("endurance_bytes", "life"),
+    [
+        (None, ""),
+        # 4 kB in 31 us: 4e14 bytes take 3.1e12 us.
+        (4 * 10**14, "35.9 days"),
+        (4 * 10**16, "9.8 years"),
+    ],
+)
+def test_how_long_a_tier_that_wears_lasts(seen: View, endurance_bytes: int | None, life: str) -> None:
+    tiers = (replace(seen.problem.tiers[0], endurance_bytes=endurance_bytes),)
+    worn = replace(seen, problem=replace(seen.problem, tiers=tiers))
+    assert wear(worn) == [[tiers[0].name, "3.91 KiB", life]]
+    assert life in views.details(worn) and life in views.html(worn).decode()
 
 
 def none(infeasibility: Infeasibility | None) -> PlacementPlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from loadmaster.api.report.page import facts, html_table, page, shown
 from loadmaster.api.report.placement.pictures import pictures
 from loadmaster.api.report.placement.view import View
-from loadmaster.api.report.placement.words import longest_waits
+from loadmaster.api.report.placement.words import WEAR, longest_waits, wear
 from loadmaster.models.units import show_bytes, show_cost, show_share
 
 _MOST_BLOCKS = 15
@@ -18,6 +18,7 @@ def plan_page(view: View) -> str:
     sections = [_facts(view), *map(shown, pictures(view))]
     if view.away:
         sections += ["<h2>What moves most</h2>", _blocks(view)]
+        sections += ["<h2>What the tiers take</h2>", html_table(WEAR, wear(view), numbers=(1, 2))]
     if waits := longest_waits(view, _MOST_WAITS):
         sections += ["<h2>The longest waits</h2>", html_table(["operator", "waits"], waits, numbers=(1,))]
     return page(view.plan.name, lead, sections)

@@ -11,6 +11,7 @@ from loadmaster.models.units import show_at_least, show_bytes, show_cost, show_s
 
 _MOST_BLOCKS = 10
 _MOST_WAITS = 5
+_DAY_US = 86_400e6
 
 
 def summary(plan: PlacementPlan) -> str:
@@ -50,9 +51,29 @@ def details(view: View) -> str:
         for a in view.away[:_MOST_BLOCKS]
     ]
     lines = ["", table(roles, ["away", "at most"]), "", table(blocks, ["moves most", "role", "size", "times"])]
+    lines += ["", table(wear(view), WEAR)]
     if waits := longest_waits(view):
         lines += ["", table(waits, ["waits", "for"])]
     return "\n".join(lines)
+
+
+WEAR = ["tier", "written each step", "lasts, written without a pause"]
+
+
+def wear(view: View) -> list[list[str]]:
+    """What a step writes to each tier, and how long one that wears lasts: its endurance over the rate of writing
+    ([Wu24], section 5.3.6)."""
+    written = [0] * len(view.problem.tiers)
+    for store in view.moves.stores:
+        written[store.tier] += view.problem.blocks[store.block].size_bytes
+    rows = []
+    for tier, size_bytes in zip(view.problem.tiers, written, strict=True):
+        life = "" if tier.endurance_bytes is None else "for ever"
+        if tier.endurance_bytes is not None and size_bytes:
+            days = tier.endurance_bytes / size_bytes * view.check.objective / _DAY_US
+            life = f"{days / 365.25:.1f} years" if days > 365.25 else f"{days:.1f} days"
+        rows.append([tier.name, show_bytes(size_bytes), life])
+    return rows
 
 
 def longest_waits(view: View, most: int = _MOST_WAITS) -> list[list[str]]:
