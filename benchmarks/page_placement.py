@@ -42,31 +42,35 @@ def training_state(placement: Result) -> str:
 
 
 def under_a_limit(pager: Result) -> str:
-    """Measured: the pager by demand and by plan, beside the plan's own figure and its bound."""
+    """Measured: the pager by demand, prediction and plan, beside the plan's own figure and its bound."""
     cases: dict[str, dict[tuple[str, float | None], Result]] = {}
     for row in pager["rows"]:
         cases.setdefault(row["case"], {})[row["method"], row["share"]] = row
-    rows, factors, distances, faults, over = [], [], [], [], []
+    rows, factors, predicted, said, distances, faults, over = [], [], [], [], [], [], []
     for case, of in cases.items():
         over.append(of["no limit", None]["step_ms"] / of["plain", None]["step_ms"] - 1)
         for share in sorted({share for _, share in of if share is not None}, reverse=True):
-            demand, planned = of["demand", share], of["planned", share]
+            demand, correlation, planned = of["demand", share], of["correlation", share], of["planned", share]
+            predicted.append(correlation["step_ms"] / demand["step_ms"])
             factors.append(demand["step_ms"] / planned["step_ms"])
             distances.append(planned["step_ms"] / planned["bound_ms"] - 1)
             faults.append(planned["faults"] / demand["faults"])
-            times = (demand["step_ms"], planned["step_ms"], planned["planned_ms"], planned["bound_ms"])
+            said.append(planned["step_ms"] / planned["planned_ms"])
+            times = (demand["step_ms"], correlation["step_ms"], planned["step_ms"], planned["bound_ms"])
             rows.append([TITLES[case], percent(share), *(f"{ms:.0f} ms" for ms in times)])
     equal = _cases_with_equal_losses(pager["rows"])
     return section(
         "Training under a limit",
-        "The pager on real steps with AdamW, under a share of the most memory that the step takes without it. By "
-        "demand, and by a plan that it makes of two recorded steps.",
+        "The pager on real steps with AdamW, under a share of the most memory that the step takes without it: by "
+        "demand, with correlation prefetching, and by a plan that it makes of two recorded steps.",
         "under-a-limit",
-        "Step time under a limit for two models: by demand, planned, and the bound",
-        table_of(["model", "memory", "by demand", "planned", "the plan said", "bound"], rows),
+        "Step time under a limit for two models: by demand, prefetched, planned, and the bound",
+        table_of(["model", "memory", "by demand", "correlation", "planned", "bound"], rows),
         f"Planned steps take {min(1 / f for f in factors):.2f} to {max(1 / f for f in factors):.2f} of demand paging's "
         f"time, with at most {percent(max(faults))} of its faults, and end {signed(min(distances))} to "
-        f"{signed(max(distances))} above the bound. With room for everything a step takes {signed(min(over))} to "
+        f"{signed(max(distances))} above the bound and {signed(min(said) - 1)} to {signed(max(said) - 1)} above what "
+        f"the plan said. Correlation prefetching takes {min(predicted):.2f} to "
+        f"{max(predicted):.2f} of demand paging's time. With room for everything a step takes {signed(min(over))} to "
         f"{signed(max(over))} longer than plain PyTorch's.",
         "No plan can be three times as fast as demand paging here, as DeepUM is beside unified memory: the "
         f"bound alone is {min(_best(cases)):.2f} to {max(_best(cases)):.2f} of its time. The pager moves whole "
@@ -136,9 +140,10 @@ def tensor_cache(steps: Result, files: Result) -> str:
         f"Sending everything is {min(faster):.1f} to {max(faster):.1f} times as fast as `save_on_cpu`. Files reach "
         f"{files['write_share']:.2f} of a plain `O_DIRECT` copy's rate in writing and {files['read_share']:.2f} in "
         "reading, each round beside the faster plain copy of that round.",
-        f"On its own the cache lowers the memory of a step by {percent(min(cuts))} to {percent(max(cuts))} and takes "
-        f"{signed(min(slower))} to {signed(max(slower))} more time: an H200 saves bytes faster than the link takes "
-        "them. A plan that also recomputes does better where the model can be captured.",
+        f"With `auto` the cache lowers the memory of a step by {percent(min(cuts))} to {percent(max(cuts))}, and the "
+        f"step takes {1 + min(slower):.2f} to {1 + max(slower):.2f} of its time: an H200 saves bytes faster than the "
+        "link takes them, and what would free less than a tenth is not sent. A plan that also recomputes does better "
+        "where the model can be captured.",
         steps,
         files,
     )

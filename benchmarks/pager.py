@@ -5,9 +5,10 @@
 
 The whole state of training counts: parameters, gradients, AdamW's state and activations. ``plain`` is PyTorch alone;
 ``plain again`` says whether its own kernels give equal bits twice; ``no limit`` is a pager with room for everything,
-which is what it costs to look at every operator. Limits are shares of the most bytes that lie on the device then. Both
-ways to page are the call of the page for readers; what a step takes is the median over the last steps, the device
-waited for. Losses are compared bit by bit with those of ``plain``.
+which is what it costs to look at every operator. ``demand`` brings nothing early, ``correlation`` brings what came
+next the last time, ``planned`` is the pager as users have it. Limits are shares of the most bytes that lie on the
+device without one. What a step takes is the median over the last steps, the device waited for. Losses are compared bit
+by bit with those of ``plain``.
 Writes ``benchmarks/results/pager.json``.
 """
 
@@ -73,6 +74,7 @@ def row(name: str, method: str, device: str, budget_bytes: int | None, *, small:
     else:
         planner = partial(loadmaster.plan, time_limit_s=PLANNING_S, progress=False) if method == "planned" else None
         options: dict[str, Any] = {"small_bytes": SMALL_BYTES} if small else {}
+        options["prefetch"] = None if method == "demand" else "correlation"
         with Pager(model, optimizer, budget_bytes=budget_bytes, planner=planner, **options) as pager:
             steps(PLANNED if planner else BY_DEMAND)
         last = pager.stats[-1]
@@ -137,7 +139,7 @@ def case_rows(name: str, shares: list[float], device: str, *, small: bool) -> li
     add("plain again", None)
     peak_bytes = add("no limit", EVERYTHING)["paged_peak_bytes"]
     for share in shares:
-        for method in ("demand", "planned"):
+        for method in ("demand", "correlation", "planned"):
             add(method, int(share * peak_bytes), share)
     return rows
 

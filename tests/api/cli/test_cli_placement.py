@@ -108,9 +108,9 @@ def test_show_says_what_a_problem_needs(chain: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_frontier(chain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    html = tmp_path / "frontier.html"
+    html, png = tmp_path / "frontier.html", tmp_path / "frontier.png"
     sweep = ("--budgets", "1%,60%,100%", "--method", "greedy", "--time-limit", "3")
-    assert run("frontier", chain, *sweep, "--html", html) == 0
+    assert run("frontier", chain, *sweep, "--html", html, "--png", png) == 0
     out = capsys.readouterr().out
     assert "over unlimited" in out and "infeasible" in out
     assert "memory to spare" in html.read_text()

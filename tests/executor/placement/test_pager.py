@@ -39,11 +39,29 @@ SHARES = [pytest.param(0.85, marks=pytest.mark.slow), pytest.param(0.7, marks=py
 def test_by_demand_numbers_are_those_of_plain_training(name: str, share: float) -> None:
     case = CASES[name]
     budget_bytes = int(share * peak_bytes(case))
-    paged = train(case, 4, budget_bytes)
+    paged = train(case, 4, budget_bytes, prefetch=None)
     assert paged.equals(train(case, 4))
     assert max(step.peak_bytes for step in paged.stats) <= budget_bytes
     assert sum(step.faults for step in paged.stats) > 0
     assert sum(step.unforeseen for step in paged.stats) == 0
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n != "adamw" else n for n in CASES])
+def test_predicted_pages_are_there_and_numbers_are_those_of_plain_training(name: str, share: float) -> None:
+    case = CASES[name]
+    budget_bytes = int(share * peak_bytes(case))
+    paged, demand = train(case, 6, budget_bytes), train(case, 6, budget_bytes, prefetch=None)
+    assert paged.equals(train(case, 6))
+    assert max(step.peak_bytes for step in paged.stats) <= budget_bytes
+    assert paged.stats[-1].prefetches > 0
+    assert paged.stats[-1].faults <= 0.5 * demand.stats[-1].faults
+    assert sum(step.unforeseen for step in paged.stats) == 0
+
+
+def test_a_way_to_prefetch_that_there_is_not() -> None:
+    with pytest.raises(InputError, match=r"is no way to prefetch.*'correlation' or None"):
+        Pager(Mixer(), budget_bytes="1MiB", prefetch="belady")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("share", SHARES)

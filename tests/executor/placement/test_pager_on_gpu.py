@@ -27,13 +27,16 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("prefetch", [None, "correlation"])
 @pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize("share", [0.85, 0.7, 0.5])
 @pytest.mark.parametrize("name", CASES)
-def test_numbers_are_those_of_training_without_a_limit(name: str, share: float, planned: bool) -> None:
+def test_numbers_are_those_of_training_without_a_limit(
+    name: str, share: float, planned: bool, prefetch: str | None
+) -> None:
     case = CASES[name]
     budget_bytes = int(share * peak_bytes(case))
-    paged = train(case, 7, budget_bytes, planner=planner if planned else None)
+    paged = train(case, 7, budget_bytes, planner=planner if planned else None, prefetch=prefetch)
     # Under a pager either way: one parameter after the other is another order of the same sums on some kernels.
     assert paged.equals(train(case, 7, 1 << 40))
     assert max(step.peak_bytes for step in paged.stats) <= budget_bytes

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ class Page:
         host: its bytes in the host, None where there is no good copy.
         arriving, leaving: copies under way, which ``held`` keeps the storage for.
         number: of the recorded storage that it is at present.
+        slot: of the storages that take each other's place from step to step, for who predicts.
     """
 
     storage: weakref.ref[torch.UntypedStorage]
@@ -46,7 +47,17 @@ class Page:
     leaving: Ticket | None = None
     held: torch.UntypedStorage | None = None
     number: int | None = None
+    slot: int | None = None
     dead: bool = False
+
+
+# Which of the pages that may leave does, given with the least recently used first; None: none of them.
+Choice = Callable[[Iterator[Page]], Page | None]
+
+
+def least_recently_used(pages: Iterator[Page]) -> Page | None:
+    """The first one."""
+    return next(pages, None)
 
 
 @dataclass
@@ -71,7 +82,8 @@ class PagedMemory:
 
     Attributes:
         paused: everything is on the device and stays there.
-        next_use: how far away the next use of a page is; None: the least recently used one leaves first.
+        choice: which page leaves for what an operator needs.
+        was_short: whether any had to.
     """
 
     def __init__(self, budget_bytes: int, copies: Copies, small_bytes: int) -> None:
@@ -79,7 +91,8 @@ class PagedMemory:
         self.used_bytes = 0
         self.paused = False
         self.counts = Counts()
-        self.next_use: Callable[[Page], float] | None = None
+        self.choice: Choice = least_recently_used
+        self.was_short = False
         self._copies = copies
         self._table = StorageTable[Page](self._died)
         self._movable: OrderedDict[Page, None] = OrderedDict()  # resident, the least recently used first
@@ -137,12 +150,11 @@ class PagedMemory:
         """
         missing = [page for page in pages if not page.resident]
         room = new_bytes + sum([page.size_bytes for page in missing])
-        if self.used_bytes + room > self.budget_bytes:
+        if not self.has_room(room):
             needed = new_bytes + sum(page.size_bytes for page in pages)
             if needed > self.budget_bytes:
                 self._refuse(what, needed, 0)
-            self.make_room(room, pages)
-            if self.used_bytes + room > self.budget_bytes:
+            if not self.make_room(room, pages):
                 self._refuse(what, needed, sum(p.size_bytes for p in self.pages() if p.fixed and p not in pages))
         for page in missing:
             self.counts.faults += 1
@@ -151,20 +163,29 @@ class PagedMemory:
             if page.arriving is not None:
                 self._arrived(page)
 
-    def make_room(self, size_bytes: int, keep: Collection[Page] = ()) -> None:
-        """Evict until so much is free, or nothing more can go."""
-        while self.used_bytes + size_bytes > self.budget_bytes:
-            victim = self._victim(keep)
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether so much is free."""
+        return self.used_bytes + size_bytes <= self.budget_bytes
+
+    def make_room(self, size_bytes: int, keep: Collection[Page] = (), choice: Choice | None = None) -> bool:
+        """Evict until so much is free, or nothing more can go; whether it is.
+
+        Args:
+            choice: which page leaves; None: as for operators.
+        """
+        choice = choice or self.choice
+        while not self.has_room(size_bytes):
+            victim = choice(page for page in self._movable if page not in keep)
             if victim is None:
-                return
+                return False
+            self.was_short = True
             self.counts.evictions += 1
             self.evict(victim)
+        return True
 
-    def _victim(self, keep: Collection[Page]) -> Page | None:
-        candidates = (page for page in self._movable if page not in keep)
-        if self.next_use is None:
-            return next(candidates, None)
-        return max(candidates, key=self.next_use, default=None)
+    def movable(self) -> Iterator[Page]:
+        """Pages on the device that could leave, the least recently used first."""
+        return iter(self._movable)
 
     def _refuse(self, what: Any, needed: int, fixed: int) -> None:
         beside = f", beside {show_bytes(fixed)} that cannot move" if fixed else ""
@@ -223,7 +244,7 @@ class PagedMemory:
         """Load it if there is room; whether there was."""
         if page.resident:
             return True
-        if self.used_bytes + page.size_bytes > self.budget_bytes:
+        if not self.has_room(page.size_bytes):
             return False
         self.counts.prefetches += 1
         self.load(page)

@@ -94,7 +94,12 @@ class PagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         foreseen = (
             expected.new_bytes if expected is not None else self._foresight.bytes_of(signature, func, args, kwargs)
         )
+        prefetcher = steps.prefetcher if memory.was_short else None
+        if prefetcher is not None:
+            prefetcher.starts(key, pages, read)
         memory.ensure(used, read, foreseen, func)
+        if prefetcher is not None:
+            prefetcher.bring(used, foreseen)
         for page in written:
             memory.will_be_written(page)
         clock = steps.clock()
@@ -102,6 +107,8 @@ class PagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         steps.stop(clock)
         memory.touch(used)
         born = self._births(result, foreseen)
+        if prefetcher is not None:
+            prefetcher.made(born)
         made = sum([page.size_bytes for page in born if page is not None])
         if signature is not None and made != foreseen:
             self._foresight.learn(signature, made)

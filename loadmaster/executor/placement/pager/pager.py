@@ -8,8 +8,9 @@
     print(pager.stats[-1])
 
 Parameters, gradients, optimizer state and activations alike: each storage is on the device when an operator needs it.
-The first steps are paged by demand, the least recently used leaves; then a plan of the recorded step says what moves
-when. Numbers are those of the same operators without a pager. A step ends with the optimizer's.
+The first step is paged by demand, the least recently used leaves. The next ones bring what came next in those before;
+then a plan of the recorded step says what moves when. Numbers are those of the same operators without a pager. A step
+ends with the optimizer's.
 
 What is replayed without PyTorch's dispatcher (CUDA graphs, kernels that are launched with raw addresses) cannot be
 paged: an address that is asked for keeps its storage on the device, and with ``debug`` it is refused.
@@ -21,7 +22,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ from loadmaster.executor.placement.operands import NUMBER_BYTES
 from loadmaster.executor.placement.pager.copies import copies_of
 from loadmaster.executor.placement.pager.memory import PagedMemory
 from loadmaster.executor.placement.pager.mode import PagerMode
+from loadmaster.executor.placement.pager.prefetch import Prefetcher
 from loadmaster.executor.placement.pager.raw_access import guarded
 from loadmaster.executor.placement.pager.steps import Planner, Steps, StepStats
 from loadmaster.executor.placement.trace import SMALL_BYTES
@@ -52,13 +54,15 @@ class Pager:
         model: on the device that it trains on.
         optimizer: of its parameters. None: call :meth:`end_step` after each step.
         budget_bytes: of all storages on the device together, a number or as in ``"6GiB"``.
-        planner: plans a problem under the budget it comes with: ``loadmaster.plan``. None: by demand only.
+        planner: plans a problem under the budget it comes with: ``loadmaster.plan``. None: without a plan.
+        prefetch: what moves pages where no plan is followed. ``"correlation"``: what came next the last time comes
+            next. None: demand alone.
         tier: the memory that pages go to; None: host memory, over the link that is measured.
         small_bytes: smaller storages stay on the device.
         debug: refuse access to memory that goes past PyTorch's dispatcher.
 
     Raises:
-        InputError: the model is wrapped, or the limit is no size.
+        InputError: the model is wrapped, the limit is no size, or there is no such way to prefetch.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Pager:
         *,
         budget_bytes: int | str,
         planner: Planner | None = None,
+        prefetch: Literal["correlation"] | None = "correlation",
         tier: Tier | None = None,
         small_bytes: int = SMALL_BYTES,
         debug: bool = False,
@@ -75,11 +80,16 @@ class Pager:
         if ddp_of(model) is not None:
             remedy = "Page the model that DistributedDataParallel wraps, one process to a device."
             raise InputError("model", type(model).__name__, "keeps addresses of its gradients", remedy)
+        if prefetch not in (None, "correlation"):
+            raise InputError("prefetch", prefetch, "is no way to prefetch", "Give 'correlation' or None.")
         self.model, self.optimizer, self.debug = model, optimizer, debug
         self.budget_bytes = bytes_of(budget_bytes, "budget_bytes")
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._memory = PagedMemory(self.budget_bytes, copies_of(self.device), small_bytes)
-        self._steps = Steps(model, optimizer, self.device, self._memory, planner, lambda: tier or self._measured())
+        prefetcher = None if prefetch is None else Prefetcher(self._memory)
+        self._steps = Steps(
+            model, optimizer, self.device, self._memory, planner, lambda: tier or self._measured(), prefetcher
+        )
         self._mode = PagerMode(self.device, self._memory, self._steps)
         self._entered = contextlib.ExitStack()
 

@@ -8,7 +8,7 @@ Whatever is followed, an operator gets its pages: a plan only decides when they 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -130,7 +130,11 @@ class Follower:
             self.pages[number] = page
             page.number = number
 
-    def next_use(self, page: Page) -> float:
+    def victim(self, pages: Iterator[Page]) -> Page | None:
+        """The page whose next use is farthest away."""
+        return max(pages, key=self._next_use, default=None)
+
+    def _next_use(self, page: Page) -> float:
         """How many calls away the next use of a page is; what is not used again comes last of all."""
         if page.number is None or self.pages.get(page.number) is not page:
             return 2.0 * len(self.schedule.calls)

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from loadmaster.errors import LoadmasterError
 from loadmaster.executor.placement.call_places import CallPlaces
-from loadmaster.executor.placement.pager.memory import Counts, Page, PagedMemory
+from loadmaster.executor.placement.pager.memory import Counts, Page, PagedMemory, least_recently_used
+from loadmaster.executor.placement.pager.prefetch import Prefetcher
 from loadmaster.executor.placement.pager.schedule import Call, Follower, schedule_of
 from loadmaster.executor.placement.recorder import Notes
 from loadmaster.executor.placement.trace import Cost, Trace, trace_of
@@ -118,8 +119,12 @@ class Steps:
     """Knows where training is.
 
     Args:
-        planner: given a problem with its budget, its plan; None: pages move by demand only.
+        planner: given a problem with its budget, its plan; None: there never is one.
         tier: where pages go.
+        prefetcher: brings pages where no plan is followed; None: they move by demand there.
+
+    Attributes:
+        prefetcher: while no plan is followed.
     """
 
     def __init__(
@@ -130,6 +135,7 @@ class Steps:
         memory: PagedMemory,
         planner: Planner | None,
         tier: Callable[[], Tier],
+        prefetcher: Prefetcher | None,
     ) -> None:
         self.stats: list[StepStats] = []
         self.problem: PlacementProblem | None = None
@@ -137,6 +143,8 @@ class Steps:
         self.refused: str | None = None
         self._model, self._optimizer, self._device, self._memory = model, optimizer, device, memory
         self._planner, self._tier = planner, tier
+        self.prefetcher: Prefetcher | None = None
+        self._predicting = prefetcher
         self._places = CallPlaces(Step(model, None))
         self._following = contextlib.ExitStack()
         self._tape: Tape | None = None
@@ -145,12 +153,18 @@ class Steps:
         self._strayed = 0
         self._count = 0
         self._began = time.perf_counter()
+        self._guide()
 
     # Within a step
 
     def expect(self, key: Hashable) -> Call | None:
         """The call of the plan that this one is."""
-        return None if self._follower is None else self._follower.expect(key)
+        if self._follower is None:
+            return None
+        expected = self._follower.expect(key)
+        if self._follower.lost and self.prefetcher is None:
+            self._guide()
+        return expected
 
     def clock(self) -> Clock | None:
         """Running, if times are wanted."""
@@ -215,6 +229,9 @@ class Steps:
                 self._follower.begin()
         elif self._planner is not None and self._count == 1:
             self._start_recording()
+        if self._predicting is not None:
+            self._predicting.end_step()
+        self._guide()
         self._began = time.perf_counter()
 
     def close(self) -> None:
@@ -273,11 +290,21 @@ class Steps:
     def _follow(self, trace: Trace, plan: PlacementPlan, tape: Tape) -> None:
         assert plan.moves is not None
         self._follower = Follower(schedule_of(tape.calls, trace, plan.moves), self._memory)
-        self._memory.next_use = self._follower.next_use
         for page in self._memory.pages():
             storage = page.storage()
             if storage is not None:
                 self._follower.is_now(tape.notes.number(storage), page)
 
     def _unfollow(self) -> None:
-        self._follower, self._memory.next_use, self._strayed = None, None, 0
+        self._follower, self._strayed = None, 0
+
+    def _guide(self) -> None:
+        """Let the plan say what moves, or else the prefetcher, if there is one."""
+        if self._follower is not None and not (self._follower.lost and self._predicting):
+            self.prefetcher, self._memory.choice = None, self._follower.victim
+        elif self._predicting is not None:
+            if self.prefetcher is None:
+                self._predicting.interrupt()
+            self.prefetcher, self._memory.choice = self._predicting, self._predicting.victim
+        else:
+            self._memory.choice = least_recently_used
