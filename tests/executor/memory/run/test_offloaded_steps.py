@@ -18,6 +18,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture
 from loadmaster.executor.memory.operators.grouping import group
 from loadmaster.executor.memory.run.emission import emit
+from loadmaster.executor.memory.run.segments import STAGE
 from loadmaster.executor.steps import transfers
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory.checker import check
@@ -78,6 +79,21 @@ def test_everything_travels(captured, name, lead, linger):
     verdict = check(problem, by_hand, 1 << 50)
     assert verdict.violations == ()
     assert_equal(gradients(model, inputs, loss, plan(problem, by_hand)), gradients(model, inputs, loss, None))
+
+
+def test_buffers_are_written_in_the_segments_that_make_their_values(traced, captured):
+    """What a norm's statistics become is written before the next cut, not after the last one."""
+    *_, problem = captured["convnet"]
+    by_hand = travelling(problem, schedule(problem, lambda i: True), lambda i: True)
+    forward, _ = emit(traced["convnet"].operators, by_hand)
+    copies = forward.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    assert len(copies) == 3 * 4  # mean, variance and the count of batches, of four norms
+    segment, number = {}, 0
+    for node in forward.graph.nodes:
+        number += STAGE in node.meta
+        segment[node] = number
+    assert number > 4 and len({segment[c] for c in copies}) >= 4
+    assert all(segment[c] == segment[c.args[1]] for c in copies)
 
 
 def staying(problem: MemoryProblem, travelling: Schedule) -> Schedule:
