@@ -140,7 +140,7 @@ def _ablation(memory: Result) -> str:
         table_of(["implementations", *(TITLES[c] for c in cases)], rows),
         f"Small encodings help most; without any implementations, {names(unplanned)} has no plan at this budget.",
         f"Offload makes the step longer on {names({'case': c} for c in worse)}: what is sent cuts the compiled graph, "
-        "which has no price in the plan yet.",
+        "which had no price in these plans.",
         memory,
     )
 

@@ -168,8 +168,9 @@ def under_budget(
     if offload:
         device = device_of(model, inputs)
         with alone():
-            link = host_link(device, None if device.type == "cuda" else "h200")
+            link = host_link(device, None if device.type == "cuda" else "h200", compiled=backend == "inductor")
         facts |= {"to_host_gbps": link.to_host_gbps, "from_host_gbps": link.from_host_gbps}
+        facts |= {"cut_us": link.cut_us, "cut_gbps": link.cut_gbps}
     start = time.perf_counter()
     with remembering(costs, alone):
         fitter = Fitter(

@@ -9,22 +9,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from loadmaster.errors import InputError
-from loadmaster.models.fields import Gbps, Size
+from loadmaster.models.fields import Bounds, Gbps, Size
 
 GIB = 2**30
+# Where a result that travels cuts a compiled graph: before the operator that waits for its room, and before and after
+# the backward operator that it is fetched for. What was one kernel is two: at most a launch more each.
+CUTS = 3
+# Across them a tensor of the result's size (its gradient, mostly) is written once and read once that one kernel would
+# have kept to itself. Counted in the kernels that Inductor makes of the backward pass, at 0.53 of eager's peak: 1.7
+# bytes for each byte sent in GoogleNet, 2.0 in ResNet-50.
+MOVED_PER_BYTE = 2
 DType = Literal["float64", "float32", "tf32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)
 class HostLink:
-    """The link to host memory: bandwidths in GB/s (1e9 bytes per second) and room for offloaded tensors."""
+    """The link to host memory, and what it costs a compiled graph that a result leaves over it.
+
+    Attributes:
+        to_host_gbps, from_host_gbps: bandwidths, GB/s (1e9 bytes per second).
+        capacity_bytes: room for offloaded tensors.
+        cut_us: what every result sent costs beside its copies.
+        cut_gbps: of device memory, which moves :data:`MOVED_PER_BYTE` bytes more for each byte sent; None: it does not.
+    """
+
+    leave_out_defaults: ClassVar = True
 
     to_host_gbps: Gbps
     from_host_gbps: Gbps
     capacity_bytes: Size | None = None
+    cut_us: Annotated[float, Bounds(ge=0, le=1e9)] = 0.0
+    cut_gbps: Gbps | None = None
+
+    def cutting_us(self, size_bytes: int) -> float:
+        """What a result of that many bytes costs beside its copies: the compute takes so much longer."""
+        moved_us = 0.0 if self.cut_gbps is None else MOVED_PER_BYTE * size_bytes / (self.cut_gbps * 1e3)
+        return self.cut_us + moved_us
 
     def to_host_us(self, size_bytes: int) -> float:
         """Time to send that many bytes to the host."""
@@ -67,6 +90,13 @@ class Hardware:
     def tflops_for(self, dtype: DType) -> float:
         """The rate that this format runs at."""
         return self.tflops.get(dtype, self.tflops["float32"])
+
+    def host_link(self, *, compiled: bool = False) -> HostLink:
+        """Its link, and what results that travel cost a step that is compiled."""
+        if not compiled:
+            return HostLink(self.to_host_gbps, self.from_host_gbps)
+        cut_gbps = self.dram_gbps * self.dram_share
+        return HostLink(self.to_host_gbps, self.from_host_gbps, cut_us=CUTS * self.launch_us, cut_gbps=cut_gbps)
 
     def document(self) -> dict[str, object]:
         """The entry as plain JSON values."""

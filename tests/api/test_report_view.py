@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from loadmaster.api.report.memory.plan_page import plan_page
 from loadmaster.api.report.memory.view import view
+from loadmaster.api.report.memory.words import summary
 from tests.models.memory.test_checked_journeys import LINK, travelling
 from tests.models.memory.test_memory_checker import PLENTY, a_plan, three_operators
 
@@ -21,3 +25,11 @@ def test_a_result_that_is_sent_is_there_until_it_is_gone_and_from_the_issue_of_i
             # Issued when the backward pass starts, it has hardly been gone.
             assert sent.resident in (((0.0, end_us), back), ((0.0, back[1]),))
             assert (len(sent.resident) == 1) == (issued_at == 1 and not gone_before)
+
+
+def test_what_cuts_cost_is_shown_where_there_are_any() -> None:
+    for cut_us in (0.0, 6.0):
+        problem = three_operators(host_link=replace(LINK, cut_us=cut_us))
+        seen = view(problem, a_plan(problem, travelling(1), PLENTY))
+        page, words = plan_page(seen), summary(replace(seen.plan, check=seen.check.summary()))
+        assert ("cutting the graph" in page) == ("6.000 us cutting the graph" in words) == (cut_us > 0)

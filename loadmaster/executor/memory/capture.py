@@ -143,7 +143,8 @@ def capture(
         parallel, ranks: what will wrap the step, ``ddp`` or ``fsdp2``, and on how many ranks: what it holds on each
             rank counts. The plan is for one rank and its part of the batch.
         host_link: whether plans may send results to the host; True measures the link on a CUDA device, or takes it
-            from the catalogue where ``hardware`` is named. Give one of your own where several processes share it.
+            from the catalogue where ``hardware`` is named. Give one of your own where several processes share it;
+            what it says of cuts counts then (``cut_us``, ``cut_gbps``).
         implementations: those that plans may choose from; the same when the plan is applied.
         name: of the problem; the graph's fingerprint is appended, which :func:`apply` holds a plan against.
         progress: whether to say what goes on, in a line on standard error. None: in a terminal or a notebook.
@@ -234,7 +235,7 @@ def _captured(
         name=f"{options.name or type(model).__name__}-{operators.fingerprint}",
         title=f"{type(model).__name__}, costs {whose}",
         wrapper=wrapper,
-        host_link=link_of(device, hardware) if link is True else link or None,
+        host_link=link_of(device, hardware, compiled=fused) if link is True else link or None,
         progress=options.progress,
     )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from loadmaster.errors import InputError
-from loadmaster.models.hardware import HostLink
+from loadmaster.models.hardware import CUTS, HostLink, hardware_reported_as
 from loadmaster.models.hardware import hardware as entry_of
 
 PROBE_BYTES = 1 << 28
@@ -20,27 +21,31 @@ HOST_SHARE = 0.5  # of the host's memory: the rest is for the data, and for what
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
-def host_link(device: torch.device, hardware: str | None = None) -> HostLink:
+def host_link(device: torch.device, hardware: str | None = None, *, compiled: bool = False) -> HostLink:
     """The link between a device and its host.
 
     Args:
         device: measured, if it is a CUDA device.
         hardware: an entry of the catalogue instead; the room on its host is not known then, and taken as unlimited.
+        compiled: for a step that Inductor compiles, whose graph is cut by what is sent; one that runs operator by
+            operator has nothing to cut.
 
     Raises:
         InputError: no such entry, or nothing to measure: the device is the host.
     """
     if hardware is not None:
-        entry = entry_of(hardware)
-        return HostLink(entry.to_host_gbps, entry.from_host_gbps)
+        return entry_of(hardware).host_link(compiled=compiled)
     if device.type != "cuda":
         remedy = "Name a device of the catalogue (hardware), or give a HostLink of your own."
         raise InputError("host_link", str(device), "has no link to the host that could be measured", remedy)
-    return measured_link(device)
+    return measured_link(device, compiled=compiled)
 
 
-def measured_link(device: torch.device) -> HostLink:
+def measured_link(device: torch.device, *, compiled: bool) -> HostLink:
     """Pinned copies of 256 MiB in each direction on their own, the median of nine; room for half the host's memory.
+
+    What a cut costs depends on what would have been one kernel, so no small graph stands for a model's. It is put
+    together: launches, at what they cost on such a device, and bytes, at what a pass over device memory reaches here.
 
     Raises:
         InputError: so much host memory cannot be pinned.
@@ -52,11 +57,17 @@ def measured_link(device: torch.device) -> HostLink:
             "host_link", PROBE_BYTES, f"cannot be measured: {error}", "Let the process lock more memory (ulimit -l)."
         ) from error
     there = torch.empty(PROBE_BYTES, dtype=torch.uint8, device=device)
-    return HostLink(
+    link = HostLink(
         to_host_gbps=_gbps(lambda: host.copy_(there, non_blocking=True)),
         from_host_gbps=_gbps(lambda: there.copy_(host, non_blocking=True)),
         capacity_bytes=int(HOST_SHARE * host_bytes()),
     )
+    if not compiled:
+        return link
+    words = there.view(torch.int32)
+    entry = hardware_reported_as(torch.cuda.get_device_name(device)) or entry_of("a100-40gb")
+    # Each byte is read and written.
+    return replace(link, cut_us=CUTS * entry.launch_us, cut_gbps=2 * _gbps(lambda: words.add_(1)))
 
 
 def host_bytes() -> int:

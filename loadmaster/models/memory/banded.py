@@ -26,7 +26,8 @@ Variables (binary unless said):
     b[j], w[j]  continuous: bytes waiting for the link when forward j starts; those of them left over when j-1 ended
     stall[j], stall[h]  continuous: waits in microseconds
 
-Objective: forward + recomputation + backward costs + stalls (4.9).
+Objective: forward + recomputation + backward costs + stalls (4.9) + sum(c_i o[i]), c_i the time by which sending
+result i cuts a compiled graph (:meth:`HostLink.cutting_us`).
 
 Constraints, numbered as in [Shah23] where they are its own, by which every sum of bytes is at most M (4.16):
 (4.7)  what is recomputed finds its inputs: r[h,j] <= s[h,i] + r[h,i] + f[h,i] for inputs i of j, and
@@ -45,8 +46,8 @@ Constraints, numbered as in [Shah23] where they are its own, by which every sum 
 (4.12) backward k: workspace + gradients + sum(m_i v[k,i]) <= M - `backward_memory`
 (4.1)  forward j: workspace + m_j + |L_j| + kept before + b[j] <= M - `forward_memory`
 (M.a)  one implementation each - `single_backward_implementation`
-(O1)   b[j] >= bytes last read by j-1 and sent + w - bandwidth stall[j]; w >= b[j-1] - bandwidth (time of j-1);
-       w = 0 where nothing joins the queue; b[V] = 0 - `drain_queue`
+(O1)   b[j] >= bytes last read by j-1 and sent + w - bandwidth (stall[j] + sum(c_i o[i], i last read by j-1));
+       w >= b[j-1] - bandwidth (time of j-1), 0 where nothing joins the queue; b[V] = 0 - `drain_queue`
 (O2)   o[i] + s[0,i] <= 1; f[h,i] <= o[i]; bytes sent <= host capacity; what is overwritten is not sent - `sending`
 (O3)   g[h,i] <= f[h,i]; bytes f[h] - g[h] take no longer than slot h-1 and stall[h], and stand in memory there (4.15);
        bytes g[h] cost their time - `fetching`

@@ -16,7 +16,8 @@ The step fits a budget B when, in every stage t,
 
 Source: MONeT, [Shah23] equations 4.1 to 4.3 and 4.12 to 4.16, and the accounting of its published
 schedules. Offload extends it by the rule of :mod:`loadmaster.models.memory.links`: in the forward pass F_t is the bytes
-that the rule counts while the operator at hand runs; waiting for a copy is a stall.
+that the rule counts while the operator at hand runs; waiting for a copy is a stall, and what results sent cost a
+compiled graph is time of the step too.
 
 Violations are reported in words; a plan with any is a bug report, never an answer.
 """
@@ -29,7 +30,7 @@ import numpy as np
 
 from loadmaster.errors import InputError
 from loadmaster.models.documents import expect_problem
-from loadmaster.models.memory.links import HostTraffic
+from loadmaster.models.memory.links import HostTraffic, Start
 from loadmaster.models.memory.plan import Compute, MemoryPlan, Schedule, Stage
 from loadmaster.models.memory.problem import BackwardImplementation, BackwardOperator, ForwardOperator, MemoryProblem
 from loadmaster.models.memory.verdict import Check, Event, Moment
@@ -68,7 +69,7 @@ class _Replay:
         self.events: list[Event] = []
         self.clock_us = 0.0
         self.objective = 0.0
-        self.spent_us = {"forward": 0.0, "recompute": 0.0, "backward": 0.0, "stall": 0.0}
+        self.spent_us = {"forward": 0.0, "recompute": 0.0, "backward": 0.0, "stall": 0.0, "cut": 0.0}
         self.peak_bytes = 0
         self.peak: Moment | None = None
         self.recomputed = 0
@@ -83,13 +84,14 @@ class _Replay:
             stored: set[int] = set()
             for t, stage in enumerate(self.schedule.stages):
                 stored = self._stage(t, stage, stored)
+        beside_us = self.spent_us["stall"] + self.spent_us["cut"]
         return Check(
             ok=not self.violations,
             violations=tuple(self.violations),
             peak_bytes=self.peak_bytes,
             peak_at=self._words(self.peak),
             peak=self.peak,
-            objective=self.objective + (self.spent_us["stall"] if self.problem.objective == "time" else 0.0),
+            objective=self.objective + (beside_us if self.problem.objective == "time" else 0.0),
             time_us=self.clock_us,
             forward_us=self.spent_us["forward"],
             recompute_us=self.spent_us["recompute"],
@@ -99,6 +101,7 @@ class _Replay:
             offloaded_bytes=int(sum(self.bytes[i] for i in self.schedule.offload if i < self.count)),
             events=tuple(self.events),
             copies=tuple(self.traffic.copies),
+            cut_us=self.spent_us["cut"],
         )
 
     def _wrong(self, text: str) -> None:
@@ -134,7 +137,7 @@ class _Replay:
     def _stage(self, t: int, stage: Stage, stored: set[int]) -> set[int]:
         """Replay stage t from the results carried into it; returns what it keeps."""
         if t == 1:
-            self._stall_until(self.traffic.before(self.count, self.clock_us)[0])
+            self._hold_up(self.traffic.before(self.count, self.clock_us))
         self.traffic.issue(t, self.clock_us)
         for f in stage.fetches:
             self._stall_until(self.traffic.arrive(t, f.forward))
@@ -285,6 +288,12 @@ class _Replay:
         self.clock_us += time_us
         self.spent_us[what] += time_us
 
+    def _hold_up(self, start: Start) -> float:
+        """Let the clock go on until an operator may start; returns the stall in it."""
+        self.clock_us += start.cut_us
+        self.spent_us["cut"] += start.cut_us
+        return self._stall_until(start.start_us)
+
     def _stall_until(self, time_us: float) -> float:
         stall = max(0.0, time_us - self.clock_us)
         self.clock_us += stall
@@ -323,10 +332,10 @@ class _Resident:
             return 0.0
         stall = 0.0
         for j in range(first, last + 1):
-            ready, stuck = self.replay.traffic.before(j, self.replay.clock_us)
-            if stuck:
-                self.replay._wrong(f"forward {j} waits for forward {stuck[0]} to be gone, which is not queued by then")
-            stall += self.replay._stall_until(ready)
+            start = self.replay.traffic.before(j, self.replay.clock_us)
+            for i in start.stuck[:1]:
+                self.replay._wrong(f"forward {j} waits for forward {i} to be gone, which is not queued by then")
+            stall += self.replay._hold_up(start)
             self._account(int(self.profile[j]), "before", Compute(j))
         return stall
 

@@ -12,17 +12,37 @@ relaxation bound it, the executor carries it out:
   link. The backward pass starts when everything has left: no copy to the host runs beside one from it.
 - A fetch is queued when the stage ``issued_at`` starts, those for earlier stages first, those for one stage in the
   order listed; one copy at a time. Its bytes count from then on, and the stage it is for waits until it has arrived.
+- A result sent cuts a compiled graph. That is paid for once, when the result is queued: the next operator starts
+  ``HostLink.cutting_us`` later, while the link carries on. All tensors of one operator travel as one result. Results
+  that wait or arrive together share their cuts; each is charged for its own.
+
+Copies are queued before those ahead of them are over, so the link rests only while nothing waits for it. Several at
+once would share its bandwidth and move no more.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.verdict import Copy
+
+
+class Start(NamedTuple):
+    """When an operator may start.
+
+    Attributes:
+        cut_us: how much longer the compute has taken because of results sent just before.
+        start_us: when it may start, that included.
+        stuck: results that it would wait for and that are not even queued.
+    """
+
+    cut_us: float
+    start_us: float
+    stuck: list[int]
 
 
 class HostTraffic:
@@ -48,28 +68,26 @@ class HostTraffic:
         self._sent_us: dict[int, float] = {}
         self._arrivals_us: dict[tuple[int, int], float] = {}
 
-    def before(self, j: int, clock_us: float) -> tuple[float, list[int]]:
-        """Forward operator j is about to start (the number of forward operators: the backward pass is).
-
-        Returns:
-            When it may start, and the results it would wait for that are not even queued.
-        """
+    def before(self, j: int, clock_us: float) -> Start:
+        """Forward operator j is about to start (the number of forward operators: the backward pass is)."""
         last_readers, sizes = self.problem.last_readers, self.problem.output_bytes
         for i in self._gone_before:
             if last_readers[i] < j and not self._on_device[i]:
                 self._on_device[i] = True
                 self.leaving_bytes += int(sizes[i])
+        cut_us = 0.0
         while self._unqueued and last_readers[self._unqueued[0]] < j:
-            self._send(self._unqueued.popleft(), clock_us)
+            cut_us += self._send(self._unqueued.popleft(), clock_us)
+        start_us = clock_us + cut_us
         stuck = []
         for i in [i for i, gone in self._gone_before.items() if gone <= j]:
             del self._gone_before[i]
             self.leaving_bytes -= int(sizes[i]) if self._on_device[i] else 0
             if i in self._sent_us:
-                clock_us = max(clock_us, self._sent_us[i])
+                start_us = max(start_us, self._sent_us[i])
             else:
                 stuck.append(i)
-        return clock_us, stuck
+        return Start(cut_us, start_us, stuck)
 
     def issue(self, t: int, clock_us: float) -> None:
         """Stage t starts: queue the fetches that it issues."""
@@ -90,10 +108,12 @@ class HostTraffic:
         self.incoming_bytes -= int(self.problem.output_bytes[i])
         return self._arrivals_us.pop((t, i))
 
-    def _send(self, i: int, clock_us: float) -> None:
+    def _send(self, i: int, clock_us: float) -> float:
+        """Queue the copy; returns what sending the result costs beside it."""
         assert self.link is not None
-        time_us = self.link.to_host_us(int(self.problem.output_bytes[i]))
-        self._sent_us[i] = self._queue(i, "to_host", time_us, clock_us)
+        size = int(self.problem.output_bytes[i])
+        self._sent_us[i] = self._queue(i, "to_host", self.link.to_host_us(size), clock_us)
+        return self.link.cutting_us(size)
 
     def _queue(self, i: int, direction: Literal["to_host", "from_host"], time_us: float, clock_us: float) -> float:
         start_us = max(self._free_us, clock_us)

@@ -22,7 +22,7 @@ CHECKED: Mapping[str, Any] = {
     "ok": bool,
     "peak_bytes": Index,
     "peak_at": str,
-    **dict.fromkeys(("time_us", "forward_us", "recompute_us", "backward_us", "stall_us"), _Us),
+    **dict.fromkeys(("time_us", "forward_us", "recompute_us", "backward_us", "stall_us", "cut_us"), _Us),
     "recomputed": Index,
     "offloaded_bytes": Index,
 }

@@ -22,7 +22,7 @@ Variables (binary unless said):
     u[i,j], z[g,i]  binary: result i, sent, has gone when forward j starts; is under way when the last stage of g runs
 
 Objective: forward + recomputation + backward costs, every recomputation at its cheapest, in-place savings granted;
-stalls.
+stalls; sum(c_i o[i]), c_i the time by which sending result i cuts a compiled graph (:meth:`HostLink.cutting_us`).
 
 Constraints; each holds for every schedule the checker accepts, so the optimum is a lower bound:
 (R1)  r[g,j] <= s[g,i] + r[g,i] (+ f[g,i]) for inputs i of j; r[g,e] <= r[g,parent] for encoded e -
@@ -40,9 +40,9 @@ Constraints; each holds for every schedule the checker accepts, so the optimum i
 (R10) e[g,i] >= s[g+1,i] - r[g,i], and needs of i at b_g - r[g,i]: there throughout the group - `recompute_memory`
 (R11) recomputing j: r[g,j] (workspace + m_j + |L_j|) + sum(m_i e[g,i], i not in L_j or j) <= M - `recompute_memory`
 (R12) in a group of one stage, (R11) has s[g,i] for i > j and s[g+1,i] for i < j, not e - `recompute_memory`
-(R13) b[j] >= bytes last read by j-1 and sent + w[j] - bandwidth stall[j]; w[j] >= b[j-1] - bandwidth (time of j-1);
-      w[j] = 0 where nothing joins the queue; b[V] = 0; f[g,i] <= o[i]; o[i] + s[0,i] <= 1; bytes sent <= host capacity;
-      (R5) has b[j] too - `drain_queue`, `sending`
+(R13) b[j] >= bytes last read by j-1 and sent + w[j] - bandwidth (stall[j] + sum(c_i o[i], i last read by j-1));
+      w[j] >= b[j-1] - bandwidth (time of j-1), 0 where nothing joins the queue; b[V] = 0; f[g,i] <= o[i];
+      o[i] + s[0,i] <= 1; bytes sent <= host capacity; (R5) has b[j] too - `drain_queue`, `sending`
 (R14) bytes f[g] <= p[g-1] + bandwidth (stall[g] + time of group g before its last backward operator; none of that time
       in a group of one stage, which fetches before it recomputes) - `fetching`
 (R15) bytes f[g] + p[g] <= p[g-1] + bandwidth (time of group g + stall[g]); (R9) of the group's last stage has p[g] too,

@@ -57,14 +57,20 @@ def held_bytes(g: GroupedProblem, queue: SendQueue | None, f: ForwardOperator) -
 
 
 def drain_queue(w: RowWriter, g: GroupedProblem, queue: SendQueue, costs: list[tuple[Row, float]]) -> None:
-    """(O1): what is done with joins the queue, the link takes from it while operators run and while they wait."""
+    """(O1): what is done with joins the queue, the link takes from it while operators run and while they wait.
+
+    Each result sent is paid for here: by so much the next operator starts later, and the link carries on.
+    """
     link = g.problem.host_link
     assert link is not None
     per_us = link.to_host_gbps * 1e3 / MIB
     stalls = w.builder.columns("stall_us", g.count + 1)
     joins: dict[int, Row] = {}
     for i in np.flatnonzero(queue.offload >= 0):
-        joins.setdefault(g.problem.last_readers[i], Row()).also(int(queue.offload[i]), g.sizes[i])
+        cut_us = link.cutting_us(int(g.problem.output_bytes[i]))
+        w.cost(int(queue.offload[i]), cut_us)
+        left = g.sizes[i] - per_us * cut_us
+        joins.setdefault(g.problem.last_readers[i], Row()).also(int(queue.offload[i]), left)
     for j in range(1, g.count + 1):
         w.cost(int(stalls[j]), 1.0)
         cost, constant = costs[j - 1]

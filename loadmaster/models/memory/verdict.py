@@ -66,7 +66,7 @@ class Check:
         peak_bytes, peak_at: the highest resident bytes and the operator there.
         peak: the same moment as data; None where nothing was replayed.
         objective: of the replay, in the problem's unit.
-        time_us: of the whole step, with its parts forward, recompute, backward and stall.
+        time_us: of the whole step, with its parts forward, recompute, backward, stall and cut.
         events: the timeline of the operators.
         copies: the timeline of the host link.
     """
@@ -86,8 +86,10 @@ class Check:
     events: tuple[Event, ...] = field(repr=False)
     copies: tuple[Copy, ...] = field(default=(), repr=False)
     peak: Moment | None = None
+    cut_us: float = 0.0
 
     def summary(self) -> dict[str, object]:
         """What a plan document records of it."""
         names = ("ok", "peak_bytes", "peak_at", "time_us", "forward_us", "recompute_us", "backward_us", "stall_us")
-        return {name: getattr(self, name) for name in (*names, "recomputed", "offloaded_bytes")}
+        cut = ("cut_us",) if self.cut_us else ()
+        return {name: getattr(self, name) for name in (*names, *cut, "recomputed", "offloaded_bytes")}

@@ -26,6 +26,15 @@ def test_the_link_is_given_or_named_or_absent() -> None:
     assert captured == {False: None, True: named, HostLink(1.0, 2.0, 3): HostLink(1.0, 2.0, 3)}
 
 
+def test_what_is_sent_cuts_a_compiled_step_only() -> None:
+    h200 = torch.device("cpu"), "h200"
+    assert link.host_link(*h200) == hardware("h200").host_link()
+    assert link.host_link(*h200, compiled=True) == hardware("h200").host_link(compiled=True)
+    model, inputs, loss = mlp_case()
+    captured = capture(model, inputs, loss, hardware="h200", backend="inductor", host_link=True).host_link
+    assert captured is not None and captured.cut_us > 0
+
+
 def test_the_cpu_has_no_link_to_measure() -> None:
     model, inputs, loss = mlp_case()
     with pytest.raises(InputError, match="host_link") as found:
@@ -58,3 +67,7 @@ def test_measured_links_are_plausible() -> None:
     for gbps in (measured.to_host_gbps, measured.from_host_gbps):
         assert 2 < gbps < 1000
     assert measured.capacity_bytes is not None and 1 << 30 < measured.capacity_bytes < link.host_bytes()
+    assert (measured.cut_us, measured.cut_gbps) == (0.0, None)
+    compiled = link.host_link(torch.device("cuda"), compiled=True)
+    assert compiled.cut_us > 0
+    assert compiled.cut_gbps is not None and 10 * measured.to_host_gbps < compiled.cut_gbps < 20_000

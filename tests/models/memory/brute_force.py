@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,19 +26,40 @@ def best_objective(problem: MemoryProblem, budget_bytes: int) -> float:
     return best_objectives(problem, [budget_bytes])[0]
 
 
-def best_objectives(problem: MemoryProblem, budgets_bytes: Sequence[int]) -> list[float]:
-    """The same for each of several budgets, ascending."""
+def best_over_an_endless_link(problem: MemoryProblem, budget_bytes: int) -> tuple[float, int]:
+    """The same with offload over a link that takes no time and has room for everything: only cuts cost something.
+
+    Returns:
+        The objective, and the fewest results that are sent for it.
+    """
+    sizes, link = problem.output_bytes, problem.host_link
+    assert link is not None
+    best = []
+    for count in range(len(sizes)):
+        for sent in itertools.combinations(range(len(sizes) - 1), count):
+            cuts_us = sum(link.cutting_us(int(sizes[i])) for i in sent)
+            best.append((best_objectives(problem, [budget_bytes], sent)[0] + cuts_us, count))
+    return min(best)
+
+
+def best_objectives(problem: MemoryProblem, budgets_bytes: Sequence[int], sent: Collection[int] = ()) -> list[float]:
+    """The same for each of several budgets, ascending; ``sent`` leave after their last reader and come for nothing."""
     sets = Sets(problem)
     budgets = np.array(budgets_bytes)
     spent = np.full((sets.count, len(budgets)), math.inf)
     spent[0] = 0.0
     for t in range(problem.stage_count):
+        for i in sent if t else ():
+            here, away = sets.every | sets.mask([i]), sets.every & ~sets.mask([i])
+            spent[here] = np.minimum(spent[here], spent[away])
         following = np.full_like(spent, math.inf)
         for computes in runs(problem, t):
             ways = range(len(problem.backward[t - 1].implementations)) if t else [None]
             for way in ways:
                 peak = sets.peak_bytes(t, computes, way)
                 peak[~np.isfinite(spent[:, -1])] = NEVER
+                if t == 0:
+                    peak[:, sets.every & sets.mask(sent) > 0] = NEVER
                 stored, keep = (np.flatnonzero((peak <= budgets[-1]).any(axis=axis)) for axis in (1, 0))
                 peak, cost = peak[np.ix_(stored, keep)], spent[stored] + cost_of(problem, t, computes, way)
                 after = np.where(peak[:, :, None] <= budgets, cost[:, None, :], math.inf).min(axis=0, initial=math.inf)

@@ -85,9 +85,10 @@ class _Common:
         for j in range(1, len(self.V) + 1):
             joins = [i for i in self.V if max([i, *(n.id for n in forward if i in n.inputs)]) == j - 1]
             stall, left = amount(f"stall_{j}"), amount(f"left_{j}")
-            self.objective += stall
+            cut = pulp.lpSum(o[i] * link.cutting_us(forward[i].output_bytes) for i in joins)
+            self.objective += stall + cut
             self.model += left >= backlog[j - 1] - per_us * self.forward_cost[j - 1]
-            self.model += backlog[j] >= left + pulp.lpSum(self.m[i] * o[i] for i in joins) - per_us * stall
+            self.model += backlog[j] >= left + pulp.lpSum(self.m[i] * o[i] for i in joins) - per_us * (stall + cut)
         self.model += backlog[len(self.V)] <= 0
 
 

@@ -109,7 +109,7 @@ def test_any_problem_round_trips(seed: int, once_only: float, energy: bool, link
         operators=5,
         once_only=once_only,
         objective="energy" if energy else "time",
-        host_link=HostLink(12.0, 10.0, 1000) if link else None,
+        host_link=HostLink(12.0, 10.0, 1000, cut_us=9.0, cut_gbps=4000.0) if link else None,
     )
     assert read_problem(json.loads(json.dumps(write_problem(problem)))) == problem
 
@@ -147,6 +147,8 @@ def test_needs_are_a_set() -> None:
     twice = read_problem(changed("backward", 0, "implementations", 0, "needs", to=[3, 1, 1]))
     assert twice.backward[0].implementations[0].needs == (1, 3)
 
+
+GBPS = {"to_host_gbps": 1, "from_host_gbps": 1}
 
 REFUSED: list[tuple[Document, str, str]] = [
     (changed("colour", to="red"), "colour", "not a field"),
@@ -208,6 +210,12 @@ REFUSED: list[tuple[Document, str, str]] = [
     (changed("forward", 1, "in_place", "energy_delta_uj", to=-21.0), "forward[1].in_place.energy_delta_uj", "negative"),
     (changed("host_link", to={"to_host_gbps": 0, "from_host_gbps": 1}), "host_link.to_host_gbps", "greater than 0"),
     (changed("host_link", to={"to_host_gbps": 1}), "host_link.from_host_gbps", "missing"),
+    (changed("host_link", to={**GBPS, "cut_us": -1.0}), "host_link.cut_us", "greater than or equal to 0"),
+    (changed("host_link", to={**GBPS, "cut_us": 1e10}), "host_link.cut_us", "less than or equal to"),
+    (changed("host_link", to={**GBPS, "cut_us": math.nan}), "host_link.cut_us", "finite"),
+    (changed("host_link", to={**GBPS, "cut_us": "1"}), "host_link.cut_us", "number"),
+    (changed("host_link", to={**GBPS, "cut_gbps": 0}), "host_link.cut_gbps", "greater than 0"),
+    (changed("host_link", to={**GBPS, "cut_ms": 1.0}), "host_link.cut_ms", "not a field"),
 ]
 
 

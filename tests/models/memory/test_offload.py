@@ -136,7 +136,7 @@ def test_the_checkers_time_is_the_programs_but_for_one_copy(seed: int) -> None:
     only by what completion saves: a cheaper implementation than the program has columns for, or a needless compute.
     """
     if seed < 8:
-        problem = chain(seed, link_of(0.5 + seed % 4))
+        problem = chain(seed, replace(link_of(0.5 + seed % 4), cut_us=1.5 * (seed % 2)))
         found = planned(problem, budget := budget_of(problem, 0.2), 9)
         assert found is not None and found[1].offload
     else:
@@ -158,7 +158,7 @@ def test_the_checkers_time_is_the_programs_but_for_one_copy(seed: int) -> None:
 def test_no_journeys_beat_the_relaxation(seed: int) -> None:
     """Journeys at random, under the very budget that they need: no bound may be above their time."""
     draw = np.random.default_rng(seed)
-    link = link_of(float(draw.choice([0.2, 0.5, 1.0, 3.0])))
+    link = replace(link_of(float(draw.choice([0.2, 0.5, 1.0, 3.0]))), cut_us=2.0 * (seed % 3))
     if seed % 2:
         problem = chain(seed, link)
     else:

@@ -33,6 +33,7 @@ def _facts(view: View) -> str:
     bound = "no bound was computed" if plan.bound is None else f"no plan is below {show_cost(plan.bound, plan.unit)}"
     peak_share = f"{show_share(check.peak_bytes / plan.budget_bytes)} of the budget, at {check.peak_at}"
     again = f"{check.recomputed} operators run again"
+    cut = [("cutting the graph", show_cost(check.cut_us, "us"), "where copies are waited for")] if check.cut_us else []
     return facts(
         [
             ("step", show_cost(plan.objective, plan.unit), f"{show_share(over)} over unlimited memory"),
@@ -40,6 +41,7 @@ def _facts(view: View) -> str:
             ("peak", show_bytes(check.peak_bytes), peak_share),
             ("recomputing", show_cost(check.recompute_us, "us"), again),
             ("waiting for copies", show_cost(check.stall_us, "us"), f"{show_bytes(check.offloaded_bytes)} offloaded"),
+            *cut,
             ("checker", "passed", f"{plan.method}, stopped by {plan.stopped_by}"),
         ]
     )

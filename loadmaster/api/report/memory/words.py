@@ -65,7 +65,7 @@ def _check_rows(check: Mapping[str, Any], budget_bytes: int) -> list[tuple[str, 
         return []
     share = f" ({show_share(check['peak_bytes'] / budget_bytes)} of the budget)" if budget_bytes else ""
     rows = [("peak", f"{show_bytes(check['peak_bytes'])}{share} at {check.get('peak_at', 'an unnamed operator')}")]
-    parts = [("recompute_us", "recomputing"), ("stall_us", "waiting for copies")]
+    parts = [("recompute_us", "recomputing"), ("stall_us", "waiting for copies"), ("cut_us", "cutting the graph")]
     spent = [f"{show_cost(check[key], 'us')} {what}" for key, what in parts if check.get(key)]
     if check.get("offloaded_bytes"):
         spent.append(f"{show_bytes(check['offloaded_bytes'])} offloaded")

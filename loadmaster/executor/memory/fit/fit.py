@@ -257,14 +257,14 @@ class Fitter:
     def _factors(self, candidate: Candidate, verdict: Check) -> tuple[float, float]:
         """Factors that make the captured costs of the plan those that were measured.
 
-        Waiting for copies is no operator's time. The time between kernels is spread over both sorts, so that a step
-        that is planned again with these factors is planned to take what it took.
+        Waiting for copies and cutting the graph are no operator's time. The time between kernels is spread over both
+        sorts, so that a step that is planned again with these factors is planned to take what it took.
         """
         assert candidate.plan.schedule is not None
         sorts = [Corrected(self.captured.costs, products=1.0, moves=0.0), Corrected(self.captured.costs, 0.0, 1.0)]
         replays = [check(self.captured.problem(c), candidate.plan.schedule, _UNLIMITED_BYTES) for c in sorts]
         planned = [r.forward_us + r.recompute_us + r.backward_us for r in replays]
-        busy_us = max(candidate.measured.step_us - verdict.stall_us, 0.0)
+        busy_us = max(candidate.measured.step_us - verdict.stall_us - verdict.cut_us, 0.0)
         measured = planned
         if self.device.type == "cuda":
             timeline = self.profiled(candidate.step)
@@ -276,7 +276,7 @@ class Fitter:
 
 def _is_idle(latest: Trial, verdict: Check) -> bool:
     """Whether the step spends time to save memory, and then leaves a good part of what it was planned to take."""
-    spends = verdict.recompute_us + verdict.stall_us > 0
+    spends = verdict.recompute_us + verdict.stall_us + verdict.cut_us > 0
     return latest.kept and spends and -latest.excess_bytes > _IDLE_SHARE * latest.budget_bytes
 
 
