@@ -85,7 +85,9 @@ class Limit:
         with_bound: (plan, bound, problem) -> the plan with another proved bound, where more than its gap and status
             follow from that.
         extras: (problem, plans) -> what the kind adds to the page of a frontier
-            (:class:`loadmaster.api.report.frontier.Extras`).
+            (:class:`loadmaster.api.report.extras.Extras`).
+        restrictions: (problem) -> by name, the same problem with fewer choices, whose plans are plans of the whole one
+            too: what frontiers can be held against.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Limit:
     points: str
     with_bound: str | None = None
     extras: str | None = None
+    restrictions: str | None = None
 
     @property
     def flag(self) -> str:

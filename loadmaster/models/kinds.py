@@ -58,6 +58,7 @@ KINDS: dict[str, Kind] = {
             points="loadmaster.models.memory.budgets:spread",
             with_bound="loadmaster.planner.memory.driver:with_bound",
             extras="loadmaster.api.report.memory.views:frontier_extras",
+            restrictions="loadmaster.models.memory.restricted:restrictions",
         ),
         views="loadmaster.api.report.memory.views",
         exports=(

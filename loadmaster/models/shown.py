@@ -76,13 +76,18 @@ class ShownPlan:
 
     def _repr_html_(self) -> str:
         """The plan as a table, with its picture where its problem was planned here and is still held."""
-        problem = _planned.get(cast(Any, self).problem_sha256)
+        problem = remembered(cast(Any, self).problem_sha256)
         return cast(str, resolve("loadmaster.api.report.notebook:plan_html")(self, problem))
 
 
 def remember(problem: Any) -> None:
     """That a problem is planned: as long as somebody holds it, its plans know what they are of."""
     _planned[problem.sha256] = problem
+
+
+def remembered(problem_sha256: str) -> Any:
+    """The problem of that identity, if it was planned here and is still held; else None."""
+    return _planned.get(problem_sha256)
 
 
 def save_document(path: str | PathLike[str], document: dict[str, Any]) -> None:

@@ -69,6 +69,7 @@ def frontier(
     budgets_bytes: Sequence[int | str] | None = None,
     count: int = 6,
     workers: int = 2,
+    restrictions: bool = False,
     on_progress: Callable[[PlanProgress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
     progress: bool | None = None,
@@ -78,10 +79,12 @@ def frontier(
     Args:
         limits: of the problem's kind, in its unit or as shares (``"50%"``); evenly spread ones if none are given.
         budgets_bytes: the same, for kinds whose limit is a budget in bytes.
+        restrictions: plan the problem with fewer choices, too, where its kind can (of ``memory``: recompute only,
+            offload only); their frontiers are in ``restrictions`` of the one returned.
         progress: as for :func:`plan`.
 
     Raises:
-        InputError: the problem is of a kind that has no limit; and as there.
+        InputError: the problem is of a kind that has no limit, or has no restrictions; and as there.
     """
     typed = read_problem(problem)
     with _told(typed, progress, on_progress) as report:
@@ -93,6 +96,7 @@ def frontier(
             budgets_bytes=budgets_bytes,
             count=count,
             workers=workers,
+            restrictions=restrictions,
             on_progress=report,
             cancelled=cancelled,
         )

@@ -1,22 +1,23 @@
 """The frontier: the best plan for each of several limits, planned side by side, monotone by construction.
 
 A plan for a small limit is a plan for a larger one, and a bound for a large limit is a bound for a smaller one; both
-are passed along before the points are returned.
+are passed along before the points are returned. So it is between a problem and its restrictions: a plan of a
+restriction is a plan of the whole, and a bound of the whole is a bound of every restriction.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from loadmaster.errors import CancelledError, CheckFailedError, InputError, LimitReachedError
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kind import Limit, Problem, Verdict, resolve
 from loadmaster.models.kinds import kind_named, limit_of
-from loadmaster.models.shown import one_line
+from loadmaster.models.shown import one_line, remembered
 from loadmaster.models.units import show_cost, show_limit, show_share
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.solvers.solution import relative_gap
@@ -40,11 +41,15 @@ class FrontierPoint:
 
 @dataclass(frozen=True, repr=False)
 class Frontier:
-    """The points by ascending limit; ``undecided`` limits have neither a plan nor a proof that there is none."""
+    """The points by ascending limit; ``undecided`` limits have neither a plan nor a proof that there is none.
+
+    ``restrictions`` are the frontiers of the same problem with fewer choices, by name, where they were asked for.
+    """
 
     name: str
     points: tuple[FrontierPoint, ...]
     undecided: tuple[int, ...] = ()
+    restrictions: Mapping[str, Frontier] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         parts = [f"{len(self.points)} points"]
@@ -60,7 +65,8 @@ class Frontier:
         return one_line(self, self.name, parts)
 
     def _repr_html_(self) -> str:
-        return cast(str, resolve("loadmaster.api.report.notebook:frontier_html")(self))
+        problem = remembered(self.points[0].plan.problem_sha256) if self.points else None
+        return cast(str, resolve("loadmaster.api.report.notebook:frontier_html")(self, problem))
 
 
 @dataclass(frozen=True)
@@ -110,42 +116,91 @@ def sweep(
     budgets_bytes: Sequence[int | str] | None = None,
     count: int = 6,
     workers: int = 2,
+    restrictions: bool = False,
     on_progress: OnProgress = None,
     cancelled: Cancelled = None,
 ) -> Frontier:
     """Plan every limit by ``plan``, ``workers`` at a time. The phase of a report names its limit.
 
+    Args:
+        restrictions: whether to plan the problem's restrictions under the same limits, too.
+
     Raises:
-        InputError: the problem's kind has no limit; no limits, or a negative one.
+        InputError: the problem's kind has no limit; no limits, or a negative one; no restrictions.
         CancelledError: cancelled before any plan was found.
     """
     limit = limit_of(problem.kind)
     wanted = _wanted(problem, limit, limits, budgets_bytes, count)
     if workers < 1:
         raise InputError("workers", workers, "is no number of workers", "Give 1 or more.")
+    restricted = _restricted(problem, limit) if restrictions else {}
     lock = threading.Lock()
 
-    def point(value: int) -> Plan | None:
+    def point(asked: tuple[str, Problem, int]) -> Plan | None:
+        name, one, value = asked
+
         def report(progress: PlanProgress) -> None:
             if on_progress is not None:
+                words = ", ".join(filter(None, (f"{value} {limit.unit}", name)))
                 with lock:
-                    on_progress(replace(progress, phase=f"{value} {limit.unit}: {progress.phase}"))
+                    on_progress(replace(progress, phase=f"{words}: {progress.phase}"))
 
         try:
-            return plan(problem, options.with_limit(value), report, cancelled)
+            return plan(one, options.with_limit(value), report, cancelled)
         except (LimitReachedError, CancelledError):
             return None
 
+    everyone = {"": problem, **restricted}
     with ThreadPoolExecutor(workers) as pool:
-        plans = list(pool.map(point, wanted))
-    if cancelled is not None and cancelled() and not any(p is not None and p.objective is not None for p in plans):
+        found = list(pool.map(point, [(name, one, value) for name, one in everyone.items() for value in wanted]))
+    if cancelled is not None and cancelled() and not any(p is not None and p.objective is not None for p in found):
         raise CancelledError("cancelled before a plan was found")
-    known = _best_plans(problem, limit, wanted, plans)
+    plans = {name: found[n * len(wanted) : (n + 1) * len(wanted)] for n, name in enumerate(everyone)}
+    own = plans.pop("")
+    for others in plans.values():
+        own = [_better(problem, limit, mine, other) for mine, other in zip(own, others, strict=True)]
+    best = _best_plans(problem, limit, wanted, own)
+    beside = {}
+    for name, others in plans.items():
+        known = _best_plans(restricted[name], limit, wanted, others)
+        raised = [_raised(restricted[name], limit, one, whole) for one, whole in zip(known, best, strict=True)]
+        beside[name] = _frontier(problem.name, wanted, raised)
+    return replace(_frontier(problem.name, wanted, best), restrictions=beside)
+
+
+def _restricted(problem: Problem, limit: Limit) -> dict[str, Problem]:
+    """The restrictions of a problem, by name."""
+    if limit.restrictions is None:
+        raise InputError("restrictions", True, f"means nothing to {problem.kind}", "Leave it out.")
+    found: dict[str, Problem] = resolve(limit.restrictions)(problem)
+    return found
+
+
+def _frontier(name: str, wanted: Sequence[int], plans: Sequence[Plan | None]) -> Frontier:
     return Frontier(
-        problem.name,
-        tuple(FrontierPoint(value, found) for value, found in zip(wanted, known, strict=True) if found is not None),
-        tuple(value for value, found in zip(wanted, known, strict=True) if found is None),
+        name,
+        tuple(FrontierPoint(value, plan) for value, plan in zip(wanted, plans, strict=True) if plan is not None),
+        tuple(value for value, plan in zip(wanted, plans, strict=True) if plan is None),
     )
+
+
+def _better(problem: Problem, limit: Limit, own: Plan | None, other: Plan | None) -> Plan | None:
+    """A restriction's plan in the place of the problem's own, where it is better: checked there, without its bound."""
+    if other is None or other.objective is None:
+        return own
+    if own is not None and own.objective is not None and own.objective <= other.objective:
+        return own
+    lent = replace(other, problem_sha256=problem.sha256)
+    lent = _checked(problem, lent, f"{problem.name}: a restriction's plan breaks")
+    return _with_bound(problem, limit, lent, None if own is None else own.bound)
+
+
+def _raised(problem: Problem, limit: Limit, plan: Plan | None, whole: Plan | None) -> Plan | None:
+    """A restriction's plan with the bound of the whole problem, where that is better."""
+    if plan is None or plan.objective is None or whole is None or whole.bound is None:
+        return plan
+    known = plan.bound is not None and plan.bound >= whole.bound
+    return plan if known else _with_bound(problem, limit, plan, whole.bound)
 
 
 def _wanted(
@@ -195,12 +250,16 @@ def _best_plans(
 
 def _moved(problem: Problem, limit: Limit, plan: Plan, value: int) -> Plan:
     """A smaller limit's plan under a larger one, checked there."""
-    moved = limit.set(plan, value)
-    verdict: Verdict = resolve(kind_named(problem.kind).check)(problem, moved)
+    smaller = f"{limit.of_plan(plan)} {limit.unit}"
+    return _checked(problem, limit.set(plan, value), f"{problem.name}: a plan for {smaller} breaks under {value}")
+
+
+def _checked(problem: Problem, plan: Plan, otherwise: str) -> Plan:
+    """A plan that was made for something narrower, with what the checker says of it here."""
+    verdict: Verdict = resolve(kind_named(problem.kind).check)(problem, plan)
     if not verdict.ok:
-        smaller = f"{limit.of_plan(plan)} {limit.unit}"
-        raise CheckFailedError(f"{problem.name}: a plan for {smaller} breaks under {value}: {verdict.violations[0]}")
-    return replace(moved, check=verdict.summary())
+        raise CheckFailedError(f"{otherwise}: {verdict.violations[0]}")
+    return replace(plan, check=verdict.summary())
 
 
 def _with_bound(problem: Problem, limit: Limit, plan: Plan, bound: float | None) -> Plan:

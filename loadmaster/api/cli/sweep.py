@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from loadmaster.api.cli.files import expect_apart, read_document, write_json
 from loadmaster.api.cli.interrupt import interruptible
@@ -20,13 +21,18 @@ from loadmaster.api.cli.planning import (
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.columns import table
 from loadmaster.api.file_names import file_name
-from loadmaster.api.report.frontier import Extras, feasible, frontier_page, frontier_png, frontier_rows
+from loadmaster.api.report.extras import Extras, extras_of, feasible
+from loadmaster.api.report.frontier import frontier_page, frontier_png, frontier_rows
+from loadmaster.api.report.measured import read_measured
 from loadmaster.errors import InputError, LimitReachedError, MissingExtraError
 from loadmaster.models.envelope import Plan
 from loadmaster.models.files import expect_writable, write_bytes, write_text
 from loadmaster.models.kind import Limit, resolve
 from loadmaster.models.kinds import Problem, limit_of, read_problem, write_plan
 from loadmaster.models.units import show_limit
+
+if TYPE_CHECKING:
+    from loadmaster.planner import Frontier
 
 _LARGEST_COUNT = 64
 
@@ -39,6 +45,16 @@ def frontier_arguments(sweep: argparse.ArgumentParser) -> None:
     sweep.add_argument("--count", type=int, default=6, metavar="N", help="how many, where none are given (6)")
     sweep.add_argument("--workers", type=int, default=2, metavar="N", help="planned at a time (2)")
     add_options(sweep)
+    sweep.add_argument(
+        "--restrictions",
+        action="store_true",
+        help="plan it with fewer choices too, as further curves; memory with a host link: recompute only, offload only",
+    )
+    sweep.add_argument(
+        "--measured",
+        metavar="POINTS.csv",
+        help="draw these beside the plans: CSV or JSON with method, step_us, and peak_bytes or budget_bytes",
+    )
     sweep.add_argument("-o", "--output", metavar="FRONTIER.json", help="write all plans here")
     sweep.add_argument("--png", metavar="PICTURE.png", help="default: NAME-frontier.png")
     sweep.add_argument("--html", metavar="REPORT.html", help="default: NAME-frontier.html")
@@ -52,7 +68,7 @@ def _frontier(arguments: argparse.Namespace, terminal: Terminal) -> int:
     written = {"-o": arguments.output, "--png": arguments.png, "--html": arguments.html}
     for flag, path in written.items():
         expect_writable(path, flag)
-    expect_apart(written, {"the problem": arguments.problem})
+    expect_apart(written, {"the problem": arguments.problem, "the measured points": arguments.measured})
     for field, value in (("--count", arguments.count), ("--workers", arguments.workers)):
         if not 1 <= value <= _LARGEST_COUNT:
             raise InputError(field, value, f"is not between 1 and {_LARGEST_COUNT}", "Give a number in this range.")
@@ -60,6 +76,9 @@ def _frontier(arguments: argparse.Namespace, terminal: Terminal) -> int:
     limits = given_limits(arguments, problem, several=True)
     limit = limit_of(problem.kind)
     options = planning_options(arguments, limit=None)
+    measured = () if arguments.measured is None else read_measured(arguments.measured, problem, limit, "--measured")
+    if arguments.restrictions:
+        _expect_restrictions(problem, limit)
     from loadmaster.planner import frontier
 
     with interruptible(terminal) as cancelled, by_flag(limit, several=True):
@@ -69,19 +88,24 @@ def _frontier(arguments: argparse.Namespace, terminal: Terminal) -> int:
             limits=limits,
             count=arguments.count,
             workers=arguments.workers,
+            restrictions=arguments.restrictions,
             on_progress=lambda progress: report_progress(terminal, progress, problem.unit),
             cancelled=cancelled,
         )
         stopped = cancelled()
     plans = [point.plan for point in found.points]
     if arguments.output is not None:
-        points = [{limit.field: limit.of_plan(p), "plan": write_plan(p)} for p in plans]
-        write_json(
-            arguments.output, {"schema": "loadmaster/frontier/1", "kind": problem.kind, "points": points}, terminal
-        )
-    extras = Extras() if limit.extras is None else resolve(limit.extras)(problem, plans)
+        document: dict[str, object] = {
+            "schema": "loadmaster/frontier/1",
+            "kind": problem.kind,
+            "points": _points(limit, found),
+        }
+        if arguments.restrictions:
+            document["restrictions"] = {name: _points(limit, of) for name, of in found.restrictions.items()}
+        write_json(arguments.output, document, terminal)
+    extras = extras_of(problem, plans).beside(found, measured)
     if arguments.json:
-        terminal.json([_point(limit, p) for p in plans])
+        terminal.json([_point(limit, p) | _narrower(limit, p, found) for p in plans])
     elif arguments.output != "-":
         header, rows = frontier_rows(limit, plans, extras)
         terminal.data(table(rows, header))
@@ -117,6 +141,28 @@ def _draw(
         if arguments.png:
             raise
         terminal.say(f"no picture: {MissingExtraError('resvg-py', 'solver')}")
+
+
+def _expect_restrictions(problem: Problem, limit: Limit) -> None:
+    """Refuse a problem that has none, before anything is planned."""
+    if limit.restrictions is None:
+        raise InputError("--restrictions", True, f"means nothing to {problem.kind}", "Leave it out.")
+    resolve(limit.restrictions)(problem)
+
+
+def _points(limit: Limit, found: Frontier) -> list[dict[str, object]]:
+    """Every plan whole, as a document."""
+    return [{limit.field: limit.of_plan(point.plan), "plan": write_plan(point.plan)} for point in found.points]
+
+
+def _narrower(limit: Limit, plan: Plan, found: Frontier) -> dict[str, object]:
+    """The points of the restrictions under a plan's limit, if there are restrictions."""
+    value = limit.of_plan(plan)
+    beside = {
+        name: next((_point(limit, point.plan) for point in of.points if limit.of_plan(point.plan) == value), None)
+        for name, of in found.restrictions.items()
+    }
+    return {"restrictions": beside} if beside else {}
 
 
 def _point(limit: Limit, plan: Plan) -> dict[str, object]:

@@ -55,13 +55,13 @@ class Chart:
         """Raw SVG."""
         self._parts.append(markup)
 
-    def axes(self, x_title: str, y_title: str) -> None:
-        """Grid lines, ticks and titles."""
+    def axes(self, x_title: str, y_title: str, y_labels: Sequence[tuple[float, str]] = ()) -> None:
+        """Grid lines, ticks and titles; on y at round numbers, or at (y, label)."""
         ys, xs = ticks(min(self._y), max(self._y), 8), ticks(*self._x, 9)
-        for y in ys:
+        round_labels = [(y, tick_label(y, ys[1] - ys[0] if len(ys) > 1 else 1)) for y in ys]
+        for y, label in y_labels or round_labels:
             at = self.py(y)
             self.add(f'<path d="M{self._left} {at}H{self._right}" stroke="var(--line)"/>')
-            label = tick_label(y, ys[1] - ys[0] if len(ys) > 1 else 1)
             self.add(f'<text x="{self._left - 8}" y="{at + 4}" text-anchor="end">{label}</text>')
         for x in xs:
             label = tick_label(x, xs[1] - xs[0] if len(xs) > 1 else 1)

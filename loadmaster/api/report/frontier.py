@@ -2,53 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from html import escape
 
+from loadmaster.api.report.beside import beside_picture
 from loadmaster.api.report.chart import Chart
+from loadmaster.api.report.extras import Extras, feasible, published, scale_of
+from loadmaster.api.report.measured import measured_rows
 from loadmaster.api.report.page import html_table, page, shown
 from loadmaster.api.report.picture import Picture, png_bytes
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kind import Limit
 from loadmaster.models.units import limit_scale, show_cost, show_limit, show_share
-
-
-@dataclass(frozen=True)
-class Extras:
-    """What a kind adds to the page and the table of its frontiers.
-
-    Attributes:
-        objective: what the kind's objective is called.
-        baseline: the objective with more than enough of the limit, and what that is called.
-        published: limit -> objective found by others, and by whom.
-        header, rows: further columns; a row for every plan.
-    """
-
-    objective: str = "objective"
-    baseline: tuple[str, float] | None = None
-    published: Mapping[int, float] = field(default_factory=dict)
-    published_by: str = ""
-    header: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How objectives are drawn: divided by ``factor`` they are in ``unit``."""
-
-    factor: float
-    unit: str
-
-
-def scale_of(unit: str) -> Scale:
-    """Milliseconds for microseconds, millijoules for microjoules."""
-    return {"us": Scale(1e3, "ms"), "uj": Scale(1e3, "mJ")}.get(unit, Scale(1.0, unit))
-
-
-def feasible(plans: Sequence[Plan]) -> list[Plan]:
-    """The points of the curve."""
-    return [plan for plan in plans if plan.objective is not None]
 
 
 def frontier_rows(limit: Limit, plans: Sequence[Plan], extras: Extras) -> tuple[list[str], list[list[str]]]:
@@ -63,9 +28,24 @@ def frontier_rows(limit: Limit, plans: Sequence[Plan], extras: Extras) -> tuple[
         if others:
             known = others.get(limit.of_plan(plan))
             row.append("" if known is None else show_cost(known, plan.unit))
+        row += [_restricted(limit, plan, narrower) for narrower in extras.restrictions.values()]
         rows.append(row)
     header = [limit.name, "status", extras.objective, "bound", "gap", *extras.header]
-    return [*header, *(["published"] if others else [])], rows
+    return [*header, *(["published"] if others else []), *extras.restrictions], rows
+
+
+def _restricted(limit: Limit, plan: Plan, narrower: Sequence[Plan]) -> str:
+    """The objective under the same limit, or why there is none."""
+    found = next((one for one in narrower if limit.of_plan(one) == limit.of_plan(plan)), None)
+    if found is None:
+        return "unknown"
+    return "no plan" if found.objective is None else show_cost(found.objective, found.unit)
+
+
+def curve_picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Picture:
+    """The picture of a sweep with at least one feasible plan: the curve alone, or with others beside it."""
+    draw = beside_picture if extras.restrictions or extras.measured else frontier_picture
+    return draw(limit, curve, extras)
 
 
 def frontier_page(title: str, limit: Limit, plans: Sequence[Plan], extras: Extras) -> str:
@@ -73,26 +53,25 @@ def frontier_page(title: str, limit: Limit, plans: Sequence[Plan], extras: Extra
     curve = feasible(plans)
     sections = []
     if curve:
-        sections.append(shown(frontier_picture(limit, curve, extras)))
+        sections.append(shown(curve_picture(limit, curve, extras)))
     header, rows = frontier_rows(limit, plans, extras)
     header, rows = (
         [*header, "seconds"],
         [[*row, f"{sum(plan.seconds.values()):.1f}"] for row, plan in zip(rows, plans, strict=True)],
     )
     sections += ["<h2>Points</h2>", html_table(header, rows, numbers=(0, *range(2, len(header))))]
+    if extras.measured and plans:
+        sections += [
+            "<h2>Measured</h2>",
+            html_table(*measured_rows(limit, extras.measured, plans[0].unit), numbers=(1, 2)),
+        ]
     lead = f"The best {extras.objective} under {len(plans)} {limit.plural}, and how far from optimal it can be"
     return page(title, lead, sections)
 
 
 def frontier_png(title: str, limit: Limit, plans: Sequence[Plan], extras: Extras) -> bytes:
     """The picture of a sweep with at least one feasible plan; plans by ascending limit."""
-    return png_bytes(title, [frontier_picture(limit, feasible(plans), extras)])
-
-
-def published(limit: Limit, curve: Sequence[Plan], extras: Extras) -> list[tuple[int, float]]:
-    """What others found for the limits of the curve."""
-    swept = {limit.of_plan(plan) for plan in curve}
-    return sorted((value, objective) for value, objective in extras.published.items() if value in swept)
+    return png_bytes(title, [curve_picture(limit, feasible(plans), extras)])
 
 
 def frontier_picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Picture:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from loadmaster.api.report.frontier import Extras, feasible, frontier_picture, frontier_rows
+from loadmaster.api.columns import table
+from loadmaster.api.report.extras import Extras, extras_of, feasible
+from loadmaster.api.report.frontier import curve_picture, frontier_rows
+from loadmaster.api.report.measured import Measured, Points, read_measured
 from loadmaster.api.report.picture import Picture, sheet_svg
 from loadmaster.api.report.views import views_of
 from loadmaster.errors import InputError
@@ -39,13 +42,41 @@ class ShownPair:
         return views_of(self.plan.kind).view(self.problem, self.plan)
 
 
-def show(problem: Problem | Document | str | Path, plan: Plan | Document | str | Path) -> ShownPair:
-    """What a plan does to its problem: with pictures in a notebook, in words elsewhere.
+class ShownFrontier:
+    """A frontier of a problem and what is beside it, as a notebook draws it and ``print`` says it."""
+
+    def __init__(self, problem: Problem, found: Frontier, measured: Sequence[Measured] = ()) -> None:
+        self.problem, self.found, self.measured = problem, found, measured
+
+    def __repr__(self) -> str:
+        header, rows = _frontier_rows(self.found, self.problem)
+        return table(rows, header)
+
+    def _repr_html_(self) -> str:
+        return frontier_html(self.found, self.problem, self.measured)
+
+
+def show(
+    problem: Problem | Document | str | Path,
+    plan: Plan | Frontier | Document | str | Path,
+    *,
+    measured: Points | None = None,
+) -> ShownPair | ShownFrontier:
+    """What a plan does to its problem, or what a frontier says of it: with pictures in a notebook, in words elsewhere.
+
+    Args:
+        measured: points to draw beside a frontier: a file, or rows (see
+            :func:`loadmaster.api.report.measured.read_measured`).
 
     Raises:
-        InputError: the plan is another problem's, or does not hold.
+        InputError: the plan is another problem's, or does not hold; points that cannot be read, or beside a plan.
     """
-    typed, answer = read_problem(problem), read_plan(plan)
+    typed = read_problem(problem)
+    if hasattr(plan, "points"):
+        return _shown_frontier(typed, cast("Frontier", plan), measured)
+    if measured is not None:
+        raise InputError("measured", str(measured), "is beside a plan", "Give a frontier of the problem.")
+    answer = read_plan(cast(Plan, plan))
     if answer.kind != typed.kind:
         remedy = "Give the problem the plan was made for."
         raise InputError("plan.kind", answer.kind, f"is another kind than the problem's, {typed.kind}", remedy)
@@ -54,6 +85,13 @@ def show(problem: Problem | Document | str | Path, plan: Plan | Document | str |
     if answer.status != "infeasible":
         shown._view()
     return shown
+
+
+def _shown_frontier(problem: Problem, found: Frontier, measured: Points | None) -> ShownFrontier:
+    for point in found.points:
+        expect_problem(point.plan.problem_sha256, problem.sha256)
+    points = () if measured is None else read_measured(measured, problem, limit_of(problem.kind))
+    return ShownFrontier(problem, found, points)
 
 
 def plan_html(plan: Plan, problem: Problem | None = None) -> str:
@@ -74,18 +112,26 @@ def plan_html(plan: Plan, problem: Problem | None = None) -> str:
     return _cell(plan.name, f"<table>{body}</table>", [] if problem is None else _pictures(problem, plan))
 
 
-def frontier_html(found: Frontier) -> str:
-    """A frontier as its table and its curve."""
+def frontier_html(found: Frontier, problem: Problem | None = None, measured: Sequence[Measured] = ()) -> str:
+    """A frontier as its table and its curve, with what its kind adds where its problem is at hand."""
     plans = [point.plan for point in found.points]
     if not plans:
         return _cell(found.name, f"<p>{len(found.undecided)} limits, none decided</p>", [])
-    limit = limit_of(plans[0].kind)
-    header, rows = frontier_rows(limit, plans, Extras())
+    header, rows = _frontier_rows(found, problem)
     head = "".join(f"<th>{escape(text)}</th>" for text in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)
     curve = feasible(plans)
-    table = f"<table><tr>{head}</tr>{body}</table>"
-    return _cell(found.name, table, [frontier_picture(limit, curve, Extras())] if curve else [])
+    drawn = [curve_picture(limit_of(plans[0].kind), curve, _extras(found, problem, measured))] if curve else []
+    return _cell(found.name, f"<table><tr>{head}</tr>{body}</table>", drawn)
+
+
+def _extras(found: Frontier, problem: Problem | None, measured: Sequence[Measured] = ()) -> Extras:
+    return extras_of(problem, [point.plan for point in found.points]).beside(found, measured)
+
+
+def _frontier_rows(found: Frontier, problem: Problem | None) -> tuple[list[str], list[list[str]]]:
+    plans = [point.plan for point in found.points]
+    return frontier_rows(limit_of(plans[0].kind), plans, _extras(found, problem)) if plans else ([], [])
 
 
 def _pictures(problem: Problem, plan: Plan) -> Sequence[Picture]:

@@ -25,6 +25,7 @@ from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.plan import Infeasibility, MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.rows import MIB
+from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.memory.eviction_search import evict, least_planned
@@ -284,15 +285,19 @@ def _no_plan(search: Search) -> str:
 
 
 def with_bound(plan: MemoryPlan, bound: float | None, problem: MemoryProblem) -> MemoryPlan:
-    """A plan with another proved bound, and the gaps that follow from it."""
+    """A plan with another proved bound, and the gaps that follow from it.
+
+    It may be a restriction's plan, whose step with memory to spare is another one.
+    """
     assert plan.objective is not None
-    gap = relative_gap(plan.objective, bound)
+    gap, least = relative_gap(plan.objective, bound), unconstrained_cost(problem)
     proved = gap is not None and gap <= float(plan.options.get("gap", 0.0))
     return replace(
         plan,
         bound=bound,
         gap=gap,
-        overhead_gap=_overhead_gap(plan.objective, bound, plan.unconstrained),
+        overhead_gap=_overhead_gap(plan.objective, bound, least),
+        unconstrained=least,
         status="optimal" if proved else "feasible",
     )
 

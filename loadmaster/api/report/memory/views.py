@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from loadmaster.api.report.frontier import Extras
+from loadmaster.api.report.extras import Extras
 from loadmaster.api.report.memory.pictures import over_time, plan_png
 from loadmaster.api.report.memory.plan_page import plan_page
 from loadmaster.api.report.memory.trace import chrome_trace
@@ -13,6 +13,8 @@ from loadmaster.api.report.memory.view import View, view
 from loadmaster.api.report.memory.words import fates as details
 from loadmaster.api.report.memory.words import infeasible, summary, verdict
 from loadmaster.api.report.picture import Picture
+from loadmaster.models.memory import plain
+from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.presets import reference
 from loadmaster.models.memory.problem import MemoryProblem
@@ -43,8 +45,9 @@ def trace(seen: View) -> bytes:
 
 
 def frontier_extras(problem: MemoryProblem, plans: Sequence[MemoryPlan]) -> Extras:
-    """The step with memory to spare, published results, and what each budget costs."""
+    """The step with memory to spare, that with nothing planned, published results, and what each budget costs."""
     published = {budget: row["best_objective_us"] for budget, row in reference(problem.name).items()}
+    unplanned = check(problem, plain.formulate(problem), budget_bytes=0)
     return Extras(
         objective="step",
         baseline=("memory to spare", unconstrained_cost(problem)),
@@ -52,6 +55,7 @@ def frontier_extras(problem: MemoryProblem, plans: Sequence[MemoryPlan]) -> Extr
         published_by="a commercial solver, 24 hours on 12 threads",
         header=("over unlimited", "peak", "needs"),
         rows=tuple(_row(plan) for plan in plans),
+        unplanned=("keep everything", unplanned.peak_bytes, unplanned.objective),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from loadmaster.api.report.frontier import Extras
+from loadmaster.api.report.extras import Extras
 from loadmaster.api.report.placement.pictures import pictures, plan_png
 from loadmaster.api.report.placement.plan_page import plan_page
 from loadmaster.api.report.placement.trace import chrome_trace
