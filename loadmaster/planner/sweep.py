@@ -120,7 +120,7 @@ def sweep(
     on_progress: OnProgress = None,
     cancelled: Cancelled = None,
 ) -> Frontier:
-    """Plan every limit by ``plan``, ``workers`` at a time. The phase of a report names its limit.
+    """Plan every limit by ``plan``, ``workers`` at a time. The phase of a report names its limit and its restriction.
 
     Args:
         restrictions: whether to plan the problem's restrictions under the same limits, too.
@@ -130,10 +130,10 @@ def sweep(
         CancelledError: cancelled before any plan was found.
     """
     limit = limit_of(problem.kind)
+    restricted = _restricted(problem, limit) if restrictions else {}
     wanted = _wanted(problem, limit, limits, budgets_bytes, count)
     if workers < 1:
         raise InputError("workers", workers, "is no number of workers", "Give 1 or more.")
-    restricted = _restricted(problem, limit) if restrictions else {}
     lock = threading.Lock()
 
     def point(asked: tuple[str, Problem, int]) -> Plan | None:

@@ -27,7 +27,7 @@ from loadmaster.api.report.measured import read_measured
 from loadmaster.errors import InputError, LimitReachedError, MissingExtraError
 from loadmaster.models.envelope import Plan
 from loadmaster.models.files import expect_writable, write_bytes, write_text
-from loadmaster.models.kind import Limit, resolve
+from loadmaster.models.kind import Limit
 from loadmaster.models.kinds import Problem, limit_of, read_problem, write_plan
 from loadmaster.models.units import show_limit
 
@@ -77,8 +77,6 @@ def _frontier(arguments: argparse.Namespace, terminal: Terminal) -> int:
     limit = limit_of(problem.kind)
     options = planning_options(arguments, limit=None)
     measured = () if arguments.measured is None else read_measured(arguments.measured, problem, limit, "--measured")
-    if arguments.restrictions:
-        _expect_restrictions(problem, limit)
     from loadmaster.planner import frontier
 
     with interruptible(terminal) as cancelled, by_flag(limit, several=True):
@@ -111,8 +109,10 @@ def _frontier(arguments: argparse.Namespace, terminal: Terminal) -> int:
         terminal.data(table(rows, header))
     if feasible(plans) and not arguments.no_picture:
         _draw(problem, limit, plans, extras, arguments, terminal)
-    for value in found.undecided:
-        shown = show_limit(value, limit.unit)
+    late = [(value, "") for value in found.undecided]
+    late += [(value, f", {name}") for name, of in found.restrictions.items() for value in of.undecided]
+    for value, which in late:
+        shown = f"{show_limit(value, limit.unit)}{which}"
         terminal.say(f"{shown}: the limit came before any plan; give more with --time-limit")
     if stopped:
         return INTERRUPTED
@@ -141,13 +141,6 @@ def _draw(
         if arguments.png:
             raise
         terminal.say(f"no picture: {MissingExtraError('resvg-py', 'solver')}")
-
-
-def _expect_restrictions(problem: Problem, limit: Limit) -> None:
-    """Refuse a problem that has none, before anything is planned."""
-    if limit.restrictions is None:
-        raise InputError("--restrictions", True, f"means nothing to {problem.kind}", "Leave it out.")
-    resolve(limit.restrictions)(problem)
 
 
 def _points(limit: Limit, found: Frontier) -> list[dict[str, object]]:

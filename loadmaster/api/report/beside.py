@@ -16,13 +16,12 @@ from loadmaster.models.envelope import Plan
 from loadmaster.models.kind import Limit
 from loadmaster.models.units import limit_scale, show_cost, show_limit, show_share
 
-_RESTRICTED = ("recomputed", "offloaded", "backward", "budget")
+_RESTRICTED = ("recomputed", "offloaded")
 _MEASURED = ("budget", "backward", "freed", "quiet")
 # Objectives that are further apart than this, as a ratio, are drawn on a logarithmic axis.
 _FAR_APART = 2.5
 # Up to this ratio round numbers at equal distances still label such an axis.
 _FEW_TICKS = 8.0
-
 
 At = tuple[float, float]
 
@@ -38,9 +37,9 @@ def beside_picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Pictu
     points = [(limit.of_plan(plan), plan.objective or 0.0) for plans in curves.values() for plan in plans]
     points += [(mark.value, mark.objective) for mark in (*measured, *unplanned)]
     points += [(limit.of_plan(plan), plan.bound) for plan in curve if plan.bound is not None]
-    chart, at = _axes(limit, extras, unit, points, measured=bool(measured))
+    chart, at = _axes(limit, extras, unit, points)
     bounded = _draw_band(chart, limit, curve, at)
-    colours = {name: _colour_of_curve(n) for n, name in enumerate(curves)}
+    colours = dict(zip(curves, itertools.chain(["plan"], itertools.cycle(_RESTRICTED)), strict=False))
     for name, plans in reversed(curves.items()):
         _draw_curve(chart, limit, name, plans, colours[name], at)
     others = itertools.cycle(_MEASURED)
@@ -56,7 +55,7 @@ def beside_picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Pictu
         words = f"{mark.method}: {_words(mark, limit, unit)}"
         path = f"M{x - 7} {y}L{x} {y - 7}L{x + 7} {y}L{x} {y + 7}Z"
         chart.add(f'<path d="{path}" fill="var(--ink)"><title>{escape(words)}</title></path>')
-    legend = [(colours[name], name) for name, plans in curves.items() if plans]
+    legend = [(colours[name], name if plans else f"{name}: no plan") for name, plans in curves.items()]
     legend += [("band", f"between {whole} and the proved bound")] if bounded else []
     legend += [("ink", f"{mark.method} (diamond)") for mark in unplanned]
     legend += [(colour, f"{name} (square)") for name, colour in paints.items()]
@@ -67,7 +66,7 @@ def beside_picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Pictu
 
 
 def _axes(
-    limit: Limit, extras: Extras, unit: str, points: Sequence[tuple[int, float]], *, measured: bool
+    limit: Limit, extras: Extras, unit: str, points: Sequence[tuple[int, float]]
 ) -> tuple[Chart, Callable[[float, float], At]]:
     """An empty chart that holds the points, and where in it (limit, objective) lies."""
     scale = scale_of(unit)
@@ -78,7 +77,7 @@ def _axes(
     low, high = placed(min(ys)), placed(max(ys))
     pad_x, pad_y = (max(xs) - min(xs) or 1) * 0.06, (high - low or 1) * 0.1
     chart = Chart((min(xs) - pad_x, max(xs) + pad_x), (low - pad_y, high + pad_y), height=440)
-    taken = f"{limit.name} or measured peak" if measured and limit.unit == "bytes" else limit.name
+    taken = f"{limit.name} or measured peak" if extras.measured and limit.unit == "bytes" else limit.name
     chart.axes(f"{taken}, {size_unit}", f"{extras.objective}, {scale.unit}", _labels(min(ys), max(ys)) if apart else ())
     return chart, lambda value, objective: (chart.px(value / size), chart.py(placed(objective / scale.factor)))
 
@@ -90,10 +89,6 @@ def _labels(low: float, high: float) -> list[tuple[float, str]]:
         return [(math.log10(value), tick_label(value, values[1] - values[0])) for value in values]
     values = [factor * power for power in decades(low, high) for factor in (1, 2, 5)]
     return [(math.log10(value), f"{value:g}") for value in values if low <= value <= high]
-
-
-def _colour_of_curve(place: int) -> str:
-    return _RESTRICTED[(place - 1) % len(_RESTRICTED)] if place else "plan"
 
 
 def _words(mark: Measured, limit: Limit, unit: str) -> str:

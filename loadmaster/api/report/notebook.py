@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from loadmaster.api.columns import table
 from loadmaster.api.report.extras import Extras, extras_of, feasible
 from loadmaster.api.report.frontier import curve_picture, frontier_rows
-from loadmaster.api.report.measured import Measured, Points, read_measured
+from loadmaster.api.report.measured import Measured, Points, measured_rows, read_measured
 from loadmaster.api.report.picture import Picture, sheet_svg
 from loadmaster.api.report.views import views_of
 from loadmaster.errors import InputError
@@ -49,8 +49,16 @@ class ShownFrontier:
         self.problem, self.found, self.measured = problem, found, measured
 
     def __repr__(self) -> str:
-        header, rows = _frontier_rows(self.found, self.problem)
-        return table(rows, header)
+        plans = [point.plan for point in self.found.points]
+        if not plans:
+            return _nothing(self.found)
+        limit = limit_of(self.problem.kind)
+        header, rows = frontier_rows(limit, plans, _extras(self.found, self.problem))
+        words = table(rows, header)
+        if self.measured:
+            header, rows = measured_rows(limit, self.measured, self.problem.unit)
+            words += f"\n\n{table(rows, header)}"
+        return words
 
     def _repr_html_(self) -> str:
         return frontier_html(self.found, self.problem, self.measured)
@@ -72,10 +80,12 @@ def show(
         InputError: the plan is another problem's, or does not hold; points that cannot be read, or beside a plan.
     """
     typed = read_problem(problem)
-    if hasattr(plan, "points"):
+    if hasattr(plan, "points"):  # a Frontier, told apart without loading the planner
         return _shown_frontier(typed, cast("Frontier", plan), measured)
     if measured is not None:
-        raise InputError("measured", str(measured), "is beside a plan", "Give a frontier of the problem.")
+        raise InputError(
+            "measured", str(measured), "cannot be drawn beside one plan", "Give a frontier of the problem."
+        )
     answer = read_plan(cast(Plan, plan))
     if answer.kind != typed.kind:
         remedy = "Give the problem the plan was made for."
@@ -116,22 +126,26 @@ def frontier_html(found: Frontier, problem: Problem | None = None, measured: Seq
     """A frontier as its table and its curve, with what its kind adds where its problem is at hand."""
     plans = [point.plan for point in found.points]
     if not plans:
-        return _cell(found.name, f"<p>{len(found.undecided)} limits, none decided</p>", [])
-    header, rows = _frontier_rows(found, problem)
+        return _cell(found.name, f"<p>{_nothing(found)}</p>", [])
+    limit, extras, curve = limit_of(plans[0].kind), _extras(found, problem, measured), feasible(plans)
+    tables = _rows_html(*frontier_rows(limit, plans, extras))
+    if measured:
+        tables += _rows_html(*measured_rows(limit, measured, plans[0].unit))
+    return _cell(found.name, tables, [curve_picture(limit, curve, extras)] if curve else [])
+
+
+def _rows_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(text)}</th>" for text in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)
-    curve = feasible(plans)
-    drawn = [curve_picture(limit_of(plans[0].kind), curve, _extras(found, problem, measured))] if curve else []
-    return _cell(found.name, f"<table><tr>{head}</tr>{body}</table>", drawn)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _nothing(found: Frontier) -> str:
+    return f"{len(found.undecided)} limits, none decided"
 
 
 def _extras(found: Frontier, problem: Problem | None, measured: Sequence[Measured] = ()) -> Extras:
     return extras_of(problem, [point.plan for point in found.points]).beside(found, measured)
-
-
-def _frontier_rows(found: Frontier, problem: Problem | None) -> tuple[list[str], list[list[str]]]:
-    plans = [point.plan for point in found.points]
-    return frontier_rows(limit_of(plans[0].kind), plans, _extras(found, problem)) if plans else ([], [])
 
 
 def _pictures(problem: Problem, plan: Plan) -> Sequence[Picture]:
