@@ -68,10 +68,15 @@ def beside_picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Pictu
 def _axes(
     limit: Limit, extras: Extras, unit: str, points: Sequence[tuple[int, float]]
 ) -> tuple[Chart, Callable[[float, float], At]]:
-    """An empty chart that holds the points, and where in it (limit, objective) lies."""
+    """A chart that holds the points, and where in it (limit, objective) lies.
+
+    The kind's baseline is a line in it, unless there is a step with nothing planned to hold the points against.
+    """
     scale = scale_of(unit)
     size, size_unit = limit_scale(max(value for value, _ in points), limit.unit)
+    spare = extras.baseline if extras.unplanned is None else None
     xs, ys = [value / size for value, _ in points], [objective / scale.factor for _, objective in points]
+    ys += [] if spare is None else [spare[1] / scale.factor]
     apart = min(ys) > 0 and max(ys) > _FAR_APART * min(ys)
     placed: Callable[[float], float] = math.log10 if apart else float
     low, high = placed(min(ys)), placed(max(ys))
@@ -79,6 +84,8 @@ def _axes(
     chart = Chart((min(xs) - pad_x, max(xs) + pad_x), (low - pad_y, high + pad_y), height=440)
     taken = f"{limit.name} or measured peak" if extras.measured and limit.unit == "bytes" else limit.name
     chart.axes(f"{taken}, {size_unit}", f"{extras.objective}, {scale.unit}", _labels(min(ys), max(ys)) if apart else ())
+    if spare is not None:
+        chart.rule(placed(ys[-1]), "quiet", spare[0], dash="2 4")
     return chart, lambda value, objective: (chart.px(value / size), chart.py(placed(objective / scale.factor)))
 
 
