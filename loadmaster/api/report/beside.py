@@ -34,14 +34,17 @@ def beside_picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Pictu
     unplanned = [] if extras.unplanned is None else [Measured(*extras.unplanned)]
     measured = [*extras.measured]
     measured += [Measured(f"published: {extras.published_by}", *found) for found in published(limit, curve, extras)]
-    points = [(limit.of_plan(plan), plan.objective or 0.0) for plans in curves.values() for plan in plans]
+    every = [plan for plans in curves.values() for plan in plans]
+    points = [
+        (limit.of_plan(plan), cost) for plan in every for cost in (plan.objective, plan.bound) if cost is not None
+    ]
     points += [(mark.value, mark.objective) for mark in (*measured, *unplanned)]
-    points += [(limit.of_plan(plan), plan.bound) for plan in curve if plan.bound is not None]
     chart, at = _axes(limit, extras, unit, points)
-    bounded = _draw_band(chart, limit, curve, at)
     colours = dict(zip(curves, itertools.chain(["plan"], itertools.cycle(_RESTRICTED)), strict=False))
-    for name, plans in reversed(curves.items()):
-        _draw_curve(chart, limit, name, plans, colours[name], at)
+    bounded = [_draw_band(chart, limit, plans, colours[name], at) for name, plans in curves.items()]
+    for name, plans in curves.items():
+        # Where a restriction is as good as the whole, both are seen.
+        _draw_curve(chart, limit, name, plans, colours[name], at, width=6.0 if name == whole else 2.0)
     others = itertools.cycle(_MEASURED)
     paints = {name: colours.get(name) or next(others) for name in dict.fromkeys(mark.method for mark in measured)}
     for mark in measured:
@@ -56,7 +59,7 @@ def beside_picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Pictu
         path = f"M{x - 7} {y}L{x} {y - 7}L{x + 7} {y}L{x} {y + 7}Z"
         chart.add(f'<path d="{path}" fill="var(--ink)"><title>{escape(words)}</title></path>')
     legend = [(colours[name], name if plans else f"{name}: no plan") for name, plans in curves.items()]
-    legend += [("band", f"between {whole} and the proved bound")] if bounded else []
+    legend += [("band", "down to the proved bound")] if any(bounded) else []
     legend += [("ink", f"{mark.method} (diamond)") for mark in unplanned]
     legend += [(colour, f"{name} (square)") for name, colour in paints.items()]
     return Picture(
@@ -102,26 +105,35 @@ def _words(mark: Measured, limit: Limit, unit: str) -> str:
     return f"{show_cost(mark.objective, unit)} at {show_limit(mark.value, limit.unit)}"
 
 
-def _draw_band(chart: Chart, limit: Limit, curve: Sequence[Plan], at: Callable[[float, float], At]) -> bool:
+def _draw_band(
+    chart: Chart, limit: Limit, curve: Sequence[Plan], colour: str, at: Callable[[float, float], At]
+) -> bool:
     """From the curve down to the proved bound, if two points have one."""
     bounded = [(limit.of_plan(plan), plan.objective or 0.0, plan.bound) for plan in curve if plan.bound is not None]
     outline = [at(value, objective) for value, objective, _ in bounded]
     outline += [at(value, bound) for value, _, bound in reversed(bounded)]
     if len(bounded) > 1:
-        chart.add(f'<path d="{_path(outline)}Z" fill="var(--band)"/>')
+        chart.add(f'<path d="{_path(outline)}Z" fill="{paint(colour)}" fill-opacity="0.15"/>')
     return len(bounded) > 1
 
 
 def _draw_curve(
-    chart: Chart, limit: Limit, name: str, plans: Sequence[Plan], colour: str, at: Callable[[float, float], At]
+    chart: Chart,
+    limit: Limit,
+    name: str,
+    plans: Sequence[Plan],
+    colour: str,
+    at: Callable[[float, float], At],
+    *,
+    width: float,
 ) -> None:
     points = [at(limit.of_plan(plan), plan.objective or 0.0) for plan in plans]
     if points:
-        chart.add(f'<path d="{_path(points)}" fill="none" stroke="{paint(colour)}" stroke-width="2"/>')
+        chart.add(f'<path d="{_path(points)}" fill="none" stroke="{paint(colour)}" stroke-width="{width}"/>')
     for (x, y), plan in zip(points, plans, strict=True):
         shown = f"{show_cost(plan.objective or 0.0, plan.unit)} at {show_limit(limit.of_plan(plan), limit.unit)}"
         title = f"<title>{escape(f'{name}: {shown}, gap {show_share(plan.gap)}')}</title>"
-        chart.add(f'<circle cx="{x}" cy="{y}" r="4.5" fill="{paint(colour)}">{title}</circle>')
+        chart.add(f'<circle cx="{x}" cy="{y}" r="{width / 2 + 3}" fill="{paint(colour)}">{title}</circle>')
 
 
 def _path(points: Sequence[At]) -> str:

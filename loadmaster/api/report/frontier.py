@@ -35,11 +35,13 @@ def frontier_rows(limit: Limit, plans: Sequence[Plan], extras: Extras) -> tuple[
 
 
 def _restricted(limit: Limit, plan: Plan, narrower: Sequence[Plan]) -> str:
-    """The objective under the same limit, or why there is none."""
+    """The objective under the same limit and its gap, or why there is none."""
     found = next((one for one in narrower if limit.of_plan(one) == limit.of_plan(plan)), None)
     if found is None:
         return "unknown"
-    return "no plan" if found.objective is None else show_cost(found.objective, found.unit)
+    if found.objective is None:
+        return "no plan"
+    return f"{show_cost(found.objective, found.unit)}, gap {show_share(found.gap)}"
 
 
 def curve_picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Picture:
