@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,17 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster import planner
-from loadmaster.errors import CancelledError, InputError
+from loadmaster.errors import CancelledError, InputError, LimitReachedError
+from loadmaster.models.hardware import HostLink
 from loadmaster.models.memory import minimum, plain
 from loadmaster.models.memory.budgets import spread
-from loadmaster.models.memory.checker import check_plan
+from loadmaster.models.memory.checker import check, check_plan
 from loadmaster.models.memory.documents import read_problem
+from loadmaster.models.memory.plan import MemoryPlan, Schedule
 from loadmaster.models.memory.presets import chain
 from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.memory.restricted import restrictions
 from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.planner import Frontier, PlanOptions, PlanProgress
-from loadmaster.planner.sweep import Figures, monotone
+from loadmaster.planner.sweep import Figures, monotone, sweep
+from loadmaster.solvers.solution import relative_gap
+from tests.api.cli.plans_by_hand import plan_by_hand, recompute_everything
 from tests.models.memory.instances import budgets, random_problem
+from tests.models.placement.tiny import trace
 
 MIB = 1 << 20
 QUICK = PlanOptions(time_limit_s=5.0, gap=0.0)
@@ -165,3 +172,114 @@ def test_wrong_requests_are_refused(name: str, wrong: dict[str, Any]) -> None:
         planner.frontier(eight(), QUICK, **wrong)
     assert caught.value.field == name
     assert caught.value.remedy
+
+
+def linked() -> MemoryProblem:
+    """The same chain, beside a link."""
+    return replace(eight(), host_link=HostLink(1.0, 1.0))
+
+
+SMALL, LARGE = 6 * MIB, 12 * MIB
+# By name of the restriction ("" is the whole) and budget: a schedule and a bound, or nothing yet.
+Found = dict[tuple[str, int], tuple[Schedule, float | None] | None]
+PLAIN, AGAIN = plain.formulate(linked()), recompute_everything(linked())
+BY_HAND = plan_by_hand(chain(8, MIB), LARGE)
+COSTS = {schedule: check(linked(), schedule, LARGE).objective for schedule in (PLAIN, AGAIN)}
+
+
+def swept(found: Found, **more: Any) -> Frontier:
+    """A sweep around a planner that knows these; the plain step takes the large budget."""
+    whole = linked()
+    names = {one.sha256: name for name, one in {"": whole, **restrictions(whole)}.items()}
+
+    def planned(problem: Any, options: PlanOptions, report: Any, _: Any) -> MemoryPlan:
+        name, budget = names[problem.sha256], options.limit
+        assert isinstance(budget, int)
+        report(PlanProgress(0.0, "by hand", None, None))
+        answer = found.get((name, budget))
+        if answer is None:
+            raise LimitReachedError("nothing yet")
+        schedule, bound = answer
+        return replace(
+            BY_HAND,
+            problem_sha256=problem.sha256,
+            budget_bytes=budget,
+            objective=COSTS[schedule],
+            bound=bound,
+            gap=relative_gap(COSTS[schedule], bound),
+            check=check(problem, schedule, budget).summary(),
+            schedule=schedule,
+        )
+
+    limits = [SMALL, LARGE]
+    return sweep(whole, QUICK, planned, limits=limits, restrictions=True, on_progress=more.get("on_progress"))
+
+
+def test_the_whole_takes_a_better_plan_of_a_restriction() -> None:
+    assert COSTS[PLAIN] < COSTS[AGAIN]
+    found = swept({("", SMALL): (AGAIN, 5.0), ("", LARGE): (AGAIN, 4.0), ("offload only", LARGE): (PLAIN, None)})
+    assert_sound(linked(), found)
+    assert [p.plan.objective for p in found.points] == [COSTS[AGAIN], COSTS[PLAIN]]
+    # A bound of the restriction says nothing of the whole: the whole keeps its own.
+    assert [p.plan.bound for p in found.points] == [5.0, 4.0]
+    once, again = found.restrictions["offload only"], found.restrictions["recompute only"]
+    assert [p.plan.bound for p in once.points] == [4.0]
+    assert (once.undecided, again.undecided, again.points) == ((SMALL,), (SMALL, LARGE), ())
+
+
+def test_a_bound_of_the_whole_is_one_of_its_restrictions_and_not_the_other_way() -> None:
+    both = {("recompute only", SMALL): (AGAIN, 3.0), ("recompute only", LARGE): (AGAIN, 8.0)}
+    found = swept({("", SMALL): (AGAIN, 7.0), ("", LARGE): (PLAIN, 6.0), **both})
+    assert [p.plan.bound for p in found.points] == [7.0, 6.0]
+    # At the small budget its own of the large one is the best known: 8 holds there too.
+    assert [p.plan.bound for p in found.restrictions["recompute only"].points] == [8.0, 8.0]
+    found = swept({("", SMALL): (AGAIN, 7.0), ("", LARGE): (PLAIN, 6.0), ("recompute only", SMALL): (AGAIN, None)})
+    restricted = found.restrictions["recompute only"].points
+    assert [p.plan.bound for p in restricted] == [7.0, 6.0]
+    assert [p.plan.gap for p in restricted] == pytest.approx([1 - 7 / COSTS[AGAIN], 1 - 6 / COSTS[AGAIN]])
+
+
+def answers(schedules: tuple[Schedule, ...]) -> st.SearchStrategy[tuple[Schedule, float | None] | None]:
+    bound = st.none() | st.integers(0, int(COSTS[PLAIN]))
+    return st.none() | st.tuples(st.sampled_from(schedules), bound.map(lambda b: None if b is None else float(b)))
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.fixed_dictionaries(
+        {
+            (name, budget): answers((AGAIN,) if budget == SMALL else (AGAIN, PLAIN))
+            for name in ("", "recompute only", "offload only")
+            for budget in (SMALL, LARGE)
+            if (name, budget) != ("offload only", SMALL)
+        }
+    )
+)
+def test_no_point_of_the_whole_is_dearer_than_one_of_a_restriction(found: Found) -> None:
+    made = swept(found)
+    assert_sound(linked(), made)
+    whole = {p.limit: p.plan for p in made.points}
+    for of in made.restrictions.values():
+        for point in of.points:
+            best = whole[point.limit]
+            assert best.objective <= point.plan.objective
+            assert best.bound is None or point.plan.bound >= best.bound
+
+
+def test_reports_name_their_restriction() -> None:
+    reports: list[PlanProgress] = []
+    swept({("", SMALL): (AGAIN, None)}, on_progress=reports.append)
+    assert {r.phase for r in reports} == {
+        f"{budget} bytes{name}: by hand"
+        for budget in (SMALL, LARGE)
+        for name in ("", ", recompute only", ", offload only")
+    }
+
+
+def test_a_kind_without_restrictions_says_so() -> None:
+    with pytest.raises(InputError, match="means nothing to placement") as caught:
+        planner.frontier(trace([("A", "A"), ("B", "")], [4, 3]), QUICK, count=2, restrictions=True)
+    assert caught.value.field == "restrictions" and caught.value.remedy
+    with pytest.raises(InputError) as caught:
+        planner.frontier(eight(), QUICK, count=2, restrictions=True)
+    assert caught.value.field == "problem.host_link"
