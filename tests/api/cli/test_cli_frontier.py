@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,15 @@ class Point:
 class Points:
     points: tuple[Point, ...]
     undecided: tuple[int, ...]
+    restrictions: Mapping[str, Points] = field(default_factory=dict)
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """A planner in whose sweeps budgets below 3 MB are too small, and larger ones are better; what it was asked."""
+    """A planner in whose sweeps budgets below 3 MB are too small, and larger ones are better; what it was asked.
+
+    To recompute only takes twice as long, and of offloading only nothing is known below 6 MB.
+    """
     calls: list[dict[str, Any]] = []
 
     def frontier(
@@ -56,20 +60,29 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         limits: Sequence[int] | None = None,
         count: int = 6,
         workers: int = 2,
+        restrictions: bool = False,
         on_progress: Callable[..., None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Points:
-        calls.append({"options": options, "limits": limits, "count": count, "workers": workers})
+        calls.append(
+            {"options": options, "limits": limits, "count": count, "workers": workers, "restrictions": restrictions}
+        )
         budgets = limits or [n * MEGABYTE for n in range(5, 5 + count)]
         undecided = tuple(b for b in budgets if b == UNDECIDED)
-        return Points(tuple(Point(b, answer(b)) for b in budgets if b != UNDECIDED), undecided)
+        points = tuple(Point(b, answer(b)) for b in budgets if b != UNDECIDED)
+        if not restrictions:
+            return Points(points, undecided)
+        again = Points(tuple(Point(b, answer(b, 2.0)) for b in budgets if b != UNDECIDED), undecided)
+        late = tuple(b for b in budgets if b < 6 * MEGABYTE)
+        once = Points(tuple(Point(b, answer(b, 3.0)) for b in budgets if b not in late), late)
+        return Points(points, undecided, {"recompute only": again, "offload only": once})
 
-    def answer(budget_bytes: int) -> MemoryPlan:
+    def answer(budget_bytes: int, times: float = 1.0) -> MemoryPlan:
         if budget_bytes < 3 * MEGABYTE:
             short = 3 * MEGABYTE - budget_bytes
             return no_plan(chain(6, MEGABYTE), budget_bytes, Infeasibility(3 * MEGABYTE, short, "backward 2", ()))
         return plan_by_hand(
-            chain(6, MEGABYTE), budget_bytes, objective=4e10 / budget_bytes, bound=3.6e10 / budget_bytes
+            chain(6, MEGABYTE), budget_bytes, objective=times * 4e10 / budget_bytes, bound=3.6e10 / budget_bytes
         )
 
     monkeypatch.setattr(planner, "frontier", frontier, raising=False)
@@ -88,7 +101,8 @@ def test_a_sweep_is_a_table_and_two_pictures(
     asked: list[dict[str, Any]], problem: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("frontier", problem, "--count", "4", "--workers", "1", "--gap", "0.1") == 0
-    assert asked == [{"options": PlanOptions(gap=0.1), "limits": None, "count": 4, "workers": 1}]
+    options = PlanOptions(gap=0.1)
+    assert asked == [{"options": options, "limits": None, "count": 4, "workers": 1, "restrictions": False}]
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
     assert Path("chain-6-frontier.png").read_bytes().startswith(b"\x89PNG")
@@ -109,6 +123,80 @@ def test_budgets_that_are_too_small_are_points_too(
     document = json.loads(Path("f.json").read_text())
     assert [p["plan"]["budget_bytes"] for p in document["points"]] == asked[0]["limits"]
     assert '<td class="n">2.86 MiB</td>' in Path("f.html").read_text()
+
+
+def test_restrictions_are_columns_and_further_curves(
+    asked: list[dict[str, Any]], problem: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--budgets", "2MB,5MB,8MB", "--restrictions", "-o", "f.json", "--png", "f.png", "--html", "f.html"]
+    assert run("frontier", problem, *flags) == 0
+    assert asked[0]["restrictions"]
+    said = capsys.readouterr()
+    header, small, middle, large = said.out.splitlines()
+    assert header.split()[-4:] == ["recompute", "only", "offload", "only"]
+    assert "no plan" in small and small.endswith("unknown")
+    assert "16.00 ms, gap" in middle and middle.endswith("unknown")
+    assert "10.00 ms, gap" in large and "15.00 ms, gap" in large
+    assert "4.77 MiB, offload only: the limit came" in said.err
+    page = Path("f.html").read_text()
+    assert page.count("<circle") == 2 + 2 + 1 and "<title>offload only: 15.00 ms" in page
+    assert Path("f.png").read_bytes().startswith(b"\x89PNG")
+    document = json.loads(Path("f.json").read_text())
+    assert document["schema"] == "loadmaster/frontier/1" and len(document["points"]) == 3
+    written = document["restrictions"]
+    assert [p["plan"].get("objective") for p in written["recompute only"]] == [None, 16000.0, 10000.0]
+    assert [p["budget_bytes"] for p in written["offload only"]] == [8 * MEGABYTE]
+    assert run("frontier", problem, *flags[:3], "--json", "--no-picture") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[1]["restrictions"]["recompute only"]["objective"] == 16000.0
+    assert [row["restrictions"]["offload only"] is None for row in rows] == [True, True, False]
+
+
+def test_without_restrictions_documents_are_as_they_were(
+    asked: list[dict[str, Any]], problem: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("frontier", problem, "--budgets", "5MB", "--no-picture", "--json", "-o", "f.json") == 0
+    assert json.loads(Path("f.json").read_text()).keys() == {"schema", "kind", "points"}
+    assert "restrictions" not in json.loads(capsys.readouterr().out)[0]
+
+
+def test_a_problem_without_a_link_has_no_restrictions(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("frontier", problem, "--restrictions") == 2
+    said = capsys.readouterr().err
+    assert "problem.host_link" in said and "--offload" in said
+    assert list(Path().glob("*.png")) == []
+
+
+def test_measured_points_are_drawn(asked: list[dict[str, Any]], problem: Path) -> None:
+    Path("points.csv").write_text("method,step_us,peak_bytes\neager,9000,7000000\ncheckpointing,12000,5000000\n")
+    assert run("frontier", problem, "--budgets", "5MB,8MB", "--measured", "points.csv", "--html", "f.html") == 0
+    page = Path("f.html").read_text()
+    assert "<title>eager, 9.000 ms at 6.68 MiB</title>" in page and "<title>checkpointing, 12.00 ms" in page
+    assert "<h2>Measured</h2>" in page and page.count("<circle") == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "--measured: cannot be read"),
+        ("method,peak_bytes\neager,5\n", "--measured[0].step_us: is missing"),
+        ("method,step_us,peak_bytes\neager,soon,5\n", "--measured[0].step_us: is no number above 0 (found 'soon')"),
+    ],
+)
+def test_measured_points_that_cannot_be_used_stop_it_at_once(
+    content: str | None, words: str, asked: list[dict[str, Any]], problem: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        Path("points.csv").write_text(content)
+    assert run("frontier", problem, "--measured", "points.csv") == 2
+    assert words in capsys.readouterr().err
+    assert asked == []
+
+
+def test_measured_points_are_not_written_over(asked: list[dict[str, Any]], problem: Path) -> None:
+    Path("points.csv").write_text("method,step_us,peak_bytes\neager,9000,7000000\n")
+    assert run("frontier", problem, "--measured", "points.csv", "--html", "points.csv") == 2
+    assert asked == [] and Path("points.csv").read_text().startswith("method")
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/tmp/outside", "a/b", "..", "naïve\n"])
