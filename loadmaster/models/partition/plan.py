@@ -1,0 +1,82 @@
+"""The ``partition`` plan: the placement of every tensor, the strategy of every operator, and what moves between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from loadmaster.models.envelope import Plan
+from loadmaster.models.fields import Bounds, Entries, Index, Size
+from loadmaster.models.partition.problem import LARGEST_US, Part
+
+_Us = Annotated[float, Bounds(ge=0, le=1e6 * LARGEST_US)]
+CHECKED: Mapping[str, Any] = {
+    "ok": bool,
+    "peak_bytes": Index,
+    "peak_at": str,
+    "moved_bytes": Index,
+    "transfer_us": _Us,
+    "compute_us": _Us,
+}
+
+
+@dataclass(frozen=True)
+class Redistribution:
+    """A tensor moves between what an operator makes or needs and where it lies.
+
+    Attributes:
+        output: whether the operator makes it; if not, it needs it.
+        received_bytes: by all workers together.
+        time_us: of the collectives.
+    """
+
+    leave_out_defaults: ClassVar = True
+
+    operator: Index
+    tensor: Index
+    received_bytes: Size
+    time_us: _Us
+    output: bool = False
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What is chosen.
+
+    Attributes:
+        placements: for every tensor its part on every axis.
+        strategies: for every operator the number of its strategy on every axis.
+    """
+
+    placements: tuple[tuple[Part, ...], ...]
+    strategies: tuple[tuple[Index, ...], ...]
+
+
+@dataclass(frozen=True)
+class Infeasibility:
+    """Why no plan exists: one worker needs ``minimum_budget_bytes`` at operator ``where``, most of it for ``largest``."""
+
+    minimum_budget_bytes: Size
+    short_bytes: Size
+    where: str
+    largest: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PartitionPlan(Plan):
+    """A checked answer to a partition problem.
+
+    Attributes:
+        check: see :func:`loadmaster.models.partition.checker.check`.
+        splits: None when infeasible.
+        redistributions: those that move anything, in the order of operators.
+    """
+
+    budget_bytes: Size
+    check: Annotated[Mapping[str, Any], Entries(CHECKED)]
+    splits: Splits | None = None
+    redistributions: tuple[Redistribution, ...] = ()
+    infeasibility: Infeasibility | None = None
+
+    kind: Literal["partition"] = "partition"

@@ -1,0 +1,207 @@
+"""The ``partition`` problem: the operators of one training step, the ways to split each, and the mesh to split over.
+
+A mesh has axes of so many workers each; a worker has a place on every axis. On each axis a tensor has a *part*, written
+as PyTorch's DTensor does:
+
+    S0, S1, ...   split along that dimension, each worker holds its share
+    R             every worker holds all of it
+    P             every worker holds a term of a sum
+
+A tensor's *placement* is its part on each axis, outermost first: on a mesh of 2 x 4, (S0, S1) is rows over two, columns
+over four; (S0, S0) is rows over eight. A *strategy* says, for one axis, what an operator needs of each input and what
+it makes of each output when every worker of the axis runs it on its share: partition-n-reduce, [Wang20] section 3.3. An
+operator has one strategy on every axis. Sizes are bytes, times microseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, ClassVar, Literal
+
+from loadmaster.models import places
+from loadmaster.models.canonical import plain, sha256
+from loadmaster.models.fields import READING, Bounds, Gbps, Index, Name, Size
+from loadmaster.models.shown import ShownProblem
+
+LARGEST_US = 1e12
+
+Us = Annotated[float, Bounds(ge=0, le=LARGEST_US)]
+Part = Annotated[str, Bounds(pattern=r"^(R|P|S[0-9])$")]
+Extent = Annotated[int, Bounds(ge=1, le=1 << 40)]
+Role = Literal["input", "parameter", "gradient", "state", "activation"]
+
+# What lies in memory for the whole step. Everything else lives from the operator that makes it to its last reader.
+LASTING = frozenset({"input", "parameter", "state"})
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One direction of the mesh.
+
+    Attributes:
+        size: workers along it.
+        gbps: what each of them receives over it, GB/s (1e9 bytes per second).
+        latency_us: what every collective along it takes beside its bytes.
+    """
+
+    leave_out_defaults: ClassVar = True
+
+    name: Name
+    size: Annotated[int, Bounds(ge=2, le=4096)]
+    gbps: Gbps
+    latency_us: Us = 0.0
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A value of the step.
+
+    Attributes:
+        shape: of the whole; at most ten dimensions.
+        tie: tensors of one tie have one placement.
+    """
+
+    leave_out_defaults: ClassVar = True
+
+    name: Name
+    shape: Annotated[tuple[Extent, ...], Bounds(max_length=10)]
+    element_bytes: Annotated[int, Bounds(ge=1, le=16)] = 4
+    role: Role = "activation"
+    tie: Name | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole."""
+        return math.prod(self.shape) * self.element_bytes
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a strategy needs of an input.
+
+    Attributes:
+        before, after: where it is split, so many elements beyond the own share on each side: a halo.
+    """
+
+    leave_out_defaults: ClassVar = True
+
+    part: Part
+    before: Size = 0
+    after: Size = 0
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How an operator runs on one axis.
+
+    Attributes:
+        name: of what is split: an index of the output, or one that is summed over.
+        inputs: in the order of the operator's inputs.
+        outputs: the part of each output that comes of it.
+        divides: whether each worker does a share of the work; if not, all do all of it.
+    """
+
+    leave_out_defaults: ClassVar = True
+
+    name: Name
+    inputs: tuple[Need, ...]
+    outputs: tuple[Part, ...]
+    divides: bool = True
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The strategies of a sort of operator.
+
+    Attributes:
+        elementwise: every output element needs the same element of every input, and of nothing else.
+    """
+
+    leave_out_defaults: ClassVar = True
+
+    name: Name
+    strategies: Annotated[tuple[Strategy, ...], Bounds(min_length=1, max_length=100)]
+    elementwise: bool = False
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of the step.
+
+    An input that it updates in place (a parameter, by an optimizer) is no output: it keeps its placement.
+
+    Attributes:
+        signature: its number in the problem's list.
+        time_us: on one GPU that does all of it.
+        tie: operators of one tie have one strategy on every axis.
+        module, source: where in the model it comes from.
+    """
+
+    leave_out_defaults: ClassVar = True
+
+    op: Name
+    signature: Index
+    inputs: tuple[Index, ...]
+    outputs: tuple[Index, ...] = ()
+    time_us: Us = 0.0
+    tie: Name | None = None
+    module: str | None = None
+    source: str | None = None
+
+    @property
+    def words(self) -> str:
+        """Module, operator and line, as far as they are known."""
+        return places.words(self.op, self.module, self.source)
+
+
+@dataclass(frozen=True, repr=False)
+class PartitionProblem(ShownProblem):
+    """One training step and the mesh that it is split over.
+
+    Attributes:
+        objective: ``bytes`` that all workers receive together, or ``time`` of the step.
+        replicas: whether tensors may lie whole on several workers. Without, every worker stores an equal share of every
+            tensor that can be divided, as in [Wang20].
+        budget_bytes: memory of one worker; None: to be given at planning time.
+    """
+
+    name: Name
+    axes: Annotated[tuple[Axis, ...], Bounds(min_length=1, max_length=4)]
+    tensors: Annotated[tuple[Tensor, ...], Bounds(min_length=1, max_length=200_000)]
+    operators: Annotated[tuple[Operator, ...], Bounds(min_length=1, max_length=100_000)]
+    signatures: Annotated[tuple[Signature, ...], Bounds(min_length=1, max_length=10_000)]
+    objective: Literal["bytes", "time"] = "time"
+    replicas: bool = True
+    title: str | None = None
+    budget_bytes: Size | None = None
+
+    kind: Literal["partition"] = "partition"
+
+    __pydantic_config__: ClassVar = READING
+
+    @property
+    def unit(self) -> str:
+        """Of objectives."""
+        return "bytes" if self.objective == "bytes" else "us"
+
+    @property
+    def workers(self) -> int:
+        """Of the mesh."""
+        return math.prod(axis.size for axis in self.axes)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How large it is, for a person who waits for its plan."""
+        return {"operators": len(self.operators), "tensors": len(self.tensors), "workers": self.workers}
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of graph and mesh: neither the budget nor names and places in the model enter it."""
+        identity = {k: v for k, v in plain(self).items() if k not in ("name", "title", "budget_bytes")}
+        for part in ("axes", "tensors", "operators", "signatures"):
+            identity[part] = [
+                {k: v for k, v in row.items() if k not in ("name", "module", "source")} for row in identity[part]
+            ]
+        return sha256(identity)
