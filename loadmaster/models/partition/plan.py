@@ -1,4 +1,4 @@
-"""The ``partition`` plan: the placement of every tensor, the strategy of every operator, and what moves between them."""
+"""The ``partition`` plan: the placement of every tensor, the strategies of every operator, and what moves for them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Splits:
 
 @dataclass(frozen=True)
 class Infeasibility:
-    """Why no plan exists: one worker needs ``minimum_budget_bytes`` at operator ``where``, most of it for ``largest``."""
+    """Why no plan exists: a worker needs ``minimum_budget_bytes`` at operator ``where``, most of it for ``largest``."""
 
     minimum_budget_bytes: Size
     short_bytes: Size

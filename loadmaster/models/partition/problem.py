@@ -10,7 +10,8 @@ as PyTorch's DTensor does:
 A tensor's *placement* is its part on each axis, outermost first: on a mesh of 2 x 4, (S0, S1) is rows over two, columns
 over four; (S0, S0) is rows over eight. A *strategy* says, for one axis, what an operator needs of each input and what
 it makes of each output when every worker of the axis runs it on its share: partition-n-reduce, [Wang20] section 3.3. An
-operator has one strategy on every axis. Sizes are bytes, times microseconds.
+operator has one strategy on every axis; every operator can also run whole on every worker. Sizes are bytes, times
+microseconds.
 """
 
 from __future__ import annotations
@@ -195,6 +196,11 @@ class PartitionProblem(ShownProblem):
     def sizes(self) -> dict[str, int]:
         """How large it is, for a person who waits for its plan."""
         return {"operators": len(self.operators), "tensors": len(self.tensors), "workers": self.workers}
+
+    def strategies(self, operator: Operator) -> tuple[Strategy, ...]:
+        """Those of its signature, and the one by which every worker does all of it."""
+        whole = Strategy("whole", (Need("R"),) * len(operator.inputs), ("R",) * len(operator.outputs), divides=False)
+        return (*self.signatures[operator.signature].strategies, whole)
 
     @cached_property
     def sha256(self) -> str:

@@ -1,0 +1,248 @@
+"""Holds partition plans against their problem, from shapes alone.
+
+A plan holds when
+
+(P1)  every tensor has a part on every axis, is split into equal shares, lies nowhere as terms of a sum and, where the
+      problem asks for equal shares of everything, is divided as far as it can be;
+(P2)  every operator has strategies that it has, and all its inputs and outputs can be split as they say;
+(P3)  every input can be brought from where it lies to where it is needed, every output from where it is made to where
+      it lies;
+(P4)  tensors of one tie have one placement, operators of one tie one strategy on every axis, and elementwise operators run
+      where their tensors lie, all of which lie alike;
+(P5)  a worker never holds more than the budget. While an operator runs it holds its shares of all tensors that live
+      then (what lasts, and what was made and is read now or later), a buffer for every input that is needed otherwise
+      than it lies, and one for every output that is made otherwise than it lies.
+
+The objective is the bytes that all workers receive, or the time of the step: what operators take on their shares, and
+what the redistributions take (:mod:`.traffic`), one after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from loadmaster.errors import InputError
+from loadmaster.models.documents import expect_problem
+from loadmaster.models.partition.placements import (
+    TERM,
+    Placement,
+    code,
+    divides,
+    held_elements,
+    possible,
+)
+from loadmaster.models.partition.plan import PartitionPlan, Redistribution, Splits
+from loadmaster.models.partition.problem import Operator, PartitionProblem, Tensor
+from loadmaster.models.partition.sides import Side, lives, runs_where_its_tensors_lie, sides
+from loadmaster.models.partition.traffic import Traffic
+from loadmaster.models.units import show_bytes
+from loadmaster.solvers.program import IntArray
+
+_MOST_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Check:
+    """The verdict.
+
+    Attributes:
+        violations: in words, empty when the plan holds.
+        peak_bytes, peak_at: the most that one worker holds, and the operator there.
+        moved_bytes: what all workers receive together.
+        compute_us, transfer_us: the two parts of the step.
+        resident_bytes: [operators] what one worker holds while each runs.
+        redistributions: those that move anything.
+    """
+
+    violations: tuple[str, ...]
+    objective: float
+    peak_bytes: int
+    peak_at: str
+    moved_bytes: int
+    compute_us: float
+    transfer_us: float
+    resident_bytes: IntArray = field(repr=False)
+    redistributions: tuple[Redistribution, ...] = field(default=(), repr=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the plan holds."""
+        return not self.violations
+
+    def summary(self) -> dict[str, object]:
+        """What a plan document records of it."""
+        names = ("ok", "peak_bytes", "peak_at", "moved_bytes", "transfer_us", "compute_us")
+        return {name: getattr(self, name) for name in names}
+
+
+def check_plan(problem: PartitionProblem, plan: PartitionPlan) -> Check:
+    """Check a plan.
+
+    Raises:
+        InputError: the plan is of another problem, or infeasible.
+    """
+    expect_problem(plan.problem_sha256, problem.sha256)
+    if plan.splits is None:
+        raise InputError("status", plan.status, "nothing is split", "Check a plan that was found.")
+    return check(problem, plan.splits, plan.budget_bytes)
+
+
+def check(problem: PartitionProblem, splits: Splits, budget_bytes: int) -> Check:
+    """Hold placements and strategies against the rules above."""
+    return _Checking(problem, splits, budget_bytes).verdict()
+
+
+class _Checking:
+    def __init__(self, problem: PartitionProblem, splits: Splits, budget_bytes: int) -> None:
+        self.problem, self.splits, self.budget_bytes = problem, splits, budget_bytes
+        self.traffic = Traffic(problem.axes)
+        self.sizes = self.traffic.mesh.sizes
+        self.wrong: list[str] = []
+        self.placements: list[Placement] = []
+        self.redistributions: list[Redistribution] = []
+        self.compute_us = 0.0
+        self._known: dict[object, tuple[float, float]] = {}
+
+    def verdict(self) -> Check:
+        resident = np.zeros(len(self.problem.operators), dtype=np.int64)
+        if self._sizes_agree() and self._placements_hold():
+            alive = np.zeros(len(resident) + 1, dtype=np.int64)
+            for t, (first, last) in enumerate(lives(self.problem)):
+                held = self._held_bytes(t, self.placements[t])
+                alive[first] += held
+                alive[last + 1] -= held
+            resident = alive.cumsum()[:-1]
+            for n in range(len(resident)):
+                resident[n] += self._operator(n)
+            self._ties()
+            over = np.flatnonzero(resident > self.budget_bytes)
+            if len(over):
+                needed = show_bytes(int(resident[over[0]]))
+                self.wrong.append(
+                    f"a worker holds {needed} at {self._name(int(over[0]))}, over {show_bytes(self.budget_bytes)}"
+                )
+        at = int(resident.argmax())
+        moved = sum(r.received_bytes for r in self.redistributions)
+        transfer_us = sum(r.time_us for r in self.redistributions)
+        return Check(
+            violations=tuple(self.wrong[:_MOST_SHOWN]),
+            objective=float(moved) if self.problem.objective == "bytes" else self.compute_us + transfer_us,
+            peak_bytes=int(resident[at]),
+            peak_at=self._name(at),
+            moved_bytes=moved,
+            compute_us=self.compute_us,
+            transfer_us=transfer_us,
+            resident_bytes=resident,
+            redistributions=tuple(self.redistributions),
+        )
+
+    def _name(self, n: int) -> str:
+        return f"operator {n} ({self.problem.operators[n].words})"
+
+    def _sizes_agree(self) -> bool:
+        """(P1), (P2): there is something for every tensor and operator, on every axis."""
+        axes = len(self.sizes)
+        for what, found, wanted in (
+            ("placements", self.splits.placements, self.problem.tensors),
+            ("strategies", self.splits.strategies, self.problem.operators),
+        ):
+            if len(found) != len(wanted):
+                self.wrong.append(f"there are {len(found)} {what} for {len(wanted)}")
+            for n, row in enumerate(found):
+                if len(row) != axes:
+                    self.wrong.append(f"{what}[{n}] is for {len(row)} axes, the mesh has {axes}")
+        for n, (operator, row) in enumerate(zip(self.problem.operators, self.splits.strategies, strict=False)):
+            known = len(self.problem.signatures[operator.signature].strategies)
+            self.wrong += [f"{self._name(n)} has no strategy {s}" for s in row if s > known]
+        return not self.wrong
+
+    def _placements_hold(self) -> bool:
+        """(P1)"""
+        for n, (tensor, row) in enumerate(zip(self.problem.tensors, self.splits.placements, strict=True)):
+            placement = tuple(map(code, row))
+            self.placements.append(placement)
+            shown = f"tensor {n} ({tensor.name}), {list(tensor.shape)}, as {' '.join(row)}"
+            if not divides(tensor.shape, placement, self.sizes):
+                self.wrong.append(f"{shown}: shares are not equal")
+            elif TERM in placement:
+                self.wrong.append(f"{shown}: lies as terms of a sum")
+            elif not self.problem.replicas and placement not in self._most_divided(tensor.shape):
+                self.wrong.append(f"{shown}: can be divided further")
+        return not self.wrong
+
+    def _most_divided(self, shape: tuple[int, ...]) -> list[Placement]:
+        return possible(shape, self.sizes, replicas=False)
+
+    def _held_bytes(self, tensor: int, placement: Placement) -> int:
+        of = self.problem.tensors[tensor]
+        return held_elements(of.shape, placement, self.sizes) * of.element_bytes
+
+    def _operator(self, n: int) -> int:
+        """(P2), (P3): what an operator costs; returns its buffers in bytes."""
+        operator = self.problem.operators[n]
+        every = self.problem.strategies(operator)
+        strategies = [every[s] for s in self.splits.strategies[n]]
+        divided = math.prod(size for size, s in zip(self.sizes, strategies, strict=True) if s.divides)
+        self.compute_us += operator.time_us / divided
+        buffers = 0
+        for side in sides(operator, strategies):
+            of = self.problem.tensors[side.tensor]
+            if not divides(of.shape, side.placement, self.sizes):
+                self.wrong.append(f"{self._name(n)}: shares of {of.name} are not equal")
+                continue
+            if side.placement == self.placements[side.tensor] and not side.halos:
+                continue
+            received, time_us = self._moved(side)
+            if not math.isfinite(received):
+                self.wrong.append(f"{self._name(n)} needs {of.name} as terms of a sum, which it is not")
+                continue
+            buffers += self._buffer_bytes(side)
+            if received or time_us:
+                self.redistributions.append(Redistribution(n, side.tensor, round(received), time_us, side.output))
+        return buffers
+
+    def _ties(self) -> None:
+        """(P4)"""
+        classes: tuple[tuple[str, Sequence[Tensor | Operator], Sequence[tuple[str | int, ...]]], ...] = (
+            ("tensors", self.problem.tensors, self.splits.placements),
+            ("operators", self.problem.operators, self.splits.strategies),
+        )
+        for what, tied, chosen in classes:
+            first: dict[str, tuple[object, ...]] = {}
+            for n, (one, row) in enumerate(zip(tied, chosen, strict=True)):
+                if one.tie is not None and first.setdefault(one.tie, row) != row:
+                    self.wrong.append(f"{what}[{n}] is split otherwise than others of its tie {one.tie}")
+        for n, operator in enumerate(self.problem.operators):
+            if runs_where_its_tensors_lie(self.problem, operator):
+                lie = {self.placements[t] for t in (*operator.inputs, *operator.outputs)}
+                every = self.problem.strategies(operator)
+                run = {s.placement for s in sides(operator, [every[s] for s in self.splits.strategies[n]])}
+                if len(lie | run) > 1:
+                    self.wrong.append(f"{self._name(n)} is elementwise, and its tensors do not lie alike")
+
+    def _moved(self, side: Side) -> tuple[float, float]:
+        """Bytes and microseconds."""
+        of, lies = self.problem.tensors[side.tensor], self.placements[side.tensor]
+        held, needed = (side.placement, lies) if side.output else (lies, side.placement)
+        key = (of.shape, of.element_bytes, held, needed, side.halos)
+        if key not in self._known:
+            of_rule = (of.shape, of.element_bytes, [held], [needed], side.halos)
+            received = float(self.traffic.received_bytes(*of_rule)[0, 0])
+            self._known[key] = (received, float(self.traffic.time_us(*of_rule)[0, 0]))
+        return self._known[key]
+
+    def _buffer_bytes(self, side: Side) -> int:
+        return self._held_bytes(side.tensor, side.placement) + self._halo_bytes(side)
+
+    def _halo_bytes(self, side: Side) -> int:
+        of, held = self.problem.tensors[side.tensor], self._held_bytes(side.tensor, side.placement)
+        found = 0
+        for d, before, after in side.halos:
+            shares = math.prod(s for s, p in zip(self.sizes, side.placement, strict=True) if p == d)
+            if shares > 1:
+                found += held // (of.shape[d] // shares) * (before + after)
+        return found

@@ -1,0 +1,273 @@
+"""What there is to choose, coarsened ([Wang20] section 3.5.1): variables with few values each, costs on pairs of them.
+
+A variable is a class of tensors that have one placement, or a class of operators that have one strategy on every axis:
+
+- tensors of one tie, operators of one tie: blocks that repeat, time steps, a tensor and its gradient;
+- the tensors of an elementwise operator, which needs no strategy of its own then: it runs where its tensors lie.
+
+Every other operator makes a pair with each tensor that it needs or makes; the cost of a pair is that of bringing the
+tensor from where it lies to where it is needed, or from where it was made to where it lies (:mod:`.traffic`). So a plan
+is an assignment x, and its cost
+
+    sum_v a_v(x_v) + sum_(t,o) b_to(x_t, x_o)
+
+with a_v the compute of an operator (nothing where bytes are counted) and b_to the traffic.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from loadmaster.errors import InputError
+from loadmaster.models.partition.placements import Placement, code, divides, held_elements, part_of, possible
+from loadmaster.models.partition.plan import Splits
+from loadmaster.models.partition.problem import Operator, PartitionProblem, Strategy
+from loadmaster.models.partition.sides import runs_where_its_tensors_lie, sides
+from loadmaster.models.partition.traffic import Halos, Traffic
+from loadmaster.solvers.program import FloatArray
+
+States = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A class of tensors or of operators.
+
+    Attributes:
+        members: their numbers in the problem.
+        states: placements, or strategies on every axis.
+    """
+
+    of: Literal["tensors", "operators"]
+    members: tuple[int, ...]
+    states: States
+
+
+@dataclass
+class Choices:
+    """A coarsened problem.
+
+    Attributes:
+        tensor_of, operator_of: the variable of each; None: an elementwise operator, which runs where its tensors lie.
+        unary: [states] cost of each variable's states.
+        pairs: (tensors, operators) -> [states, states] cost.
+    """
+
+    problem: PartitionProblem
+    variables: list[Variable]
+    tensor_of: list[int]
+    operator_of: list[int | None]
+    unary: list[FloatArray]
+    pairs: dict[tuple[int, int], FloatArray] = field(default_factory=dict)
+
+    def cost(self, chosen: Sequence[int]) -> float:
+        """Of an assignment: a state for each variable."""
+        found = sum(float(a[x]) for a, x in zip(self.unary, chosen, strict=True))
+        return found + sum(float(b[chosen[t], chosen[o]]) for (t, o), b in self.pairs.items())
+
+    def splits(self, chosen: Sequence[int]) -> Splits:
+        """The plan that an assignment stands for."""
+        states = [variable.states[x] for variable, x in zip(self.variables, chosen, strict=True)]
+        placements = [states[v] for v in self.tensor_of]
+        strategies = []
+        for operator, v in zip(self.problem.operators, self.operator_of, strict=True):
+            if v is not None:
+                strategies.append(states[v])
+                continue
+            placement = placements[(*operator.inputs, *operator.outputs)[0]]
+            found = self.problem.strategies(operator)
+            strategies.append(tuple(_elementwise_strategy(found, part) for part in placement))
+        return Splits(tuple(tuple(map(part_of, p)) for p in placements), tuple(strategies))
+
+
+def _elementwise_strategy(strategies: Sequence[Strategy], part: int) -> int:
+    """The number of the one whose tensors all have that part; -1 where there is none."""
+    wanted = part_of(part)
+    for n, strategy in enumerate(strategies):
+        if {need.part for need in strategy.inputs} | set(strategy.outputs) == {wanted}:
+            return n
+    return -1
+
+
+def coarsened(problem: PartitionProblem) -> Choices:
+    """The variables of a problem, and what they cost.
+
+    Raises:
+        InputError: tied tensors or operators that have nothing to choose together.
+    """
+    return _Coarsening(problem).choices()
+
+
+class _Classes:
+    """Sets that grow together."""
+
+    def __init__(self, count: int) -> None:
+        self._parent = list(range(count))
+
+    def find(self, x: int) -> int:
+        while self._parent[x] != x:
+            self._parent[x] = x = self._parent[self._parent[x]]
+        return x
+
+    def join(self, members: Iterable[int]) -> None:
+        first, *others = map(self.find, members)
+        for other in others:
+            self._parent[self.find(other)] = self.find(first)
+
+    def groups(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for x in range(len(self._parent)):
+            found.setdefault(self.find(x), []).append(x)
+        return found
+
+
+class _Coarsening:
+    def __init__(self, problem: PartitionProblem) -> None:
+        self.problem = problem
+        self.traffic = Traffic(problem.axes)
+        self.sizes = self.traffic.mesh.sizes
+        self.timed = problem.objective == "time"
+        self._strategies: dict[tuple[int, int, int], tuple[Strategy, ...]] = {}
+
+    def choices(self) -> Choices:
+        problem = self.problem
+        elementwise = [runs_where_its_tensors_lie(problem, operator) for operator in problem.operators]
+        variables: list[Variable] = []
+        tensor_of = [0] * len(problem.tensors)
+        for members in self._tensor_classes(elementwise):
+            for member in members:
+                tensor_of[member] = len(variables)
+            variables.append(Variable("tensors", members, self._placements(members)))
+        operator_of: list[int | None] = [None] * len(problem.operators)
+        for members in self._operator_classes(elementwise):
+            for member in members:
+                operator_of[member] = len(variables)
+            variables.append(Variable("operators", members, self._operator_states(members)))
+        unary = [np.zeros(len(variable.states)) for variable in variables]
+        found = Choices(problem, variables, tensor_of, operator_of, unary)
+        if self.timed:
+            self._compute(found)
+        self._pairs(found)
+        return found
+
+    def _of(self, operator: Operator) -> tuple[Strategy, ...]:
+        key = (operator.signature, len(operator.inputs), len(operator.outputs))
+        if key not in self._strategies:
+            self._strategies[key] = self.problem.strategies(operator)
+        return self._strategies[key]
+
+    def _shape(self, tensor: int) -> tuple[int, ...]:
+        return self.problem.tensors[tensor].shape
+
+    def _tensor_classes(self, elementwise: Sequence[bool]) -> list[tuple[int, ...]]:
+        classes = _Classes(len(self.problem.tensors))
+        ties: dict[str, int] = {}
+        for n, tensor in enumerate(self.problem.tensors):
+            if tensor.tie is not None:
+                classes.join((ties.setdefault(tensor.tie, n), n))
+        for operator, merged in zip(self.problem.operators, elementwise, strict=True):
+            if merged:
+                classes.join((*operator.inputs, *operator.outputs))
+        return [tuple(members) for members in classes.groups().values()]
+
+    def _operator_classes(self, elementwise: Sequence[bool]) -> list[tuple[int, ...]]:
+        classes = _Classes(len(self.problem.operators))
+        ties: dict[str, int] = {}
+        for n, operator in enumerate(self.problem.operators):
+            if operator.tie is not None:
+                classes.join((ties.setdefault(operator.tie, n), n))
+        return [tuple(members) for members in classes.groups().values() if not elementwise[members[0]]]
+
+    def _placements(self, members: Sequence[int]) -> States:
+        """Those that every member can have."""
+        shapes = dict.fromkeys(map(self._shape, members))
+        first, *others = [possible(shape, self.sizes, replicas=self.problem.replicas) for shape in shapes]
+        found = [p for p in first if all(p in other for other in others)]
+        if not found:
+            names = [self.problem.tensors[t].name for t in members[:2]]
+            remedy = "Give tensors of one tie, and those of an elementwise operator, equal shapes."
+            raise InputError(f"tensors[{members[0]}].tie", names, "have no placement in common", remedy)
+        return tuple(found)
+
+    def _operator_states(self, members: Sequence[int]) -> States:
+        """Strategies on every axis for which all shares are equal; without replicas those that divide the work most."""
+        operators = [self.problem.operators[m] for m in members]
+        strategies = self._of(operators[0])
+        shapes = {tuple(map(self._shape, (*o.inputs, *o.outputs))) for o in operators}
+        states = [
+            state
+            for state in itertools.product(range(len(strategies)), repeat=len(self.sizes))
+            if all(self._can_run([strategies[s] for s in state], of) for of in shapes)
+        ]
+        if self.problem.replicas:
+            return tuple(states)
+        done = [self._share(strategies, state) for state in states]
+        return tuple(s for s, share in zip(states, done, strict=True) if share == min(done))
+
+    def _can_run(self, state: Sequence[Strategy], shapes: Sequence[tuple[int, ...]]) -> bool:
+        parts = zip(*[(*(need.part for need in s.inputs), *s.outputs) for s in state], strict=True)
+        return all(
+            divides(shape, tuple(map(code, placement)), self.sizes)
+            for shape, placement in zip(shapes, parts, strict=True)
+        )
+
+    def _share(self, strategies: Sequence[Strategy], state: Sequence[int]) -> float:
+        """Of the work, for one worker."""
+        return 1 / math.prod(n for n, s in zip(self.sizes, state, strict=True) if strategies[s].divides)
+
+    def _compute(self, found: Choices) -> None:
+        """What operators take, by how they are divided."""
+        for operator, v in zip(self.problem.operators, found.operator_of, strict=True):
+            if v is not None:
+                strategies = self._of(operator)
+                shares = [self._share(strategies, state) for state in found.variables[v].states]
+                found.unary[v] += operator.time_us * np.array(shares)
+                continue
+            tensor = (*operator.inputs, *operator.outputs)[0]
+            v = found.tensor_of[tensor]
+            whole = math.prod(self._shape(tensor))
+            held = [held_elements(self._shape(tensor), p, self.sizes) for p in found.variables[v].states]
+            found.unary[v] += operator.time_us * np.array(held) / whole
+
+    def _pairs(self, found: Choices) -> None:
+        """Traffic between tensors and operators; members of a pair that are alike are computed once."""
+        alike: Counter[tuple[int, int, int, tuple[int, ...], int]] = Counter()
+        for operator, v in zip(self.problem.operators, found.operator_of, strict=True):
+            if v is not None:
+                for slot, tensor in enumerate((*operator.inputs, *operator.outputs)):
+                    of = self.problem.tensors[tensor]
+                    alike[found.tensor_of[tensor], v, slot, of.shape, of.element_bytes] += 1
+        for (t, v, slot, shape, element_bytes), count in alike.items():
+            cost = count * self._traffic(found.variables[t], found.variables[v], slot, shape, element_bytes)
+            found.pairs[t, v] = found.pairs[t, v] + cost if (t, v) in found.pairs else cost
+
+    def _traffic(
+        self, tensors: Variable, operators: Variable, slot: int, shape: tuple[int, ...], element_bytes: int
+    ) -> FloatArray:
+        """[placements, strategies]: what it takes to bring one tensor to or from one operator."""
+        operator = self.problem.operators[operators.members[0]]
+        strategies = self._of(operator)
+        found = [list(sides(operator, [strategies[s] for s in state]))[slot] for state in operators.states]
+        made = found[0].output
+        kinds = {(side.placement, side.halos): 0 for side in found}
+        kinds = {kind: n for n, kind in enumerate(kinds)}
+        price = self.traffic.time_us if self.timed else self.traffic.received_bytes
+        columns: list[FloatArray] = [np.empty(0)] * len(kinds)
+        by_halo: dict[Halos, list[Placement]] = {}
+        for placement, halos in kinds:
+            by_halo.setdefault(halos, []).append(placement)
+        for halos, placements in by_halo.items():
+            if made:
+                prices = price(shape, element_bytes, placements, tensors.states).T
+            else:
+                prices = price(shape, element_bytes, tensors.states, placements, halos)
+            for n, placement in enumerate(placements):
+                columns[kinds[placement, halos]] = prices[:, n]
+        return np.stack(columns, axis=1)[:, [kinds[side.placement, side.halos] for side in found]]

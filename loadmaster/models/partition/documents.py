@@ -1,0 +1,130 @@
+"""JSON of the kind ``partition``: problem and plan documents to typed data and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadmaster.errors import InputError
+from loadmaster.models.documents import PLAN_SCHEMA, PROBLEM_SCHEMA, Document, read, write
+from loadmaster.models.partition.placements import code
+from loadmaster.models.partition.plan import PartitionPlan
+from loadmaster.models.partition.problem import PartitionProblem
+
+
+def check_problem(problem: PartitionProblem) -> None:
+    """Refuse what the fields cannot say one by one.
+
+    Raises:
+        InputError: unknown tensors or signatures, strategies that do not fit their operators, a tensor that two
+            operators make or that is read before it is made, ties of unequal members; names the field.
+    """
+    _check_strategies(problem)
+    made: dict[int, int] = {}
+    producers = {t for operator in problem.operators for t in operator.outputs}
+    for n, operator in enumerate(problem.operators):
+        field = f"operators[{n}]"
+        _check_operator(problem, n)
+        for tensor in operator.inputs:
+            if tensor in producers and tensor not in made:
+                name = problem.tensors[tensor].name
+                raise InputError(f"{field}.inputs", name, "is made by a later operator", "List producers first.")
+        for tensor in operator.outputs:
+            if tensor in made:
+                name = problem.tensors[tensor].name
+                raise InputError(f"{field}.outputs", name, f"is made by operators[{made[tensor]}] too", "Name one.")
+            made[tensor] = n
+    _check_ties(problem)
+    names = [axis.name for axis in problem.axes]
+    for n, name in enumerate(names):
+        if name in names[:n]:
+            raise InputError(f"axes[{n}].name", name, "is another axis's name too", "Give each axis its own.")
+
+
+def _check_strategies(problem: PartitionProblem) -> None:
+    for n, signature in enumerate(problem.signatures):
+        first = signature.strategies[0]
+        for s, strategy in enumerate(signature.strategies):
+            found = (len(strategy.inputs), len(strategy.outputs))
+            if found != (len(first.inputs), len(first.outputs)):
+                field = f"signatures[{n}].strategies[{s}]"
+                remedy = f"It is for {len(first.inputs)} inputs and {len(first.outputs)} outputs, as the first one."
+                raise InputError(field, strategy.name, "has another number of inputs or outputs", remedy)
+
+
+def _check_operator(problem: PartitionProblem, n: int) -> None:
+    operator = problem.operators[n]
+    field = f"operators[{n}]"
+    if operator.signature >= len(problem.signatures):
+        remedy = f"Signatures are numbered 0 to {len(problem.signatures) - 1}."
+        raise InputError(f"{field}.signature", operator.signature, "is no signature", remedy)
+    for side in ("inputs", "outputs"):
+        unknown = [t for t in getattr(operator, side) if t >= len(problem.tensors)]
+        if unknown:
+            remedy = f"Tensors are numbered 0 to {len(problem.tensors) - 1}."
+            raise InputError(f"{field}.{side}", unknown[0], "is no tensor", remedy)
+    if not operator.inputs and not operator.outputs:
+        raise InputError(field, operator.op, "has neither inputs nor outputs", "Leave it out.")
+    signature = problem.signatures[operator.signature]
+    first = signature.strategies[0]
+    for side in ("inputs", "outputs"):
+        given, wanted = len(getattr(operator, side)), len(getattr(first, side))
+        if given != wanted:
+            remedy = f"Strategies of {signature.name} are for {wanted}."
+            raise InputError(f"{field}.{side}", given, "is another number than its strategies have", remedy)
+    for strategy in signature.strategies:
+        parts = (*(need.part for need in strategy.inputs), *strategy.outputs)
+        for tensor, part in zip((*operator.inputs, *operator.outputs), parts, strict=True):
+            if code(part) >= len(problem.tensors[tensor].shape):
+                of = problem.tensors[tensor]
+                remedy = f"{of.name} has {len(of.shape)} dimensions."
+                raise InputError(f"{field}.signature", strategy.name, f"splits {of.name} as {part}", remedy)
+
+
+def _check_ties(problem: PartitionProblem) -> None:
+    ranks: dict[str, int] = {}
+    for n, tensor in enumerate(problem.tensors):
+        if tensor.tie is not None and ranks.setdefault(tensor.tie, len(tensor.shape)) != len(tensor.shape):
+            remedy = f"Other tensors of this tie have {ranks[tensor.tie]} dimensions."
+            raise InputError(f"tensors[{n}].tie", tensor.tie, f"ties a tensor of {len(tensor.shape)}", remedy)
+    signatures: dict[str, int] = {}
+    for n, operator in enumerate(problem.operators):
+        if operator.tie is not None and signatures.setdefault(operator.tie, operator.signature) != operator.signature:
+            remedy = "Operators of one tie have one signature."
+            raise InputError(f"operators[{n}].tie", operator.tie, "ties operators of two signatures", remedy)
+
+
+def read_problem(document: Document) -> PartitionProblem:
+    """A partition problem from its document.
+
+    Raises:
+        InputError: unknown fields or versions, values out of range, what :func:`check_problem` refuses; names the
+            field.
+    """
+    problem = read(PartitionProblem, PROBLEM_SCHEMA, document)
+    check_problem(problem)
+    return problem
+
+
+def write_problem(problem: PartitionProblem) -> dict[str, Any]:
+    """The document of a problem; reading it back gives an equal problem."""
+    return write(PROBLEM_SCHEMA, problem)
+
+
+def read_plan(document: Document) -> PartitionPlan:
+    """A partition plan from its document. It is not checked here: see :mod:`loadmaster.models.partition.checker`.
+
+    Raises:
+        InputError: unknown fields or versions, values out of range; names the field.
+    """
+    plan = read(PartitionPlan, PLAN_SCHEMA, document)
+    for field in ("objective", "splits"):
+        value = getattr(plan, field)
+        if (value is None) != (plan.status == "infeasible"):
+            remedy = "An infeasible plan has neither objective nor splits, any other plan has both."
+            raise InputError(field, value, f"does not go with status {plan.status}", remedy)
+    return plan
+
+
+def write_plan(plan: PartitionPlan) -> dict[str, Any]:
+    """The document of a plan; reading it back gives an equal plan."""
+    return write(PLAN_SCHEMA, plan)

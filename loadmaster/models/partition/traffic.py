@@ -1,0 +1,164 @@
+"""What it costs to bring a tensor from one placement to another: the one rule that checker and formulations share.
+
+Bytes. A worker needs a region N of the tensor and holds a region H of it. It receives what it lacks: |N| - |N and H|.
+Where the tensor lies as terms of a sum over k workers, it needs the region of every term and holds its own:
+k |N| - |N and H|. Where r of those workers end with the same region, each adds up a share of it and they exchange the
+shares ([Wang20] section 3.6):
+
+    (k |N| - |N and H|) / r + |N| (1 - 1/r)
+
+For k = r = 2 and everything else alike that is |N|: an all-reduce. Bytes of all workers are added up.
+
+Time. A redistribution is a path of collectives along one axis each, the shortest one. With k workers on the axis, b the
+bytes that each of them holds before, l the latency of the axis and B its bandwidth:
+
+    S<d> -> R      all-gather        l + (k - 1) b / B
+    S<d> -> S<e>   all-to-all        l + (k - 1) b / (k B)
+    P -> R         all-reduce        2 (l + (k - 1) b / (k B))
+    P -> S<d>      reduce-scatter    l + (k - 1) b / (k B)
+    R -> S<d>      each keeps its share, nothing moves
+
+Several axes that split one dimension do so in the order of the mesh, so only the last of them can leave it or join it.
+A halo costs one more exchange along each axis that splits its dimension.
+
+Example, a mesh of 2 x 2 and 8 rows: (S0, S0) -> (R, S0). Worker (0, 1) holds rows 2-3 and needs rows 4-7: 4 rows.
+Worker (0, 0) holds 0-1 and needs 0-3: 2 rows. All together 2 + 4 + 4 + 2 = 12 rows. In time: gather along the second
+axis, gather along the first, keep a share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from loadmaster.models.partition.placements import TERM, WHOLE, Mesh, Placement, divides, held_elements
+from loadmaster.models.partition.problem import Axis
+from loadmaster.solvers.program import FloatArray
+
+Halos = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Costs on one mesh."""
+
+    axes: tuple[Axis, ...]
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """Its workers."""
+        return Mesh(tuple(axis.size for axis in self.axes))
+
+    def received_bytes(
+        self,
+        shape: Sequence[int],
+        element_bytes: int,
+        held: Sequence[Placement],
+        needed: Sequence[Placement],
+        halos: Halos = (),
+    ) -> FloatArray:
+        """[held, needed]: what all workers receive together; infinite where a sum would have to be taken apart.
+
+        Args:
+            halos: of the needed placements.
+        """
+        have, want = self.mesh.regions(shape, held), self.mesh.regions(shape, needed, halos)
+        want_elements = np.prod(want[..., 1] - want[..., 0], axis=-1).sum(axis=-1)
+        low = np.maximum(have[:, None, ..., 0], want[None, ..., 0])
+        high = np.minimum(have[:, None, ..., 1], want[None, ..., 1])
+        shared = np.prod(np.maximum(high - low, 0), axis=-1).sum(axis=-1)
+        terms, alike, possible = self._sums(held, needed)
+        elements = (terms * want_elements - shared + (alike - 1) * want_elements) / alike
+        return np.where(possible, elements * element_bytes, np.inf)
+
+    def _sums(
+        self, held: Sequence[Placement], needed: Sequence[Placement]
+    ) -> tuple[FloatArray, FloatArray, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]:
+        """[held, needed] each: terms to add up, workers that end with the same sum, whether it can be done."""
+        have, want = np.array(held)[:, None, :], np.array(needed)[None, :, :]
+        sizes = np.array(self.mesh.sizes, dtype=float)
+        added = (have == TERM) & (want != TERM)
+        terms = np.where(added, sizes, 1.0).prod(axis=-1)
+        alike = np.where(added & (want == WHOLE), sizes, 1.0).prod(axis=-1)
+        return terms, alike, ~((want == TERM) & (have != TERM)).any(axis=-1)
+
+    def time_us(
+        self,
+        shape: Sequence[int],
+        element_bytes: int,
+        held: Sequence[Placement],
+        needed: Sequence[Placement],
+        halos: Halos = (),
+    ) -> FloatArray:
+        """[held, needed]: microseconds of the shortest path; infinite where there is none."""
+        paths = self._paths(tuple(shape), element_bytes)
+        number = paths.number
+        rows, columns = [number[p] for p in held], [number[p] for p in needed]
+        halos_us = np.array([self._halo_us(shape, element_bytes, p, halos) for p in needed])
+        found: FloatArray = paths.times_us[np.ix_(rows, columns)] + halos_us
+        return found
+
+    def _halo_us(self, shape: Sequence[int], element_bytes: int, placement: Placement, halos: Halos) -> float:
+        held_bytes = held_elements(shape, placement, self.mesh.sizes) * element_bytes
+        found = 0.0
+        for d, before, after in halos:
+            share = shape[d] // math.prod(a.size for a, p in zip(self.axes, placement, strict=True) if p == d)
+            for axis, part in zip(self.axes, placement, strict=True):
+                if part == d:
+                    found += axis.latency_us + held_bytes / share * (before + after) / (axis.gbps * 1e3)
+        return found
+
+    def _paths(self, shape: tuple[int, ...], element_bytes: int) -> _Paths:
+        found = self._known.get((shape, element_bytes))
+        if found is None:
+            found = self._known[shape, element_bytes] = _Paths(self.axes, shape, element_bytes)
+        return found
+
+    @cached_property
+    def _known(self) -> dict[tuple[tuple[int, ...], int], _Paths]:
+        return {}
+
+
+class _Paths:
+    """Shortest paths between all placements of one shape."""
+
+    def __init__(self, axes: tuple[Axis, ...], shape: tuple[int, ...], element_bytes: int) -> None:
+        self.axes, self.sizes = axes, tuple(axis.size for axis in axes)
+        self.shape, self.element_bytes = shape, element_bytes
+        parts = [*range(len(shape)), WHOLE, TERM]
+        grid = np.array(np.meshgrid(*[parts] * len(axes), indexing="ij")).reshape(len(axes), -1).T
+        placements = [p for p in map(tuple, grid.tolist()) if divides(shape, p, self.sizes)]
+        self.number: dict[Placement, int] = {p: n for n, p in enumerate(placements)}
+        times = np.full((len(placements), len(placements)), np.inf)
+        np.fill_diagonal(times, 0.0)
+        for n, placement in enumerate(placements):
+            held_bytes = held_elements(shape, placement, self.sizes) * element_bytes
+            for axis in range(len(axes)):
+                for part in parts:
+                    to = (*placement[:axis], part, *placement[axis + 1 :])
+                    if part != placement[axis] and to in self.number and self._last(placement, axis, to):
+                        times[n, self.number[to]] = self._step_us(axis, placement[axis], part, held_bytes)
+        for via in range(len(placements)):
+            np.minimum(times, times[:, via, None] + times[None, via, :], out=times)
+        self.times_us = times
+
+    def _last(self, placement: Placement, axis: int, to: Placement) -> bool:
+        """Whether no later axis splits the dimension that this one leaves, or the one that it joins."""
+        later = placement[axis + 1 :]
+        return not any(part >= 0 and part in later for part in (placement[axis], to[axis]))
+
+    def _step_us(self, axis: int, part: int, to: int, held_bytes: int) -> float:
+        along = self.axes[axis]
+        if to == TERM:
+            return np.inf
+        if part == WHOLE:
+            return 0.0
+        pieces = along.size - 1
+        if part >= 0 and to == WHOLE:
+            return along.latency_us + pieces * held_bytes / (along.gbps * 1e3)
+        exchange_us = along.latency_us + pieces * held_bytes / along.size / (along.gbps * 1e3)
+        return 2 * exchange_us if part == TERM and to == WHOLE else exchange_us

@@ -1,0 +1,109 @@
+"""Exact minimization of a sum of pairwise costs, one variable after the other: bucket elimination [Dechter99].
+
+To eliminate x is to replace all tables that x is in by one over their other variables:
+
+    new(y, z, ...) = min over x of the sum of the tables
+
+and to remember which x it was. What is left in the end is the optimum; read backwards, what was remembered gives the
+assignment. Tables grow with the variables that x shares them with, so the variable that makes the smallest one goes
+first. Graphs of training steps, coarsened, are narrow: chains with a few branches.
+
+Example: a(x) = [0, 3], b(x, y) = [[5, 1], [0, 2]]. Eliminating x leaves min(0 + 5, 3 + 0) = 3 for y = 0 and
+min(0 + 1, 3 + 2) = 1 for y = 1. The optimum is 1, at y = 1, x = 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadmaster.solvers.program import FloatArray
+
+# Numbers of one table: beyond it a program is the better way.
+LARGEST_TABLE = 20_000_000
+
+Pair = tuple[int, int]
+
+
+class TooWideError(Exception):
+    """A table would be larger than that."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Costs [states of each variable] over ascending variables."""
+
+    variables: tuple[int, ...]
+    costs: FloatArray
+
+
+def minimize(
+    unary: Sequence[FloatArray],
+    pairs: Mapping[Pair, FloatArray],
+    *,
+    largest_table: int = LARGEST_TABLE,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> tuple[list[int], float]:
+    """A best assignment, and its cost; infinite where there is none.
+
+    Args:
+        unary: [variables][states]
+        pairs: (variable, variable) -> [states, states]
+
+    Raises:
+        TooWideError: a table would have more than ``largest_table`` numbers.
+    """
+    tables: dict[int, list[Table]] = {v: [] for v in range(len(unary))}
+    near: list[set[int]] = [set() for _ in unary]
+    for (u, v), costs in pairs.items():
+        table = Table((u, v), costs) if u < v else Table((v, u), costs.T)
+        for one, other in ((u, v), (v, u)):
+            tables[one].append(table)
+            near[one].add(other)
+    states = [len(costs) for costs in unary]
+    sizes = {v: _joined(v, near, states) for v in range(len(unary))}
+    done: list[tuple[int, tuple[int, ...], np.ndarray[tuple[int, ...], np.dtype[np.intp]]]] = []
+    optimum = 0.0
+    while sizes:
+        v = min(sizes, key=sizes.__getitem__)
+        if sizes.pop(v) > largest_table or cancelled():
+            raise TooWideError
+        others = tuple(sorted(near[v]))
+        scope = (v, *others)
+        joined = _expanded(Table((v,), unary[v]), scope, states)
+        for table in tables.pop(v):
+            joined = joined + _expanded(table, scope, states)
+            for other in table.variables:
+                if other != v:
+                    tables[other].remove(table)
+        done.append((v, others, joined.argmin(axis=0)))
+        left = joined.min(axis=0)
+        if not others:
+            optimum += float(left)
+            continue
+        rest = Table(others, left)
+        for other in others:
+            tables[other].append(rest)
+            near[other] |= set(others)
+            near[other] -= {other, v}
+        for other in others:
+            sizes[other] = _joined(other, near, states)
+    chosen = [0] * len(unary)
+    for v, others, best in reversed(done):
+        chosen[v] = int(best[tuple(chosen[other] for other in others)])
+    return chosen, optimum
+
+
+def _joined(v: int, near: Sequence[set[int]], states: Sequence[int]) -> int:
+    """Numbers of the table that eliminating a variable takes."""
+    return states[v] * math.prod(states[other] for other in near[v])
+
+
+def _expanded(table: Table, scope: tuple[int, ...], states: Sequence[int]) -> FloatArray:
+    """A table with an axis for every variable of a scope, of length one where it is not its own."""
+    order = sorted(range(len(table.variables)), key=lambda n: scope.index(table.variables[n]))
+    shape = [states[v] if v in table.variables else 1 for v in scope]
+    return table.costs.transpose(order).reshape(shape)
