@@ -4,10 +4,11 @@ A plan holds when
 
 (P1)  every tensor has a part on every axis, is split into equal shares, lies nowhere as terms of a sum and, where the
       problem asks for equal shares of everything, is divided as far as it can be;
-(P2)  every operator has strategies that it has, and all its inputs and outputs can be split as they say;
+(P2)  every operator has strategies that it has, by which all its inputs and outputs are split into equal shares; where
+      the problem asks for equal shares of everything, its work is divided as far as it can be;
 (P3)  every input can be brought from where it lies to where it is needed, every output from where it is made to where
       it lies;
-(P4)  tensors of one tie have one placement, operators of one tie one strategy on every axis, and elementwise operators run
+(P4)  tensors of one tie have one placement, operators of one tie one strategy on every axis; elementwise operators run
       where their tensors lie, all of which lie alike;
 (P5)  a worker never holds more than the budget. While an operator runs it holds its shares of all tensors that live
       then (what lasts, and what was made and is read now or later), a buffer for every input that is needed otherwise
@@ -37,7 +38,15 @@ from loadmaster.models.partition.placements import (
 )
 from loadmaster.models.partition.plan import PartitionPlan, Redistribution, Splits
 from loadmaster.models.partition.problem import Operator, PartitionProblem, Tensor
-from loadmaster.models.partition.sides import Side, lives, runs_where_its_tensors_lie, sides
+from loadmaster.models.partition.sides import (
+    Side,
+    StrategyStates,
+    buffer_bytes,
+    lives,
+    runs_where_its_tensors_lie,
+    sides,
+    work_share,
+)
 from loadmaster.models.partition.traffic import Traffic
 from loadmaster.models.units import show_bytes
 from loadmaster.solvers.program import IntArray
@@ -101,6 +110,7 @@ class _Checking:
         self.problem, self.splits, self.budget_bytes = problem, splits, budget_bytes
         self.traffic = Traffic(problem.axes)
         self.sizes = self.traffic.mesh.sizes
+        self.possible = StrategyStates(problem)
         self.wrong: list[str] = []
         self.placements: list[Placement] = []
         self.redistributions: list[Redistribution] = []
@@ -186,21 +196,21 @@ class _Checking:
         operator = self.problem.operators[n]
         every = self.problem.strategies(operator)
         strategies = [every[s] for s in self.splits.strategies[n]]
-        divided = math.prod(size for size, s in zip(self.sizes, strategies, strict=True) if s.divides)
-        self.compute_us += operator.time_us / divided
+        if self.splits.strategies[n] not in self.possible.of(operator):
+            names = " ".join(strategy.name for strategy in strategies)
+            self.wrong.append(f"{self._name(n)} cannot run as {names} on tensors of these shapes")
+            return 0
+        self.compute_us += operator.time_us * work_share(self.sizes, strategies)
         buffers = 0
         for side in sides(operator, strategies):
             of = self.problem.tensors[side.tensor]
-            if not divides(of.shape, side.placement, self.sizes):
-                self.wrong.append(f"{self._name(n)}: shares of {of.name} are not equal")
-                continue
             if side.placement == self.placements[side.tensor] and not side.halos:
                 continue
             received, time_us = self._moved(side)
             if not math.isfinite(received):
                 self.wrong.append(f"{self._name(n)} needs {of.name} as terms of a sum, which it is not")
                 continue
-            buffers += self._buffer_bytes(side)
+            buffers += buffer_bytes(self.problem, side)
             if received or time_us:
                 self.redistributions.append(Redistribution(n, side.tensor, round(received), time_us, side.output))
         return buffers
@@ -234,15 +244,3 @@ class _Checking:
             received = float(self.traffic.received_bytes(*of_rule)[0, 0])
             self._known[key] = (received, float(self.traffic.time_us(*of_rule)[0, 0]))
         return self._known[key]
-
-    def _buffer_bytes(self, side: Side) -> int:
-        return self._held_bytes(side.tensor, side.placement) + self._halo_bytes(side)
-
-    def _halo_bytes(self, side: Side) -> int:
-        of, held = self.problem.tensors[side.tensor], self._held_bytes(side.tensor, side.placement)
-        found = 0
-        for d, before, after in side.halos:
-            shares = math.prod(s for s, p in zip(self.sizes, side.placement, strict=True) if p == d)
-            if shares > 1:
-                found += held // (of.shape[d] // shares) * (before + after)
-        return found

@@ -16,7 +16,6 @@ with a_v the compute of an operator (nothing where bytes are counted) and b_to t
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -26,10 +25,10 @@ from typing import Literal
 import numpy as np
 
 from loadmaster.errors import InputError
-from loadmaster.models.partition.placements import Placement, code, divides, held_elements, part_of, possible
+from loadmaster.models.partition.placements import Placement, held_elements, part_of, possible
 from loadmaster.models.partition.plan import Splits
-from loadmaster.models.partition.problem import Operator, PartitionProblem, Strategy
-from loadmaster.models.partition.sides import runs_where_its_tensors_lie, sides
+from loadmaster.models.partition.problem import PartitionProblem, Strategy
+from loadmaster.models.partition.sides import StrategyStates, runs_where_its_tensors_lie, sides, work_share
 from loadmaster.models.partition.traffic import Halos, Traffic
 from loadmaster.solvers.program import FloatArray
 
@@ -134,7 +133,7 @@ class _Coarsening:
         self.traffic = Traffic(problem.axes)
         self.sizes = self.traffic.mesh.sizes
         self.timed = problem.objective == "time"
-        self._strategies: dict[tuple[int, int, int], tuple[Strategy, ...]] = {}
+        self.possible = StrategyStates(problem)
 
     def choices(self) -> Choices:
         problem = self.problem
@@ -149,19 +148,13 @@ class _Coarsening:
         for members in self._operator_classes(elementwise):
             for member in members:
                 operator_of[member] = len(variables)
-            variables.append(Variable("operators", members, self._operator_states(members)))
+            variables.append(Variable("operators", members, self._strategies(members)))
         unary = [np.zeros(len(variable.states)) for variable in variables]
         found = Choices(problem, variables, tensor_of, operator_of, unary)
         if self.timed:
             self._compute(found)
         self._pairs(found)
         return found
-
-    def _of(self, operator: Operator) -> tuple[Strategy, ...]:
-        key = (operator.signature, len(operator.inputs), len(operator.outputs))
-        if key not in self._strategies:
-            self._strategies[key] = self.problem.strategies(operator)
-        return self._strategies[key]
 
     def _shape(self, tensor: int) -> tuple[int, ...]:
         return self.problem.tensors[tensor].shape
@@ -196,38 +189,23 @@ class _Coarsening:
             raise InputError(f"tensors[{members[0]}].tie", names, "have no placement in common", remedy)
         return tuple(found)
 
-    def _operator_states(self, members: Sequence[int]) -> States:
-        """Strategies on every axis for which all shares are equal; without replicas those that divide the work most."""
-        operators = [self.problem.operators[m] for m in members]
-        strategies = self._of(operators[0])
-        shapes = {tuple(map(self._shape, (*o.inputs, *o.outputs))) for o in operators}
-        states = [
-            state
-            for state in itertools.product(range(len(strategies)), repeat=len(self.sizes))
-            if all(self._can_run([strategies[s] for s in state], of) for of in shapes)
-        ]
-        if self.problem.replicas:
-            return tuple(states)
-        done = [self._share(strategies, state) for state in states]
-        return tuple(s for s, share in zip(states, done, strict=True) if share == min(done))
-
-    def _can_run(self, state: Sequence[Strategy], shapes: Sequence[tuple[int, ...]]) -> bool:
-        parts = zip(*[(*(need.part for need in s.inputs), *s.outputs) for s in state], strict=True)
-        return all(
-            divides(shape, tuple(map(code, placement)), self.sizes)
-            for shape, placement in zip(shapes, parts, strict=True)
-        )
-
-    def _share(self, strategies: Sequence[Strategy], state: Sequence[int]) -> float:
-        """Of the work, for one worker."""
-        return 1 / math.prod(n for n, s in zip(self.sizes, state, strict=True) if strategies[s].divides)
+    def _strategies(self, members: Sequence[int]) -> States:
+        """Those that every member can have."""
+        first, *others = dict.fromkeys(self.possible.of(self.problem.operators[m]) for m in members)
+        found = [state for state in first if all(state in other for other in others)]
+        if not found:
+            words = [self.problem.operators[m].words for m in members[:2]]
+            remedy = "Tie operators whose tensors have equal shapes."
+            raise InputError(f"operators[{members[0]}].tie", words, "have no strategy in common", remedy)
+        return tuple(found)
 
     def _compute(self, found: Choices) -> None:
         """What operators take, by how they are divided."""
         for operator, v in zip(self.problem.operators, found.operator_of, strict=True):
             if v is not None:
-                strategies = self._of(operator)
-                shares = [self._share(strategies, state) for state in found.variables[v].states]
+                strategies = self.problem.strategies(operator)
+                states = found.variables[v].states
+                shares = [work_share(self.sizes, [strategies[s] for s in state]) for state in states]
                 found.unary[v] += operator.time_us * np.array(shares)
                 continue
             tensor = (*operator.inputs, *operator.outputs)[0]
@@ -253,7 +231,7 @@ class _Coarsening:
     ) -> FloatArray:
         """[placements, strategies]: what it takes to bring one tensor to or from one operator."""
         operator = self.problem.operators[operators.members[0]]
-        strategies = self._of(operator)
+        strategies = self.problem.strategies(operator)
         found = [list(sides(operator, [strategies[s] for s in state]))[slot] for state in operators.states]
         made = found[0].output
         kinds = {(side.placement, side.halos): 0 for side in found}

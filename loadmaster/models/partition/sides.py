@@ -1,11 +1,13 @@
-"""What operators need and make under a strategy for each axis, and how long tensors live."""
+"""What operators need and make under a strategy for each axis, which strategies they can have, when tensors live."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from loadmaster.models.partition.placements import Placement, code
+from loadmaster.models.partition.placements import Placement, code, divides, held_elements, shares
 from loadmaster.models.partition.problem import LASTING, Operator, PartitionProblem, Strategy
 from loadmaster.models.partition.traffic import Halos
 
@@ -30,6 +32,40 @@ def sides(operator: Operator, strategies: Sequence[Strategy]) -> Iterator[Side]:
         yield Side(tensor, tuple(code(strategy.outputs[slot]) for strategy in strategies), output=True)
 
 
+def work_share(sizes: Sequence[int], strategies: Sequence[Strategy]) -> float:
+    """What one worker does of an operator's work."""
+    return 1 / math.prod(size for size, strategy in zip(sizes, strategies, strict=True) if strategy.divides)
+
+
+class StrategyStates:
+    """Which strategies, one for each axis, an operator can have: those whose shares are all equal. Without replicas,
+    those of them that divide the work most."""
+
+    def __init__(self, problem: PartitionProblem) -> None:
+        self.problem, self.sizes = problem, [axis.size for axis in problem.axes]
+        self._known: dict[object, tuple[tuple[int, ...], ...]] = {}
+
+    def of(self, operator: Operator) -> tuple[tuple[int, ...], ...]:
+        """Numbers of strategies, one for each axis."""
+        shapes = tuple(self.problem.tensors[t].shape for t in (*operator.inputs, *operator.outputs))
+        key = (operator.signature, len(operator.inputs), shapes)
+        if key not in self._known:
+            self._known[key] = self._possible(operator, shapes)
+        return self._known[key]
+
+    def _possible(self, operator: Operator, shapes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        every = self.problem.strategies(operator)
+        found = []
+        for state in itertools.product(range(len(every)), repeat=len(self.sizes)):
+            placements = [side.placement for side in sides(operator, [every[s] for s in state])]
+            if all(divides(shape, p, self.sizes) for shape, p in zip(shapes, placements, strict=True)):
+                found.append(state)
+        if self.problem.replicas:
+            return tuple(found)
+        done = [work_share(self.sizes, [every[s] for s in state]) for state in found]
+        return tuple(state for state, share in zip(found, done, strict=True) if share == min(done))
+
+
 def lives(problem: PartitionProblem) -> list[tuple[int, int]]:
     """For every tensor the first and the last operator while which it lies in memory."""
     count = len(problem.operators)
@@ -49,3 +85,16 @@ def runs_where_its_tensors_lie(problem: PartitionProblem, operator: Operator) ->
     """Whether it is elementwise, over tensors of one shape: then it has no strategy of its own."""
     shapes = {problem.tensors[t].shape for t in (*operator.inputs, *operator.outputs)}
     return problem.signatures[operator.signature].elementwise and len(shapes) == 1
+
+
+def buffer_bytes(problem: PartitionProblem, side: Side) -> int:
+    """One worker's share of what an operator needs or makes, halos included."""
+    tensor = problem.tensors[side.tensor]
+    sizes = [axis.size for axis in problem.axes]
+    held = held_elements(tensor.shape, side.placement, sizes)
+    found = held
+    for d, before, after in side.halos:
+        n = shares(side.placement, sizes, len(tensor.shape))[d]
+        if n > 1:
+            found += held // (tensor.shape[d] // n) * (before + after)
+    return found * tensor.element_bytes

@@ -1,0 +1,103 @@
+"""What one worker holds while one operator runs, by what is chosen: the rows that a budget makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from loadmaster.models.partition.choices import Choices
+from loadmaster.models.partition.placements import held_elements
+from loadmaster.models.partition.sides import buffer_bytes, lives, sides
+from loadmaster.solvers.program import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Bytes that one worker holds while an operator runs.
+
+    Attributes:
+        shares: variable -> [states] of the tensors that live then.
+        buffers: (tensors, operators) -> [states, states] of what the operator needs or makes otherwise than it lies.
+    """
+
+    operator: int
+    shares: dict[int, FloatArray]
+    buffers: dict[tuple[int, int], FloatArray]
+
+    def bytes_of(self, chosen: Sequence[int]) -> float:
+        """Of an assignment."""
+        found = sum(float(held[chosen[v]]) for v, held in self.shares.items())
+        return found + sum(float(b[chosen[t], chosen[o]]) for (t, o), b in self.buffers.items())
+
+    @cached_property
+    def least_bytes(self) -> float:
+        """Of any assignment, at least."""
+        return sum(float(held.min()) for held in self.shares.values())
+
+
+class Memory:
+    """The moments of a coarsened problem."""
+
+    def __init__(self, choices: Choices) -> None:
+        self.choices, self.problem = choices, choices.problem
+        self.sizes = tuple(axis.size for axis in self.problem.axes)
+        self._lives = lives(self.problem)
+        self._held: dict[tuple[int, tuple[int, ...], int], FloatArray] = {}
+
+    def moment(self, n: int) -> Moment:
+        """While operator n runs."""
+        shares: dict[int, FloatArray] = {}
+        for t, (first, last) in enumerate(self._lives):
+            if first <= n <= last:
+                v = self.choices.tensor_of[t]
+                held = self._held_bytes(v, t)
+                shares[v] = shares[v] + held if v in shares else held
+        return Moment(n, shares, self._buffers(n))
+
+    @cached_property
+    def whole_bytes(self) -> IntArray:
+        """[operators] of all tensors that live then, undivided."""
+        return self._over_time([tensor.size_bytes for tensor in self.problem.tensors])
+
+    @cached_property
+    def least_bytes(self) -> IntArray:
+        """[operators] one worker holds at least: every tensor as divided as it can be."""
+        return self._over_time([int(self._held_bytes(self.choices.tensor_of[t], t).min()) for t in self._tensors])
+
+    @property
+    def _tensors(self) -> range:
+        return range(len(self.problem.tensors))
+
+    def _over_time(self, sizes: Sequence[int]) -> IntArray:
+        changes = np.zeros(len(self.problem.operators) + 1, dtype=np.int64)
+        for size, (first, last) in zip(sizes, self._lives, strict=True):
+            changes[first] += size
+            changes[last + 1] -= size
+        return changes.cumsum()[:-1]
+
+    def _held_bytes(self, v: int, tensor: int) -> FloatArray:
+        of = self.problem.tensors[tensor]
+        key = (v, of.shape, of.element_bytes)
+        if key not in self._held:
+            states = self.choices.variables[v].states
+            held = [held_elements(of.shape, p, self.sizes) * of.element_bytes for p in states]
+            self._held[key] = np.array(held, dtype=float)
+        return self._held[key]
+
+    def _buffers(self, n: int) -> dict[tuple[int, int], FloatArray]:
+        operator, v = self.problem.operators[n], self.choices.operator_of[n]
+        if v is None:
+            return {}
+        every = self.problem.strategies(operator)
+        found: dict[tuple[int, int], FloatArray] = {}
+        by_state = [list(sides(operator, [every[s] for s in state])) for state in self.choices.variables[v].states]
+        for needed in zip(*by_state, strict=True):
+            t = self.choices.tensor_of[needed[0].tensor]
+            placements = self.choices.variables[t].states
+            rows = [[0 if side.placement == p and not side.halos else 1 for side in needed] for p in placements]
+            buffer = np.array(rows) * np.array([buffer_bytes(self.problem, side) for side in needed])[None, :]
+            found[t, v] = found[t, v] + buffer if (t, v) in found else buffer
+        return found

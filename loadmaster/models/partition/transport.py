@@ -1,0 +1,155 @@
+"""The compact program of partition: one choice for every class, and transport between the choices of a pair.
+
+Sets:
+    v       classes of tensors and operators (:mod:`.choices`), s their states
+    p       pairs of a class of tensors t and a class of operators o, with costs b_p[s_t, s_o]
+    A_p     states of t whose rows of b_p (and of every buffer of the pair) are the same; B_p columns likewise
+    n       moments: operators while which the budget is to be kept (:mod:`.moments`)
+
+Parameters: a_v[s] cost of a state; M the budget; h_n[v, s] bytes of shares, w_n[p, a, b] bytes of buffers.
+
+Variables:
+    y[v, s]     binary: class v has state s
+    f[p, a, b]  continuous: 1 if the state of t is in a and that of o in b; not there where that is impossible
+
+Objective: minimize sum a_v[s] y[v, s] + sum b_p[a, b] f[p, a, b].
+
+Constraints:
+(T1)  every class has one state: sum_s y[v, s] = 1 - `one_state`
+(T2)  what leaves a is what t has there: sum_b f[p, a, b] = sum_(s in a) y[t, s] - `from_tensors`
+(T3)  what arrives in b is what o has there: sum_a f[p, a, b] = sum_(s in b) y[o, s] - `to_operators`
+(T4)  sum h_n[v, s] y[v, s] + sum w_n[p, a, b] f[p, a, b] <= M for every moment n - `fits_the_budget`
+
+Where y is whole, f is, too: (T2) and (T3) leave one cell. So only y need be integer, and the relaxation is that of the
+local polytope, with as many flows as there are different costs and not as there are states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadmaster.models.partition.choices import Choices
+from loadmaster.models.partition.moments import Moment
+from loadmaster.solvers.program import FloatArray, IntArray, Program, ProgramBuilder
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The transport of one pair.
+
+    Attributes:
+        rows, columns: [states] the class of each state.
+        cells: (row class, column class) -> column of the program.
+        first: (row class, column class) -> a state of each.
+    """
+
+    rows: IntArray
+    columns: IntArray
+    cells: dict[tuple[int, int], int]
+    first: dict[tuple[int, int], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Transport:
+    """The program and its columns.
+
+    Attributes:
+        states: [variables] columns of each variable's states.
+    """
+
+    program: Program
+    states: tuple[IntArray, ...]
+    flows: dict[Pair, Flow]
+
+    def chosen(self, values: FloatArray) -> list[int]:
+        """The state of each variable that has the most of a point."""
+        return [int(values[columns].argmax()) for columns in self.states]
+
+
+def formulate(
+    choices: Choices, moments: Sequence[Moment], budget_bytes: int, *, scale: float, integer: bool
+) -> Transport:
+    """The program.
+
+    Args:
+        scale: of the objective: costs are divided by it.
+        integer: whether y is binary; if not, it is the relaxation.
+    """
+    b = ProgramBuilder()
+    states = tuple(
+        b.columns(f"y[{v}]", len(costs), upper=1.0, cost=costs / scale, integer=integer)
+        for v, costs in enumerate(choices.unary)
+    )
+    flows = {pair: _flow(b, pair, costs, moments, scale) for pair, costs in choices.pairs.items()}
+    one_state(b, states)
+    from_tensors(b, states, flows)
+    to_operators(b, states, flows)
+    fits_the_budget(b, states, flows, moments, budget_bytes)
+    return Transport(b.build(), states, flows)
+
+
+def _flow(b: ProgramBuilder, pair: Pair, costs: FloatArray, moments: Sequence[Moment], scale: float) -> Flow:
+    layers = [costs, *(m.buffers[pair] for m in moments if pair in m.buffers)]
+    rows = np.unique(np.concatenate(layers, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+    columns = np.unique(np.concatenate(layers, axis=0), axis=1, return_inverse=True)[1].reshape(-1)
+    first: dict[tuple[int, int], tuple[int, int]] = {}
+    _, row_states = np.unique(rows, return_index=True)
+    _, column_states = np.unique(columns, return_index=True)
+    for r, i in enumerate(row_states.tolist()):
+        for c, j in enumerate(column_states.tolist()):
+            if np.isfinite(costs[i, j]):
+                first[r, c] = (i, j)
+    found = b.columns(f"f[{pair}]", len(first), upper=1.0, cost=np.array([costs[ij] for ij in first.values()]) / scale)
+    return Flow(rows, columns, dict(zip(first, found.tolist(), strict=True)), first)
+
+
+def one_state(b: ProgramBuilder, states: Sequence[IntArray]) -> None:
+    """(T1)"""
+    terms = [(np.full(len(columns), v), columns, 1.0) for v, columns in enumerate(states)]
+    b.rows("one_state", len(states), terms, lower=1.0, upper=1.0)
+
+
+def from_tensors(b: ProgramBuilder, states: Sequence[IntArray], flows: dict[Pair, Flow]) -> None:
+    """(T2)"""
+    for (t, o), flow in flows.items():
+        cells = np.array(list(flow.cells.values()), dtype=np.int64)
+        rows = np.array([r for r, _ in flow.cells], dtype=np.int64)
+        terms = [(rows, cells, 1.0), (flow.rows, states[t], -1.0)]
+        b.rows(f"from_tensors[{t},{o}]", int(flow.rows.max()) + 1, terms, lower=0.0, upper=0.0)
+
+
+def to_operators(b: ProgramBuilder, states: Sequence[IntArray], flows: dict[Pair, Flow]) -> None:
+    """(T3)"""
+    for (t, o), flow in flows.items():
+        cells = np.array(list(flow.cells.values()), dtype=np.int64)
+        columns = np.array([c for _, c in flow.cells], dtype=np.int64)
+        terms = [(columns, cells, 1.0), (flow.columns, states[o], -1.0)]
+        b.rows(f"to_operators[{t},{o}]", int(flow.columns.max()) + 1, terms, lower=0.0, upper=0.0)
+
+
+def fits_the_budget(
+    b: ProgramBuilder,
+    states: Sequence[IntArray],
+    flows: dict[Pair, Flow],
+    moments: Sequence[Moment],
+    budget_bytes: int,
+) -> None:
+    """(T4)"""
+    rows = b.row_list("fits_the_budget")
+    for moment in moments:
+        columns: list[int] = []
+        weights: list[float] = []
+        for v, held in moment.shares.items():
+            columns += states[v].tolist()
+            weights += (held / budget_bytes).tolist()
+        for pair, buffer in moment.buffers.items():
+            flow = flows[pair]
+            columns += flow.cells.values()
+            weights += [buffer[ij] / budget_bytes for ij in flow.first.values()]
+        rows.add(columns, weights, upper=1.0)
+    rows.done()

@@ -1,0 +1,190 @@
+"""How ``partition`` is solved: exactly by elimination where no budget binds, else by the compact program.
+
+The relaxation of the program comes first. Where its point is no plan, or one that a moment without a row refuses, the
+row is added; where it is fractional, integers are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from loadmaster.errors import CancelledError, LimitReachedError
+from loadmaster.models.partition import transport
+from loadmaster.models.partition.checker import Check, check
+from loadmaster.models.partition.choices import Choices, coarsened
+from loadmaster.models.partition.moments import Memory, Moment
+from loadmaster.models.partition.plan import Infeasibility, PartitionPlan
+from loadmaster.models.partition.problem import PartitionProblem
+from loadmaster.models.units import show_bytes
+from loadmaster.planner.effort import Effort
+from loadmaster.planner.options import PlanOptions, PlanProgress
+from loadmaster.planner.partition.elimination import TooWideError, minimize
+from loadmaster.planner.partition.restrictions import METHODS
+from loadmaster.solvers.process import solve
+from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus, relative_gap
+
+# Sums of the same costs in another order are equal to so many digits.
+_CLOSE = 1e-9
+_BLOCKERS = 3
+
+
+def plan_partition(
+    problem: PartitionProblem,
+    options: PlanOptions,
+    *,
+    on_progress: Callable[[PlanProgress], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> PartitionPlan:
+    """Plan one problem: ``auto`` as above; other methods choose among fewer states (:mod:`.restrictions`).
+
+    Raises:
+        LimitReachedError: there may be a plan under the budget, but none was found.
+        CancelledError: cancelled before any plan.
+    """
+    budget_bytes = options.budget_bytes
+    assert isinstance(budget_bytes, int), "settled options have one"
+    return _Run(problem, budget_bytes, Effort(options, on_progress, cancelled)).plan()
+
+
+class _Run:
+    def __init__(self, problem: PartitionProblem, budget_bytes: int, effort: Effort) -> None:
+        self.problem, self.budget_bytes, self.effort = problem, budget_bytes, effort
+        with effort.on_clock("build"):
+            self.choices: Choices = coarsened(problem)
+            self.memory = Memory(self.choices)
+        self.bound: float | None = None
+        self.best: tuple[float, list[int]] | None = None
+        self.verdict: Check | None = None
+
+    def plan(self) -> PartitionPlan:
+        if self.effort.cancelled():
+            raise CancelledError("cancelled before a plan was found")
+        lacking = self._infeasibility()
+        if lacking is not None:
+            return self._answer(lacking)
+        with self.effort.keep_plan_on_crash(lambda: self.best is not None):
+            if self.effort.options.method == "auto":
+                self._auto()
+            else:
+                with self.effort.on_clock("solve"):
+                    chosen = METHODS[self.effort.options.method](self.choices, self.effort.cancelled)
+                self._try(self.effort.options.method, chosen)
+        if self.best is None:
+            if self.effort.was_cancelled:
+                raise CancelledError("cancelled before a plan was found")
+            raise LimitReachedError(
+                f"no plan was found under {show_bytes(self.budget_bytes)}. Give more time, or a larger budget."
+            )
+        return self._answer(None)
+
+    def _infeasibility(self) -> Infeasibility | None:
+        """Why there is no plan, where that is plain: everything as divided as it can be is too much."""
+        n = int(self.memory.least_bytes.argmax())
+        least = int(self.memory.least_bytes[n])
+        return None if least <= self.budget_bytes else self._lacking(n, least)
+
+    def _lacking(self, n: int, least: int) -> Infeasibility:
+        shares = self.memory.moment(n).shares
+        largest = sorted(shares, key=lambda v: float(shares[v].min()), reverse=True)[:_BLOCKERS]
+        names = tuple(self.problem.tensors[self.choices.variables[v].members[0]].name for v in largest)
+        where = f"operator {n} ({self.problem.operators[n].words})"
+        return Infeasibility(least, least - self.budget_bytes, where, names)
+
+    def _auto(self) -> None:
+        """Without the budget first; where that is too much, under it."""
+        try:
+            with self.effort.on_clock("solve"):
+                chosen, optimum = minimize(self.choices.unary, self.choices.pairs, cancelled=self.effort.cancelled)
+            self.bound = optimum
+            self._try("elimination", chosen)
+        except TooWideError:
+            self._say("elimination", "tables are too wide")
+        if not self._done():
+            self._programs()
+
+    def _programs(self) -> None:
+        """The relaxation, with a row for every moment that its points break; then integers."""
+        moments = [self.memory.moment(int(self.memory.whole_bytes.argmax()))]
+        scale = max(self.bound or 0.0, float(max(costs.max() for costs in self.choices.unary)), 1.0)
+        integer = False
+        while not self._done():
+            with self.effort.on_clock("build"):
+                program = transport.formulate(self.choices, moments, self.budget_bytes, scale=scale, integer=integer)
+            solution = self._solved("program" if integer else "relaxation", program)
+            if solution.bound is not None and solution.status is not SolverStatus.INFEASIBLE:
+                self.bound = max(self.bound or 0.0, solution.bound * scale)
+            if solution.values is None:
+                return
+            whole = all(np.allclose(solution.values[c].max(), 1.0, atol=1e-6) for c in program.states)
+            broken = self._try("program" if integer else "relaxation", program.chosen(solution.values))
+            if whole and broken is not None:
+                moments.append(broken)
+            elif integer:
+                return
+            else:
+                integer = True
+
+    def _solved(self, phase: str, what: transport.Transport) -> Solution:
+        options = self.effort.options
+        with self.effort.on_clock("solve"):
+            solution = solve(
+                what.program,
+                SolveOptions(
+                    time_limit_s=max(self.effort.left_s, 0.1),
+                    gap=options.gap / 2,
+                    seed=options.seed,
+                    memory_limit_bytes=options.solver_memory_bytes,
+                ),
+                solver=options.solver,
+                cancelled=self.effort.cancelled,
+                on_progress=lambda _: self._say(phase, "solving"),
+            )
+        self.effort.count(solution)
+        return solution
+
+    def _try(self, phase: str, chosen: Sequence[int]) -> Moment | None:
+        """Take an assignment where it keeps the budget; otherwise the moment at which it takes most."""
+        with self.effort.on_clock("check"):
+            verdict = check(self.problem, self.choices.splits(chosen), self.budget_bytes)
+        if verdict.peak_bytes > self.budget_bytes:
+            self._say(phase, f"{show_bytes(verdict.peak_bytes)} are too much")
+            return self.memory.moment(int(verdict.resident_bytes.argmax()))
+        if self.best is None or verdict.objective < self.best[0]:
+            self.best, self.verdict = (verdict.objective, list(chosen)), verdict
+        self._say(phase, f"{show_bytes(verdict.peak_bytes)} at the most")
+        return None
+
+    def _done(self) -> bool:
+        return self.effort.over() or self._is_proved()
+
+    def _is_proved(self) -> bool:
+        gap = None if self.best is None else relative_gap(self.best[0], self.bound)
+        return gap is not None and gap <= self.effort.options.gap + _CLOSE
+
+    def _say(self, phase: str, message: str) -> None:
+        self.effort.say(phase, message, None if self.best is None else self.best[0], self.bound)
+
+    def _answer(self, lacking: Infeasibility | None) -> PartitionPlan:
+        objective = None if self.best is None else self.best[0]
+        splits = None if self.best is None else self.choices.splits(self.best[1])
+        return PartitionPlan(
+            name=self.problem.name,
+            problem_sha256=self.problem.sha256,
+            status="infeasible" if splits is None else "optimal" if self._is_proved() else "feasible",
+            objective=objective,
+            bound=None if splits is None else self.bound,
+            gap=relative_gap(objective, self.bound),
+            unit=self.problem.unit,
+            method=self.effort.options.method,
+            stopped_by="proof" if splits is None else self.effort.stopped_by(proved=self._is_proved()),
+            seconds=dict(self.effort.seconds),
+            solver=self.effort.solver_facts(),
+            check={} if self.verdict is None else self.verdict.summary(),
+            options=self.effort.options.to_document(),
+            budget_bytes=self.budget_bytes,
+            splits=splits,
+            redistributions=() if self.verdict is None else self.verdict.redistributions,
+            infeasibility=lacking,
+        )

@@ -1,0 +1,119 @@
+"""Plans that choose among fewer states: what was published before, to hold plans against.
+
+``recursive``      Tofu [Wang20] section 3.5.2: one axis after the other, each the best one given those before
+``equal-chop``     every tensor along one dimension only, every operator along one index
+``no-reduction``   no strategy whose results must be summed, as in [Jia18]
+``all-row``        every tensor along its first dimension, every operator its best strategy then
+``spartan``        [Huang15]: the largest tensor first, then its operators, then the next tensor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from loadmaster.models.partition.choices import Choices, coarsened
+from loadmaster.planner.partition.elimination import minimize
+from loadmaster.solvers.program import FloatArray
+
+Kept = Sequence[Sequence[int]]
+Cancelled = Callable[[], bool]
+
+
+def best_of(choices: Choices, kept: Kept, cancelled: Cancelled) -> list[int]:
+    """The best assignment to states that are kept."""
+    rows = [np.array(k) for k in kept]
+    unary = [costs[k] for costs, k in zip(choices.unary, rows, strict=True)]
+    pairs = {(t, o): costs[np.ix_(rows[t], rows[o])] for (t, o), costs in choices.pairs.items()}
+    chosen, _ = minimize(unary, pairs, cancelled=cancelled)
+    return [int(k[x]) for k, x in zip(rows, chosen, strict=True)]
+
+
+def recursive(choices: Choices, cancelled: Cancelled) -> list[int]:
+    """One axis after the other, outermost first. What cannot go on from an earlier axis is chosen anew."""
+    problem = choices.problem
+    so_far: list[tuple[int, ...]] | None = None
+    for axis in range(1, len(problem.axes) + 1):
+        now = choices if axis == len(problem.axes) else coarsened(replace(problem, axes=problem.axes[:axis]))
+        kept: list[list[int]] = []
+        for v, variable in enumerate(now.variables):
+            states = range(len(variable.states))
+            going_on = [n for n in states if so_far is None or variable.states[n][: axis - 1] == so_far[v]]
+            kept.append(going_on or [*states])
+        chosen = best_of(now, kept, cancelled)
+        so_far = [variable.states[x] for variable, x in zip(now.variables, chosen, strict=True)]
+    return chosen
+
+
+def equal_chop(choices: Choices, cancelled: Cancelled) -> list[int]:
+    """All axes alike, where a tensor or operator can be split so."""
+    return best_of(choices, _where(choices, lambda v, state: len(set(state)) == 1), cancelled)
+
+
+def no_reduction(choices: Choices, cancelled: Cancelled) -> list[int]:
+    """No sums over workers, where an operator has a strategy without."""
+
+    def adds_up(v: int, state: tuple[int, ...]) -> bool:
+        variable = choices.variables[v]
+        if variable.of == "tensors":
+            return False
+        strategies = choices.problem.strategies(choices.problem.operators[variable.members[0]])
+        return any("P" in strategies[s].outputs for s in state)
+
+    return best_of(choices, _where(choices, lambda v, state: not adds_up(v, state)), cancelled)
+
+
+def all_row(choices: Choices, cancelled: Cancelled) -> list[int]:
+    """First dimensions first."""
+    kept = [
+        [variable.states.index(min(variable.states))] if variable.of == "tensors" else [*range(len(variable.states))]
+        for variable in choices.variables
+    ]
+    return best_of(choices, kept, cancelled)
+
+
+def spartan(choices: Choices, cancelled: Cancelled) -> list[int]:
+    """The largest class of tensors first: its cheapest placement, then the strategies of the operators around it."""
+    near: dict[int, list[tuple[int, FloatArray]]] = {v: [] for v in range(len(choices.variables))}
+    for (t, o), costs in choices.pairs.items():
+        near[t].append((o, costs))
+        near[o].append((t, costs.T))
+    chosen: dict[int, int] = {}
+
+    def choose(v: int) -> None:
+        """The state that costs least beside what is chosen, and at best beside what is not."""
+        if v not in chosen:
+            costs = choices.unary[v].copy()
+            for other, pair in near[v]:
+                costs += pair[:, chosen[other]] if other in chosen else pair.min(axis=1)
+            chosen[v] = int(costs.argmin())
+
+    def size_bytes(v: int) -> int:
+        variable = choices.variables[v]
+        return sum(choices.problem.tensors[m].size_bytes for m in variable.members) if variable.of == "tensors" else 0
+
+    for v in sorted(near, key=size_bytes, reverse=True):
+        choose(v)
+        for other, _ in near[v]:
+            choose(other)
+    return [chosen[v] for v in range(len(choices.variables))]
+
+
+def _where(choices: Choices, keep: Callable[[int, tuple[int, ...]], bool]) -> list[list[int]]:
+    """The states to keep; all of a variable that has none of them."""
+    kept = []
+    for v, variable in enumerate(choices.variables):
+        states = [n for n, state in enumerate(variable.states) if keep(v, state)]
+        kept.append(states or [*range(len(variable.states))])
+    return kept
+
+
+METHODS: dict[str, Callable[[Choices, Cancelled], list[int]]] = {
+    "recursive": recursive,
+    "equal-chop": equal_chop,
+    "no-reduction": no_reduction,
+    "all-row": all_row,
+    "spartan": spartan,
+}

@@ -1,0 +1,103 @@
+"""Small steps to split: matrix products, a sum, elementwise operators; by hand and at random."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+
+from loadmaster.models.partition.checker import check
+from loadmaster.models.partition.placements import part_of, possible
+from loadmaster.models.partition.plan import Splits
+from loadmaster.models.partition.problem import (
+    Axis,
+    Need,
+    Operator,
+    PartitionProblem,
+    Signature,
+    Strategy,
+    Tensor,
+)
+
+PRODUCT = Signature(
+    "product",
+    (
+        Strategy("m", (Need("S0"), Need("R")), ("S0",)),
+        Strategy("n", (Need("R"), Need("S1")), ("S1",)),
+        Strategy("k", (Need("S1"), Need("S0")), ("P",)),
+    ),
+)
+ELEMENTWISE = Signature(
+    "elementwise", (Strategy("0", (Need("S0"),), ("S0",)), Strategy("1", (Need("S1"),), ("S1",))), elementwise=True
+)
+SMOOTH = Signature("smooth", (Strategy("0", (Need("S0", 1, 1),), ("S0",)), Strategy("1", (Need("S1"),), ("S1",))))
+SIGNATURES = (PRODUCT, ELEMENTWISE, SMOOTH)
+
+
+def axes(*sizes: int, gbps: float = 1.0, latency_us: float = 0.0) -> tuple[Axis, ...]:
+    return tuple(Axis(f"axis {n}", size, gbps / (n + 1), latency_us) for n, size in enumerate(sizes))
+
+
+def two_products(*sizes: int, **options: object) -> PartitionProblem:
+    """y = relu(x a) b, with few rows and wide matrices."""
+    tensors = (
+        Tensor("x", (4, 64), role="input"),
+        Tensor("a", (64, 64), role="parameter"),
+        Tensor("h", (4, 64)),
+        Tensor("r", (4, 64)),
+        Tensor("b", (64, 64), role="parameter"),
+        Tensor("y", (4, 64)),
+    )
+    operators = (
+        Operator("mm", 0, (0, 1), (2,), 8.0),
+        Operator("relu", 1, (2,), (3,), 1.0),
+        Operator("mm", 0, (3, 4), (5,), 8.0),
+    )
+    return PartitionProblem("two-products", axes(*sizes), tensors, operators, SIGNATURES, **options)  # type: ignore[arg-type]
+
+
+def random_problem(seed: int, *, mesh: tuple[int, ...] = (2,), operators: int = 3) -> PartitionProblem:
+    """A chain with branches, of random sorts and shapes that fit."""
+    rng = random.Random(seed)
+    extents = (2, 4, 6, 8)
+    tensors = [Tensor("t0", (rng.choice(extents), rng.choice(extents)), 2, "input")]
+    steps: list[Operator] = []
+    for n in range(operators):
+        source = rng.randrange(len(tensors))
+        rows, columns = tensors[source].shape
+        sort = rng.randrange(3)
+        inputs: tuple[int, ...] = (source,)
+        shape = (rows, columns)
+        if sort == 0:
+            shape = (rows, rng.choice(extents))
+            tensors.append(Tensor(f"w{n}", (columns, shape[1]), 4, "parameter"))
+            inputs = (source, len(tensors) - 1)
+        tensors.append(Tensor(f"t{n + 1}", shape, 2))
+        steps.append(Operator("op", sort, inputs, (len(tensors) - 1,), rng.choice((0.0, 3.0, 10.0))))
+    return PartitionProblem(
+        "random",
+        axes(*mesh, gbps=rng.choice((1e-3, 1e-1)), latency_us=rng.choice((0.0, 0.5))),
+        tuple(tensors),
+        tuple(steps),
+        SIGNATURES,
+        objective=rng.choice(("bytes", "time")),
+        replicas=rng.random() < 0.5,
+    )
+
+
+def every_plan(problem: PartitionProblem) -> Iterator[Splits]:
+    """All of them, those that do not hold too."""
+    sizes = [axis.size for axis in problem.axes]
+    placements = [[tuple(map(part_of, p)) for p in possible(t.shape, sizes, replicas=True)] for t in problem.tensors]
+    strategies = [
+        [*itertools.product(range(len(problem.strategies(operator))), repeat=len(sizes))]
+        for operator in problem.operators
+    ]
+    for chosen in itertools.product(*placements, *strategies):
+        yield Splits(chosen[: len(placements)], chosen[len(placements) :])
+
+
+def best_by_force(problem: PartitionProblem, budget_bytes: int) -> float | None:
+    """The least objective of all plans that hold."""
+    found = (check(problem, splits, budget_bytes) for splits in every_plan(problem))
+    return min((verdict.objective for verdict in found if verdict.ok), default=None)
