@@ -197,6 +197,50 @@ KINDS: dict[str, Kind] = {
         simulate="loadmaster.api.report.placement.simulation:simulate",
         policies=("lru", "belady", "correlation", "plan"),
     ),
+    "partition": Kind(
+        name="partition",
+        question="how is every tensor and operator split over a mesh of GPUs?",
+        documents="loadmaster.models.partition.documents",
+        validate="loadmaster.models.partition.documents:check_problem",
+        check="loadmaster.models.partition.checker:check_plan",
+        plan="loadmaster.planner.partition.driver:plan_partition",
+        methods=("auto", "recursive", "equal-chop", "no-reduction", "all-row", "spartan"),
+        limit=Limit(
+            name="budget",
+            plural="budgets",
+            field="budget_bytes",
+            unit="bytes",
+            whole="loadmaster.models.partition.limits:whole_bytes",
+            whole_words="what one GPU would need",
+            points="loadmaster.models.partition.limits:spread",
+        ),
+        views="loadmaster.api.report.partition.views",
+        exports=(
+            Export(
+                name="html",
+                help="a report that opens offline",
+                media_type="text/html",
+                write="loadmaster.api.report.partition.views:html",
+                suffix=".html",
+            ),
+            Export(
+                name="png",
+                help="what moves in each layer as a picture",
+                media_type="image/png",
+                write="loadmaster.api.report.partition.views:png",
+                suffix=".png",
+            ),
+            Export(
+                name="csv",
+                help="the placement of every tensor as a table",
+                media_type="text/csv",
+                write="loadmaster.api.report.partition.views:csv",
+                suffix=".csv",
+            ),
+        ),
+        new="loadmaster.api.cli.new_partition",
+        summary="loadmaster.models.partition.summary:summary",
+    ),
 }
 
 

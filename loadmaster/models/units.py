@@ -160,7 +160,9 @@ def byte_scale(largest_bytes: float) -> tuple[float, str]:
 
 
 def show_cost(value: float, unit: str) -> str:
-    """A cost in its unit: microseconds and microjoules in the fitting multiple, anything else as it is."""
+    """A cost in its unit: microseconds, microjoules and bytes in the fitting multiple, anything else as it is."""
+    if unit == "bytes":
+        return show_bytes(round(value))
     base = {"us": "s", "uj": "J"}.get(unit)
     if base is None:
         return f"{value:g} {unit}"

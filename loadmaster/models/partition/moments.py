@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from loadmaster.models.partition.choices import Choices
+from loadmaster.models.partition.limits import over_time
 from loadmaster.models.partition.placements import held_elements
 from loadmaster.models.partition.sides import buffer_bytes, lives, sides
 from loadmaster.solvers.program import FloatArray, IntArray
@@ -31,11 +32,6 @@ class Moment:
         """Of an assignment."""
         found = sum(float(held[chosen[v]]) for v, held in self.shares.items())
         return found + sum(float(b[chosen[t], chosen[o]]) for (t, o), b in self.buffers.items())
-
-    @cached_property
-    def least_bytes(self) -> float:
-        """Of any assignment, at least."""
-        return sum(float(held.min()) for held in self.shares.values())
 
 
 class Memory:
@@ -60,23 +56,13 @@ class Memory:
     @cached_property
     def whole_bytes(self) -> IntArray:
         """[operators] of all tensors that live then, undivided."""
-        return self._over_time([tensor.size_bytes for tensor in self.problem.tensors])
+        return over_time(self.problem, [tensor.size_bytes for tensor in self.problem.tensors])
 
     @cached_property
     def least_bytes(self) -> IntArray:
-        """[operators] one worker holds at least: every tensor as divided as it can be."""
-        return self._over_time([int(self._held_bytes(self.choices.tensor_of[t], t).min()) for t in self._tensors])
-
-    @property
-    def _tensors(self) -> range:
-        return range(len(self.problem.tensors))
-
-    def _over_time(self, sizes: Sequence[int]) -> IntArray:
-        changes = np.zeros(len(self.problem.operators) + 1, dtype=np.int64)
-        for size, (first, last) in zip(sizes, self._lives, strict=True):
-            changes[first] += size
-            changes[last + 1] -= size
-        return changes.cumsum()[:-1]
+        """[operators] one worker holds at least: every class of tensors as divided as it can be."""
+        held = [self._held_bytes(v, t).min() for t, v in enumerate(self.choices.tensor_of)]
+        return over_time(self.problem, [int(size) for size in held])
 
     def _held_bytes(self, v: int, tensor: int) -> FloatArray:
         of = self.problem.tensors[tensor]

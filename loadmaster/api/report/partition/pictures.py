@@ -1,0 +1,36 @@
+"""Pictures of partition plans: what moves in each layer, and what lies on a GPU while the step runs."""
+
+from __future__ import annotations
+
+from loadmaster.api.report.bars import labelled_bars
+from loadmaster.api.report.partition.view import View
+from loadmaster.api.report.picture import Picture, png_bytes
+from loadmaster.models.units import show_bytes, show_cost
+
+_MOST_LAYERS = 24
+
+
+def pictures(view: View) -> list[Picture]:
+    """What moves, by layer: nothing, where nothing does."""
+    layers = sorted(view.layers, key=lambda layer: -layer.received_bytes)[:_MOST_LAYERS]
+    if not layers:
+        return []
+    shown = set(layers)
+    rows = [
+        (
+            layer.name,
+            float(layer.received_bytes),
+            f"{show_bytes(layer.received_bytes)}, {show_cost(layer.time_us, 'us')}",
+        )
+        for layer in view.layers
+        if layer in shown
+    ]
+    caption = "What all GPUs receive for the operators of each layer."
+    if left_out := len(view.layers) - len(layers):
+        caption += f" {left_out} smaller ones are left out."
+    return [Picture(labelled_bars(rows, "Bytes received, by layer"), heading="What moves", caption=caption)]
+
+
+def plan_png(view: View) -> bytes:
+    """The pictures on one sheet."""
+    return png_bytes(view.plan.name, pictures(view))

@@ -1,0 +1,97 @@
+"""A partition plan joined with its problem: how each sort of tensor is split, and what moves in each layer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loadmaster.errors import InputError
+from loadmaster.models.partition.checker import Check, check_plan
+from loadmaster.models.partition.placements import code, held_elements
+from loadmaster.models.partition.plan import PartitionPlan, Redistribution, Splits
+from loadmaster.models.partition.problem import PartitionProblem, Role
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tensors of one tie and shape.
+
+    Attributes:
+        count: of them.
+        parts: on each axis.
+        worker_bytes: of one tensor on one worker.
+    """
+
+    name: str
+    count: int
+    role: Role
+    shape: tuple[int, ...]
+    parts: tuple[str, ...]
+    worker_bytes: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What moves for the operators of one module."""
+
+    name: str
+    received_bytes: int
+    time_us: float
+    redistributions: int
+
+
+@dataclass(frozen=True)
+class View:
+    """A plan and its check, ready to draw.
+
+    Attributes:
+        rows: the largest on a worker first.
+        layers: in the order of the step.
+    """
+
+    problem: PartitionProblem
+    plan: PartitionPlan
+    splits: Splits
+    check: Check
+    rows: tuple[Row, ...]
+    layers: tuple[Layer, ...]
+
+
+def view(problem: PartitionProblem, plan: PartitionPlan) -> View:
+    """Check a plan and sum it up.
+
+    Raises:
+        InputError: the plan is of another problem, splits nothing, or does not pass the checker.
+    """
+    verdict = check_plan(problem, plan)
+    if not verdict.ok:
+        raise InputError("plan", plan.name, verdict.violations[0], "Plan the problem again: this plan does not hold.")
+    assert plan.splits is not None
+    rows = tuple(_rows(problem, plan.splits))
+    return View(problem, plan, plan.splits, verdict, rows, tuple(_layers(problem, verdict.redistributions)))
+
+
+def _rows(problem: PartitionProblem, splits: Splits) -> list[Row]:
+    sizes = [axis.size for axis in problem.axes]
+    alike: dict[object, list[int]] = defaultdict(list)
+    for n, tensor in enumerate(problem.tensors):
+        alike[tensor.tie or n, tensor.shape, tensor.role].append(n)
+    found = []
+    for members in alike.values():
+        of, parts = problem.tensors[members[0]], splits.placements[members[0]]
+        held = held_elements(of.shape, tuple(map(code, parts)), sizes) * of.element_bytes
+        found.append(Row(of.tie or of.name, len(members), of.role, of.shape, parts, held))
+    return sorted(found, key=lambda row: -row.worker_bytes * row.count)
+
+
+def _layers(problem: PartitionProblem, redistributions: Sequence[Redistribution]) -> list[Layer]:
+    names = [operator.module or operator.op for operator in problem.operators]
+    by_layer: dict[str, list[Redistribution]] = {name: [] for name in names}
+    for one in redistributions:
+        by_layer[names[one.operator]].append(one)
+    return [
+        Layer(name, sum(r.received_bytes for r in of), sum(r.time_us for r in of), len(of))
+        for name, of in by_layer.items()
+        if of
+    ]

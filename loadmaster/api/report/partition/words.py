@@ -1,0 +1,104 @@
+"""A partition plan in a few lines of text: what moves, its proof, how tensors are split, what each layer moves."""
+
+from __future__ import annotations
+
+from loadmaster.api.columns import table
+from loadmaster.api.report.partition.view import View
+from loadmaster.api.report.words import how, in_rows, proof
+from loadmaster.models.partition.checker import Check
+from loadmaster.models.partition.plan import PartitionPlan
+from loadmaster.models.units import show_at_least, show_bytes, show_cost, show_share
+
+_MOST_TENSORS = 20
+_MOST_LAYERS = 12
+
+
+def summary(plan: PartitionPlan) -> str:
+    """The lines that ``plan`` and ``show`` print."""
+    rows = _infeasible_rows(plan) if plan.status == "infeasible" else _rows(plan)
+    return in_rows(f"{plan.name} under {show_bytes(plan.budget_bytes)} a GPU: {plan.standing}", rows)
+
+
+def infeasible(plan: PartitionPlan) -> str:
+    """Why there is no plan, and how much more budget it takes."""
+    found = plan.infeasibility
+    if found is None:
+        return f"no plan fits {show_bytes(plan.budget_bytes)} a GPU"
+    return (
+        f"no plan fits {show_bytes(plan.budget_bytes)} a GPU: it needs {show_bytes(found.short_bytes)} more, at least "
+        f"{found.minimum_budget_bytes} bytes ({found.where}; most of it for {', '.join(found.largest)})."
+    )
+
+
+def verdict(plan: PartitionPlan, check: Check) -> str:
+    """What the checker found, in one line."""
+    fit = f"{show_bytes(check.peak_bytes)} of {show_bytes(plan.budget_bytes)}"
+    return f"peak {fit} at {check.peak_at}, all GPUs receive {show_bytes(check.moved_bytes)}"
+
+
+def details(view: View) -> str:
+    """How tensors are split, by axis; what moves, by layer."""
+    lines = ["", table(tensor_rows(view, _MOST_TENSORS), tensor_header(view))]
+    if view.layers:
+        lines += ["", table(layer_rows(view, _MOST_LAYERS), LAYER_HEADER)]
+    return "\n".join(lines)
+
+
+def tensor_header(view: View) -> list[str]:
+    """A column for each axis of the mesh."""
+    return ["tensor", "times", "role", "shape", *(f"{a.name} ({a.size})" for a in view.problem.axes), "on one GPU"]
+
+
+def tensor_rows(view: View, most: int) -> list[list[str]]:
+    """The largest ones."""
+    return [
+        [
+            row.name,
+            str(row.count),
+            row.role,
+            " x ".join(map(str, row.shape)) or "one number",
+            *row.parts,
+            show_bytes(row.worker_bytes),
+        ]
+        for row in view.rows[:most]
+    ]
+
+
+LAYER_HEADER = ["layer", "redistributions", "all GPUs receive", "time"]
+
+
+def layer_rows(view: View, most: int) -> list[list[str]]:
+    """Those that move most."""
+    busiest = sorted(view.layers, key=lambda layer: (-layer.received_bytes, -layer.time_us))[:most]
+    return [
+        [layer.name, str(layer.redistributions), show_bytes(layer.received_bytes), show_cost(layer.time_us, "us")]
+        for layer in busiest
+    ]
+
+
+def _rows(plan: PartitionPlan) -> list[tuple[str, str]]:
+    assert plan.objective is not None
+    what = "moves" if plan.unit == "bytes" else "step"
+    rows = [(what, show_cost(plan.objective, plan.unit)), ("proof", proof(plan))]
+    check = plan.check
+    if "peak_bytes" in check:
+        share = f" ({show_share(check['peak_bytes'] / plan.budget_bytes)} of the budget)" if plan.budget_bytes else ""
+        where = check.get("peak_at", "an unnamed operator")
+        rows.append(("peak", f"{show_bytes(check['peak_bytes'])} on a GPU{share} at {where}"))
+    if "moved_bytes" in check and "transfer_us" in check:
+        time = f"{show_cost(check['transfer_us'], 'us')} in collectives"
+        rows.append(("traffic", f"all GPUs receive {show_bytes(check['moved_bytes'])}, {time}"))
+    rows.append(("check", "passed" if check.get("ok") else "FAILED"))
+    return rows + how(plan)
+
+
+def _infeasible_rows(plan: PartitionPlan) -> list[tuple[str, str]]:
+    found = plan.infeasibility
+    if found is None:
+        return [("why", "no plan exists within this budget")]
+    return [
+        ("minimum", f"{show_at_least(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes) a GPU"),
+        ("short", f"{show_bytes(found.short_bytes)} more are needed"),
+        ("where", found.where),
+        ("largest", ", ".join(found.largest)),
+    ]
