@@ -14,6 +14,7 @@ min(0 + 1, 3 + 2) = 1 for y = 1. The optimum is 1, at y = 1, x = 0.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,12 +65,17 @@ def minimize(
             tables[one].append(table)
             near[one].add(other)
     states = [len(costs) for costs in unary]
-    sizes = {v: _joined(v, near, states) for v in range(len(unary))}
+    sizes = [_joined(v, near, states) for v in range(len(unary))]
+    # The smallest first; what has another size by now is there once more.
+    queue = [(size, v) for v, size in enumerate(sizes)]
+    heapq.heapify(queue)
     done: list[tuple[int, tuple[int, ...], np.ndarray[tuple[int, ...], np.dtype[np.intp]]]] = []
     optimum = 0.0
-    while sizes:
-        v = min(sizes, key=sizes.__getitem__)
-        if sizes.pop(v) > largest_table or cancelled():
+    while queue:
+        size, v = heapq.heappop(queue)
+        if v not in tables or size != sizes[v]:
+            continue
+        if size > largest_table or cancelled():
             raise TooWideError
         others = tuple(sorted(near[v]))
         scope = (v, *others)
@@ -91,6 +97,7 @@ def minimize(
             near[other] -= {other, v}
         for other in others:
             sizes[other] = _joined(other, near, states)
+            heapq.heappush(queue, (sizes[other], other))
     chosen = [0] * len(unary)
     for v, others, best in reversed(done):
         chosen[v] = int(best[tuple(chosen[other] for other in others)])

@@ -88,13 +88,16 @@ def random_problem(seed: int, *, mesh: tuple[int, ...] = (2,), operators: int = 
 def every_plan(problem: PartitionProblem) -> Iterator[Splits]:
     """All of them, those that do not hold too."""
     sizes = [axis.size for axis in problem.axes]
-    placements = [[tuple(map(part_of, p)) for p in possible(t.shape, sizes, replicas=True)] for t in problem.tensors]
-    strategies = [
+    placements: list[list[tuple[str, ...]]] = [
+        [tuple(map(part_of, p)) for p in possible(t.shape, sizes, replicas=True)] for t in problem.tensors
+    ]
+    strategies: list[list[tuple[int, ...]]] = [
         [*itertools.product(range(len(problem.strategies(operator))), repeat=len(sizes))]
         for operator in problem.operators
     ]
-    for chosen in itertools.product(*placements, *strategies):
-        yield Splits(chosen[: len(placements)], chosen[len(placements) :])
+    for placed in itertools.product(*placements):
+        for run in itertools.product(*strategies):
+            yield Splits(placed, run)
 
 
 def best_by_force(problem: PartitionProblem, budget_bytes: int) -> float | None:

@@ -1,0 +1,128 @@
+"""Plans of partition: best of all by brute force, with a budget and without; earlier methods; what cannot be done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import loadmaster
+from loadmaster.errors import CancelledError, InputError
+from loadmaster.models.kinds import kind_named
+from loadmaster.models.partition.checker import check, check_plan
+from loadmaster.models.partition.plan import PartitionPlan
+from loadmaster.models.partition.problem import PartitionProblem
+from loadmaster.planner.options import PlanOptions
+from loadmaster.planner.partition import driver
+from loadmaster.planner.partition.elimination import TooWideError
+from tests.models.partition.instances import best_by_force, every_plan, random_problem, two_products
+
+PLENTY = 1 << 40
+METHODS = [name for name in kind_named("partition").methods if name != "auto"]
+
+
+def planned(problem: PartitionProblem, budget_bytes: int = PLENTY, method: str = "auto") -> PartitionPlan:
+    found = loadmaster.plan(problem, budget_bytes=budget_bytes, gap=0.0, method=method, progress=False)
+    assert isinstance(found, PartitionPlan)
+    if found.splits is not None:
+        assert check_plan(problem, found).ok
+    return found
+
+
+@pytest.mark.parametrize("seed", [0, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4, 5, 7))])
+def test_no_plan_is_better(seed: int) -> None:
+    problem = random_problem(seed, mesh=(2,), operators=2)
+    plan = planned(problem)
+    assert plan.status == "optimal"
+    assert plan.objective == pytest.approx(best_by_force(problem, PLENTY))
+    # Less memory than that plan takes, but enough for another one.
+    peak = plan.check["peak_bytes"]
+    peaks = {verdict.peak_bytes for splits in every_plan(problem) if (verdict := check(problem, splits, PLENTY)).ok}
+    for budget_bytes in sorted(b for b in peaks if b < peak)[-1:]:
+        plan = planned(problem, budget_bytes)
+        assert plan.objective == pytest.approx(best_by_force(problem, budget_bytes), rel=1e-6)
+        assert plan.status == "optimal" and plan.check["peak_bytes"] <= budget_bytes
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_earlier_methods_are_never_better(seed: int) -> None:
+    problem = random_problem(seed, mesh=(2, 2), operators=5)
+    best = planned(problem).objective
+    assert best is not None
+    for method in METHODS:
+        plan = planned(problem, method=method)
+        assert plan.objective is not None and plan.objective >= best - 1e-9 and plan.bound is None
+
+
+def test_one_step_of_recursion_is_exact() -> None:
+    """On one axis there is nothing to recur on."""
+    for seed in range(4):
+        problem = random_problem(seed, mesh=(2,), operators=5)
+        assert planned(problem, method="recursive").objective == pytest.approx(planned(problem).objective)
+
+
+def test_methods_are_what_they_say() -> None:
+    problem = two_products(2, 2, objective="bytes", replicas=False)
+
+    def splits_of(method: str) -> tuple[set[tuple[str, ...]], set[tuple[int, ...]]]:
+        plan = planned(problem, method=method)
+        assert plan.splits is not None
+        return set(plan.splits.placements), set(plan.splits.strategies)
+
+    assert all(len(set(p)) == 1 for p in splits_of("equal-chop")[0])
+    assert all(2 not in s for s in splits_of("no-reduction")[1])  # 2: over the index that is summed
+    assert splits_of("all-row")[0] == {("S0", "S0")}
+
+
+def test_more_memory_is_never_worse() -> None:
+    problem = random_problem(9, mesh=(2, 2), operators=5)
+    frontier = loadmaster.frontier(problem, PlanOptions(gap=0.0), count=4, progress=False)
+    found = [point.plan.objective for point in frontier.points if point.plan.objective is not None]
+    assert len(found) > 1 and found == sorted(found, reverse=True)
+
+
+def test_programs_agree_with_elimination(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_problem(5, mesh=(2, 2), operators=5)
+    exact = planned(problem).objective
+
+    def refuse(*_: object, **__: object) -> None:
+        raise TooWideError
+
+    monkeypatch.setattr(driver, "minimize", refuse)
+    plan = planned(problem)
+    assert plan.objective == pytest.approx(exact, rel=1e-6) and plan.status == "optimal"
+
+
+def test_too_little_memory_names_what_is_largest() -> None:
+    problem = two_products(2)
+    least = kind_named("partition").limit
+    assert least is not None
+    plan = planned(problem, 1000)
+    assert plan.status == "infeasible" and plan.infeasibility is not None
+    assert plan.infeasibility.minimum_budget_bytes == 1000 + plan.infeasibility.short_bytes
+    assert set(plan.infeasibility.largest) >= {"a", "b"}
+
+
+def test_a_mesh_that_divides_nothing_replicates() -> None:
+    odd = two_products(7)
+    plan = planned(odd)
+    assert plan.splits is not None and {p for (p,) in plan.splits.placements} == {"R"}
+    assert plan.check["moved_bytes"] == 0
+
+
+def test_cancelled_before_a_plan() -> None:
+    with pytest.raises(CancelledError):
+        loadmaster.plan(two_products(2), budget_bytes=PLENTY, cancelled=lambda: True, progress=False)
+
+
+def test_ties_without_a_common_choice_are_refused() -> None:
+    problem = two_products(4)
+    x = replace(problem.tensors[0], tie="t")
+    tensors = (x, replace(problem.tensors[1], tie="t"), *problem.tensors[2:])
+    shapes = replace(problem, tensors=(replace(x, shape=(4, 63)), *tensors[1:]), replicas=False)
+    with pytest.raises(InputError, match=r"tie.*no placement in common"):
+        loadmaster.plan(
+            replace(shapes, tensors=(replace(x, shape=(5, 64)), replace(tensors[1], shape=(64, 5)), *tensors[2:])),
+            budget_bytes=PLENTY,
+            progress=False,
+        )
