@@ -1,0 +1,56 @@
+"""``new partition``: a known model from its shapes, split over a mesh of GPUs."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from loadmaster.api.cli.lazy import suggest
+from loadmaster.api.cli.new_shapes import add_hardware
+from loadmaster.errors import InputError
+from loadmaster.models.documents import Document
+from loadmaster.models.hardware import hardware
+from loadmaster.models.partition.documents import write_problem
+from loadmaster.models.partition.meshes import mesh
+from loadmaster.models.partition.tables.names import model, names
+
+LISTING = "models"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """What a problem is made from."""
+    named = parser.add_argument(
+        "--model", required=True, metavar="NAME", help="wresnet-152-10, rnn-10-8k, llama3-8b, ..."
+    )
+    suggest(named, names())
+    parser.add_argument("--mesh", required=True, metavar="2x4", help="GPUs along each axis, the slowest links first")
+    parser.add_argument("--gbps", metavar="X,Y", help="GB/s that a GPU receives along each axis, or along all (400)")
+    parser.add_argument("--latency-us", metavar="X,Y", help="of a collective along each axis, or along all (10)")
+    parser.add_argument("--batch", type=int, metavar="N", help="samples of the whole step (the model's own)")
+    parser.add_argument("--sequence", type=int, metavar="N", help="tokens of a sample (the model's own)")
+    parser.add_argument("--objective", choices=("time", "bytes"), default="time", help="what is minimized (time)")
+    parser.add_argument("--no-replicas", action="store_true", help="every GPU stores an equal share of every tensor")
+    add_hardware(parser, "whose times and memory")
+    return parser
+
+
+def build(arguments: argparse.Namespace) -> Document:
+    """The problem document.
+
+    Raises:
+        InputError: naming the flag.
+    """
+    device = hardware(arguments.hardware)
+    for flag in ("batch", "sequence"):
+        if (value := getattr(arguments, flag)) is not None and value < 1:
+            raise InputError(f"--{flag}", value, "is less than 1", "Give a whole number of at least 1.")
+    axes = mesh(arguments.mesh, gbps=arguments.gbps, latency_us=arguments.latency_us)
+    problem = model(arguments.model, axes, batch=arguments.batch, sequence=arguments.sequence, hardware=device)
+    return write_problem(
+        replace(
+            problem,
+            objective=arguments.objective,
+            replicas=not arguments.no_replicas,
+            budget_bytes=device.memory_bytes,
+        )
+    )
