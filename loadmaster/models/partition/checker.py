@@ -180,12 +180,9 @@ class _Checking:
                 self.wrong.append(f"{shown}: shares are not equal")
             elif TERM in placement:
                 self.wrong.append(f"{shown}: lies as terms of a sum")
-            elif not self.problem.replicas and placement not in self._most_divided(tensor.shape):
+            elif not self.problem.replicas and placement not in possible(tensor.shape, self.sizes, replicas=False):
                 self.wrong.append(f"{shown}: can be divided further")
         return not self.wrong
-
-    def _most_divided(self, shape: tuple[int, ...]) -> list[Placement]:
-        return possible(shape, self.sizes, replicas=False)
 
     def _held_bytes(self, tensor: int, placement: Placement) -> int:
         of = self.problem.tensors[tensor]

@@ -134,6 +134,7 @@ class _Coarsening:
         self.sizes = self.traffic.mesh.sizes
         self.timed = problem.objective == "time"
         self.possible = StrategyStates(problem)
+        self._known: dict[object, FloatArray] = {}
 
     def choices(self) -> Choices:
         problem = self.problem
@@ -231,6 +232,9 @@ class _Coarsening:
     ) -> FloatArray:
         """[placements, strategies]: what it takes to bring one tensor to or from one operator."""
         operator = self.problem.operators[operators.members[0]]
+        key = (tensors.states, operators.states, operator.signature, slot, shape, element_bytes)
+        if key in self._known:
+            return self._known[key]
         strategies = self.problem.strategies(operator)
         found = [list(sides(operator, [strategies[s] for s in state]))[slot] for state in operators.states]
         made = found[0].output
@@ -248,4 +252,5 @@ class _Coarsening:
                 prices = price(shape, element_bytes, tensors.states, placements, halos)
             for n, placement in enumerate(placements):
                 columns[kinds[placement, halos]] = prices[:, n]
-        return np.stack(columns, axis=1)[:, [kinds[side.placement, side.halos] for side in found]]
+        self._known[key] = np.stack(columns, axis=1)[:, [kinds[side.placement, side.halos] for side in found]]
+        return self._known[key]

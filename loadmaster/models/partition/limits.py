@@ -28,7 +28,7 @@ def whole_bytes(problem: PartitionProblem) -> int:
 
 def least_bytes(problem: PartitionProblem) -> int:
     """What a worker holds if every tensor is divided as far as it can be: no plan takes less."""
-    sizes = [axis.size for axis in problem.axes]
+    sizes = tuple(axis.size for axis in problem.axes)
     known: dict[tuple[int, ...], int] = {}
     for tensor in problem.tensors:
         if tensor.shape not in known:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -56,7 +56,8 @@ def held_elements(shape: Sequence[int], placement: Sequence[int], sizes: Sequenc
     return found
 
 
-def possible(shape: Sequence[int], sizes: Sequence[int], *, replicas: bool) -> list[Placement]:
+@lru_cache(maxsize=4096)
+def possible(shape: tuple[int, ...], sizes: tuple[int, ...], *, replicas: bool) -> tuple[Placement, ...]:
     """The placements that a tensor can be stored in: no terms of sums.
 
     Args:
@@ -64,12 +65,12 @@ def possible(shape: Sequence[int], sizes: Sequence[int], *, replicas: bool) -> l
             that hold the fewest elements on a worker.
     """
     parts = [*range(len(shape)), WHOLE]
-    found = [p for p in itertools.product(parts, repeat=len(sizes)) if divides(shape, p, sizes)]
+    found = tuple(p for p in itertools.product(parts, repeat=len(sizes)) if divides(shape, p, sizes))
     if replicas:
         return found
     held = [held_elements(shape, p, sizes) for p in found]
     least = min(held)
-    return [p for p, elements in zip(found, held, strict=True) if elements == least]
+    return tuple(p for p, elements in zip(found, held, strict=True) if elements == least)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""How ``partition`` is solved: exactly by elimination where no budget binds, else by the compact program.
+"""How ``partition`` is solved: exactly by elimination where no budget binds, else with prices for memory, and by the
+compact program.
 
 The relaxation of the program comes first. Where its point is no plan, or one that a moment without a row refuses, the
 row is added; where it is fractional, integers are asked for.
@@ -21,6 +22,7 @@ from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.planner.partition.elimination import TooWideError, minimize
+from loadmaster.planner.partition.lagrangian import search
 from loadmaster.planner.partition.restrictions import METHODS
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus, relative_gap
@@ -54,6 +56,7 @@ class _Run:
         with effort.on_clock("build"):
             self.choices: Choices = coarsened(problem)
             self.memory = Memory(self.choices)
+            self.moments = [self.memory.moment(int(self.memory.whole_bytes.argmax()))]
         self.bound: float | None = None
         self.best: tuple[float, list[int]] | None = None
         self.verdict: Check | None = None
@@ -99,14 +102,26 @@ class _Run:
                 chosen, optimum = minimize(self.choices.unary, self.choices.pairs, cancelled=self.effort.cancelled)
             self.bound = optimum
             self._try("elimination", chosen)
+            if not self._done():
+                self._prices(optimum)
         except TooWideError:
             self._say("elimination", "tables are too wide")
         if not self._done():
             self._programs()
 
+    def _prices(self, optimum: float) -> None:
+        """Elimination with a price for memory, from one at which all of it costs a tenth of the best plan without."""
+
+        def taken(chosen: Sequence[int], bound: float) -> Moment | None:
+            self.bound = max(self.bound or 0.0, bound)
+            return self._try("prices", chosen)
+
+        first_price = 0.1 * max(optimum, 1.0) / max(self.budget_bytes, 1)
+        search(self.choices, self.moments, self.budget_bytes, first_price, taken, self._done)
+
     def _programs(self) -> None:
         """The relaxation, with a row for every moment that its points break; then integers."""
-        moments = [self.memory.moment(int(self.memory.whole_bytes.argmax()))]
+        moments = self.moments
         scale = max(self.bound or 0.0, float(max(costs.max() for costs in self.choices.unary)), 1.0)
         integer = False
         while not self._done():

@@ -87,7 +87,7 @@ def random_problem(seed: int, *, mesh: tuple[int, ...] = (2,), operators: int = 
 
 def every_plan(problem: PartitionProblem) -> Iterator[Splits]:
     """All of them, those that do not hold too."""
-    sizes = [axis.size for axis in problem.axes]
+    sizes = tuple(axis.size for axis in problem.axes)
     placements: list[list[tuple[str, ...]]] = [
         [tuple(map(part_of, p)) for p in possible(t.shape, sizes, replicas=True)] for t in problem.tensors
     ]

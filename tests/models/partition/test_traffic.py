@@ -101,6 +101,6 @@ def test_parts_are_written_as_numbers_and_back() -> None:
 
 
 def test_without_replicas_only_the_most_divided_are_left() -> None:
-    assert possible((4, 6), (2, 2), replicas=False) == [(0, 0), (0, 1), (1, 0)]
-    assert possible((3, 5), (2,), replicas=False) == [(WHOLE,)]
-    assert possible((), (2,), replicas=False) == [(WHOLE,)]
+    assert possible((4, 6), (2, 2), replicas=False) == ((0, 0), (0, 1), (1, 0))
+    assert possible((3, 5), (2,), replicas=False) == ((WHOLE,),)
+    assert possible((), (2,), replicas=False) == ((WHOLE,),)

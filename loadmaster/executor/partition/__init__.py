@@ -1,0 +1,1 @@
+"""Partition on PyTorch: operators on shares of their tensors."""

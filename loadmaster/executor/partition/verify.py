@@ -1,0 +1,117 @@
+"""Whether an operator really does on shares what a strategy says: it is run, on small tensors, before it is trusted.
+
+A description says what an operator computes; a kernel may do otherwise (attention split over its head dimension, a mean
+that divides by the share's extent, a norm over what was cut). So every strategy is run on two and on three virtual
+workers: inputs are cut as it says, the operator runs on each worker's part, and the parts of the result must make up
+the result of the whole ([Wang20] section 3.3.1, "partition-n-reduce").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loadmaster.executor.partition.local import call_on_share, results_of, tensors_of
+from loadmaster.models.partition.problem import Need, Strategy
+
+WORKERS = (2, 3)
+_RELATIVE, _ABSOLUTE = 1e-9, 1e-10
+
+
+def holds(
+    target: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    strategy: Strategy,
+    workers: Sequence[int] = WORKERS,
+) -> bool:
+    """Whether a strategy holds for a call.
+
+    Args:
+        args, kwargs: of a call on small tensors, in float64 where they are not whole numbers. What is split has an
+            extent that every number of workers divides.
+        strategy: for its tensors, in the order in which they stand in the arguments.
+
+    Returns:
+        False, too, where the call fails on a share, and where shares need a halo: who exchanges them is not settled.
+    """
+    whole = results_of(target(*args, **kwargs))
+    inputs = tensors_of(args, kwargs)
+    if (len(inputs), len(whole)) != (len(strategy.inputs), len(strategy.outputs)):
+        return False
+    if any(need.before or need.after for need in strategy.inputs):
+        return False
+    return all(_holds_on(target, args, kwargs, strategy, whole, inputs, n) for n in workers)
+
+
+def _holds_on(
+    target: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    strategy: Strategy,
+    whole: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    workers: int,
+) -> bool:
+    cut = [_cut(tensor, need, workers) for tensor, need in zip(inputs, strategy.inputs, strict=True)]
+    shapes = [_share_of(tensor.shape, part, workers) for tensor, part in zip(whole, strategy.outputs, strict=True)]
+    if None in cut or None in shapes:
+        return False
+    parts: list[list[Tensor]] = []
+    for worker in range(workers):
+        shares = [of[worker] for of in cut if of is not None]
+        try:
+            parts.append(call_on_share(target, args, kwargs, shares, [s for s in shapes if s is not None]))
+        except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
+            return False
+    return all(
+        _makes_up(result, part, [of[n] for of in parts])
+        for n, (result, part) in enumerate(zip(whole, strategy.outputs, strict=True))
+    )
+
+
+def _cut(tensor: Tensor, need: Need, workers: int) -> list[Tensor] | None:
+    """What each worker gets; None where shares would not be equal, or a sum would be of whole numbers."""
+    if need.part == "R":
+        return [tensor] * workers
+    if need.part == "P":
+        if not tensor.is_floating_point():
+            return None
+        generator = torch.Generator().manual_seed(workers)
+        terms = [torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype) for _ in range(workers - 1)]
+        return [*terms, tensor - sum(terms)]
+    dim = int(need.part[1:])
+    if dim >= tensor.dim() or tensor.shape[dim] % workers:
+        return None
+    return [share.contiguous() for share in tensor.chunk(workers, dim)]
+
+
+def _share_of(shape: torch.Size, part: str, workers: int) -> list[int] | None:
+    found = list(shape)
+    if part in ("R", "P"):
+        return found
+    dim = int(part[1:])
+    if dim >= len(found) or found[dim] % workers:
+        return None
+    found[dim] //= workers
+    return found
+
+
+def _makes_up(result: Tensor, part: str, parts: Sequence[Tensor]) -> bool:
+    """Whether the parts of a result are what its whole is made of."""
+    if part == "R":
+        return all(_equal(result, one) for one in parts)
+    if part == "P":
+        return all(one.shape == result.shape for one in parts) and _equal(result, sum(parts[1:], parts[0]))
+    return _equal(result, torch.cat(list(parts), int(part[1:]))) if parts[0].dim() == result.dim() else False
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.is_floating_point():
+        return bool(torch.equal(one, other))
+    return bool(torch.allclose(one, other, rtol=_RELATIVE, atol=_ABSOLUTE, equal_nan=True))
