@@ -2,8 +2,9 @@
 
 A plan holds when
 
-(P1)  every tensor has a part on every axis, is split into equal shares, lies nowhere as terms of a sum and, where the
-      problem asks for equal shares of everything, is divided as far as it can be;
+(P1)  every tensor has a part on every axis, is split into equal shares, along dimensions that are of use
+      (:mod:`.classes`), lies nowhere as terms of a sum and, where the problem asks for equal shares of everything, is
+      divided as far as it can be;
 (P2)  every operator has strategies that it has, by which all its inputs and outputs are split into equal shares; where
       the problem asks for equal shares of everything, its work is divided as far as it can be;
 (P3)  every input can be brought from where it lies to where it is needed, every output from where it is made to where
@@ -28,19 +29,18 @@ import numpy as np
 
 from loadmaster.errors import InputError
 from loadmaster.models.documents import expect_problem
+from loadmaster.models.partition.classes import Classes
 from loadmaster.models.partition.placements import (
     TERM,
     Placement,
     code,
     divides,
     held_elements,
-    possible,
 )
 from loadmaster.models.partition.plan import PartitionPlan, Redistribution, Splits
 from loadmaster.models.partition.problem import Operator, PartitionProblem, Tensor
 from loadmaster.models.partition.sides import (
     Side,
-    StrategyStates,
     buffer_bytes,
     lives,
     runs_where_its_tensors_lie,
@@ -110,7 +110,8 @@ class _Checking:
         self.problem, self.splits, self.budget_bytes = problem, splits, budget_bytes
         self.traffic = Traffic(problem.axes)
         self.sizes = self.traffic.mesh.sizes
-        self.possible = StrategyStates(problem)
+        self.classes = Classes(problem)
+        self.possible = self.classes.strategies
         self.wrong: list[str] = []
         self.placements: list[Placement] = []
         self.redistributions: list[Redistribution] = []
@@ -180,8 +181,11 @@ class _Checking:
                 self.wrong.append(f"{shown}: shares are not equal")
             elif TERM in placement:
                 self.wrong.append(f"{shown}: lies as terms of a sum")
-            elif not self.problem.replicas and placement not in possible(tensor.shape, self.sizes, replicas=False):
-                self.wrong.append(f"{shown}: can be divided further")
+        for members, placements in zip(self.classes.tensors, self.classes.placements, strict=True):
+            for n in members:
+                if not self.wrong and self.placements[n] not in placements:
+                    named = f"tensor {n} ({self.problem.tensors[n].name}) as {' '.join(self.splits.placements[n])}"
+                    self.wrong.append(f"{named}: can be divided further, or is split as no operator needs or makes it")
         return not self.wrong
 
     def _held_bytes(self, tensor: int, placement: Placement) -> int:

@@ -1,13 +1,10 @@
 """What there is to choose, coarsened ([Wang20] section 3.5.1): variables with few values each, costs on pairs of them.
 
-A variable is a class of tensors that have one placement, or a class of operators that have one strategy on every axis:
-
-- tensors of one tie, operators of one tie: blocks that repeat, time steps, a tensor and its gradient;
-- the tensors of an elementwise operator, which needs no strategy of its own then: it runs where its tensors lie.
-
-Every other operator makes a pair with each tensor that it needs or makes; the cost of a pair is that of bringing the
-tensor from where it lies to where it is needed, or from where it was made to where it lies (:mod:`.traffic`). So a plan
-is an assignment x, and its cost
+A variable is a class of tensors that have one placement, or a class of operators that have one strategy on every axis
+(:mod:`.classes`): blocks that repeat, time steps, all tensors around an elementwise operator. Every other operator
+makes a pair with each tensor that it needs or makes; the cost of a pair is that of bringing the tensor from where it
+lies to where it is needed, or from where it was made to where it lies (:mod:`.traffic`). So a plan is an assignment x,
+and its cost
 
     sum_v a_v(x_v) + sum_(t,o) b_to(x_t, x_o)
 
@@ -18,17 +15,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from loadmaster.errors import InputError
-from loadmaster.models.partition.placements import Placement, held_elements, part_of, possible
+from loadmaster.models.partition.classes import Classes
+from loadmaster.models.partition.placements import Placement, held_elements, part_of
 from loadmaster.models.partition.plan import Splits
 from loadmaster.models.partition.problem import PartitionProblem, Strategy
-from loadmaster.models.partition.sides import StrategyStates, runs_where_its_tensors_lie, sides, work_share
+from loadmaster.models.partition.sides import sides, work_share
 from loadmaster.models.partition.traffic import Halos, Traffic
 from loadmaster.solvers.program import FloatArray
 
@@ -104,52 +101,28 @@ def coarsened(problem: PartitionProblem) -> Choices:
     return _Coarsening(problem).choices()
 
 
-class _Classes:
-    """Sets that grow together."""
-
-    def __init__(self, count: int) -> None:
-        self._parent = list(range(count))
-
-    def find(self, x: int) -> int:
-        while self._parent[x] != x:
-            self._parent[x] = x = self._parent[self._parent[x]]
-        return x
-
-    def join(self, members: Iterable[int]) -> None:
-        first, *others = map(self.find, members)
-        for other in others:
-            self._parent[self.find(other)] = self.find(first)
-
-    def groups(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
-        for x in range(len(self._parent)):
-            found.setdefault(self.find(x), []).append(x)
-        return found
-
-
 class _Coarsening:
     def __init__(self, problem: PartitionProblem) -> None:
         self.problem = problem
         self.traffic = Traffic(problem.axes)
         self.sizes = self.traffic.mesh.sizes
         self.timed = problem.objective == "time"
-        self.possible = StrategyStates(problem)
+        self.classes = Classes(problem)
         self._known: dict[object, FloatArray] = {}
 
     def choices(self) -> Choices:
-        problem = self.problem
-        elementwise = [runs_where_its_tensors_lie(problem, operator) for operator in problem.operators]
+        problem, classes = self.problem, self.classes
         variables: list[Variable] = []
         tensor_of = [0] * len(problem.tensors)
-        for members in self._tensor_classes(elementwise):
+        for members, placements in zip(classes.tensors, classes.placements, strict=True):
             for member in members:
                 tensor_of[member] = len(variables)
-            variables.append(Variable("tensors", members, self._placements(members)))
+            variables.append(Variable("tensors", members, placements))
         operator_of: list[int | None] = [None] * len(problem.operators)
-        for members in self._operator_classes(elementwise):
+        for members, states in zip(classes.operators, classes.states, strict=True):
             for member in members:
                 operator_of[member] = len(variables)
-            variables.append(Variable("operators", members, self._strategies(members)))
+            variables.append(Variable("operators", members, states))
         unary = [np.zeros(len(variable.states)) for variable in variables]
         found = Choices(problem, variables, tensor_of, operator_of, unary)
         if self.timed:
@@ -159,46 +132,6 @@ class _Coarsening:
 
     def _shape(self, tensor: int) -> tuple[int, ...]:
         return self.problem.tensors[tensor].shape
-
-    def _tensor_classes(self, elementwise: Sequence[bool]) -> list[tuple[int, ...]]:
-        classes = _Classes(len(self.problem.tensors))
-        ties: dict[str, int] = {}
-        for n, tensor in enumerate(self.problem.tensors):
-            if tensor.tie is not None:
-                classes.join((ties.setdefault(tensor.tie, n), n))
-        for operator, merged in zip(self.problem.operators, elementwise, strict=True):
-            if merged:
-                classes.join((*operator.inputs, *operator.outputs))
-        return [tuple(members) for members in classes.groups().values()]
-
-    def _operator_classes(self, elementwise: Sequence[bool]) -> list[tuple[int, ...]]:
-        classes = _Classes(len(self.problem.operators))
-        ties: dict[str, int] = {}
-        for n, operator in enumerate(self.problem.operators):
-            if operator.tie is not None:
-                classes.join((ties.setdefault(operator.tie, n), n))
-        return [tuple(members) for members in classes.groups().values() if not elementwise[members[0]]]
-
-    def _placements(self, members: Sequence[int]) -> States:
-        """Those that every member can have."""
-        shapes = dict.fromkeys(map(self._shape, members))
-        first, *others = [possible(shape, self.sizes, replicas=self.problem.replicas) for shape in shapes]
-        found = [p for p in first if all(p in other for other in others)]
-        if not found:
-            names = [self.problem.tensors[t].name for t in members[:2]]
-            remedy = "Give tensors of one tie, and those of an elementwise operator, equal shapes."
-            raise InputError(f"tensors[{members[0]}].tie", names, "have no placement in common", remedy)
-        return tuple(found)
-
-    def _strategies(self, members: Sequence[int]) -> States:
-        """Those that every member can have."""
-        first, *others = dict.fromkeys(self.possible.of(self.problem.operators[m]) for m in members)
-        found = [state for state in first if all(state in other for other in others)]
-        if not found:
-            words = [self.problem.operators[m].words for m in members[:2]]
-            remedy = "Tie operators whose tensors have equal shapes."
-            raise InputError(f"operators[{members[0]}].tie", words, "have no strategy in common", remedy)
-        return tuple(found)
 
     def _compute(self, found: Choices) -> None:
         """What operators take, by how they are divided."""

@@ -57,14 +57,17 @@ def held_elements(shape: Sequence[int], placement: Sequence[int], sizes: Sequenc
 
 
 @lru_cache(maxsize=4096)
-def possible(shape: tuple[int, ...], sizes: tuple[int, ...], *, replicas: bool) -> tuple[Placement, ...]:
+def possible(
+    shape: tuple[int, ...], sizes: tuple[int, ...], dims: frozenset[int] | None = None, *, replicas: bool
+) -> tuple[Placement, ...]:
     """The placements that a tensor can be stored in: no terms of sums.
 
     Args:
+        dims: that may be split; None: all of them.
         replicas: whether it may lie whole on several workers. Without, only the most divided ones are left: those
             that hold the fewest elements on a worker.
     """
-    parts = [*range(len(shape)), WHOLE]
+    parts = [*(d for d in range(len(shape)) if dims is None or d in dims), WHOLE]
     found = tuple(p for p in itertools.product(parts, repeat=len(sizes)) if divides(shape, p, sizes))
     if replicas:
         return found

@@ -55,8 +55,10 @@ class StrategyStates:
 
     def _possible(self, operator: Operator, shapes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
         every = self.problem.strategies(operator)
+        # No tensor lies as terms of a sum, so what needs terms never runs.
+        can_run = [n for n, strategy in enumerate(every) if all(need.part != "P" for need in strategy.inputs)]
         found = []
-        for state in itertools.product(range(len(every)), repeat=len(self.sizes)):
+        for state in itertools.product(can_run, repeat=len(self.sizes)):
             placements = [side.placement for side in sides(operator, [every[s] for s in state])]
             if all(divides(shape, p, self.sizes) for shape, p in zip(shapes, placements, strict=True)):
                 found.append(state)

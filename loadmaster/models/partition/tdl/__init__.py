@@ -1,0 +1,1 @@
+"""TDL: what operators compute, element by element, and the ways to split them that follow from it."""
