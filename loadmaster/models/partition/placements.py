@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 
 import numpy as np
 
@@ -22,6 +22,7 @@ WHOLE, TERM = -1, -2
 Placement = tuple[int, ...]
 
 
+@cache
 def code(part: Part) -> int:
     """``S2`` as 2."""
     return {"R": WHOLE, "P": TERM}.get(part) if part in "RP" else int(part[1:])  # type: ignore[return-value]
@@ -95,7 +96,17 @@ class Mesh:
         Args:
             halos: (dimension, before, after): so many elements beyond the own share, where the tensor has them.
         """
-        return np.array([self._region(shape, placement, halos) for placement in placements], dtype=np.int64)
+        found = []
+        for placement in placements:
+            key = (tuple(shape), tuple(placement), tuple(halos))
+            if key not in self._known:
+                self._known[key] = self._region(shape, placement, halos)
+            found.append(self._known[key])
+        return np.array(found, dtype=np.int64)
+
+    @cached_property
+    def _known(self) -> dict[object, IntArray]:
+        return {}
 
     def _region(
         self, shape: Sequence[int], placement: Sequence[int], halos: Sequence[tuple[int, int, int]]

@@ -7,7 +7,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from loadmaster.models.partition.placements import Placement, code, divides, held_elements, shares
+import numpy as np
+
+from loadmaster.models.partition.placements import Placement, code, held_elements, shares
 from loadmaster.models.partition.problem import LASTING, Operator, PartitionProblem, Strategy
 from loadmaster.models.partition.traffic import Halos
 
@@ -57,15 +59,18 @@ class StrategyStates:
         every = self.problem.strategies(operator)
         # No tensor lies as terms of a sum, so what needs terms never runs.
         can_run = [n for n, strategy in enumerate(every) if all(need.part != "P" for need in strategy.inputs)]
-        found = []
-        for state in itertools.product(can_run, repeat=len(self.sizes)):
-            placements = [side.placement for side in sides(operator, [every[s] for s in state])]
-            if all(divides(shape, p, self.sizes) for shape, p in zip(shapes, placements, strict=True)):
-                found.append(state)
-        if self.problem.replicas:
-            return tuple(found)
-        done = [work_share(self.sizes, [every[s] for s in state]) for state in found]
-        return tuple(state for state, share in zip(found, done, strict=True) if share == min(done))
+        states = np.array(list(itertools.product(can_run, repeat=len(self.sizes))))
+        parts = np.array([[code(p) for p in (*(n.part for n in s.inputs), *s.outputs)] for s in every])
+        sizes = np.array(self.sizes)
+        equal = np.ones(len(states), dtype=bool)
+        for slot, shape in enumerate(shapes):
+            placements = parts[states, slot]
+            for d, extent in enumerate(shape):
+                equal &= extent % np.where(placements == d, sizes, 1).prod(axis=1) == 0
+        if not self.problem.replicas:
+            divided = np.where(np.array([s.divides for s in every])[states], sizes, 1).prod(axis=1)
+            equal &= divided == divided[equal].max()
+        return tuple(map(tuple, states[equal].tolist()))
 
 
 def lives(problem: PartitionProblem) -> list[tuple[int, int]]:

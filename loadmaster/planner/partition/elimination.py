@@ -6,7 +6,8 @@ To eliminate x is to replace all tables that x is in by one over their other var
 
 and to remember which x it was. What is left in the end is the optimum; read backwards, what was remembered gives the
 assignment. Tables grow with the variables that x shares them with, so the variable that makes the smallest one goes
-first. Graphs of training steps, coarsened, are narrow: chains with a few branches.
+first. States that no best assignment needs are left out before (:mod:`.dominance`). Graphs of training steps,
+coarsened, are narrow: chains with a few branches.
 
 Example: a(x) = [0, 3], b(x, y) = [[5, 1], [0, 2]]. Eliminating x leaves min(0 + 5, 3 + 0) = 3 for y = 0 and
 min(0 + 1, 3 + 2) = 1 for y = 1. The optimum is 1, at y = 1, x = 0.
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from loadmaster.planner.partition.dominance import kept_states
 from loadmaster.solvers.program import FloatArray
 
 # Numbers of one table: beyond it a program is the better way.
@@ -57,6 +59,10 @@ def minimize(
     Raises:
         TooWideError: a table would have more than ``largest_table`` numbers.
     """
+    kept = kept_states(unary, pairs)
+    unary = [costs[k] for costs, k in zip(unary, kept, strict=True)]
+    pairs = {(u, v): costs[np.ix_(kept[u], kept[v])] for (u, v), costs in pairs.items()}
+    unary, pairs = _settled(unary, pairs)
     tables: dict[int, list[Table]] = {v: [] for v in range(len(unary))}
     near: list[set[int]] = [set() for _ in unary]
     for (u, v), costs in pairs.items():
@@ -101,7 +107,22 @@ def minimize(
     chosen = [0] * len(unary)
     for v, others, best in reversed(done):
         chosen[v] = int(best[tuple(chosen[other] for other in others)])
-    return chosen, optimum
+    return [int(k[x]) for k, x in zip(kept, chosen, strict=True)], optimum
+
+
+def _settled(
+    unary: Sequence[FloatArray], pairs: Mapping[Pair, FloatArray]
+) -> tuple[list[FloatArray], dict[Pair, FloatArray]]:
+    """What a variable of one state costs its neighbours is a cost of their own."""
+    own, left = list(unary), {}
+    for (u, v), costs in pairs.items():
+        if len(own[u]) == 1:
+            own[v] = own[v] + costs[0]
+        elif len(own[v]) == 1:
+            own[u] = own[u] + costs[:, 0]
+        else:
+            left[u, v] = costs
+    return own, left
 
 
 def _joined(v: int, near: Sequence[set[int]], states: Sequence[int]) -> int:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadmaster.planner.partition.dominance import kept_states
 from loadmaster.planner.partition.elimination import TooWideError, minimize
 from loadmaster.solvers.program import FloatArray
 
@@ -35,9 +36,21 @@ def test_the_least_of_all_assignments(seed: int) -> None:
 
 
 def test_tables_that_would_be_too_large() -> None:
-    clique = {(u, v): np.ones((10, 10)) for u, v in itertools.combinations(range(5), 2)}
+    rng = np.random.default_rng(0)
+    clique = {(u, v): rng.random((10, 10)) for u, v in itertools.combinations(range(5), 2)}
     with pytest.raises(TooWideError):
         minimize([np.ones(10)] * 5, clique, largest_table=1000)
+
+
+@given(st.integers(0, 10**6))
+def test_what_is_dominated_is_not_needed(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    unary = [rng.integers(0, 9, 3).astype(float) for _ in range(4)]
+    pairs = {(u, u + 1): rng.integers(0, 5, (3, 3)).astype(float) for u in range(3)}
+    kept = kept_states(unary, pairs)
+    assert all(len(k) for k in kept)
+    every = itertools.product(range(3), repeat=4)
+    assert min(cost(unary, pairs, x) for x in every) == min(cost(unary, pairs, x) for x in itertools.product(*kept))
 
 
 def test_a_chain_of_thousands_is_quick() -> None:

@@ -96,9 +96,9 @@ class Graph:
         def undone() -> None:
             gradient = self.gradient(out)
             if self.needs_gradient(a):
-                self._reached(a, self._product(f"{name}, input gradient", f"{result},{second}->{first}", gradient, b))
+                self.reached(a, self._product(f"{name}, input gradient", f"{result},{second}->{first}", gradient, b))
             if self.needs_gradient(b):
-                self._reached(b, self._product(f"{name}, weight gradient", f"{first},{result}->{second}", a, gradient))
+                self.reached(b, self._product(f"{name}, weight gradient", f"{first},{result}->{second}", a, gradient))
 
         self.differentiated(undone)
         return out
@@ -123,7 +123,7 @@ class Graph:
             for tensor, gradient in zip(taken, gradients, strict=True):
                 op = tdl.elementwise(len(inputs) + 1, len(shape))
                 self.add(f"{name}, gradient", op, (self.gradient(out), *inputs), (gradient,), math.prod(shape))
-                self._reached(tensor, gradient)
+                self.reached(tensor, gradient)
 
         self.differentiated(undone)
         return out
@@ -135,7 +135,7 @@ class Graph:
         def undone() -> None:
             for tensor in inputs:
                 if self.needs_gradient(tensor):
-                    self._reached(tensor, self.gradient(out))
+                    self.reached(tensor, self.gradient(out))
 
         self.differentiated(undone)
         return out
@@ -168,7 +168,7 @@ class Graph:
         made = [self.tensor(f"{name} {n}", self.shape(tensor)) for n, tensor in enumerate(of)]
         self.add(name, signature, inputs, made, flops)
         for tensor, gradient in zip(of, made, strict=True):
-            self._reached(tensor, gradient)
+            self.reached(tensor, gradient)
 
     # The backward pass
 
@@ -180,13 +180,14 @@ class Graph:
         """Of a tensor: the sum of all that have reached it."""
         found = self._gradients[tensor]
         if len(found) > 1:
-            self._gradients[tensor] = found = [self._added(f"{self._short(tensor)}, gradient", found)]
+            self._gradients[tensor] = found = [self._added(f"{self._short(tensor)}, sum of gradients", found)]
         return found[0]
 
     def _short(self, tensor: int) -> str:
         return self.tensors[tensor].name.rsplit(".", 1)[-1]
 
-    def _reached(self, tensor: int, gradient: int) -> None:
+    def reached(self, tensor: int, gradient: int) -> None:
+        """A gradient of a tensor, or a part of it."""
         self._gradients.setdefault(tensor, []).append(gradient)
 
     def backward(self) -> None:

@@ -162,9 +162,23 @@ CROSS_ENTROPY_GRADIENT = _signature(
     "cross entropy, gradient",
     describe(lambda logits, labels: lambda n, v: Opaque("softmax")(logits[n, :], labels[n])[v]),
 )
-# A lookup by number is no affine index. Rows of the table cannot be split without telling the kernel which ones.
-EMBEDDING = _table("embedding", ("n", "R S0", "S0"), ("d", "S1 R", "S1"))
-EMBEDDING_GRADIENT = _table("embedding, gradient", ("n", "S0 S0", "P"), ("d", "S1 R", "S1"))
+# The same over rows of a sequence: logits [b, s, v], labels [b, s].
+ROW_LOSS = _signature(
+    "cross entropy of rows",
+    describe(
+        lambda logits, labels: (
+            lambda: Sum(lambda b, s: Opaque("negative log likelihood")(logits[b, s, :], labels[b, s])[()])
+        )
+    ),
+)
+ROW_LOSS_GRADIENT = _signature(
+    "cross entropy of rows, gradient",
+    describe(lambda logits, labels: lambda b, s, v: Opaque("softmax")(logits[b, s, :], labels[b, s])[v]),
+)
+# weight [v, d], ids [b, s]. A lookup by number is no affine index: rows of the table cannot be split without telling
+# the kernel which ones it has.
+EMBEDDING = _table("embedding", ("b", "R S0", "S0"), ("s", "R S1", "S1"), ("d", "S1 R", "S2"))
+EMBEDDING_GRADIENT = _table("embedding, gradient", ("b", "S0 S0", "P"), ("s", "S1 S1", "P"), ("d", "S2 R", "S1"))
 
 # z [b, gate, h], the cell c [b, h] -> the new hidden state and cell.
 LSTM_GATES = _signature(
