@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from loadmaster.models.hardware import Hardware
 from loadmaster.models.partition.problem import Axis, Operator, PartitionProblem, Role, Signature, Tensor
@@ -180,8 +181,9 @@ class Graph:
         """Of a tensor: the sum of all that have reached it."""
         found = self._gradients[tensor]
         if len(found) > 1:
-            self._gradients[tensor] = found = [self._added(f"{self._short(tensor)}, sum of gradients", found)]
-        return found[0]
+            self._gradients[tensor] = []
+            self.reached(tensor, self._added(f"{self._short(tensor)}, sum of gradients", found))
+        return self._gradients[tensor][0]
 
     def _short(self, tensor: int) -> str:
         return self.tensors[tensor].name.rsplit(".", 1)[-1]
@@ -189,6 +191,8 @@ class Graph:
     def reached(self, tensor: int, gradient: int) -> None:
         """A gradient of a tensor, or a part of it."""
         self._gradients.setdefault(tensor, []).append(gradient)
+        if self.tensors[tensor].role == "parameter":
+            self.tensors[gradient] = replace(self.tensors[gradient], role="gradient")
 
     def backward(self) -> None:
         """All that was said of it, in reverse."""

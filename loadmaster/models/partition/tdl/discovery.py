@@ -13,8 +13,8 @@ dimension where the dimension has a V elements, and a halo of
 an index of the result; case 2 splits one that is summed over, and gives terms of a sum. Besides, an operator that is
 linear in some of its inputs makes terms of terms.
 
-What is no plain ``a v``, with all the dimension's elements, is not known to lie within the share, and is needed whole:
-two dimensions of one tensor by one index, a negative coefficient, an extent that is not a V.
+Where that is not so (two dimensions of one tensor by one index, a negative coefficient, an extent that is not a V), the
+index is not split.
 
 Example: ``B[i] = A[i + 2]``, split over i. a = 1, c = 2: share w of A, none before, 2 after. Whether A has as many
 elements as B is not written there: ``extents`` says so, or the index is not split.
@@ -26,7 +26,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from loadmaster.models.partition.problem import Need, Part, Strategy
+from loadmaster.models.partition.problem import Need, Strategy
 from loadmaster.models.partition.tdl.language import (
     Added,
     Called,
@@ -124,46 +124,42 @@ def elements(expression: Expression) -> Iterator[Element]:
 
 
 def _needs(description: Description, name: str, extents: Extents) -> tuple[Need, ...] | None:
-    """What of each input a share of an index takes; None where the index cannot be split."""
+    """What of each input a share of an index takes; None where the index cannot be split.
+
+    An input that is read by the index is cut along it: a kernel counts from the start of what it is given, so that all
+    of it would be the wrong part. What does not depend on the index is needed whole.
+    """
     found: list[Need | None] = [None] * len(description.inputs)
     for result in description.results:
         for element in elements(result.element):
             need = _need_of(element, name, extents)
             known = found[element.tensor]
-            found[element.tensor] = need if known is None else _both(known, need)
+            if need is None or (known is not None and known.part != need.part):
+                return None
+            if known is not None:
+                need = Need(need.part, max(known.before, need.before), max(known.after, need.after))
+            found[element.tensor] = need
     return tuple(need or Need("R") for need in found)
 
 
-def _need_of(element: Element, name: str, extents: Extents) -> Need:
+def _need_of(element: Element, name: str, extents: Extents) -> Need | None:
     at = [(d, index) for d, index in enumerate(element.at) if index is not None and index.terms.get(name)]
-    if len(at) != 1:
+    if not at:
         return Need("R")
-    d, index = at[0]
-    return _share(element.tensor, d, index, name, extents)
+    return _share(element.tensor, *at[0], name, extents) if len(at) == 1 else None
 
 
-def _share(tensor: int, d: int, index: Index, name: str, extents: Extents) -> Need:
+def _share(tensor: int, d: int, index: Index, name: str, extents: Extents) -> Need | None:
     a = index.terms[name]
     others = {other: b for other, b in index.terms.items() if other != name and b}
     plain = a == 1 and not others and not index.constant
     if not plain and (tensor, d) not in extents.scaled:
-        return Need("R")
+        return None
     if a < 1 or a != int(a) or any(b < 0 or other not in extents.windows for other, b in others.items()):
-        return Need("R")
+        return None
     reach = sum(b * (extents.windows[other] - 1) for other, b in others.items())
     before, after = -index.constant, reach + index.constant - (a - 1)
-    return Need(_split(d), max(0, int(before)), max(0, int(after)))
-
-
-def _split(d: int) -> Part:
-    return f"S{d}"
-
-
-def _both(one: Need, other: Need) -> Need:
-    """What two reads of one tensor take together."""
-    if one.part != other.part:
-        return Need("R")
-    return Need(one.part, max(one.before, other.before), max(one.after, other.after))
+    return Need(f"S{d}", max(0, int(before)), max(0, int(after)))
 
 
 def _hidden_in_opaque(expression: Expression, name: str) -> bool:
