@@ -2,7 +2,7 @@
 
     python -m benchmarks.page
 
-Ten sections, each with its setup, a plot, a table of at most six columns, what was won and what was not, and the
+Eleven sections, each with its setup, a plot, a table of at most six columns, what was won and what was not, and the
 command. Every number comes from the results, also those in the text; a test holds the page against them.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.drawing import COLLECTIVES, GIB, KIB, MIB, TITLES, Result
+from benchmarks.page_partition import split_over_gpus
 from benchmarks.page_placement import tensor_cache, training_state, under_a_limit
 from benchmarks.plots import write_all
 from benchmarks.sections import names, number, percent, section, signed, table_of
@@ -48,6 +49,7 @@ def render(results: Mapping[str, Result]) -> str:
         training_state(results["placement"]),
         under_a_limit(results["pager"]),
         tensor_cache(results["tensor_cache_steps"], results["tensor_cache_files"]),
+        split_over_gpus(results["partition"]),
     ]
     return "\n".join([_INTRODUCTION, *sections])
 

@@ -27,6 +27,7 @@ from benchmarks.drawing import (
     legend,
     peaks_and_steps,
 )
+from benchmarks.plots_partition import split_over_gpus
 from benchmarks.plots_placement import tensor_cache, training_state, under_a_limit
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "plots"
@@ -232,5 +233,6 @@ PLOTS: dict[str, tuple[str, Callable[[Result], Figure]]] = {
     "training-state": ("placement", training_state),
     "under-a-limit": ("pager", under_a_limit),
     "tensor-cache": ("tensor_cache_steps", tensor_cache),
+    "split-over-gpus": ("partition", split_over_gpus),
 }
 """By the name of the file: the result that it shows, and what draws it."""

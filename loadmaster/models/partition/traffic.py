@@ -32,7 +32,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -41,14 +40,6 @@ from loadmaster.models.partition.problem import Axis
 from loadmaster.solvers.program import FloatArray
 
 Halos = tuple[tuple[int, int, int], ...]
-
-
-class Hop(NamedTuple):
-    """One collective of a redistribution: along an axis a part becomes another one."""
-
-    axis: int
-    part: int
-    to: int
 
 
 @dataclass(frozen=True)
@@ -111,10 +102,6 @@ class Traffic:
         found: FloatArray = paths.times_us[np.ix_(rows, columns)] + halos_us
         return found
 
-    def path(self, shape: Sequence[int], element_bytes: int, held: Placement, needed: Placement) -> list[Hop]:
-        """The steps of the shortest path, where there is one (:meth:`time_us` is finite)."""
-        return self._paths(tuple(shape), element_bytes).hops(held, needed)
-
     def _halo_us(self, shape: Sequence[int], element_bytes: int, placement: Placement, halos: Halos) -> float:
         held_bytes = held_elements(shape, placement, self.mesh.sizes) * element_bytes
         found = 0.0
@@ -155,27 +142,9 @@ class _Paths:
                     to = (*placement[:axis], part, *placement[axis + 1 :])
                     if part != placement[axis] and to in self.number and self._last(placement, axis, to):
                         times[n, self.number[to]] = self._step_us(axis, placement[axis], part, held_bytes)
-        self._steps_us = times.copy()
         for via in range(len(placements)):
             np.minimum(times, times[:, via, None] + times[None, via, :], out=times)
         self.times_us = times
-
-    def hops(self, held: Placement, needed: Placement) -> list[Hop]:
-        """From step to step, each the first of a shortest path."""
-        placements = list(self.number)
-        at, end = self.number[held], self.number[needed]
-        found: list[Hop] = []
-        seen = {at}
-        while at != end:
-            # Keeping a share is free, so that sums are equal on a way back, too.
-            after = self._steps_us[at] + self.times_us[:, end]
-            after[list(seen)] = np.inf
-            to = int(after.argmin())
-            axis = next(n for n, (a, b) in enumerate(zip(placements[at], placements[to], strict=True)) if a != b)
-            found.append(Hop(axis, placements[at][axis], placements[to][axis]))
-            seen.add(to)
-            at = to
-        return found
 
     def _last(self, placement: Placement, axis: int, to: Placement) -> bool:
         """Whether no later axis splits the dimension that this one leaves, or the one that it joins."""

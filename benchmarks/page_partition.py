@@ -1,0 +1,55 @@
+"""The section of ``docs/benchmarks.md`` about partition: exact plans, Tofu's recursion, what came before, budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.drawing import Result
+from benchmarks.plots_partition import METHODS, TITLES, compared
+from benchmarks.sections import section, signed, table_of
+
+
+def split_over_gpus(partition: Result) -> str:
+    """Planned: bytes and simulated steps by method, the grid of the thesis, Llama under budgets."""
+    by_model = compared(partition)
+    header = ["bytes that 8 GPUs receive, simulated step", *(TITLES[name] for name in by_model)]
+    rows = [[words, *(_cell(found[method]) for found in by_model.values())] for method, words in METHODS.items()]
+    wide, deep = by_model["wresnet-152-10"], by_model["rnn-10-8k"]
+    grid = [row for row in partition["rows"] if row["table"] == "grid"]
+    llama = [row for row in partition["rows"] if row["table"] == "llama"]
+    return section(
+        "Split over GPUs",
+        "Plans from shapes alone, on one thread. Tofu's space: eight K80 with 21 GB/s between two of them, every GPU "
+        "stores an equal share of every tensor, the bytes that all receive are minimized. Compute and collectives are "
+        "added up, nothing is run.",
+        "split-over-gpus",
+        "Bytes received over the exact optimum, by method, for three models",
+        table_of(header, rows),
+        f"The exact optimum takes {_seconds(wide)} for WResNet-152-10, where the thesis's search took "
+        f"{wide['auto']['published_s']} s, and {_seconds(deep)} for RNN-10-8K ({deep['auto']['published_s']} s). The "
+        f"recursion is {signed(_over(wide, 'recursive'))} above it on the first and equal to it on the others. All "
+        f"{len(grid)} models of the grid take {sum(row['seconds'] for row in grid):.0f} s together.",
+        f"Llama-3-8B on 8 x 8 H100: {_budgets(llama)}.",
+        partition,
+    )
+
+
+def _cell(row: Result) -> str:
+    return f"{row['objective'] / 1e9:.1f} GB, {(row['compute_us'] + row['transfer_us']) / 1e6:.2f} s"
+
+
+def _seconds(found: dict[str, Result]) -> str:
+    return f"{found['auto']['seconds']:.1f} s"
+
+
+def _over(found: dict[str, Result], method: str) -> float:
+    return float(found[method]["objective"] / found["auto"]["objective"] - 1)
+
+
+def _budgets(rows: Sequence[Result]) -> str:
+    said = []
+    for row in rows:
+        under = "without a limit" if row["budget_gib"] is None else f"under {row['budget_gib']} GiB a GPU"
+        gap = "exact" if row["gap"] < 1e-9 else f"gap {100 * row['gap']:.2f} %"
+        said.append(f"{row['objective'] / 1e3:.0f} ms {under} ({gap}, {row['cpu_seconds']:.1f} CPU seconds)")
+    return ", ".join(said)
