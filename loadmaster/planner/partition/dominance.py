@@ -34,8 +34,9 @@ def kept_states(unary: Sequence[FloatArray], pairs: Mapping[Pair, FloatArray]) -
         waiting.discard(v)
         states = kept[v]
         worse = np.subtract.outer(unary[v][states], unary[v][states])
-        for other, costs in near[v].items():
-            worse += _least_difference(costs[np.ix_(states, kept[other])])
+        with np.errstate(invalid="ignore"):  # where neither can be beside some neighbour, nothing is dominated
+            for other, costs in near[v].items():
+                worse += _least_difference(costs[np.ix_(states, kept[other])])
         left = _undominated(worse)
         if len(left) < len(states):
             kept[v] = states[left]
