@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.drawing import Result
+from benchmarks.drawing import GIB, Result
 from benchmarks.plots_partition import METHODS, TITLES, compared
 from benchmarks.sections import section, signed, table_of
 
@@ -29,7 +29,8 @@ def split_over_gpus(partition: Result) -> str:
         f"{wide['auto']['published_s']} s, and {_seconds(deep)} for RNN-10-8K ({deep['auto']['published_s']} s). The "
         f"recursion is {signed(_over(wide, 'recursive'))} above it on the first and equal to it on the others. All "
         f"{len(grid)} models of the grid take {sum(row['seconds'] for row in grid):.0f} s together.",
-        f"Llama-3-8B on 8 x 8 H100: {_budgets(llama)}.",
+        f"Llama-3-8B on 8 x 8 H100, batch 16: {_budgets(llama)}. With batch 64, and as much memory as each takes: "
+        f"{_by_hand(partition['rows'])}.",
         partition,
     )
 
@@ -44,6 +45,20 @@ def _seconds(found: dict[str, Result]) -> str:
 
 def _over(found: dict[str, Result], method: str) -> float:
     return float(found[method]["objective"] / found["auto"]["objective"] - 1)
+
+
+_WORDS = {"data-parallel": "data parallel", "fsdp": "FSDP", "megatron": "Megatron"}
+
+
+def _by_hand(rows: Sequence[Result]) -> str:
+    said = []
+    for row in rows:
+        if row["table"] == "by hand" and "instead_of" in row:
+            other = next(r for r in rows if r["table"] == "by hand" and r["method"] == row["instead_of"])
+            gib = other["peak_bytes"] / GIB
+            times = f"{other['objective'] / 1e3:.0f} ms, the plan {row['objective'] / 1e3:.0f} ms"
+            said.append(f"{_WORDS[other['method']]} ({gib:.0f} GiB) {times}")
+    return "; ".join(said)
 
 
 def _budgets(rows: Sequence[Result]) -> str:

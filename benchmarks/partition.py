@@ -5,7 +5,8 @@ Usage: python -m benchmarks.partition
 Times are those of ``loadmaster.plan`` on a problem at hand, on one thread, processor seconds of all its processes.
 ``tofu`` is the space of [Wang20]: every GPU stores an equal share of every tensor, on 2 x 2 x 2 GPUs, bytes that all
 receive are minimized. Its GPUs are the thesis's: K80, 21 GB/s between two of them. ``llama`` minimizes the time of a
-step of Llama-3-8B on 8 x 8 H100 (350 GB/s within a host, 45 GB/s between hosts), batch 16 of 8,192 tokens.
+step of Llama-3-8B on 8 x 8 H100 (350 GB/s within a host, 45 GB/s between hosts), batch 16 of 8,192 tokens; ``by hand``
+the same with batch 64: what people do, beside a plan that may take as much memory.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ K80 = Hardware("k80", "Tesla K80", 12 * GIB, 240.0, {"float32": 4.1}, 10.0, 10.0
 # The thesis: seconds of its search on eight GPUs, where it gives them.
 PUBLISHED_S = {"wresnet-152-10": 8.3, "rnn-10-8k": 66.6}
 COMPARED = {"wresnet-152-10": 8, "rnn-4-8k": 512, "rnn-10-8k": 128}
+BY_HAND = ("data-parallel", "fsdp", "megatron")
 BUDGETS_GIB = (None, 80, 30, 15)
 
 
@@ -72,6 +74,11 @@ def main() -> None:
     for gib in BUDGETS_GIB:
         row = planned(llama, PLENTY if gib is None else gib * GIB, gap=0.005)
         rows.append({"table": "llama", "budget_gib": gib} | row)
+    one_each = model("llama3-8b", mesh("8x8", gbps="45,350", latency_us="20"), hardware("h100"), batch=64)
+    for method in BY_HAND:
+        row = planned(one_each, PLENTY, method=method)
+        rows.append({"table": "by hand"} | row)
+        rows.append({"table": "by hand", "instead_of": method} | planned(one_each, row["peak_bytes"], gap=0.005))
     print(record.write("partition", {"rows": rows}))
 
 

@@ -204,7 +204,17 @@ KINDS: dict[str, Kind] = {
         validate="loadmaster.models.partition.documents:check_problem",
         check="loadmaster.models.partition.checker:check_plan",
         plan="loadmaster.planner.partition.driver:plan_partition",
-        methods=("auto", "recursive", "equal-chop", "no-reduction", "all-row", "spartan"),
+        methods=(
+            "auto",
+            "recursive",
+            "equal-chop",
+            "no-reduction",
+            "all-row",
+            "spartan",
+            "data-parallel",
+            "fsdp",
+            "megatron",
+        ),
         limit=Limit(
             name="budget",
             plural="budgets",

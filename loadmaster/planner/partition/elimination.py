@@ -4,10 +4,10 @@ To eliminate x is to replace all tables that x is in by one over their other var
 
     new(y, z, ...) = min over x of the sum of the tables
 
-and to remember which x it was. What is left in the end is the optimum; read backwards, what was remembered gives the
-assignment. Tables grow with the variables that x shares them with, so the variable that makes the smallest one goes
-first. States that no best assignment needs are left out before (:mod:`.dominance`). Graphs of training steps,
-coarsened, are narrow: chains with a few branches.
+What is left in the end is the optimum. Backwards, each variable takes the state that is best beside those after it.
+Tables grow with the variables that x shares them with, so the variable that makes the smallest one goes first. States
+that no best assignment needs are left out before (:mod:`.dominance`). Graphs of training steps, coarsened, are narrow:
+chains with a few branches.
 
 Example: a(x) = [0, 3], b(x, y) = [[5, 1], [0, 2]]. Eliminating x leaves min(0 + 5, 3 + 0) = 3 for y = 0 and
 min(0 + 1, 3 + 2) = 1 for y = 1. The optimum is 1, at y = 1, x = 0.
@@ -42,6 +42,12 @@ class Table:
     variables: tuple[int, ...]
     costs: FloatArray
 
+    def along(self, v: int, chosen: Sequence[int]) -> FloatArray:
+        """[states of v] where all others are chosen."""
+        at = tuple(slice(None) if other == v else chosen[other] for other in self.variables)
+        found: FloatArray = self.costs[at]
+        return found
+
 
 def minimize(
     unary: Sequence[FloatArray],
@@ -75,7 +81,7 @@ def minimize(
     # The smallest first; what has another size by now is there once more.
     queue = [(size, v) for v, size in enumerate(sizes)]
     heapq.heapify(queue)
-    done: list[tuple[int, tuple[int, ...], np.ndarray[tuple[int, ...], np.dtype[np.intp]]]] = []
+    done: list[tuple[int, list[Table]]] = []
     optimum = 0.0
     while queue:
         size, v = heapq.heappop(queue)
@@ -86,12 +92,13 @@ def minimize(
         others = tuple(sorted(near[v]))
         scope = (v, *others)
         joined = _expanded(Table((v,), unary[v]), scope, states)
-        for table in tables.pop(v):
+        own = tables.pop(v)
+        done.append((v, own))
+        for table in own:
             joined = joined + _expanded(table, scope, states)
             for other in table.variables:
                 if other != v:
                     tables[other].remove(table)
-        done.append((v, others, joined.argmin(axis=0)))
         left = joined.min(axis=0)
         if not others:
             optimum += float(left)
@@ -105,8 +112,9 @@ def minimize(
             sizes[other] = _joined(other, near, states)
             heapq.heappush(queue, (sizes[other], other))
     chosen = [0] * len(unary)
-    for v, others, best in reversed(done):
-        chosen[v] = int(best[tuple(chosen[other] for other in others)])
+    for v, own in reversed(done):
+        costs = unary[v] + sum(table.along(v, chosen) for table in own)
+        chosen[v] = int(costs.argmin())
     return [int(k[x]) for k, x in zip(kept, chosen, strict=True)], optimum
 
 

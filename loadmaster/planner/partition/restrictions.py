@@ -5,6 +5,11 @@
 ``no-reduction``   no strategy whose results must be summed, as in [Jia18]
 ``all-row``        every tensor along its first dimension, every operator its best strategy then
 ``spartan``        [Huang15]: the largest tensor first, then its operators, then the next tensor
+``data-parallel``  parameters whole on every GPU, all else along its first dimension (the batch)
+``fsdp``           the same with every parameter divided over all GPUs
+``megatron``       the last axis divides parameters, [Megatron19]; the others divide batches
+
+Where only placements are restricted, operators run as is cheapest then.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from loadmaster.models.partition.choices import Choices, coarsened
+from loadmaster.models.partition.placements import WHOLE
 from loadmaster.planner.partition.elimination import minimize
 from loadmaster.solvers.program import FloatArray
 
@@ -101,6 +107,50 @@ def spartan(choices: Choices, cancelled: Cancelled) -> list[int]:
     return [chosen[v] for v in range(len(choices.variables))]
 
 
+def data_parallel(choices: Choices, cancelled: Cancelled) -> list[int]:
+    """Batches are divided, parameters are not."""
+    return best_of(choices, _placed(choices, parameters=lambda part, last: part == WHOLE), cancelled)
+
+
+def fsdp(choices: Choices, cancelled: Cancelled) -> list[int]:
+    """Batches are divided, and parameters where they lie."""
+    return best_of(choices, _placed(choices, parameters=lambda part, last: part != WHOLE), cancelled)
+
+
+def megatron(choices: Choices, cancelled: Cancelled) -> list[int]:
+    """Matrices are divided over the last axis, batches over the others; along the last axis the rest follows."""
+
+    def parameters(part: int, last: bool) -> bool:
+        return (part == WHOLE) != last
+
+    return best_of(choices, _placed(choices, parameters, batch_on_last=False), cancelled)
+
+
+def _placed(
+    choices: Choices, parameters: Callable[[int, bool], bool], *, batch_on_last: bool = True
+) -> list[list[int]]:
+    """States where parameters have such a part on every axis, all else is split along its first dimension, and every
+    operator's work is divided over all axes.
+
+    Args:
+        parameters: (part, whether it is on the last axis) -> whether a parameter, its gradient and states may have it.
+        batch_on_last: whether all else is split along its first dimension on the last axis, too.
+    """
+    tensors = choices.problem.tensors
+
+    def keep(v: int, state: tuple[int, ...]) -> bool:
+        variable = choices.variables[v]
+        if variable.of == "operators":
+            strategies = choices.problem.strategies(choices.problem.operators[variable.members[0]])
+            return all(strategies[s].divides for s in state)
+        last = len(state) - 1
+        if any(tensors[m].role == "parameter" for m in variable.members):
+            return all(parameters(part, n == last) for n, part in enumerate(state))
+        return all(part == 0 for n, part in enumerate(state) if batch_on_last or n != last)
+
+    return _where(choices, keep)
+
+
 def _where(choices: Choices, keep: Callable[[int, tuple[int, ...]], bool]) -> list[list[int]]:
     """The states to keep; all of a variable that has none of them."""
     kept = []
@@ -116,4 +166,7 @@ METHODS: dict[str, Callable[[Choices, Cancelled], list[int]]] = {
     "no-reduction": no_reduction,
     "all-row": all_row,
     "spartan": spartan,
+    "data-parallel": data_parallel,
+    "fsdp": fsdp,
+    "megatron": megatron,
 }

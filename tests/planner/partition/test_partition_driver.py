@@ -8,14 +8,16 @@ import pytest
 
 import loadmaster
 from loadmaster.errors import CancelledError, InputError
+from loadmaster.models.hardware import hardware
 from loadmaster.models.kinds import kind_named
 from loadmaster.models.partition.checker import check, check_plan
 from loadmaster.models.partition.plan import PartitionPlan
 from loadmaster.models.partition.problem import PartitionProblem
+from loadmaster.models.partition.tables.builder import Graph
 from loadmaster.planner.options import PlanOptions
 from loadmaster.planner.partition import driver
 from loadmaster.planner.partition.elimination import TooWideError
-from tests.models.partition.instances import best_by_force, every_plan, random_problem, two_products
+from tests.models.partition.instances import axes, best_by_force, every_plan, random_problem, two_products
 
 PLENTY = 1 << 40
 METHODS = [name for name in kind_named("partition").methods if name != "auto"]
@@ -72,6 +74,46 @@ def test_methods_are_what_they_say() -> None:
     assert all(len(set(p)) == 1 for p in splits_of("equal-chop")[0])
     assert all(2 not in s for s in splits_of("no-reduction")[1])  # 2: over the index that is summed
     assert splits_of("all-row")[0] == {("S0", "S0")}
+
+
+def perceptron() -> PartitionProblem:
+    g = Graph(4, hardware("p100"))
+    h = g.elementwise(
+        "relu", g.product("first", "nk,km->nm", g.tensor("x", (512, 16), "input"), g.parameter("a", (16, 32)))
+    )
+    out = g.product("second", "nk,km->nm", h, g.parameter("b", (32, 4)))
+    g.reached(out, g.tensor("given", (512, 4), "input"))
+    g.backward()
+    g.optimizer(1, 4)
+    return replace(g.problem("perceptron", "", axes(2)), objective="bytes")
+
+
+A, B = 16 * 32 * 4, 32 * 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("method", "received"),
+    [
+        # Both gradients are summed up everywhere.
+        ("data-parallel", 2 * A + 2 * B),
+        # The first matrix is gathered once, the second twice; each gradient is summed where its share lies.
+        ("fsdp", A + 2 * B + A + B),
+    ],
+)
+def test_what_people_do_by_hand(method: str, received: int) -> None:
+    plan = planned(perceptron(), method=method)
+    assert plan.objective == received and plan.splits is not None
+    parts = {"data-parallel": {"R"}, "fsdp": {"S0", "S1"}}[method]
+    assert {plan.splits.placements[n][0] for n in (1, 4)} <= parts
+
+
+def test_megatron_divides_matrices_along_the_last_axis() -> None:
+    plan = planned(replace(perceptron(), axes=axes(2, 2)), method="megatron")
+    assert plan.splits is not None
+    for n, tensor in enumerate(perceptron().tensors):
+        if tensor.role == "parameter":
+            first, last = plan.splits.placements[n]
+            assert first == "R" and last in ("S0", "S1")
 
 
 def test_more_memory_is_never_worse() -> None:
