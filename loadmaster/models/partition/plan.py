@@ -55,7 +55,10 @@ class Splits:
 
 @dataclass(frozen=True)
 class Infeasibility:
-    """Why no plan exists: a worker needs ``minimum_budget_bytes`` at operator ``where``, most of it for ``largest``."""
+    """Why no plan exists: a worker needs ``minimum_budget_bytes`` at operator ``where``, most of it for ``largest``.
+
+    That is what is needed if everything is as divided as it can be, or else what the smallest plan that was found takes.
+    """
 
     minimum_budget_bytes: Size
     short_bytes: Size

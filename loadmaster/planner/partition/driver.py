@@ -30,6 +30,7 @@ from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus, re
 # Sums of the same costs in another order are equal to so many digits.
 _CLOSE = 1e-9
 _BLOCKERS = 3
+_ANY_BYTES = 1 << 62
 
 
 def plan_partition(
@@ -60,6 +61,9 @@ class _Run:
         self.bound: float | None = None
         self.best: tuple[float, list[int]] | None = None
         self.verdict: Check | None = None
+        # Of all assignments that were tried: where the one that takes least takes most, and how much.
+        self.smallest: tuple[int, int] | None = None
+        self.is_infeasible = False
 
     def plan(self) -> PartitionPlan:
         if self.effort.cancelled():
@@ -71,16 +75,20 @@ class _Run:
             if self.effort.options.method == "auto":
                 self._auto()
             else:
-                with self.effort.on_clock("solve"):
-                    chosen = METHODS[self.effort.options.method](self.choices, self.effort.cancelled)
-                self._try(self.effort.options.method, chosen)
+                self._by_method(self.effort.options.method)
         if self.best is None:
             if self.effort.was_cancelled:
                 raise CancelledError("cancelled before a plan was found")
-            raise LimitReachedError(
-                f"no plan was found under {show_bytes(self.budget_bytes)}. Give more time, or a larger budget."
-            )
+            if self.is_infeasible and self.smallest is not None:
+                return self._answer(self._lacking(*self.smallest))
+            raise LimitReachedError(self._nothing_found())
         return self._answer(None)
+
+    def _nothing_found(self) -> str:
+        found = f"no plan was found under {show_bytes(self.budget_bytes)}"
+        if self.smallest is not None:
+            found += f"; the smallest takes {show_bytes(self.smallest[1])}"
+        return f"{found}. Give more time, or a larger budget."
 
     def _infeasibility(self) -> Infeasibility | None:
         """Why there is no plan, where that is plain: everything as divided as it can be is too much."""
@@ -94,6 +102,15 @@ class _Run:
         names = tuple(self.problem.tensors[self.choices.variables[v].members[0]].name for v in largest)
         where = f"operator {n} ({self.problem.operators[n].words})"
         return Infeasibility(least, least - self.budget_bytes, where, names)
+
+    def _by_method(self, method: str) -> None:
+        try:
+            with self.effort.on_clock("solve"):
+                chosen = METHODS[method](self.choices, self.effort.cancelled)
+        except TooWideError:
+            self._say(method, "tables are too wide")
+        else:
+            self._try(method, chosen)
 
     def _auto(self) -> None:
         """Without the budget first; where that is too much, under it."""
@@ -128,7 +145,8 @@ class _Run:
             with self.effort.on_clock("build"):
                 program = transport.formulate(self.choices, moments, self.budget_bytes, scale=scale, integer=integer)
             solution = self._solved("program" if integer else "relaxation", program)
-            if solution.bound is not None and solution.status is not SolverStatus.INFEASIBLE:
+            self.is_infeasible = solution.status is SolverStatus.INFEASIBLE
+            if solution.bound is not None and not self.is_infeasible:
                 self.bound = max(self.bound or 0.0, solution.bound * scale)
             if solution.values is None:
                 return
@@ -162,10 +180,16 @@ class _Run:
     def _try(self, phase: str, chosen: Sequence[int]) -> Moment | None:
         """Take an assignment where it keeps the budget; otherwise the moment at which it takes most."""
         with self.effort.on_clock("check"):
-            verdict = check(self.problem, self.choices.splits(chosen), self.budget_bytes)
+            verdict = check(self.problem, self.choices.splits(chosen), _ANY_BYTES)
+        if not verdict.ok:  # a fractional point, made whole, can ask for what cannot be brought there
+            self._say(phase, "no plan")
+            return None
+        at = int(verdict.resident_bytes.argmax())
+        if self.smallest is None or verdict.peak_bytes < self.smallest[1]:
+            self.smallest = (at, verdict.peak_bytes)
         if verdict.peak_bytes > self.budget_bytes:
             self._say(phase, f"{show_bytes(verdict.peak_bytes)} are too much")
-            return self.memory.moment(int(verdict.resident_bytes.argmax()))
+            return self.memory.moment(at)
         if self.best is None or verdict.objective < self.best[0]:
             self.best, self.verdict = (verdict.objective, list(chosen)), verdict
         self._say(phase, f"{show_bytes(verdict.peak_bytes)} at the most")

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 import loadmaster
-from loadmaster.errors import CancelledError, InputError
+from loadmaster.errors import CancelledError, InputError, LimitReachedError
 from loadmaster.models.hardware import hardware
 from loadmaster.models.kinds import kind_named
 from loadmaster.models.partition.checker import check, check_plan
+from loadmaster.models.partition.limits import least_bytes
 from loadmaster.models.partition.plan import PartitionPlan
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.partition.tables.builder import Graph
@@ -137,12 +138,26 @@ def test_programs_agree_with_elimination(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_too_little_memory_names_what_is_largest() -> None:
     problem = two_products(2)
-    least = kind_named("partition").limit
-    assert least is not None
     plan = planned(problem, 1000)
     assert plan.status == "infeasible" and plan.infeasibility is not None
     assert plan.infeasibility.minimum_budget_bytes == 1000 + plan.infeasibility.short_bytes
     assert set(plan.infeasibility.largest) >= {"a", "b"}
+
+
+def test_no_plan_where_buffers_do_not_fit_is_proved() -> None:
+    """Every tensor divided would fit; what operators gather does not."""
+    problem = two_products(2, 2)
+    plan = planned(problem, least_bytes(problem))
+    assert plan.status == "infeasible" and plan.infeasibility is not None
+    enough = plan.infeasibility.minimum_budget_bytes
+    assert enough > least_bytes(problem) and planned(problem, enough).status == "optimal"
+
+
+def test_a_method_that_takes_too_much_says_how_much() -> None:
+    problem = two_products(2)
+    peak = planned(problem, method="data-parallel").check["peak_bytes"]
+    with pytest.raises(LimitReachedError, match=r"no plan was found under .*; the smallest takes"):
+        planned(problem, peak - 1, "data-parallel")
 
 
 def test_a_mesh_that_divides_nothing_replicates() -> None:
