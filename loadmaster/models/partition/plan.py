@@ -57,7 +57,7 @@ class Splits:
 class Infeasibility:
     """Why no plan exists: a worker needs ``minimum_budget_bytes`` at operator ``where``, most of it for ``largest``.
 
-    That is what is needed if everything is as divided as it can be, or else what the smallest plan that was found takes.
+    That is what is needed if everything is as divided as it can be, or what the smallest plan that was found takes.
     """
 
     minimum_budget_bytes: Size

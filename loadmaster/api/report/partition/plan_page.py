@@ -23,7 +23,7 @@ def plan_page(view: View) -> str:
         html_table(header, tensor_rows(view, _MOST_TENSORS), numbers=(1, len(header) - 1)),
     ]
     if view.layers:
-        sections += ["<h2>What moves most</h2>", html_table(LAYER_HEADER, layer_rows(view, _MOST_LAYERS), (1, 2, 3))]
+        sections += ["<h2>What moves most</h2>", html_table(LAYER_HEADER, layer_rows(view, _MOST_LAYERS), (1, 2, 3, 4))]
     return page(view.plan.name, lead, sections)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,9 +33,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Layer:
-    """What moves for the operators of one module."""
+    """What moves for the operators of one tie, or of one module.
+
+    Attributes:
+        count: of these operators.
+    """
 
     name: str
+    count: int
     received_bytes: int
     time_us: float
     redistributions: int
@@ -86,12 +91,13 @@ def _rows(problem: PartitionProblem, splits: Splits) -> list[Row]:
 
 
 def _layers(problem: PartitionProblem, redistributions: Sequence[Redistribution]) -> list[Layer]:
-    names = [operator.module or operator.op for operator in problem.operators]
+    names = [operator.tie or operator.module or operator.op for operator in problem.operators]
+    counts = Counter(names)
     by_layer: dict[str, list[Redistribution]] = {name: [] for name in names}
     for one in redistributions:
         by_layer[names[one.operator]].append(one)
     return [
-        Layer(name, sum(r.received_bytes for r in of), sum(r.time_us for r in of), len(of))
+        Layer(name, counts[name], sum(r.received_bytes for r in of), sum(r.time_us for r in of), len(of))
         for name, of in by_layer.items()
         if of
     ]

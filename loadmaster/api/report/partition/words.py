@@ -64,14 +64,20 @@ def tensor_rows(view: View, most: int) -> list[list[str]]:
     ]
 
 
-LAYER_HEADER = ["layer", "redistributions", "all GPUs receive", "time"]
+LAYER_HEADER = ["layer", "times", "redistributions", "all GPUs receive", "time"]
 
 
 def layer_rows(view: View, most: int) -> list[list[str]]:
     """Those that move most."""
     busiest = sorted(view.layers, key=lambda layer: (-layer.received_bytes, -layer.time_us))[:most]
     return [
-        [layer.name, str(layer.redistributions), show_bytes(layer.received_bytes), show_cost(layer.time_us, "us")]
+        [
+            layer.name,
+            str(layer.count),
+            str(layer.redistributions),
+            show_bytes(layer.received_bytes),
+            show_cost(layer.time_us, "us"),
+        ]
         for layer in busiest
     ]
 

@@ -81,7 +81,9 @@ class Graph:
         full, tie = self._named(op)
         moved = sum(self.tensors[t].size_bytes for t in (*inputs, *outputs))
         time_us = roofline_us(self.hardware, flops, moved, self.element_bytes)
-        self.operators.append(Operator(op, number, tuple(inputs), tuple(outputs), time_us, tie, module=full))
+        self.operators.append(
+            Operator(op, number, tuple(inputs), tuple(outputs), time_us, tie, module=full if tie else None)
+        )
 
     def differentiated(self, undone: Callable[[], None]) -> None:
         """What the backward pass does for what was added last."""
