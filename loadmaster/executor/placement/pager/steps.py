@@ -285,7 +285,7 @@ class Steps:
         """Without a plan."""
         self.refused = reason
         self._planner = None
-        logger.warning("pages move by demand: %s", reason)
+        logger.warning("no plan is followed: %s", reason)
 
     def _follow(self, trace: Trace, plan: PlacementPlan, tape: Tape) -> None:
         assert plan.moves is not None
