@@ -30,6 +30,7 @@ import numpy as np
 from loadmaster.errors import InputError
 from loadmaster.models.documents import expect_problem
 from loadmaster.models.partition.classes import Classes
+from loadmaster.models.partition.limits import over_time
 from loadmaster.models.partition.placements import (
     TERM,
     Placement,
@@ -42,7 +43,6 @@ from loadmaster.models.partition.problem import Operator, PartitionProblem, Tens
 from loadmaster.models.partition.sides import (
     Side,
     buffer_bytes,
-    lives,
     runs_where_its_tensors_lie,
     sides,
     work_share,
@@ -100,17 +100,27 @@ def check_plan(problem: PartitionProblem, plan: PartitionPlan) -> Check:
     return check(problem, plan.splits, plan.budget_bytes)
 
 
-def check(problem: PartitionProblem, splits: Splits, budget_bytes: int) -> Check:
-    """Hold placements and strategies against the rules above."""
-    return _Checking(problem, splits, budget_bytes).verdict()
+def check(problem: PartitionProblem, splits: Splits, budget_bytes: int, rules: Rules | None = None) -> Check:
+    """Hold placements and strategies against the rules above.
+
+    Args:
+        rules: of the problem, where the caller checks more than one plan.
+    """
+    return _Checking(problem, splits, budget_bytes, rules or Rules(problem)).verdict()
+
+
+class Rules:
+    """What every check of one problem asks: its classes and strategies, and the costs of redistributions."""
+
+    def __init__(self, problem: PartitionProblem) -> None:
+        self.classes, self.traffic = Classes(problem), Traffic(problem.axes)
 
 
 class _Checking:
-    def __init__(self, problem: PartitionProblem, splits: Splits, budget_bytes: int) -> None:
+    def __init__(self, problem: PartitionProblem, splits: Splits, budget_bytes: int, rules: Rules) -> None:
         self.problem, self.splits, self.budget_bytes = problem, splits, budget_bytes
-        self.traffic = Traffic(problem.axes)
+        self.traffic, self.classes = rules.traffic, rules.classes
         self.sizes = self.traffic.mesh.sizes
-        self.classes = Classes(problem)
         self.possible = self.classes.strategies
         self.wrong: list[str] = []
         self.placements: list[Placement] = []
@@ -121,12 +131,7 @@ class _Checking:
     def verdict(self) -> Check:
         resident = np.zeros(len(self.problem.operators), dtype=np.int64)
         if self._sizes_agree() and self._placements_hold():
-            alive = np.zeros(len(resident) + 1, dtype=np.int64)
-            for t, (first, last) in enumerate(lives(self.problem)):
-                held = self._held_bytes(t, self.placements[t])
-                alive[first] += held
-                alive[last + 1] -= held
-            resident = alive.cumsum()[:-1]
+            resident = over_time(self.problem, [self._held_bytes(t, p) for t, p in enumerate(self.placements)])
             for n in range(len(resident)):
                 resident[n] += self._operator(n)
             self._ties()

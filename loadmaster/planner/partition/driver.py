@@ -13,7 +13,7 @@ import numpy as np
 
 from loadmaster.errors import CancelledError, LimitReachedError
 from loadmaster.models.partition import transport
-from loadmaster.models.partition.checker import Check, check
+from loadmaster.models.partition.checker import Check, Rules, check
 from loadmaster.models.partition.choices import Choices, coarsened
 from loadmaster.models.partition.moments import Memory, Moment
 from loadmaster.models.partition.plan import Infeasibility, PartitionPlan
@@ -57,6 +57,7 @@ class _Run:
         with effort.on_clock("build"):
             self.choices: Choices = coarsened(problem)
             self.memory = Memory(self.choices)
+            self.rules = Rules(problem)
             self.moments = [self.memory.moment(int(self.memory.whole_bytes.argmax()))]
         self.bound: float | None = None
         self.best: tuple[float, list[int]] | None = None
@@ -180,7 +181,7 @@ class _Run:
     def _try(self, phase: str, chosen: Sequence[int]) -> Moment | None:
         """Take an assignment where it keeps the budget; otherwise the moment at which it takes most."""
         with self.effort.on_clock("check"):
-            verdict = check(self.problem, self.choices.splits(chosen), _ANY_BYTES)
+            verdict = check(self.problem, self.choices.splits(chosen), _ANY_BYTES, self.rules)
         if not verdict.ok:  # a fractional point, made whole, can ask for what cannot be brought there
             self._say(phase, "no plan")
             return None

@@ -173,6 +173,14 @@ class Graph:
         for tensor, gradient in zip(of, made, strict=True):
             self.reached(tensor, gradient)
 
+    def loss(self, logits: int, labels: int, signature: Signature, gradient: Signature, flops: float = 0.0) -> None:
+        """A number, from which the backward pass begins: it needs no gradient of its own."""
+
+        def backward(made: list[int]) -> None:
+            self.gradients_by("loss, gradient", gradient, (logits, labels), (logits,))
+
+        self.general("loss", signature, (logits, labels), [()], backward, flops)
+
     # The backward pass
 
     def needs_gradient(self, tensor: int) -> bool:

@@ -37,7 +37,8 @@ def rnn(layers: int, hidden: int, batch: int, steps: int, hardware: Hardware) ->
                 states[layer] = _cell(g, x, states[layer], weights[layer])
                 x = states[layer][0]
         with g.repeated(f"step{step}", "steps"):
-            _loss(g, g.product("logits", "bh,hv->bv", x, projection), labels)
+            logits = g.product("logits", "bh,hv->bv", x, projection)
+            g.loss(logits, labels, tdl.CROSS_ENTROPY, tdl.CROSS_ENTROPY_GRADIENT)
     for layer, (_, cell) in enumerate(states):
         # No step follows: the gradient of its cell is nothing.
         g.reached(cell, g.tensor(f"layer{layer}.no_gradient", (batch, hidden), "input"))
@@ -57,10 +58,3 @@ def _cell(g: Graph, x: int, state: list[int], weights: list[int]) -> list[int]:
 
     flops = 30.0 * math.prod(g.shape(c))
     return g.general("cell", tdl.LSTM_GATES, (z, c), [g.shape(c)] * 2, backward, flops)
-
-
-def _loss(g: Graph, logits: int, labels: int) -> None:
-    def backward(made: list[int]) -> None:
-        g.gradients_by("loss, gradient", tdl.CROSS_ENTROPY_GRADIENT, (logits, labels), (logits,))
-
-    g.general("loss", tdl.CROSS_ENTROPY, (logits, labels), [()], backward)

@@ -68,7 +68,7 @@ class _Transformer:
         x = self._norm("norm", x)
         head = table if of.tied_head else g.parameter("head", (of.vocabulary, of.hidden))
         logits = g.product("logits", "bsh,vh->bsv", x, head)
-        self._loss(logits, labels)
+        g.loss(logits, labels, tdl.ROW_LOSS, tdl.ROW_LOSS_GRADIENT, 5.0 * math.prod(g.shape(logits)))
         g.backward()
         g.optimizer(3, 4)
         return g
@@ -118,12 +118,3 @@ class _Transformer:
 
     def _linear(self, name: str, equation: str, x: int, weight: tuple[int, ...]) -> int:
         return self.g.product(name, equation, x, self.g.parameter(f"{name}.weight", weight))
-
-    def _loss(self, logits: int, labels: int) -> None:
-        g = self.g
-
-        def backward(made: list[int]) -> None:
-            g.gradients_by("loss, gradient", tdl.ROW_LOSS_GRADIENT, (logits, labels), (logits,))
-
-        flops = 5.0 * math.prod(g.shape(logits))
-        g.general("loss", tdl.ROW_LOSS, (logits, labels), [()], backward, flops)

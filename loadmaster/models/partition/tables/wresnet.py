@@ -40,7 +40,7 @@ class WResNet:
         x = self._mean_pool(x)
         weight = g.parameter("classifier", (g.shape(x)[1], CLASSES))
         logits = g.product("logits", "nc,ck->nk", x, weight)
-        self._loss(logits, labels)
+        g.loss(logits, labels, tdl.CROSS_ENTROPY, tdl.CROSS_ENTROPY_GRADIENT)
         g.backward()
         g.optimizer(1, 4)
         return g
@@ -104,11 +104,3 @@ class WResNet:
             g.gradients_by("mean, gradient", tdl.MEAN_POOL_GRADIENT, (g.gradient(made[0]),), (x,))
 
         return g.general("mean", tdl.MEAN_POOL, (x,), [g.shape(x)[:2]], backward)[0]
-
-    def _loss(self, logits: int, labels: int) -> None:
-        g = self.g
-
-        def backward(made: list[int]) -> None:
-            g.gradients_by("loss, gradient", tdl.CROSS_ENTROPY_GRADIENT, (logits, labels), (logits,))
-
-        g.general("loss", tdl.CROSS_ENTROPY, (logits, labels), [()], backward)
