@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from loadmaster import planner
-from loadmaster.errors import SolverError
+from loadmaster.errors import LoadmasterError, SolverError
 from loadmaster.models.kinds import check_plan
 from loadmaster.models.kinds import read_problem as read_problem_of_any_kind
 from loadmaster.models.memory.documents import read_problem
@@ -21,6 +21,7 @@ from loadmaster.planner.collective import solves
 from loadmaster.planner.collective.one_size import OneSize
 from loadmaster.planner.memory import driver, search
 from loadmaster.solvers import process
+from loadmaster.solvers.driver import Incumbent
 from loadmaster.solvers.solution import Solution
 from tests.api.collective_by_hand import ring_document
 
@@ -28,22 +29,26 @@ MIB = 1 << 20
 
 
 class Killed(process.RunningSolve):
-    """A solve whose process is killed as soon as it has reported a point."""
+    """A solve whose process is killed at its first point, whether a report brings the point or the answer does."""
 
     kills = 0
 
-    def poll(self, timeout_s: float = 0.0) -> Solution | None:
-        if self.incumbent() is not None and not self._finished.is_set():
+    def _receive(self, message: Any) -> Solution | LoadmasterError | None:
+        if isinstance(message, Solution) and message.values is not None and message.objective is not None:
+            message = Incumbent(message.objective, message.values)
+        answer = super()._receive(message)
+        if self.incumbent() is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process_id, signal.SIGKILL)
-                Killed.kills += 1
-        return super().poll(min(timeout_s, 0.01))
+            Killed.kills += 1
+        return answer
 
 
 def test_points_of_solvers_that_are_killed_become_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half the memory of the plain step: no plan is there before a solver finds one."""
     monkeypatch.setattr(process, "RunningSolve", Killed)
     monkeypatch.setattr(driver, "evict", lambda *_: None)
+    monkeypatch.setattr(driver, "least_planned", lambda *_: None)
     problem = read_problem(chain(8, MIB))
     done: list[float | None] = []
 
