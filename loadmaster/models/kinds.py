@@ -249,6 +249,7 @@ KINDS: dict[str, Kind] = {
             ),
         ),
         new="loadmaster.api.cli.new_partition",
+        capture="loadmaster.executor.partition.command:main",
         summary="loadmaster.models.partition.summary:summary",
     ),
 }

@@ -11,7 +11,7 @@ from loadmaster.errors import InputError
 from loadmaster.models.documents import Document
 from loadmaster.models.hardware import hardware
 from loadmaster.models.partition.documents import write_problem
-from loadmaster.models.partition.meshes import mesh
+from loadmaster.models.partition.meshes import MESH_FLAGS, mesh
 from loadmaster.models.partition.tables.names import model, names
 
 LISTING = "models"
@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )
     suggest(named, names())
     parser.add_argument("--mesh", required=True, metavar="2x4", help="GPUs along each axis, the slowest links first")
-    parser.add_argument("--gbps", metavar="X,Y", help="GB/s that a GPU receives along each axis, or along all (400)")
-    parser.add_argument("--latency-us", metavar="X,Y", help="of a collective along each axis, or along all (10)")
+    parser.add_argument("--gbps", metavar="X,Y", help="GB/s that a GPU receives along each axis, or along all (350)")
+    parser.add_argument("--latency-us", metavar="X,Y", help="of a collective along each axis, or along all (20)")
     parser.add_argument("--batch", type=int, metavar="N", help="samples of the whole step (the model's own)")
     parser.add_argument("--sequence", type=int, metavar="N", help="tokens of a sample (the model's own)")
     parser.add_argument("--objective", choices=("time", "bytes"), default="time", help="what is minimized (time)")
@@ -44,7 +44,7 @@ def build(arguments: argparse.Namespace) -> Document:
     for flag in ("batch", "sequence"):
         if (value := getattr(arguments, flag)) is not None and value < 1:
             raise InputError(f"--{flag}", value, "is less than 1", "Give a whole number of at least 1.")
-    axes = mesh(arguments.mesh, gbps=arguments.gbps, latency_us=arguments.latency_us)
+    axes = mesh(arguments.mesh, gbps=arguments.gbps, latency_us=arguments.latency_us, fields=MESH_FLAGS)
     problem = model(arguments.model, axes, batch=arguments.batch, sequence=arguments.sequence, hardware=device)
     return write_problem(
         replace(

@@ -102,6 +102,7 @@ class Strategy:
         inputs: in the order of the operator's inputs.
         outputs: the part of each output that comes of it.
         divides: whether each worker does a share of the work; if not, all do all of it.
+        shares_divide: the number of shares must divide this, too: heads, of a dimension of heads x width.
     """
 
     leave_out_defaults: ClassVar = True
@@ -110,6 +111,7 @@ class Strategy:
     inputs: tuple[Need, ...]
     outputs: tuple[Part, ...]
     divides: bool = True
+    shares_divide: Extent | None = None
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,9 @@ class StrategyStates:
             placements = parts[states, slot]
             for d, extent in enumerate(shape):
                 equal &= extent % np.where(placements == d, sizes, 1).prod(axis=1) == 0
+        for n, strategy in enumerate(every):
+            if strategy.shares_divide is not None:
+                equal &= strategy.shares_divide % np.where(states == n, sizes, 1).prod(axis=1) == 0
         if not self.problem.replicas:
             divided = np.where(np.array([s.divides for s in every])[states], sizes, 1).prod(axis=1)
             equal &= divided == divided[equal].max()

@@ -32,6 +32,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,6 +41,23 @@ from loadmaster.models.partition.problem import Axis
 from loadmaster.solvers.program import FloatArray
 
 Halos = tuple[tuple[int, int, int], ...]
+
+
+class Hop(NamedTuple):
+    """One collective of a redistribution: along an axis a part becomes another one."""
+
+    axis: int
+    part: int
+    to: int
+
+    @property
+    def collective(self) -> str | None:
+        """Its name; None where each worker keeps a share of what it has."""
+        if self.part == WHOLE:
+            return None
+        if self.part == TERM:
+            return "all-reduce" if self.to == WHOLE else "reduce-scatter"
+        return "all-gather" if self.to == WHOLE else "all-to-all"
 
 
 @dataclass(frozen=True)
@@ -102,6 +120,10 @@ class Traffic:
         found: FloatArray = paths.times_us[np.ix_(rows, columns)] + halos_us
         return found
 
+    def path(self, shape: Sequence[int], element_bytes: int, held: Placement, needed: Placement) -> list[Hop]:
+        """The steps of the shortest path, where there is one (:meth:`time_us` is finite)."""
+        return self._paths(tuple(shape), element_bytes).hops(held, needed)
+
     def _halo_us(self, shape: Sequence[int], element_bytes: int, placement: Placement, halos: Halos) -> float:
         held_bytes = held_elements(shape, placement, self.mesh.sizes) * element_bytes
         found = 0.0
@@ -142,9 +164,27 @@ class _Paths:
                     to = (*placement[:axis], part, *placement[axis + 1 :])
                     if part != placement[axis] and to in self.number and self._last(placement, axis, to):
                         times[n, self.number[to]] = self._step_us(axis, placement[axis], part, held_bytes)
+        self._steps_us = times.copy()
         for via in range(len(placements)):
             np.minimum(times, times[:, via, None] + times[None, via, :], out=times)
         self.times_us = times
+
+    def hops(self, held: Placement, needed: Placement) -> list[Hop]:
+        """From step to step, each the first of a shortest path."""
+        placements = list(self.number)
+        at, end = self.number[held], self.number[needed]
+        found: list[Hop] = []
+        seen = {at}
+        while at != end:
+            # Keeping a share is free, so that sums are equal on a way back, too.
+            after = self._steps_us[at] + self.times_us[:, end]
+            after[list(seen)] = np.inf
+            to = int(after.argmin())
+            axis = next(n for n, (a, b) in enumerate(zip(placements[at], placements[to], strict=True)) if a != b)
+            found.append(Hop(axis, placements[at][axis], placements[to][axis]))
+            seen.add(to)
+            at = to
+        return found
 
     def _last(self, placement: Placement, axis: int, to: Placement) -> bool:
         """Whether no later axis splits the dimension that this one leaves, or the one that it joins."""

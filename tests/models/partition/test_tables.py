@@ -143,13 +143,13 @@ def test_models_that_there_are_not(options: dict[str, object], words: str) -> No
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
-        ("2y4", {}, "--mesh.*is no mesh"),
-        ("1x4", {}, "--mesh.*is no mesh"),
-        ("2x2x2x2x2", {}, "--mesh.*1 to 4 axes"),
-        ("2x4", {"gbps": "1,2,3"}, "--gbps.*is for 3 axes, the mesh has 2"),
-        ("2x4", {"gbps": "fast"}, "--gbps.*is no number"),
-        ("2x4", {"gbps": "0"}, "--gbps.*is no rate"),
-        ("2x4", {"latency_us": "nan"}, "--latency-us.*is no rate or time"),
+        ("2y4", {}, "mesh.*is no mesh"),
+        ("1x4", {}, "mesh.*is no mesh"),
+        ("2x2x2x2x2", {}, "mesh.*1 to 4 axes"),
+        ("2x4", {"gbps": "1,2,3"}, "gbps.*is for 3 axes, the mesh has 2"),
+        ("2x4", {"gbps": "fast"}, "gbps.*is no number"),
+        ("2x4", {"gbps": "0"}, "gbps.*is no rate"),
+        ("2x4", {"latency_us": "nan"}, "latency_us.*is no rate or time"),
     ],
 )
 def test_meshes_that_there_are_not(text: str, options: dict[str, str], words: str) -> None:

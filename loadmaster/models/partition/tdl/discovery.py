@@ -10,8 +10,9 @@ dimension where the dimension has a V elements, and a halo of
     before = -c          after = sum_j b_j (U_j - 1) + c - (a - 1)
 
 (what is below 0 is none). This is the interval <l, u, c> of equation 3.1, kept as what it is needed for. Case 1 splits
-an index of the result; case 2 splits one that is summed over, and gives terms of a sum. Besides, an operator that is
-linear in some of its inputs makes terms of terms.
+an index of the result; case 2 splits one that is summed over, and gives terms of a sum. Of several results, each has
+its own case; one that does not depend on the index comes whole. Besides, an operator that is linear in some of its
+inputs makes terms of terms.
 
 Where that is not so (two dimensions of one tensor by one index, a negative coefficient, an extent that is not a V), the
 index is not split.
@@ -38,6 +39,7 @@ from loadmaster.models.partition.tdl.language import (
     Number,
     OpaqueElement,
     Reduced,
+    Result,
 )
 
 # All subsets of the inputs are tried for linearity up to so many.
@@ -53,44 +55,49 @@ class Extents:
         whole: other indices that are not split: a kernel does with a share of them what it should do with all.
         scaled: (input, dimension) that has exactly as many elements as its split index says, a V, though more than one
             index is added up there.
+        told: indices whose extent the kernel is told, so that it can do a share of what no input is read by.
     """
 
     windows: Mapping[str, int] = field(default_factory=dict)
     whole: frozenset[str] = frozenset()
     scaled: frozenset[tuple[int, int]] = frozenset()
+    told: frozenset[str] = frozenset()
 
 
 def strategies(description: Description, extents: Extents | None = None) -> tuple[Strategy, ...]:
     """All strategies of an operator on one axis, but for that which does all of it everywhere."""
     known = extents or Extents()
-    found = list(_over_results(description, known))
-    found += _over_sums(description, known)
-    found += _of_terms(description)
-    return tuple(found)
+    return (*_over_indices(description, known), *_of_terms(description))
 
 
-def _over_results(description: Description, extents: Extents) -> Iterator[Strategy]:
-    """Case 1: an index that every result has."""
-    for name in description.results[0].indices:
-        if name in extents.whole or not all(name in result.indices for result in description.results):
+def _over_indices(description: Description, extents: Extents) -> Iterator[Strategy]:
+    """Cases 1 and 2: an index that every result has, is a sum over, or does not depend on."""
+    results = description.results
+    sums = [_summed_over(result.element) for result in results]
+    names = dict.fromkeys([*(i for result in results for i in result.indices), *(i for over in sums for i in over)])
+    for name in names:
+        if name in extents.whole or (name in extents.windows and any(name in over for over in sums)):
             continue
-        if any(_hidden_in_opaque(result.element, name) for result in description.results):
-            continue
+        outputs = [_part_over(result, over, name) for result, over in zip(results, sums, strict=True)]
         needs = _needs(description, name, extents)
-        if needs is not None and any(need.part != "R" for need in needs):
-            outputs = tuple(f"S{result.indices.index(name)}" for result in description.results)
-            yield Strategy(name, needs, outputs)
-
-
-def _over_sums(description: Description, extents: Extents) -> Iterator[Strategy]:
-    """Case 2: an index that all results are sums over."""
-    summed = [_summed_over(result.element) for result in description.results]
-    for name in summed[0]:
-        if name in {*extents.windows, *extents.whole} or not all(name in of for of in summed):
+        if needs is None or None in outputs:
             continue
-        needs = _needs(description, name, extents)
-        if needs is not None and any(need.part != "R" for need in needs):
-            yield Strategy(name, needs, ("P",) * len(description.results))
+        if name not in extents.told and all(need.part == "R" for need in needs):
+            continue  # nothing tells the kernel to do less
+        yield Strategy(name, needs, tuple(part for part in outputs if part is not None))
+
+
+def _part_over(result: Result, summed: Sequence[str], name: str) -> str | None:
+    """What comes of a share of an index; None where it is no part of the result."""
+    if name in result.indices:
+        return None if _hidden_in_opaque(result.element, name) else f"S{result.indices.index(name)}"
+    if name in summed:
+        return "P"
+    return None if any(_reads_by(element, name) for element in elements(result.element)) else "R"
+
+
+def _reads_by(element: Element, name: str) -> bool:
+    return any(index is not None and bool(index.terms.get(name)) for index in element.at)
 
 
 def _of_terms(description: Description) -> Iterator[Strategy]:
