@@ -1,8 +1,4 @@
-"""One operator on one worker's share: its tensors cut, and its other arguments made to fit them.
-
-Some operators are told shapes (views, expansions, factories): on a share they are told the share's. Everything else is
-called as it was.
-"""
+"""One operator on one worker's share: its tensors replaced, and its other arguments made to fit them."""
 
 from __future__ import annotations
 
@@ -13,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-# The name of the argument that tells the shape of the result.
-_SHAPES = ("size", "shape")
+# Stands for a tensor in arguments.
+TENSOR = object()
 
 
 def call_on_share(
@@ -22,28 +18,27 @@ def call_on_share(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     tensors: Sequence[Tensor],
-    result_shapes: Sequence[Sequence[int]],
+    told: Mapping[str, Any],
 ) -> list[Tensor]:
     """Call an operator on other tensors than those in its arguments.
 
     Args:
-        tensors: in the order in which tensors stand in ``args`` and ``kwargs``.
-        result_shapes: of the share of each result.
+        tensors: in the order in which tensors, or stand-ins for them, stand in ``args`` and ``kwargs``.
+        told: arguments, by name, that say how large a tensor is.
 
     Returns:
         The tensors of its result, in order.
     """
     flat, form = pytree.tree_flatten((tuple(args), dict(kwargs)))
     given = iter(tensors)
-    flat = [next(given) if isinstance(value, Tensor) else value for value in flat]
+    flat = [next(given) if isinstance(value, Tensor) or value is TENSOR else value for value in flat]
     new_args, new_kwargs = pytree.tree_unflatten(flat, form)
-    new_args, new_kwargs = _told(target, list(new_args), new_kwargs, result_shapes)
-    return results_of(target(*new_args, **new_kwargs))
+    return results_of(target(*with_told(target, new_args, told), **new_kwargs))
 
 
 def results_of(result: object) -> list[Tensor]:
-    """The tensors of a result."""
-    return [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
+    """The tensors of a result; some kernels give out empty ones besides."""
+    return [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor) and value.numel()]
 
 
 def tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -51,16 +46,12 @@ def tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     return [value for value in pytree.tree_leaves((tuple(args), dict(kwargs))) if isinstance(value, Tensor)]
 
 
-def _told(
-    target: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], result_shapes: Sequence[Sequence[int]]
-) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments with the shape of the share where the operator is told one."""
-    if not isinstance(target, torch._ops.OpOverload) or len(result_shapes) != 1:
-        return args, kwargs
-    for n, argument in enumerate(target._schema.arguments):
-        if argument.name in _SHAPES:
-            if n < len(args):
-                args[n] = list(result_shapes[0])
-            elif argument.name in kwargs:
-                kwargs[argument.name] = list(result_shapes[0])
-    return args, kwargs
+def with_told(target: Callable[..., Any], args: Sequence[Any], told: Mapping[str, Any]) -> list[Any]:
+    """Positional arguments with these values in place of theirs."""
+    found = list(args)
+    if told:
+        assert isinstance(target, torch._ops.OpOverload)
+        names = [argument.name for argument in target._schema.arguments]
+        for name, value in told.items():
+            found[names.index(name)] = value
+    return found

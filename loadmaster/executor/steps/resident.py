@@ -17,27 +17,35 @@ def gradient_bytes(model: nn.Module) -> int:
 
 
 def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of the optimizer's state: as it is, or, before the first step, as a step on stand-ins would make it.
+    """Bytes of the optimizer's state."""
+    states = optimizer_states(optimizer)
+    if optimizer.state:
+        return _storage_bytes(t for held in states.values() for t in held)
+    return sum(t.numel() * t.element_size() for held in states.values() for t in held)
 
-    The stand-ins have no memory (device meta). An optimizer that cannot step there counts only what it has.
+
+def optimizer_states(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, list[torch.Tensor]]:
+    """Of every parameter the tensors of its state: as they are, or, before the first step, as one would make them.
+
+    What is not there yet has no memory (device meta). An optimizer that cannot step there has only what it has.
     """
-    present = [t for state in optimizer.state.values() for t in tensors(list(state.values()))]
-    if present:
-        return _storage_bytes(present)
+    if optimizer.state:
+        return {p: list(tensors(list(state.values()))) for p, state in optimizer.state.items()}
+    twins: dict[torch.Tensor, torch.Tensor] = {}
     groups = []
     for g in optimizer.param_groups:
-        stand_ins = [torch.nn.Parameter(torch.empty_like(p, device="meta")) for p in g["params"]]
-        for p in stand_ins:
-            p.grad = torch.empty_like(p)
+        for p in g["params"]:
+            twins[p] = torch.nn.Parameter(torch.empty_like(p, device="meta"))
+            twins[p].grad = torch.empty_like(twins[p])
         # Fused kernels exist for real devices only; the state is the same.
         plainly = dict.fromkeys({"fused", "capturable"} & g.keys(), False)
-        groups.append({**g, "params": stand_ins, **plainly})
+        groups.append({**g, "params": [twins[p] for p in g["params"]], **plainly})
     try:
         twin = type(optimizer)(groups)  # type: ignore[call-arg]
         twin.step()
     except (RuntimeError, TypeError, ValueError):
-        return 0
-    return sum(t.numel() * t.element_size() for s in twin.state.values() for t in tensors(list(s.values())))
+        return {}
+    return {p: list(tensors(list(twin.state[of].values()))) for p, of in twins.items()}
 
 
 def own_bytes(model: nn.Module, batch: AnyBatch) -> int:

@@ -30,12 +30,16 @@ def lacks_values(model: nn.Module, batch: Batch) -> bool:
 
 
 @contextlib.contextmanager
-def standing_in_for_values(modules: list[nn.Module], batch: Batch) -> Iterator[Batch]:
-    """The batch to trace with. The modules have stand-ins inside, and their own tensors again afterwards."""
-    made: dict[int, torch.Tensor] = {}  # tied parameters stay tied
+def standing_in_for_values(modules: list[nn.Module], batch: Batch, device: str = "cpu") -> Iterator[Batch]:
+    """The batch to trace with. The modules have stand-ins inside, and their own tensors again afterwards.
+
+    Args:
+        device: of the stand-ins. Where memory that is not touched does take some, all parameters have one storage.
+    """
+    made = _StandIns(device)
     with (
         unset_fake_temporarily(),
-        replaced(modules, batch, lambda v: _stand_in(v, made) if has_no_values(v) else v) as stand_ins,
+        replaced(modules, batch, lambda v: made.of(v) if has_no_values(v) else v) as stand_ins,
     ):
         yield stand_ins
 
@@ -65,11 +69,32 @@ def _parts(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return batch.args, dict(batch.kwargs)
 
 
-def _stand_in(tensor: torch.Tensor, made: dict[int, torch.Tensor]) -> torch.Tensor:
-    if id(tensor) not in made:
-        empty = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="cpu")
-        is_parameter = isinstance(tensor, nn.Parameter)
-        made[id(tensor)] = (
-            nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty.requires_grad_(tensor.requires_grad)
+class _StandIns:
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self._made: dict[int, torch.Tensor] = {}  # tied parameters stay tied
+        self._storage = torch.UntypedStorage(0, device=device)  # type: ignore[no-untyped-call]
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in self._made:
+            is_parameter = isinstance(tensor, nn.Parameter)
+            empty = self._shared(tensor) if is_parameter and self.device != "cpu" else self._own(tensor)
+            self._made[id(tensor)] = (
+                nn.Parameter(empty, tensor.requires_grad)
+                if is_parameter
+                else empty.requires_grad_(tensor.requires_grad)
+            )
+        return self._made[id(tensor)]
+
+    def _own(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=self.device)
+
+    def _shared(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Nothing writes to a parameter while a step is traced."""
+        size = tensor.element_size() * (
+            1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         )
-    return made[id(tensor)]
+        if self._storage.nbytes() < size:
+            self._storage.resize_(size)
+        empty = torch.empty(0, dtype=tensor.dtype, device=self.device)
+        return empty.set_(self._storage, 0, tuple(tensor.shape), tensor.stride())

@@ -24,7 +24,9 @@ Partition = Callable[[StepGraph], tuple[fx.GraphModule, fx.GraphModule]]
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
-def compiled(partition: Partition, compiler: Compiler, passes: Passes) -> Callable[..., torch.Tensor]:
+def compiled(
+    partition: Partition, compiler: Compiler, passes: Passes, given: list[torch.Tensor | None] | None = None
+) -> Callable[..., torch.Tensor]:
     """``call(step, *args, **kwargs)`` under torch.compile with a partition and a compiler of our own.
 
     Nothing runs before the first call. Steps alike (the blocks of a transformer) share what is compiled.
@@ -33,6 +35,7 @@ def compiled(partition: Partition, compiler: Compiler, passes: Passes) -> Callab
         partition: cuts the joint graph into the forward and the backward graph.
         compiler: of both.
         passes: what to do with the joint graph before it is cut.
+        given: is filled with the tensors that the graph's primals stand for, in order.
     """
 
     def split(module: fx.GraphModule, _inputs: object, *, num_fwd_outputs: int, **_: Any) -> Any:
@@ -49,7 +52,18 @@ def compiled(partition: Partition, compiler: Compiler, passes: Passes) -> Callab
         keep_inference_input_mutations=True,  # in training, too: running statistics are updated inside the graph
     )
 
-    return torch.compile(_own_call(), backend=backend, fullgraph=True, dynamic=False)
+    def noting(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        if given is not None:
+            given[:] = [_tensor_of(node) for node in module.graph.find_nodes(op="placeholder")]
+        return backend(module, inputs)
+
+    return torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False)
+
+
+def _tensor_of(placeholder: fx.Node) -> torch.Tensor | None:
+    """What Dynamo passes for an input of its graph."""
+    passed = placeholder.meta.get("grapharg")
+    return passed.example if passed is not None and isinstance(passed.example, torch.Tensor) else None
 
 
 class _TracedError(Exception):
@@ -67,12 +81,13 @@ def trace(
     *,
     passes: Passes,
     expect: Callable[[StepGraph], None] | None = None,
+    given: list[torch.Tensor | None] | None = None,
 ) -> StepGraph:
     """The joint graph of one training step. Nothing of the step runs.
 
     Args:
         batch: as a user gives it.
-        passes: as for :func:`compiled`.
+        passes, given: as for :func:`compiled`.
         expect: raises for a graph that is none of a step (default: :func:`expect_scalar_loss`).
 
     Raises:
@@ -89,7 +104,7 @@ def trace(
 
     try:
         with torch.enable_grad(), passing_over_logging(), clear_errors(passing=_TracedError):
-            call = compiled(partition, lambda module, _inputs: module, passes)
+            call = compiled(partition, lambda module, _inputs: module, passes, given)
             call(step, *taken.args, **taken.kwargs)
     except _TracedError as traced:
         return traced.graph

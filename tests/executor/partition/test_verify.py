@@ -52,9 +52,6 @@ EMBEDDING: Call = (aten.embedding.default, (t(6, 12), IDS))
         (ATTENTION, "S1 S1 S1", "S1 S1"),
         (EMBEDDING, "S1 R", "S2"),
         (EMBEDDING, "R S0", "S0"),
-        ((aten.view.default, (t(6, 12), [6, 3, 4])), "S0", "S0"),
-        ((aten.expand.default, (t(6, 1), [6, 12])), "S0", "S0"),
-        ((aten.expand.default, (t(6, 1), [6, 12])), "R", "S1"),
         ((aten.sum.dim_IntList, (t(6, 12), [0])), "S0", "P"),
         ((aten.amax.default, (t(6, 12), [0])), "S1", "S0"),
         ((aten.add.Tensor, (t(6, 12), t(6, 12))), "P P", "P"),
@@ -63,6 +60,13 @@ EMBEDDING: Call = (aten.embedding.default, (t(6, 12), IDS))
 )
 def test_what_holds(call: Call, inputs: str, outputs: str) -> None:
     assert holds(call[0], call[1], {}, strategy(inputs, outputs))
+
+
+def test_a_kernel_is_told_how_large_its_share_is() -> None:
+    spread: Call = (aten.expand.default, (t(6, 1), [6, 12]))
+    assert holds(*spread, {}, strategy("S0", "S0"), told=lambda n: {"size": [6 // n, 12]})
+    assert holds(*spread, {}, strategy("R", "S1"), told=lambda n: {"size": [6, 12 // n]})
+    assert not holds(*spread, {}, strategy("R", "S1"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,58 @@
+"""The command behind ``loadmaster capture MODULE:FACTORY partition``: a model factory in, a partition problem out."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from loadmaster.executor.partition.capture import capture
+from loadmaster.executor.steps import made_step
+from loadmaster.executor.steps.factory import users_code
+from loadmaster.executor.steps.made_step import make_step
+from loadmaster.models.hardware import hardware
+from loadmaster.models.partition.meshes import MESH_FLAGS, mesh
+from loadmaster.models.partition.problem import PartitionProblem
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    p = made_step.parser("Capture a PyTorch model's training step, optimizer and all, as operators that can be split.")
+    p.add_argument("--mesh", required=True, metavar="2x4", help="GPUs along each axis, the slowest links first")
+    p.add_argument("--gbps", metavar="X,Y", help="GB/s that a GPU receives along each axis, or along all (350)")
+    p.add_argument("--latency-us", metavar="X,Y", help="of a collective along each axis, or along all (20)")
+    p.add_argument("--hardware", default="h200", help="whose times and memory are taken (h200)")
+    p.add_argument("--strict", action="store_true", help="refuse operators that would run whole on every GPU")
+    made_step.add_model_arguments(p)
+    return p
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Capture, write the document, and say how much it needs.
+
+    Raises:
+        InputError: the factory, the mesh, the device or the model cannot be used.
+    """
+    axes = mesh(arguments.mesh, gbps=arguments.gbps, latency_us=arguments.latency_us, fields=MESH_FLAGS)
+    device = hardware(arguments.hardware)
+
+    def captured() -> PartitionProblem:
+        made = make_step(arguments)
+        with made.precision, users_code(arguments.factory):
+            return capture(
+                made.model,
+                made.batch,
+                made.loss,
+                axes=axes,
+                optimizer=made.optimizer,
+                hardware=arguments.hardware,
+                budget_bytes=device.memory_bytes,
+                name=arguments.name,
+                strict=arguments.strict,
+            )
+
+    made_step.write_captured(arguments, captured)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    return made_step.finish(parser(), run, argv)

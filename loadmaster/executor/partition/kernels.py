@@ -1,0 +1,122 @@
+"""The operators of a traced step as kernels on shares, under the strategies of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from loadmaster.executor.partition.local import TENSOR, call_on_share
+from loadmaster.executor.partition.node_views import on_share
+from loadmaster.executor.partition.split_graph import Run
+from loadmaster.executor.partition.split_step import Kernel
+from loadmaster.executor.partition.traced import TracedStep
+from loadmaster.executor.partition.trials import is_tensor, schema, value
+from loadmaster.executor.steps.step_graph import is_random
+from loadmaster.models.partition.views import Cut
+
+
+class Draws:
+    """The random numbers of a step: workers that hold one share draw alike, others do not.
+
+    Args:
+        coordinate: of this worker on the mesh.
+    """
+
+    def __init__(self, coordinate: Sequence[int]) -> None:
+        self.coordinate = coordinate
+        self._seed = 0
+
+    def begin(self) -> None:
+        """A new step. Every worker's default generator must be in the same state."""
+        self._seed = int(torch.randint(1 << 62, (1,)).item())
+
+    def seed(self, operator: int, axes: Sequence[int]) -> int:
+        """Of an operator that is split along these axes."""
+        where = tuple(self.coordinate[axis] for axis in axes)
+        return hash((self._seed, operator, *zip(axes, where, strict=True))) & ((1 << 62) - 1)
+
+
+def kernels(
+    traced: TracedStep, sizes: Sequence[int], strategies: Sequence[Sequence[int]], draws: Draws
+) -> list[Kernel]:
+    """For every operator of :meth:`TracedStep.problem`.
+
+    Args:
+        sizes: of the mesh.
+        strategies: of each operator, one for each axis.
+    """
+    graph = traced.graph
+    found: list[Kernel] = []
+    chosen = iter(strategies)
+    for n, run in enumerate(graph.runs):
+        if n == graph.forward_count:
+            for _ in graph.buffers:
+                next(chosen)
+                found.append(_update)
+        taken = next(chosen)
+        kernel = _kernel(run, sizes, taken)
+        if is_random(run.node):
+            axes = [axis for axis, s in enumerate(taken) if s < len(run.seen)]
+            kernel = partial(_seeded, draws, n, axes, kernel)
+        found.append(kernel)
+    return found
+
+
+def _update(given: Sequence[Tensor], _shapes: object) -> None:
+    given[0].copy_(given[1])
+
+
+def _seeded(
+    draws: Draws, n: int, axes: Sequence[int], kernel: Kernel, given: Sequence[Tensor], shapes: Sequence[Sequence[int]]
+) -> object:
+    with torch.random.fork_rng([t.device for t in given if t.is_cuda]):
+        torch.manual_seed(draws.seed(n, axes))
+        return kernel(given, shapes)
+
+
+def _kernel(run: Run, sizes: Sequence[int], chosen: Sequence[int]) -> Kernel:
+    """One operator: its views of the shares, then itself."""
+    split = [(run.seen[s], size) for s, size in zip(chosen, sizes, strict=True) if s < len(run.seen)]
+
+    def cuts(slot: int) -> list[tuple[Cut, int]]:
+        return [(cut, size) for seen, size in split if (cut := seen.cuts[slot]) is not None]
+
+    views = [on_share(view, cuts(slot)) for slot, (_, view) in enumerate(run.inputs)]
+    node = run.node
+    target: Any = node.target
+    args, kwargs = pytree.tree_map(_placed, (node.args, dict(node.kwargs)))
+    told: dict[str, Any] = {}
+    if split and run.admitted.formula is not None:
+        formula = run.admitted.formula
+        extents = formula.extents([*(v.shape for _, v in run.inputs), *(v.shape for _, v in run.outputs)])
+        for seen, size in split:
+            extents[seen.index] //= size
+        told = formula.told_values(
+            extents, {a.name: v for a, v in zip(schema(node).arguments, node.args, strict=False)}
+        )
+    return partial(_run, target, args, kwargs, views, told)
+
+
+def _run(
+    target: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    views: Sequence[Callable[[Tensor], Tensor]],
+    told: dict[str, Any],
+    given: Sequence[Tensor],
+    shapes: Sequence[Sequence[int]],
+) -> list[Tensor]:
+    seen = [view(share) for view, share in zip(views, given, strict=True)]
+    results = call_on_share(target, args, kwargs, seen, told)
+    return [result.reshape(shape) for result, shape in zip(results, shapes, strict=True)]
+
+
+def _placed(leaf: object) -> object:
+    if not isinstance(leaf, fx.Node):
+        return leaf
+    return TENSOR if is_tensor(leaf) else value(leaf)

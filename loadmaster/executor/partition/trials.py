@@ -1,0 +1,233 @@
+"""Which strategies the operators of a traced graph have: what their formulas say, as far as a trial on small tensors
+bears it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils import _pytree as pytree
+
+from loadmaster.errors import InputError
+from loadmaster.executor.partition.local import results_of, with_told
+from loadmaster.executor.partition.verify import holds
+from loadmaster.executor.steps.step_graph import is_random
+from loadmaster.models.partition.problem import Strategy
+from loadmaster.models.partition.tdl.aten import formula_of
+from loadmaster.models.partition.tdl.calls import Call
+from loadmaster.models.partition.tdl.formula import Formula
+from loadmaster.models.partition.tdl.rules import pointwise
+
+# Extents of what is split in a trial: each is divided by 2 and by 3.
+_EXTENTS = (6, 12)
+# Operators that draw a number for every element.
+DRAWN_BY_ELEMENT = frozenset({"native_dropout", "bernoulli", "rand_like", "randn_like"})
+# Half precision loses what the sum of parts is held against.
+_TRIED_IN = torch.float64
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that an operator is given: the argument, and the node that makes it."""
+
+    argument: str
+    node: fx.Node
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """What is known of an operator.
+
+    Attributes:
+        formula: None: no rule, or the call is none that it is for.
+        strategies: that hold.
+        reason: why there are none; empty where there are some, or nothing could be split.
+    """
+
+    formula: Formula | None
+    strategies: tuple[Strategy, ...]
+    reason: str = ""
+
+
+def operands(node: fx.Node) -> list[Operand]:
+    """The tensors that a node is given, in the order in which they stand in its arguments."""
+    names = [argument.name for argument in schema(node).arguments]
+    given = [*zip(names, node.args, strict=False), *node.kwargs.items()]
+    leaves = [(name, leaf) for name, value in given for leaf in pytree.tree_leaves(value)]
+    return [Operand(name, leaf) for name, leaf in leaves if isinstance(leaf, fx.Node) and is_tensor(leaf)]
+
+
+def schema(node: fx.Node) -> Any:
+    """Of the operator that a node calls."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    return node.target._schema
+
+
+def is_tensor(node: fx.Node) -> bool:
+    """Whether a node is one tensor."""
+    return isinstance(node.meta.get("val"), Tensor)
+
+
+class Trials:
+    """Admits strategies, each sort of call once, on the device where the call would run."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, Admitted] = {}
+
+    def of(self, node: fx.Node) -> Admitted:
+        """What is known of a node's operator."""
+        given = operands(node)
+        call = _call(node, given)
+        if is_random(node):
+            return _random(call)
+        formula = formula_of(call)
+        if formula is None:
+            return Admitted(None, (), "has no formula")
+        shapes = [(*_shape(operand.node),) for operand in given] + [
+            tuple(t.shape) for t in results_of(node.meta["val"])
+        ]
+        try:
+            extents = formula.extents(shapes)
+        except InputError:
+            return Admitted(None, (), "is called otherwise than its formula is for")
+        if not any(letter.islower() for letter in extents):
+            return Admitted(formula, ())
+        small = _small(formula, extents)
+        key = (node.target, str(formula), tuple(small.items()), _others(node), tuple(map(_dtype, given)))
+        if key not in self._known:
+            self._known[key] = self._tried(_Trial(node, given, formula, small, extents))
+        return self._known[key]
+
+    def _tried(self, trial: _Trial) -> Admitted:
+        """In float64; where the kernel does not take that, as the model calls it."""
+        formula, reason = trial.formula, ""
+        with unset_fake_temporarily(), torch.no_grad():
+            for exactly in (False,) if formula.own_formats else (True, False):
+                try:
+                    found = tuple(s for s in formula.strategies if trial.bears_out(s, exactly=exactly))
+                except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError) as error:
+                    reason = reason or f"cannot be tried: {str(error).splitlines()[0]}"
+                    continue
+                refused = [s.name for s in formula.strategies if s not in found]
+                return Admitted(formula, found, "" if found else f"its kernel refutes {', '.join(refused) or 'all'}")
+        return Admitted(formula, (), reason)
+
+
+class _Trial:
+    """One call on small tensors.
+
+    Args:
+        small: extents in float64.
+        extents: of the call itself.
+    """
+
+    def __init__(
+        self,
+        node: fx.Node,
+        given: Sequence[Operand],
+        formula: Formula,
+        small: Mapping[str, int],
+        extents: Mapping[str, int],
+    ) -> None:
+        self.node, self.given, self.formula = node, given, formula
+        # Kernels of half precision ask for more than a few elements of what they take whole.
+        own = {letter: small[letter] if letter.islower() else extent for letter, extent in extents.items()}
+        self.extents = {True: small, False: small if formula.own_formats else own}
+        self.listed = {a.name: value for a, value in zip(schema(node).arguments, node.args, strict=False)}
+
+    def bears_out(self, strategy: Strategy, *, exactly: bool) -> bool:
+        """Whether a strategy holds; in float64, or in the formats of the call."""
+        extents, target = self.extents[exactly], self.node.target
+        args, kwargs = self._arguments(exactly)
+
+        def told(workers: int) -> dict[str, object]:
+            share = {**extents, strategy.name: extents[strategy.name] // workers}
+            return self.formula.told_values(share, self.listed)
+
+        compared = self.formula.compared
+        return holds(target, args, kwargs, strategy, told=told, compared=compared)  # type: ignore[arg-type]
+
+    def _arguments(self, exactly: bool) -> tuple[list[Any], dict[str, Any]]:
+        extents, target = self.extents[exactly], self.node.target
+        generator = torch.Generator().manual_seed(0)
+        tensors = iter(
+            [
+                _filled([extents[c] for c in letters], operand.node.meta["val"], generator, exactly=exactly)
+                for operand, letters in zip(self.given, self.formula.inputs, strict=True)
+            ]
+        )
+
+        def placed(leaf: Any) -> Any:
+            if isinstance(leaf, fx.Node):
+                return next(tensors) if is_tensor(leaf) else value(leaf)
+            if isinstance(leaf, torch.dtype) and leaf.is_floating_point and exactly:
+                return _TRIED_IN
+            return leaf
+
+        args, kwargs = pytree.tree_map(placed, (self.node.args, dict(self.node.kwargs)))
+        return with_told(target, args, self.formula.told_values(extents, self.listed)), kwargs  # type: ignore[arg-type]
+
+
+def _filled(shape: Sequence[int], like: Tensor, generator: torch.Generator, *, exactly: bool) -> Tensor:
+    """Numbers between 0 and 1, for which every function is defined; indices that every tensor has."""
+    device = "cpu" if like.is_meta else like.device
+    if like.dtype.is_floating_point or like.dtype.is_complex:
+        tried = _TRIED_IN if like.dtype.is_floating_point and exactly else like.dtype
+        return (0.1 + 0.8 * torch.rand(shape, generator=generator, dtype=_TRIED_IN)).to(device, tried)
+    return torch.randint(0, 2, shape, generator=generator).to(device, like.dtype)
+
+
+def _random(call: Call) -> Admitted:
+    """There is nothing to try: shares of random numbers are random numbers, others than those of the whole."""
+    formula = pointwise(call) if call.name in DRAWN_BY_ELEMENT else None
+    if formula is None:
+        return Admitted(None, (), "draws random numbers")
+    return Admitted(formula, formula.strategies)
+
+
+def value(node: fx.Node) -> Any:
+    """What a node that is no tensor is: a number that tracing found."""
+    return node.meta["val"]
+
+
+def _call(node: fx.Node, given: Sequence[Operand]) -> Call:
+    of = schema(node)
+    defaults = {argument.name: argument.default_value for argument in of.arguments}
+    names = [argument.name for argument in of.arguments]
+    arguments = {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+    plain = {
+        name: pytree.tree_map(lambda leaf: True if isinstance(leaf, fx.Node) else leaf, argument)
+        for name, argument in arguments.items()
+    }
+    return Call(
+        name=of.name.partition("::")[2],
+        inputs=tuple((operand.argument, _shape(operand.node)) for operand in given),
+        results=tuple(tuple(tensor.shape) for tensor in results_of(node.meta["val"])),
+        arguments=plain,
+        pointwise=torch.Tag.pointwise in node.target.tags,  # type: ignore[union-attr]
+    )
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+def _dtype(operand: Operand) -> torch.dtype:
+    dtype: torch.dtype = operand.node.meta["val"].dtype
+    return dtype
+
+
+def _others(node: fx.Node) -> str:
+    """The arguments that are no tensors, in words."""
+    return str(pytree.tree_map(lambda leaf: "tensor" if isinstance(leaf, fx.Node) else leaf, (node.args, node.kwargs)))
+
+
+def _small(formula: Formula, extents: Mapping[str, int]) -> dict[str, int]:
+    """Extents for a trial."""
+    split = [letter for letter in extents if letter.islower()]
+    found = {letter: formula.small.get(letter, extent) for letter, extent in extents.items()}
+    return found | {letter: _EXTENTS[n % len(_EXTENTS)] for n, letter in enumerate(split)}
