@@ -15,6 +15,10 @@ from loadmaster.executor.memory.fit.fit import fit
 from loadmaster.executor.memory.fit.state import Fitted
 from loadmaster.executor.memory.operators.implementation_filter import ImplementationFilter
 from loadmaster.executor.memory.run.apply import PlannedStep, apply, apply_to_blocks
+from loadmaster.executor.partition.apply import PartitionedStep
+from loadmaster.executor.partition.apply import apply as apply_partition
+from loadmaster.executor.partition.capture import capture as capture_partition
+from loadmaster.executor.partition.split import split
 from loadmaster.executor.placement.cache.tensor_cache import TensorCache
 from loadmaster.executor.placement.capture import capture as capture_placement
 from loadmaster.executor.placement.pager.pager import Pager
@@ -26,15 +30,19 @@ __all__ = [
     "ImplementationFilter",
     "Measurement",
     "Pager",
+    "PartitionedStep",
     "PlannedStep",
     "TensorCache",
     "apply",
+    "apply_partition",
     "apply_to_blocks",
     "capture",
     "capture_block",
+    "capture_partition",
     "capture_placement",
     "fit",
     "measure",
+    "split",
 ]
 
 

@@ -41,6 +41,8 @@ def test_tensors_have_a_column_for_each_axis(bytes_view: View) -> None:
     of = {line.split()[0]: line for line in lines[2:8]}
     assert "64 x 64" in of["a"] and "8.00 KiB" in of["a"] and "parameter" in of["a"]
     assert any(line.startswith("mm") for line in lines[9:])
+    # x and r, 1 KiB each, are gathered for a product each.
+    assert lines[-1] == "one step runs 2 x all-gather"
 
 
 def test_a_table_has_a_row_for_every_tensor(bytes_view: View) -> None:

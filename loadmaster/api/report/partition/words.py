@@ -6,6 +6,7 @@ from loadmaster.api.columns import table
 from loadmaster.api.report.partition.view import View
 from loadmaster.api.report.words import how, in_rows, proof
 from loadmaster.models.partition.checker import Check
+from loadmaster.models.partition.collectives import collectives
 from loadmaster.models.partition.plan import PartitionPlan
 from loadmaster.models.units import show_at_least, show_bytes, show_cost, show_share
 
@@ -41,6 +42,9 @@ def details(view: View) -> str:
     lines = ["", table(tensor_rows(view, _MOST_TENSORS), tensor_header(view))]
     if view.layers:
         lines += ["", table(layer_rows(view, _MOST_LAYERS), LAYER_HEADER)]
+    counts = collectives(view.problem, view.splits)
+    if counts:
+        lines += ["", f"one step runs {', '.join(f'{count} x {name}' for name, count in sorted(counts.items()))}"]
     return "\n".join(lines)
 
 

@@ -1,0 +1,108 @@
+"""A training step on shares: every operator on this rank's part, redistributions only where the plan has them.
+
+Operators are run in the order of the problem, as the plan's strategies say. An input that lies otherwise than it is
+needed is brought there first; a result that is made otherwise than it lies is brought to where it lies at once. What is
+not needed any more is let go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, MutableMapping, Sequence
+
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from loadmaster.errors import InputError
+from loadmaster.executor.partition.local import results_of
+from loadmaster.executor.partition.redistribute import Redistributor
+from loadmaster.models.partition.placements import Placement, code
+from loadmaster.models.partition.plan import Splits
+from loadmaster.models.partition.problem import LASTING, PartitionProblem
+from loadmaster.models.partition.sides import sides
+from loadmaster.models.partition.traffic import Traffic
+
+# (shares of the inputs, shapes of the shares of the results) -> its results; one that updates in place returns nothing.
+Kernel = Callable[[Sequence[Tensor], Sequence[Sequence[int]]], object]
+
+
+class SplitStep:
+    """One step under a plan, on this rank.
+
+    Args:
+        kernels: of the operators of the problem, in order; operators beyond them are somebody else's.
+        mesh: with a dimension for every axis of the problem.
+        kept: tensors to be held when nothing reads them any more; what lies in memory for the whole step is, too.
+
+    Raises:
+        InputError: the mesh is another one than the problem's.
+    """
+
+    def __init__(
+        self,
+        problem: PartitionProblem,
+        splits: Splits,
+        kernels: Sequence[Kernel],
+        mesh: DeviceMesh,
+        kept: Collection[int] = (),
+    ) -> None:
+        sizes = tuple(axis.size for axis in problem.axes)
+        if tuple(mesh.shape) != sizes:
+            remedy = f"Make a mesh of {' x '.join(map(str, sizes))}."
+            raise InputError("mesh", tuple(mesh.shape), "is not the mesh of the problem", remedy)
+        self.problem, self.kernels, self.sizes = problem, kernels, sizes
+        self.redistribute = Redistributor(mesh, Traffic(problem.axes))
+        self.placements: list[Placement] = [tuple(map(code, parts)) for parts in splits.placements]
+        self._strategies = [
+            [problem.strategies(operator)[s] for s in chosen]
+            for operator, chosen in zip(problem.operators, splits.strategies, strict=True)
+        ]
+        self._kept = {*kept, *(n for n, tensor in enumerate(problem.tensors) if tensor.role in LASTING)}
+        self._last_read = {t: n for n, operator in enumerate(problem.operators) for t in operator.inputs}
+
+    def cut(self, tensor: int, whole: Tensor) -> Tensor:
+        """This rank's share of a tensor of the problem."""
+        return self.redistribute.cut(whole, self.placements[tensor])
+
+    def whole(self, tensor: int, share: Tensor) -> Tensor:
+        """A tensor of the problem from its shares."""
+        return self.redistribute.whole(share, self.problem.tensors[tensor].shape, self.placements[tensor])
+
+    def share_shape(self, tensor: int) -> list[int]:
+        """Of what one rank holds of a tensor."""
+        return _share(self.problem.tensors[tensor].shape, self.placements[tensor], self.sizes)
+
+    def run(self, held: MutableMapping[int, Tensor], first: int = 0, last: int | None = None) -> None:
+        """Run operators from the first to before the last one.
+
+        Args:
+            held: shares by the number of their tensor: what they read, and then what they have made; what nothing
+                reads any more is taken out.
+        """
+        for n in range(first, len(self.kernels) if last is None else last):
+            self._operator(n, held)
+            operator = self.problem.operators[n]
+            for tensor in (*operator.inputs, *operator.outputs):
+                if tensor not in self._kept and self._last_read.get(tensor, n) <= n:
+                    held.pop(tensor, None)
+
+    def _operator(self, n: int, held: MutableMapping[int, Tensor]) -> None:
+        given, shapes, made = [], [], []
+        for side in sides(self.problem.operators[n], self._strategies[n]):
+            shape, lies = self.problem.tensors[side.tensor].shape, self.placements[side.tensor]
+            if side.output:
+                shapes.append(_share(shape, side.placement, self.sizes))
+                made.append(side)
+            else:
+                given.append(self.redistribute(held[side.tensor], shape, lies, side.placement))
+        results = results_of(self.kernels[n](given, shapes))
+        for side, result in zip(made, results, strict=True):
+            shape, lies = self.problem.tensors[side.tensor].shape, self.placements[side.tensor]
+            held[side.tensor] = self.redistribute(result, shape, side.placement, lies)
+
+
+def _share(shape: Sequence[int], placement: Placement, sizes: Sequence[int]) -> list[int]:
+    found = list(shape)
+    for part, size in zip(placement, sizes, strict=True):
+        if part >= 0:
+            found[part] //= size
+    return found

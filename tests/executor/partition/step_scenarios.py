@@ -1,0 +1,189 @@
+"""What every rank does in tests of whole models on shares."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+import loadmaster
+from loadmaster.errors import InputError, LoadmasterError
+from loadmaster.executor.partition.apply import Backend, PartitionedStep, apply
+from loadmaster.executor.partition.capture import capture
+from loadmaster.executor.partition.split import split
+from loadmaster.executor.partition.traced import traced_step
+from loadmaster.executor.steps.batch import batch_of
+from loadmaster.models.partition.checker import check
+from loadmaster.models.partition.choices import coarsened
+from loadmaster.models.partition.collectives import collectives
+from loadmaster.models.partition.plan import PartitionPlan, Splits
+from loadmaster.models.partition.problem import PartitionProblem
+from tests.executor.partition.models import made
+from tests.models.partition.instances import axes
+
+STEPS, RATE = 3, 0.01
+LARGEST = 1 << 60
+
+
+def plan_of(problem: PartitionProblem, splits: Splits) -> PartitionPlan:
+    verdict = check(problem, splits, LARGEST)
+    assert verdict.ok, verdict.violations
+    return PartitionPlan(
+        name=problem.name,
+        problem_sha256=problem.sha256,
+        status="feasible",
+        objective=verdict.objective,
+        bound=None,
+        gap=None,
+        unit=problem.unit,
+        method="auto",
+        stopped_by="limit",
+        seconds={},
+        solver={},
+        check=verdict.summary(),
+        options={},
+        budget_bytes=LARGEST,
+        splits=splits,
+    )
+
+
+def trains_alike(name: str, plans: int, sizes: tuple[int, ...], rank: int, backend: Backend = "eager") -> None:
+    """Loss, gradients and parameters of random plans are those of one device; collectives are those predicted."""
+    model, batch, loss = made(name)
+    problem = capture(model, batch, loss, axes=axes(*sizes, latency_us=1.0))
+    choices, rng = coarsened(problem), random.Random(1)
+    expected = on_one_device(name)
+    traced, mesh = traced_step(model, batch_of(batch), loss), init_device_mesh("cpu", sizes)
+    for n in range(plans):
+        splits = choices.splits([rng.randrange(len(variable.states)) for variable in choices.variables])
+        plan = plan_of(problem, splits)
+        # Tracing takes longer than the rest.
+        step = (
+            PartitionedStep(model, loss, traced, problem, plan, mesh, backend)
+            if n
+            else apply(model, batch, loss, problem=problem, plan=plan, backend=backend)
+        )
+        optimizer = torch.optim.AdamW(step.parameters(), lr=RATE)
+        for wanted, gradients, state in expected:
+            step.counts.clear()
+            found = step(*batch)
+            found.backward()
+            torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+            assert step.counts == collectives(problem, splits)
+            for parameter, share in step.named_parameters():
+                own = step._split.whole(step._traced.parameters[parameter], share.grad)
+                torch.testing.assert_close(own, gradients[parameter], rtol=1e-10, atol=1e-12, msg=parameter)
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.testing.assert_close(step.state_dict(), state, rtol=1e-9, atol=1e-11)
+
+
+def on_one_device(name: str) -> list[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:
+    model, batch, loss = made(name)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    found = []
+    for _ in range(STEPS):
+        value = loss(model(*batch[:-1]), batch[-1])
+        value.backward()
+        gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append((value.detach(), gradients, {n: v.clone() for n, v in model.state_dict().items()}))
+    return found
+
+
+class Dropped(torch.nn.Module):
+    """Rows of ones, half of them dropped, each row's own sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(64, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(x * self.scale, 0.5)
+
+
+def drops_alike(sizes: tuple[int, ...], rank: int) -> None:
+    """Workers that hold one share drop alike, others do not; each step drops anew."""
+    batch = torch.ones(8, 64, dtype=torch.float64), torch.ones(8, 64, dtype=torch.float64)
+
+    def loss(out: Tensor, target: Tensor) -> Tensor:
+        return (out * target).sum()
+
+    problem = capture(Dropped(), batch, loss, axes=axes(*sizes, latency_us=1.0), strict=True)
+    at = next(n for n, operator in enumerate(problem.operators) if operator.op == "aten.native_dropout")
+    choices, rng = coarsened(problem), random.Random(1)
+    kinds = set()
+    for _ in range(12):
+        splits = choices.splits([rng.randrange(len(variable.states)) for variable in choices.variables])
+        kinds.add(splits.strategies[at])
+        torch.manual_seed(7)
+        step = apply(Dropped(), batch, loss, problem=problem, plan=plan_of(problem, splits))
+        sums = []
+        for _ in range(2):
+            step(*batch).backward()
+            (share,) = step.parameters()
+            sums.append(step._split.whole(step._traced.parameters["scale"], share.grad.clone()))
+            share.grad = None
+        assert not torch.equal(*sums)
+        # A kept element counts 2, of eight rows: were all shares of rows dropped alike, sums would be few even numbers.
+        assert len(set(sums[0].tolist())) > 3
+        everywhere = [torch.empty_like(sums[0]) for _ in range(dist.get_world_size())]
+        dist.all_gather(everywhere, sums[0].contiguous())
+        assert all(torch.equal(one, sums[0]) for one in everywhere)
+    assert len(kinds) > 2
+
+
+def splits_in_one_call(sizes: tuple[int, ...], rank: int) -> None:
+    """The first rank plans; what it refuses, all refuse."""
+    mesh = "x".join(map(str, sizes))
+    model, batch, loss = made("perceptron")
+    step = split(
+        model, batch, loss, mesh=mesh, planner=loadmaster.plan, budget_bytes="1GiB", optimizer=torch.optim.AdamW
+    )
+    torch.testing.assert_close(step(*batch), loss(model(*batch[:-1]), batch[-1]), rtol=1e-10, atol=1e-12)
+    with pytest.raises(LoadmasterError, match="budget_bytes"):
+        split(model, batch, loss, mesh=mesh, planner=loadmaster.plan, budget_bytes=1)
+    with pytest.raises(InputError, match=r"batch: .*\[8, 8\]"):
+        step(batch[0][:4], batch[1][:4])
+    with pytest.raises(InputError, match="mesh"):
+        split(model, batch, loss, mesh="8x8", planner=loadmaster.plan, budget_bytes="1GiB")
+
+
+def saves_and_loads(sizes: tuple[int, ...], rank: int) -> None:
+    """A plain state dict goes out and in; a model without values gets them that way."""
+    model, batch, loss = made("convolutional")
+    step = split(model, batch, loss, mesh="x".join(map(str, sizes)), planner=loadmaster.plan, budget_bytes="1GiB")
+    step(*batch).backward()
+    state = step.state_dict()
+    model.load_state_dict(state)
+    assert model[1].num_batches_tracked == 1
+    with torch.device("meta"):
+        empty, _, _ = made("convolutional")
+    problem, plan = step.problem, step.plan
+    other = apply(empty, batch, loss, problem=problem, plan=plan)
+    other.load_state_dict(state)
+    torch.testing.assert_close(other(*batch), step(*batch), rtol=0, atol=0)
+    del state["0.weight"]
+    with pytest.raises(InputError, match=r"0\.weight"):
+        other.load_state_dict(state)
+
+
+def a_rank_ends(rank: int) -> None:
+    """The others do not wait for ever: their next collective fails."""
+    model, batch, loss = made("perceptron")
+    problem = capture(model, batch, loss, axes=axes(2, latency_us=1.0))
+    choices, rng = coarsened(problem), random.Random(1)
+    splits = choices.splits([rng.randrange(len(variable.states)) for variable in choices.variables])
+    assert collectives(problem, splits)
+    step = apply(model, batch, loss, problem=problem, plan=plan_of(problem, splits))
+    step(*batch).backward()
+    if rank == 1:
+        os._exit(1)
+    with pytest.raises(RuntimeError, match=r"[Cc]onnection"):
+        step(*batch).backward()
