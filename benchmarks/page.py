@@ -49,7 +49,7 @@ def render(results: Mapping[str, Result]) -> str:
         training_state(results["placement"]),
         under_a_limit(results["pager"]),
         tensor_cache(results["tensor_cache_steps"], results["tensor_cache_files"]),
-        split_over_gpus(results["partition"]),
+        split_over_gpus(results["partition"], *(results[f"partition_{of}"] for of in ("capture", "operators", "fuzz"))),
     ]
     return "\n".join([_INTRODUCTION, *sections])
 
