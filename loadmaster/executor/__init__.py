@@ -15,9 +15,10 @@ from loadmaster.executor.memory.fit.fit import fit
 from loadmaster.executor.memory.fit.state import Fitted
 from loadmaster.executor.memory.operators.implementation_filter import ImplementationFilter
 from loadmaster.executor.memory.run.apply import PlannedStep, apply, apply_to_blocks
-from loadmaster.executor.partition.apply import PartitionedStep
 from loadmaster.executor.partition.apply import apply as apply_partition
 from loadmaster.executor.partition.capture import capture as capture_partition
+from loadmaster.executor.partition.graph_step import PartitionedStep
+from loadmaster.executor.partition.module_step import ModuleStep
 from loadmaster.executor.partition.split import split
 from loadmaster.executor.placement.cache.tensor_cache import TensorCache
 from loadmaster.executor.placement.capture import capture as capture_placement
@@ -29,6 +30,7 @@ __all__ = [
     "Fitted",
     "ImplementationFilter",
     "Measurement",
+    "ModuleStep",
     "Pager",
     "PartitionedStep",
     "PlannedStep",

@@ -206,6 +206,7 @@ KINDS: dict[str, Kind] = {
         plan="loadmaster.planner.partition.driver:plan_partition",
         methods=(
             "auto",
+            "module",
             "recursive",
             "equal-chop",
             "no-reduction",

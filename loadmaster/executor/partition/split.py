@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,10 @@ import torch.distributed as dist
 from torch import nn
 
 from loadmaster.errors import InputError, LoadmasterError
-from loadmaster.executor.partition.apply import Backend, PartitionedStep, apply, device_type, expect_ranks
+from loadmaster.executor.partition.apply import Executor, apply, device_type, expect_ranks
 from loadmaster.executor.partition.capture import capture
+from loadmaster.executor.partition.graph_step import Backend, PartitionedStep
+from loadmaster.executor.partition.module_step import ModuleStep
 from loadmaster.executor.steps.batch import AnyBatch
 from loadmaster.executor.steps.step import Loss
 from loadmaster.models.envelope import Plan
@@ -22,7 +25,9 @@ from loadmaster.models.partition.plan import PartitionPlan
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.units import bytes_of, show_at_least
 
-Planner = Callable[[PartitionProblem], Plan]
+logger = logging.getLogger(__name__)
+
+Planner = Callable[..., Plan]
 MakesOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -39,18 +44,20 @@ def split(
     latency_us: str | None = None,
     hardware: str | None = "h200",
     backend: Backend = "eager",
-) -> PartitionedStep:
+    executor: Executor = "graph",
+) -> PartitionedStep | ModuleStep:
     """A training step that is split over the ranks of a mesh as planned. Call it on every rank.
 
     Args:
         model, batch, loss: of the whole step, as for :func:`loadmaster.executor.capture_partition`.
         mesh: ranks along each axis, the slowest links first: ``"2x4"``.
-        planner: plans a problem, for example ``loadmaster.plan``; called on the first rank.
+        planner: plans a problem, for example ``loadmaster.plan``; called on the first rank, for the executor
+            ``module`` with ``method="module"``.
         budget_bytes: memory of one GPU, for what the step itself holds: bytes, or a size (``"40GiB"``).
         optimizer: makes the optimizer of some parameters, such as ``torch.optim.AdamW``: its state counts.
         gbps, latency_us: of each axis, with commas between, or one for all.
         hardware: the entry of the catalogue whose times are estimated; None: operators are measured.
-        backend: as for :func:`loadmaster.executor.apply_partition`.
+        backend, executor: as for :func:`loadmaster.executor.apply_partition`.
 
     Raises:
         InputError: the step cannot be captured, the mesh is not that of the ranks, or there is no plan.
@@ -72,15 +79,19 @@ def split(
             budget_bytes=budget,
             device=device_type(),
         )
-        plan = planner(problem)
+        plan = planner(problem) if executor == "graph" else planner(problem, method="module")
         if not isinstance(plan, PartitionPlan):
             raise InputError("planner", type(plan).__name__, "is no partition plan", "Give loadmaster.plan.")
         if plan.splits is None:
             raise InputError("budget_bytes", budget_bytes, f"has no plan{_reason(plan)}", "Give more, or more GPUs.")
+        if executor == "module" and plan.objective is not None and plan.bound:
+            more = 100 * (plan.objective / plan.bound - 1)
+            logger.info("split into modules, a step takes at most %.1f %% longer than under any plan", more)
         return problem, plan
 
     problem, plan = _from_first_rank(planned)
-    return apply(model, batch, loss, problem=replace(problem, budget_bytes=budget), plan=plan, backend=backend)
+    problem = replace(problem, budget_bytes=budget)
+    return apply(model, batch, loss, problem=problem, plan=plan, backend=backend, executor=executor)
 
 
 def _reason(plan: PartitionPlan) -> str:

@@ -7,6 +7,7 @@ row is added; where it is fractional, integers are asked for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,13 +17,14 @@ from loadmaster.models.partition import transport
 from loadmaster.models.partition.checker import Check, Rules, check
 from loadmaster.models.partition.choices import Choices, coarsened
 from loadmaster.models.partition.moments import Memory, Moment
-from loadmaster.models.partition.plan import Infeasibility, PartitionPlan
+from loadmaster.models.partition.plan import Infeasibility, PartitionPlan, Splits
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.planner.partition.elimination import TooWideError, minimize
 from loadmaster.planner.partition.lagrangian import search
+from loadmaster.planner.partition.modules import by_roles
 from loadmaster.planner.partition.restrictions import METHODS
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus, relative_gap
@@ -48,19 +50,21 @@ def plan_partition(
     """
     budget_bytes = options.budget_bytes
     assert isinstance(budget_bytes, int), "settled options have one"
-    return _Run(problem, budget_bytes, Effort(options, on_progress, cancelled)).plan()
+    effort = Effort(options, on_progress, cancelled)
+    with effort.on_clock("build"):
+        choices = coarsened(problem)
+    return _Run(choices, budget_bytes, effort).plan()
 
 
 class _Run:
-    def __init__(self, problem: PartitionProblem, budget_bytes: int, effort: Effort) -> None:
-        self.problem, self.budget_bytes, self.effort = problem, budget_bytes, effort
+    def __init__(self, choices: Choices, budget_bytes: int, effort: Effort) -> None:
+        self.choices, self.problem, self.budget_bytes, self.effort = choices, choices.problem, budget_bytes, effort
         with effort.on_clock("build"):
-            self.choices: Choices = coarsened(problem)
-            self.memory = Memory(self.choices)
-            self.rules = Rules(problem)
+            self.memory = Memory(choices)
+            self.rules = Rules(self.problem)
             self.moments = [self.memory.moment(int(self.memory.whole_bytes.argmax()))]
         self.bound: float | None = None
-        self.best: tuple[float, list[int]] | None = None
+        self.best: tuple[float, Splits] | None = None
         self.verdict: Check | None = None
         # Of all assignments that were tried: where the one that takes least takes most, and how much.
         self.smallest: tuple[int, int] | None = None
@@ -75,6 +79,8 @@ class _Run:
         with self.effort.keep_plan_on_crash(lambda: self.best is not None):
             if self.effort.options.method == "auto":
                 self._auto()
+            elif self.effort.options.method == "module":
+                self._by_roles()
             else:
                 self._by_method(self.effort.options.method)
         if self.best is None:
@@ -93,9 +99,14 @@ class _Run:
 
     def _infeasibility(self) -> Infeasibility | None:
         """Why there is no plan, where that is plain: everything as divided as it can be is too much."""
-        n = int(self.memory.least_bytes.argmax())
-        least = int(self.memory.least_bytes[n])
-        return None if least <= self.budget_bytes else self._lacking(n, least)
+        if self.least_bytes <= self.budget_bytes:
+            return None
+        return self._lacking(int(self.memory.least_bytes.argmax()), self.least_bytes)
+
+    @property
+    def least_bytes(self) -> int:
+        """What one worker holds at least, where it holds most."""
+        return int(self.memory.least_bytes.max())
 
     def _lacking(self, n: int, least: int) -> Infeasibility:
         shares = self.memory.moment(n).shares
@@ -113,8 +124,60 @@ class _Run:
         else:
             self._try(method, chosen)
 
+    def _by_roles(self) -> None:
+        """The best plan under any roles of the axes. The bound is that of all plans: the gap is what roles cost."""
+        runs = self._roles()
+        self._bound_of_all()
+        for optimum, run in runs:
+            if not self._done() and (self.best is None or optimum < self.best[0]):
+                self._under(run, run._programs)
+
+    def _roles(self) -> list[tuple[float, _Run]]:
+        """Plans under all roles that elimination finds; (what any plan costs at least, its run), cheapest first."""
+        runs = []
+        for _, choices in by_roles(self.choices):
+            try:
+                with self.effort.on_clock("solve"):
+                    _, optimum = minimize(choices.unary, choices.pairs, cancelled=self.effort.cancelled)
+            except TooWideError:
+                optimum = 0.0
+            run = _Run(choices, self.budget_bytes, self.effort)
+            if math.isfinite(optimum) and run.least_bytes <= self.budget_bytes:
+                runs.append((optimum, run))
+        runs.sort(key=lambda one: one[0])
+        for optimum, run in runs:
+            if not self._done() and (self.best is None or optimum < self.best[0]):
+                self._under(run, run._eliminated)
+        return runs
+
+    def _under(self, run: _Run, look: Callable[[], None]) -> None:
+        """Look for a better plan among fewer choices."""
+        run.best, run.verdict = self.best, self.verdict
+        look()
+        self.best, self.verdict = run.best, run.verdict
+        self._say("roles", "one tried")
+
+    def _bound_of_all(self) -> None:
+        """Of plans of every sort."""
+        try:
+            with self.effort.on_clock("solve"):
+                chosen, self.bound = minimize(self.choices.unary, self.choices.pairs, cancelled=self.effort.cancelled)
+            verdict = check(self.problem, self.choices.splits(chosen), _ANY_BYTES, self.rules)
+        except TooWideError:
+            verdict = None
+        if (verdict is None or verdict.peak_bytes > self.budget_bytes) and not self._done():
+            self._relaxed(integer=False)
+
     def _auto(self) -> None:
         """Without the budget first; where that is too much, under it."""
+        self._eliminated()
+        if not self._done():
+            self._roles()
+        if not self._done():
+            self._programs()
+
+    def _eliminated(self) -> None:
+        """Exact without the budget; with prices for memory under it."""
         try:
             with self.effort.on_clock("solve"):
                 chosen, optimum = minimize(self.choices.unary, self.choices.pairs, cancelled=self.effort.cancelled)
@@ -124,8 +187,6 @@ class _Run:
                 self._prices(optimum)
         except TooWideError:
             self._say("elimination", "tables are too wide")
-        if not self._done():
-            self._programs()
 
     def _prices(self, optimum: float) -> None:
         """Elimination with a price for memory, from one at which all of it costs a tenth of the best plan without."""
@@ -139,26 +200,30 @@ class _Run:
 
     def _programs(self) -> None:
         """The relaxation, with a row for every moment that its points break; then integers."""
-        moments = self.moments
-        scale = max(self.bound or 0.0, float(max(costs.max() for costs in self.choices.unary)), 1.0)
         integer = False
         while not self._done():
-            with self.effort.on_clock("build"):
-                program = transport.formulate(self.choices, moments, self.budget_bytes, scale=scale, integer=integer)
-            solution = self._solved("program" if integer else "relaxation", program)
-            self.is_infeasible = solution.status is SolverStatus.INFEASIBLE
-            if solution.bound is not None and not self.is_infeasible:
-                self.bound = max(self.bound or 0.0, solution.bound * scale)
+            program, solution = self._relaxed(integer=integer)
             if solution.values is None:
                 return
             whole = all(np.allclose(solution.values[c].max(), 1.0, atol=1e-6) for c in program.states)
             broken = self._try("program" if integer else "relaxation", program.chosen(solution.values))
             if whole and broken is not None:
-                moments.append(broken)
+                self.moments.append(broken)
             elif integer:
                 return
             else:
                 integer = True
+
+    def _relaxed(self, *, integer: bool) -> tuple[transport.Transport, Solution]:
+        """The program solved: it bounds all plans."""
+        scale = max(self.bound or 0.0, float(max(costs.max() for costs in self.choices.unary)), 1.0)
+        with self.effort.on_clock("build"):
+            program = transport.formulate(self.choices, self.moments, self.budget_bytes, scale=scale, integer=integer)
+        solution = self._solved("program" if integer else "relaxation", program)
+        self.is_infeasible = solution.status is SolverStatus.INFEASIBLE
+        if solution.bound is not None and not self.is_infeasible:
+            self.bound = max(self.bound or 0.0, solution.bound * scale)
+        return program, solution
 
     def _solved(self, phase: str, what: transport.Transport) -> Solution:
         options = self.effort.options
@@ -181,7 +246,8 @@ class _Run:
     def _try(self, phase: str, chosen: Sequence[int]) -> Moment | None:
         """Take an assignment where it keeps the budget; otherwise the moment at which it takes most."""
         with self.effort.on_clock("check"):
-            verdict = check(self.problem, self.choices.splits(chosen), _ANY_BYTES, self.rules)
+            splits = self.choices.splits(chosen)
+            verdict = check(self.problem, splits, _ANY_BYTES, self.rules)
         if not verdict.ok:  # a fractional point, made whole, can ask for what cannot be brought there
             self._say(phase, "no plan")
             return None
@@ -192,7 +258,7 @@ class _Run:
             self._say(phase, f"{show_bytes(verdict.peak_bytes)} are too much")
             return self.memory.moment(at)
         if self.best is None or verdict.objective < self.best[0]:
-            self.best, self.verdict = (verdict.objective, list(chosen)), verdict
+            self.best, self.verdict = (verdict.objective, splits), verdict
         self._say(phase, f"{show_bytes(verdict.peak_bytes)} at the most")
         return None
 
@@ -208,7 +274,7 @@ class _Run:
 
     def _answer(self, lacking: Infeasibility | None) -> PartitionPlan:
         objective = None if self.best is None else self.best[0]
-        splits = None if self.best is None else self.choices.splits(self.best[1])
+        splits = None if self.best is None else self.best[1]
         return PartitionPlan(
             name=self.problem.name,
             problem_sha256=self.problem.sha256,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 
@@ -13,21 +14,42 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import loadmaster
 from loadmaster.errors import InputError, LoadmasterError
-from loadmaster.executor.partition.apply import Backend, PartitionedStep, apply
+from loadmaster.executor.partition.apply import apply
 from loadmaster.executor.partition.capture import capture
+from loadmaster.executor.partition.graph_step import Backend, PartitionedStep
+from loadmaster.executor.partition.redistribute import Redistributor
 from loadmaster.executor.partition.split import split
 from loadmaster.executor.partition.traced import traced_step
 from loadmaster.executor.steps.batch import batch_of
 from loadmaster.models.partition.checker import check
 from loadmaster.models.partition.choices import coarsened
 from loadmaster.models.partition.collectives import collectives
+from loadmaster.models.partition.documents import read_problem, write_problem
+from loadmaster.models.partition.placements import TERM, divides, possible
 from loadmaster.models.partition.plan import PartitionPlan, Splits
-from loadmaster.models.partition.problem import PartitionProblem
+from loadmaster.models.partition.problem import Axis, PartitionProblem
+from loadmaster.models.partition.traffic import Traffic
 from tests.executor.partition.models import made
 from tests.models.partition.instances import axes
 
 STEPS, RATE = 3, 0.01
 LARGEST = 1 << 60
+
+
+def every_redistribution(sizes: tuple[int, ...], rank: int) -> None:
+    """From every placement of a matrix to every other one, terms of sums among them."""
+    redistribute = Redistributor(init_device_mesh("cpu", sizes), Traffic(axes(*sizes, latency_us=1.0)))
+    shape = (8, 12)
+    whole = torch.arange(96, dtype=torch.float64).reshape(shape)
+    stored = possible(shape, sizes, replicas=True)
+    parts = itertools.product((0, 1, TERM), repeat=len(sizes))
+    for held in {*stored, *(p for p in parts if divides(shape, p, sizes))}:
+        terms = 1
+        for part, size in zip(held, sizes, strict=True):
+            terms *= size if part == TERM else 1
+        for needed in stored:
+            found = redistribute(redistribute.cut(whole, held) / terms, shape, held, needed)
+            torch.testing.assert_close(found, redistribute.cut(whole, needed), rtol=1e-14, atol=0)
 
 
 def plan_of(problem: PartitionProblem, splits: Splits) -> PartitionPlan:
@@ -55,19 +77,14 @@ def plan_of(problem: PartitionProblem, splits: Splits) -> PartitionPlan:
 def trains_alike(name: str, plans: int, sizes: tuple[int, ...], rank: int, backend: Backend = "eager") -> None:
     """Loss, gradients and parameters of random plans are those of one device; collectives are those predicted."""
     model, batch, loss = made(name)
-    problem = capture(model, batch, loss, axes=axes(*sizes, latency_us=1.0))
+    problem = captured(name, axes(*sizes, latency_us=1.0), rank)
     choices, rng = coarsened(problem), random.Random(1)
     expected = on_one_device(name)
     traced, mesh = traced_step(model, batch_of(batch), loss), init_device_mesh("cpu", sizes)
-    for n in range(plans):
+    for _ in range(plans):
         splits = choices.splits([rng.randrange(len(variable.states)) for variable in choices.variables])
-        plan = plan_of(problem, splits)
-        # Tracing takes longer than the rest.
-        step = (
-            PartitionedStep(model, loss, traced, problem, plan, mesh, backend)
-            if n
-            else apply(model, batch, loss, problem=problem, plan=plan, backend=backend)
-        )
+        # As ``apply`` does, but for the tracing: it takes longer than the rest.
+        step = PartitionedStep(model, loss, traced, problem, plan_of(problem, splits), mesh, backend)
         optimizer = torch.optim.AdamW(step.parameters(), lr=RATE)
         for wanted, gradients, state in expected:
             step.counts.clear()
@@ -76,11 +93,21 @@ def trains_alike(name: str, plans: int, sizes: tuple[int, ...], rank: int, backe
             torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
             assert step.counts == collectives(problem, splits)
             for parameter, share in step.named_parameters():
-                own = step._split.whole(step._traced.parameters[parameter], share.grad)
+                own = step._split.whole(step.traced.parameters[parameter], share.grad)
                 torch.testing.assert_close(own, gradients[parameter], rtol=1e-10, atol=1e-12, msg=parameter)
             optimizer.step()
             optimizer.zero_grad()
             torch.testing.assert_close(step.state_dict(), state, rtol=1e-9, atol=1e-11)
+
+
+def captured(name: str, mesh: tuple[Axis, ...], rank: int) -> PartitionProblem:
+    """One rank captures for all."""
+    said: list[object] = [None]
+    if rank == 0:
+        model, batch, loss = made(name)
+        said = [write_problem(capture(model, batch, loss, axes=mesh))]
+    dist.broadcast_object_list(said)
+    return read_problem(said[0])
 
 
 def on_one_device(name: str) -> list[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:
@@ -128,7 +155,7 @@ def drops_alike(sizes: tuple[int, ...], rank: int) -> None:
         for _ in range(2):
             step(*batch).backward()
             (share,) = step.parameters()
-            sums.append(step._split.whole(step._traced.parameters["scale"], share.grad.clone()))
+            sums.append(step._split.whole(step.traced.parameters["scale"], share.grad.clone()))
             share.grad = None
         assert not torch.equal(*sums)
         # A kept element counts 2, of eight rows: were all shares of rows dropped alike, sums would be few even numbers.

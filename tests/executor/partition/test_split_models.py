@@ -37,6 +37,7 @@ def test_the_pages_script_trains_under_torchrun(tmp_path: Path) -> None:
 def test_models_train_on_two_ranks_as_on_one(tmp_path: Path) -> None:
     scenarios = {name: partial(step_scenarios.trains_alike, name, 2, (2,)) for name in MADE}
     scenarios |= {
+        "redistributions": partial(step_scenarios.every_redistribution, (2,)),
         "dropout": partial(step_scenarios.drops_alike, (2,)),
         "state": partial(step_scenarios.saves_and_loads, (2,)),
         "compiled": partial(step_scenarios.trains_alike, "perceptron", 1, (2,), backend="inductor"),
@@ -50,4 +51,5 @@ def test_models_train_on_a_mesh_as_on_one(tmp_path: Path) -> None:
     """Two axes: every rank traces for itself, so that a few models must do here."""
     scenarios = {name: partial(step_scenarios.trains_alike, name, 2, (2, 2)) for name in ("convolutional", "experts")}
     scenarios["one call"] = partial(step_scenarios.splits_in_one_call, (2, 2))
+    scenarios |= {str(sizes): partial(step_scenarios.every_redistribution, sizes) for sizes in ((2, 2), (4,))}
     assert reports(scenarios, tmp_path, 4) == {name: [""] * 4 for name in scenarios}

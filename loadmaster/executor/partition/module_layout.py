@@ -1,0 +1,93 @@
+"""What a plan says of a model's modules: how each parameter lies, and where what goes in and out of them moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement as DPlacement
+
+from loadmaster.executor.partition.traced import TracedStep
+from loadmaster.models.partition.placements import WHOLE, Placement, code
+from loadmaster.models.partition.plan import Splits
+from loadmaster.models.partition.problem import PartitionProblem
+from loadmaster.models.partition.roles import Role, roles_of
+from loadmaster.models.partition.sides import sides
+
+Shape = tuple[int, ...]
+Lies = tuple[DPlacement, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Of one plan.
+
+    Attributes:
+        roles: of the axes.
+        sizes: of the axes.
+        parameters: name -> its placement on every axis.
+        split_inputs: leaves of the batch that are split along their first dimension, on axes that divide batches.
+        entering: module -> shape of what goes in, without what other workers have of the batch -> how its operators
+            need it on the tensor axes.
+        leaving: the same of what comes out.
+    """
+
+    roles: tuple[Role, ...]
+    sizes: tuple[int, ...]
+    parameters: dict[str, Placement]
+    split_inputs: frozenset[int]
+    entering: dict[str, dict[Shape, Lies]] = field(default_factory=dict)
+    leaving: dict[str, dict[Shape, Lies]] = field(default_factory=dict)
+
+    def axes(self, *roles: Role) -> list[int]:
+        """Those with one of these roles, in order."""
+        return [axis for axis, role in enumerate(self.roles) if role in roles]
+
+    def on_tensor_axes(self, placement: Placement) -> Lies:
+        """In the words of ``DTensor``."""
+        parts = [placement[axis] for axis in self.axes("tensor")]
+        return tuple(Replicate() if part == WHOLE else Shard(part) for part in parts)
+
+    def sharded_along(self, name: str) -> int:
+        """The dimension along which a parameter is divided on the axes that shard; the first where none is."""
+        parts = {self.parameters[name][axis] for axis in self.axes("shard")} - {WHOLE}
+        return parts.pop() if parts else 0
+
+
+def layout_of(traced: TracedStep, problem: PartitionProblem, splits: Splits) -> Layout:
+    """What a plan says of the modules of a traced step."""
+    placements = [tuple(map(code, parts)) for parts in splits.placements]
+    sizes = tuple(axis.size for axis in problem.axes)
+    roles = roles_of(problem, splits)
+    divided = [axis for axis, role in enumerate(roles) if role != "tensor"]
+    found = Layout(
+        roles,
+        sizes,
+        {name: placements[n] for name, n in traced.parameters.items()},
+        frozenset(leaf for leaf, n in traced.inputs.items() if any(placements[n][axis] == 0 for axis in divided)),
+    )
+    made_in = {t: o.module for o in problem.operators for t in o.outputs}
+    kept = {n for n, tensor in enumerate(problem.tensors) if tensor.role in ("parameter", "state")}
+    for operator, chosen in zip(problem.operators[: traced.graph.forward_count], splits.strategies, strict=False):
+        if operator.module is None:
+            continue
+        every = problem.strategies(operator)
+        for side in sides(operator, [every[s] for s in chosen]):
+            lies = placements[side.tensor] if side.output else side.placement
+            if side.tensor in kept or (not side.output and made_in.get(side.tensor) == operator.module):
+                continue
+            shape = _share(problem.tensors[side.tensor].shape, placements[side.tensor], sizes, divided)
+            if side.output:
+                found.leaving.setdefault(operator.module, {})[shape] = found.on_tensor_axes(lies)
+            else:
+                found.entering.setdefault(operator.module, {}).setdefault(shape, found.on_tensor_axes(lies))
+    return found
+
+
+def _share(shape: Shape, placement: Placement, sizes: Sequence[int], axes: Sequence[int]) -> Shape:
+    found = list(shape)
+    for axis in axes:
+        if placement[axis] >= 0:
+            found[placement[axis]] //= sizes[axis]
+    return tuple(found)

@@ -1,0 +1,172 @@
+"""What a model's own modules can run, by ``fully_shard`` and by hooks around them: choices with fewer states.
+
+Every axis of the mesh has one role for the whole model (:mod:`loadmaster.models.partition.roles`).
+
+On an axis that divides batches, everything computed from the batch is split along its first dimension, and operators
+need parameters whole. Axes that shard divide one dimension of a parameter.
+
+On a tensor axis nothing moves inside a module: what its operators read lies as they need it, and what they make stays
+as it is made, but for terms of a sum, which are added up. What goes into a module or comes out of it may move: a hook
+can do that. Parameters are used as they lie, and every worker has the whole input of the step.
+
+Convolutions run whole there: of what ``DTensor`` computes on their channels some is wrong (PyTorch 2.13, issue 186129).
+
+Which roles are best is found by trying all: three to the power of the axes, each a problem much smaller than the whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+
+from loadmaster.models.partition.choices import Choices, Variable
+from loadmaster.models.partition.placements import TERM, WHOLE, Placement
+from loadmaster.models.partition.roles import Role
+from loadmaster.models.partition.sides import Side, sides
+from loadmaster.solvers.program import FloatArray, IntArray
+
+# The dimension of batches.
+_BATCH = 0
+# Not to be split by ``DTensor``.
+_WHOLE_OPERATORS = ("aten.convolution",)
+
+
+def by_roles(choices: Choices) -> Iterator[tuple[tuple[Role, ...], Choices]]:
+    """(roles of the axes, the choices that they leave)"""
+    modules = _Modules(choices)
+    for roles in itertools.product(get_args(Role), repeat=len(choices.problem.axes)):
+        yield roles, modules.under(roles)
+
+
+class _Modules:
+    def __init__(self, choices: Choices) -> None:
+        self.choices, self.problem = choices, choices.problem
+        self._maker: dict[int, int] = {}
+        self._readers: dict[int, list[int]] = {}
+        for n, operator in enumerate(self.problem.operators):
+            self._maker.update((tensor, n) for tensor in operator.outputs)
+            for tensor in operator.inputs:
+                self._readers.setdefault(tensor, []).append(n)
+        self._of_batch = self._computed_from_batch()
+        self._parameters = {
+            v
+            for v, variable in enumerate(choices.variables)
+            if variable.of == "tensors" and any(self.problem.tensors[t].role == "parameter" for t in variable.members)
+        }
+
+    def under(self, roles: Sequence[Role]) -> Choices:
+        """The states that such roles leave; a variable that none of its states suits keeps all."""
+        divided = [axis for axis, role in enumerate(roles) if role != "tensor"]
+        kept = []
+        for v, variable in enumerate(self.choices.variables):
+            keep = self._tensors(v, roles) if variable.of == "tensors" else self._operators(variable, divided)
+            kept.append(np.array(keep or range(len(variable.states))))
+        tensor_axes = [axis for axis, role in enumerate(roles) if role == "tensor"]
+        pairs = {}
+        for (t, o), costs in self.choices.pairs.items():
+            left = costs[np.ix_(kept[t], kept[o])]
+            pairs[t, o] = self._still(left, t, o, kept[t], kept[o], tensor_axes) if tensor_axes else left
+        variables = [
+            replace(variable, states=tuple(variable.states[n] for n in keep))
+            for variable, keep in zip(self.choices.variables, kept, strict=True)
+        ]
+        unary = [costs[keep] for costs, keep in zip(self.choices.unary, kept, strict=True)]
+        return replace(self.choices, variables=variables, unary=unary, pairs=pairs)
+
+    def _computed_from_batch(self) -> set[int]:
+        """Inputs of the step, and whatever is computed from them."""
+        found = {n for n, tensor in enumerate(self.problem.tensors) if tensor.role == "input" and tensor.shape}
+        for operator in self.problem.operators:
+            if not found.isdisjoint(operator.inputs):
+                found.update(operator.outputs)
+        return found
+
+    def _tensors(self, v: int, roles: Sequence[Role]) -> list[int]:
+        variable = self.choices.variables[v]
+        if v in self._parameters:
+            return self._of_parameters(variable, roles)
+        part = _BATCH if any(t in self._of_batch for t in variable.members) else WHOLE
+        is_input = any(self.problem.tensors[t].role == "input" for t in variable.members)
+        wanted = [part if role != "tensor" else WHOLE if is_input else None for role in roles]
+        return [n for n, state in enumerate(variable.states) if _matches(state, wanted)]
+
+    def _of_parameters(self, variable: Variable, roles: Sequence[Role]) -> list[int]:
+        """Whole where they are replicated; where they are sharded along one dimension, if the mesh divides one."""
+        whole = [WHOLE if role == "replicate" else None for role in roles]
+        found = [n for n, state in enumerate(variable.states) if _matches(state, whole)]
+        sharded = [axis for axis, role in enumerate(roles) if role == "shard"]
+        along_one = [n for n in found if len({variable.states[n][axis] for axis in sharded}) <= 1]
+        divided = [n for n in along_one if all(variable.states[n][axis] != WHOLE for axis in sharded)]
+        return divided or along_one
+
+    def _operators(self, variable: Variable, divided: Sequence[int]) -> list[int]:
+        """On axes that divide batches: parameters are needed whole, and the work is divided where it can be."""
+        operator = self.problem.operators[variable.members[0]]
+        every = self.problem.strategies(operator)
+        if operator.op.startswith(_WHOLE_OPERATORS):
+            whole = len(every) - 1
+            others = [axis for axis in range(len(self.problem.axes)) if axis not in divided]
+            states = [n for n, state in enumerate(variable.states) if all(state[axis] == whole for axis in others)]
+        else:
+            states = [*range(len(variable.states))]
+        slots = [n for n, t in enumerate(operator.inputs) if self.choices.tensor_of[t] in self._parameters]
+        fitting = [
+            n
+            for n in states
+            if all(every[variable.states[n][axis]].inputs[slot].part == "R" for axis in divided for slot in slots)
+        ]
+        dividing = [n for n in fitting if all(every[variable.states[n][axis]].divides for axis in divided)]
+        of_batch = not self._of_batch.isdisjoint(operator.inputs)
+        return dividing if of_batch and dividing else fitting
+
+    def _still(
+        self, costs: FloatArray, t: int, o: int, lies: IntArray, runs: IntArray, tensor_axes: Sequence[int]
+    ) -> FloatArray:
+        """The costs, infinite where something would move inside a module."""
+        tensors, operators = self.choices.variables[t], self.choices.variables[o]
+        operator = self.problem.operators[operators.members[0]]
+        every = self.problem.strategies(operator)
+        found = costs.copy()
+        placements = [tensors.states[n] for n in lies]
+        moves = self._may_move(t, o)
+        for column, n in enumerate(runs):
+            for side in sides(operator, [every[s] for s in operators.states[n]]):
+                if self.choices.tensor_of[side.tensor] == t and not moves[side.output]:
+                    stays = [_stays(side, placement, tensor_axes) for placement in placements]
+                    found[~np.array(stays), column] = np.inf
+        return found
+
+    def _may_move(self, t: int, o: int) -> dict[bool, bool]:
+        """Whether tensors of a class may move into operators of one, and out of them: whether all cross a module."""
+        into, out = True, True
+        for n in self.choices.variables[o].members:
+            operator = self.problem.operators[n]
+            for tensor in operator.inputs:
+                if self.choices.tensor_of[tensor] == t:
+                    maker = self._maker.get(tensor)
+                    if maker is None:
+                        into &= self.problem.tensors[tensor].role == "input"
+                    else:
+                        into &= self.problem.operators[maker].module != operator.module
+            for tensor in operator.outputs:
+                if self.choices.tensor_of[tensor] == t:
+                    readers = self._readers.get(tensor, ())
+                    out &= all(self.problem.operators[reader].module != operator.module for reader in readers)
+        return {False: into, True: out}
+
+
+def _matches(state: Placement, wanted: Sequence[int | None]) -> bool:
+    return all(part is None or part == has for has, part in zip(state, wanted, strict=True))
+
+
+def _stays(side: Side, placement: Placement, axes: Sequence[int]) -> bool:
+    """Whether nothing moves on these axes but terms of a sum that are added up where they are made."""
+    return all(
+        side.placement[axis] == placement[axis]
+        or (side.output and side.placement[axis] == TERM and placement[axis] == WHOLE)
+        for axis in axes
+    )

@@ -1,0 +1,109 @@
+"""What every rank does in tests of models that are split into their modules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import loadmaster
+from loadmaster.errors import InputError
+from loadmaster.executor.partition.apply import apply
+from loadmaster.executor.partition.module_step import ModuleStep
+from loadmaster.executor.partition.split import split
+from loadmaster.models.partition.choices import coarsened
+from loadmaster.models.partition.plan import PartitionPlan
+from loadmaster.models.partition.problem import PartitionProblem
+from loadmaster.models.partition.roles import Role, roles_of
+from loadmaster.planner.partition.elimination import minimize
+from loadmaster.planner.partition.modules import by_roles
+from tests.executor.partition.models import made
+from tests.executor.partition.step_scenarios import RATE, captured, on_one_device, plan_of
+from tests.models.partition.instances import axes
+
+Roles = tuple[Role, ...]
+
+
+def under(problem: PartitionProblem, roles: Roles) -> PartitionPlan:
+    """The best plan where the axes have these roles."""
+    choices = dict(by_roles(coarsened(problem)))[roles]
+    chosen, _ = minimize(choices.unary, choices.pairs)
+    splits = choices.splits(chosen)
+    assert roles_of(problem, splits) == roles
+    return replace(plan_of(problem, splits), method="module")
+
+
+def fast_links(name: str, sizes: tuple[int, ...], rank: int) -> PartitionProblem:
+    """So fast that all is split which can be."""
+    return captured(name, axes(*sizes, gbps=1e6), rank)
+
+
+def trains_alike(name: str, every: list[Roles], sizes: tuple[int, ...], rank: int) -> None:
+    """Loss and parameters are those of one device, whatever the axes are for."""
+    problem, expected = fast_links(name, sizes, rank), on_one_device(name)
+    for roles in every:
+        model, batch, loss = made(name)
+        step = apply(model, batch, loss, problem=problem, plan=under(problem, roles), executor="module")
+        optimizer = torch.optim.AdamW(step.parameters(), lr=RATE)
+        for wanted, _, state in expected:
+            found = step(*batch)
+            found.backward()
+            torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.testing.assert_close(step.state_dict(), state, rtol=1e-9, atol=1e-11)
+
+
+def splits_in_one_call(sizes: tuple[int, ...], rank: int) -> None:
+    """Whole state goes out and in; a loss that is a sum has its own gradients."""
+    model, batch, _ = made("perceptron")
+    reference, _, _ = made("perceptron")
+    loss = nn.MSELoss(reduction="sum")
+    mesh = "x".join(map(str, sizes))
+    planner = loadmaster.plan
+    step = split(model, batch, loss, mesh=mesh, planner=planner, budget_bytes="5KiB", executor="module")
+    assert isinstance(step, ModuleStep) and step.module is model
+    wanted = loss(reference(batch[0]), batch[1])
+    wanted.backward()
+    found = step(*batch)
+    found.backward()
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    for (name, parameter), own in zip(step.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad.full_tensor(), own.grad, rtol=1e-10, atol=1e-12, msg=name)
+    state = {name: 2 * value for name, value in step.state_dict().items()}
+    step.load_state_dict(state)
+    torch.testing.assert_close(step.state_dict(), state, rtol=0, atol=0)
+
+
+def refuses(sizes: tuple[int, ...], rank: int) -> None:
+    """What would train otherwise than one device is found before it trains."""
+    problem = fast_links("convolutional", sizes, rank)
+
+    def tried(roles: Roles) -> None:
+        model, batch, loss = made("convolutional")
+        apply(model, batch, loss, problem=problem, plan=under(problem, roles), executor="module")
+
+    # Statistics of a share of the batch, and running ones that DTensor does not write.
+    with pytest.raises(InputError, match=r"loss.*one device has.*executor='graph'"):
+        tried(("shard",))
+    with pytest.raises(InputError, match=r"1\.running_mean.*executor='graph'"):
+        tried(("tensor",))
+    model, batch, loss = made("convolutional")
+    plan = replace(under(problem, ("shard",)), method="auto")
+    with pytest.raises(InputError, match=r"plan\.method.*auto.*method=\"module\""):
+        apply(model, batch, loss, problem=problem, plan=plan, executor="module")
+    with pytest.raises(InputError, match=r"executor.*modules.*graph, module"):
+        apply(model, batch, loss, problem=problem, plan=plan, executor="modules")  # type: ignore[arg-type]
+    dropped = nn.Sequential(nn.Linear(8, 4), nn.Dropout()).double()
+    with pytest.raises(InputError, match="dropout to 0"):
+        split(
+            dropped,
+            (torch.ones(8, 8).double(), torch.ones(8, 4).double()),
+            nn.MSELoss(),
+            mesh="2",
+            planner=loadmaster.plan,
+            budget_bytes="1GiB",
+            executor="module",
+        )

@@ -1,0 +1,28 @@
+"""Models split into their modules over gloo: they train as on one device, or are refused."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.executor.collective.worlds import reports
+from tests.executor.partition import module_scenarios
+
+
+@pytest.mark.slow
+def test_modules_train_on_two_ranks_as_on_one(tmp_path: Path) -> None:
+    scenarios = {
+        "llama": partial(module_scenarios.trains_alike, "llama", [("tensor",)], (2,)),
+        "one call": partial(module_scenarios.splits_in_one_call, (2,)),
+        "refused": partial(module_scenarios.refuses, (2,)),
+    }
+    assert reports(scenarios, tmp_path, 2) == {name: ["", ""] for name in scenarios}
+
+
+@pytest.mark.slow
+def test_modules_train_on_a_mesh_as_on_one(tmp_path: Path) -> None:
+    every = [("replicate", "shard"), ("shard", "shard"), ("shard", "tensor"), ("tensor", "replicate")]
+    scenarios = {"perceptron": partial(module_scenarios.trains_alike, "perceptron", every, (2, 2))}
+    assert reports(scenarios, tmp_path, 4) == {name: [""] * 4 for name in scenarios}
