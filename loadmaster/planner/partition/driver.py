@@ -1,12 +1,14 @@
 """How ``partition`` is solved: exactly by elimination where no budget binds, else with prices for memory, and by the
 compact program.
 
-The relaxation of the program comes first. Where its point is no plan, or one that a moment without a row refuses, the
-row is added; where it is fractional, integers are asked for.
+The relaxation of the program comes first. Where its point is a plan that a moment without a row refuses, the row is
+added. Where it is fractional, each axis gets one role for the whole model (:mod:`.modules`): few choices are left then,
+and a plan is found soon where there is one. At last integers are asked for.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -130,7 +132,7 @@ class _Run:
         self._bound_of_all()
         for optimum, run in runs:
             if not self._done() and (self.best is None or optimum < self.best[0]):
-                self._under(run, run._programs)
+                self._under(run, functools.partial(run._programs, integer=True))
 
     def _roles(self) -> list[tuple[float, _Run]]:
         """Plans under all roles that elimination finds; (what any plan costs at least, its run), cheapest first."""
@@ -166,15 +168,15 @@ class _Run:
         except TooWideError:
             verdict = None
         if (verdict is None or verdict.peak_bytes > self.budget_bytes) and not self._done():
-            self._relaxed(integer=False)
+            self._solved_program(integer=False)
 
     def _auto(self) -> None:
         """Without the budget first; where that is too much, under it."""
         self._eliminated()
+        self._programs(integer=False)
         if not self._done():
             self._roles()
-        if not self._done():
-            self._programs()
+        self._programs(integer=True)
 
     def _eliminated(self) -> None:
         """Exact without the budget; with prices for memory under it."""
@@ -198,24 +200,20 @@ class _Run:
         first_price = 0.1 * max(optimum, 1.0) / max(self.budget_bytes, 1)
         search(self.choices, self.moments, self.budget_bytes, first_price, taken, self._done)
 
-    def _programs(self) -> None:
-        """The relaxation, with a row for every moment that its points break; then integers."""
-        integer = False
+    def _programs(self, *, integer: bool) -> None:
+        """The program, with a row for every moment that its points break."""
         while not self._done():
-            program, solution = self._relaxed(integer=integer)
+            program, solution = self._solved_program(integer=integer)
             if solution.values is None:
                 return
             whole = all(np.allclose(solution.values[c].max(), 1.0, atol=1e-6) for c in program.states)
             broken = self._try("program" if integer else "relaxation", program.chosen(solution.values))
-            if whole and broken is not None:
-                self.moments.append(broken)
-            elif integer:
+            if not whole or broken is None:
                 return
-            else:
-                integer = True
+            self.moments.append(broken)
 
-    def _relaxed(self, *, integer: bool) -> tuple[transport.Transport, Solution]:
-        """The program solved: it bounds all plans."""
+    def _solved_program(self, *, integer: bool) -> tuple[transport.Transport, Solution]:
+        """What it comes to bounds all plans."""
         scale = max(self.bound or 0.0, float(max(costs.max() for costs in self.choices.unary)), 1.0)
         with self.effort.on_clock("build"):
             program = transport.formulate(self.choices, self.moments, self.budget_bytes, scale=scale, integer=integer)
