@@ -46,7 +46,7 @@ class Block(nn.Module):
 
     def attention(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """[batch, length, width] to the same; no token looks at a later one."""
-        batch, length, width = x.shape
+        batch, length, _ = x.shape
         query = self.query(x).view(batch, length, self.heads, self.size).transpose(1, 2)
         key = self.key(x).view(batch, length, self.groups, self.size).transpose(1, 2)
         value = self.value(x).view(batch, length, self.groups, self.size).transpose(1, 2)
@@ -54,7 +54,7 @@ class Block(nn.Module):
         shared = self.heads // self.groups
         key, value = (t.repeat_interleave(shared, 1) for t in (key, value))
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.project(mixed.transpose(1, 2).reshape(batch, length, width))
+        return self.project(mixed.transpose(1, 2).flatten(2))
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """[batch, length, width] to the same."""

@@ -1,0 +1,229 @@
+"""Training steps on several GPUs under a plan, beside what people write by hand, in one run.
+
+Usage: torchrun --standalone --nproc-per-node N -m benchmarks.partition_gpus [--small] [--model llama|wide]
+
+``llama``  1.3 billion parameters, bfloat16, sequences of 2,048 tokens, AdamW
+``wide``   a wide residual network without batch norms, bfloat16, images of 64 x 64, AdamW
+
+Rivals, each through the call that its users make: ``DistributedDataParallel``, ``fully_shard`` (FSDP2) of every block,
+tensor parallelism by ``parallelize_module`` (llama only), and FSDP2 with it from four GPUs on. Ours are ``split`` with
+the executors ``graph`` (compiled, and eager) and ``module``. Two limits: what FSDP2 takes at its peak, and 60 % of what
+data parallelism takes. A rival that takes more than a limit does not count there.
+
+Times are medians of ten steps after three, the slowest rank's; peaks are those of PyTorch's allocator, the largest of
+all ranks. ``--small`` is for a try on CPUs over gloo: nothing is recorded, and peaks are not known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import loadmaster
+from benchmarks import record
+from examples.llama import Example, llama
+from loadmaster.errors import LoadmasterError
+from loadmaster.executor import split
+
+WARM, STEPS = 3, 10
+SHARE_OF_DATA_PARALLEL = 0.6
+Stepper = Callable[[], Tensor]
+Made = tuple[Stepper, Iterable[nn.Parameter], dict[str, Any]]
+
+
+class WideBlock(nn.Module):
+    """Two convolutions beside a shortcut."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = x + self.second(torch.relu(self.first(torch.relu(x))))
+        return found
+
+
+def wide(batch: int, side: int, width: int, blocks: int) -> Example:
+    """Convolutions that are wide enough to be worth splitting by channels."""
+    stem, body = nn.Conv2d(3, width, 3, padding=1), nn.Sequential(*(WideBlock(width) for _ in range(blocks)))
+    model = nn.Sequential(stem, body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 1000))
+    images = torch.randn(batch, 3, side, side), torch.randint(1000, (batch,))
+    return model, images, nn.functional.cross_entropy
+
+
+def made(name: str, small: bool) -> Example:
+    """The model of a name, alike on all ranks."""
+    torch.manual_seed(0)
+    ranks = dist.get_world_size()
+    with torch.device(device()):
+        if name == "llama":
+            sizes = dict(length=32, vocabulary=512, layers=2, width=64, heads=8, groups=8, hidden=128)
+            if not small:
+                sizes = dict(length=2048, vocabulary=32_000, layers=24, width=2048, heads=16, groups=16, hidden=5632)
+            model, batch, loss = llama(batch=4 * ranks, **sizes)
+        else:
+            model, batch, loss = wide(4 * ranks, 8, 16, 2) if small else wide(32 * ranks, 64, 1024, 24)
+    if small:
+        return model, batch, loss
+    return model.to(torch.bfloat16), tuple(x.bfloat16() if x.is_floating_point() else x for x in batch), loss
+
+
+def device() -> torch.device:
+    """Of this rank."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def by_hand(model: nn.Module, batch: Sequence[Tensor], loss: Callable[..., Tensor], shares: int, share: int) -> Made:
+    """A wrapped model on this rank's share of the batch."""
+    own = [x.chunk(shares)[share] for x in batch]
+    return lambda: loss(model(*own[:-1]), own[-1]), model.parameters(), {}
+
+
+def data_parallel(example: Example) -> Made:
+    """DistributedDataParallel."""
+    model, batch, loss = example
+    return by_hand(DistributedDataParallel(model), batch, loss, dist.get_world_size(), dist.get_rank())
+
+
+def sharded(example: Example, over: DeviceMesh | None = None) -> Made:
+    """FSDP2: every block, then the rest."""
+    model, batch, loss = example
+    over = over or init_device_mesh(device().type, (dist.get_world_size(),))
+    blocks = model.blocks if hasattr(model, "blocks") else model[1]
+    for block in blocks:
+        fully_shard(block, mesh=over)
+    fully_shard(model, mesh=over)
+    return by_hand(model, batch, loss, over.size(), over.get_local_rank())
+
+
+def tensor_parallel(example: Example, over: DeviceMesh | None = None) -> Made:
+    """Heads and hidden units, as in Megatron."""
+    model, batch, loss = example
+    over = over or init_device_mesh(device().type, (dist.get_world_size(),))
+    columns = {name: ColwiseParallel() for name in ("query", "key", "value", "gate", "up")}
+    rows = {name: RowwiseParallel() for name in ("project", "down")}
+    for block in model.blocks:
+        parallelize_module(block, over, {**columns, **rows})
+        block.heads, block.groups = block.heads // over.size(), block.groups // over.size()
+    return by_hand(model, batch, loss, 1, 0)
+
+
+def both(example: Example) -> Made:
+    """Tensor parallelism over pairs, FSDP2 over the others."""
+    mesh = init_device_mesh(device().type, (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
+    tensor_parallel(example, mesh["tensor"])
+    return sharded(example, mesh["data"])
+
+
+def planned(example: Example, limit_bytes: int, **how: Any) -> Made:
+    """``split``, as the README has it."""
+    model, batch, loss = example
+    ranks = dist.get_world_size()
+    step = split(
+        model,
+        batch,
+        loss,
+        mesh=f"{ranks // 2}x2" if ranks > 2 else str(ranks),
+        gbps="350",
+        budget_bytes=limit_bytes,
+        optimizer=torch.optim.AdamW,
+        planner=loadmaster.plan,
+        **how,
+    )
+    said = {"planned_us": step.plan.objective, "planned_bytes": step.plan.check["peak_bytes"], "gap": step.plan.gap}
+    return lambda: step(*batch), step.parameters(), said
+
+
+def measured(name: str, make: Callable[[Example], Made], example: Callable[[], Example]) -> dict[str, Any]:
+    """One way to train, in figures; without any where it fails, most often for memory."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    row: dict[str, Any] = {"way": name}
+    began = time.monotonic()
+    try:
+        step, parameters, said = make(example())
+        row |= said | {"ready_s": round(time.monotonic() - began, 1), **_steps(step, parameters)}
+    except (torch.OutOfMemoryError, LoadmasterError, NotImplementedError) as error:
+        row["failed"] = f"{type(error).__name__}: {error}"[:300]
+    if dist.get_rank() == 0:
+        print(row, flush=True)
+    return row
+
+
+def _steps(step: Stepper, parameters: Iterable[nn.Parameter]) -> dict[str, Any]:
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+    times = []
+    for n in range(WARM + STEPS):
+        if n == WARM and torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        dist.barrier()
+        began = time.perf_counter()
+        loss = step()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    every = torch.tensor([statistics.median(times[WARM:]), peak], dtype=torch.float64, device=device())
+    dist.all_reduce(every, op=dist.ReduceOp.MAX)
+    return {"step_us": round(1e6 * every[0].item()), "peak_bytes": int(every[1].item())}
+
+
+def compared(name: str, small: bool) -> list[dict[str, Any]]:
+    """All ways, by hand first: they say what the limits are."""
+    example = partial(made, name, small)
+    ways: dict[str, Callable[[Example], Made]] = {"data parallel": data_parallel, "fsdp2": sharded}
+    if name == "llama":
+        ways["tensor parallel"] = tensor_parallel
+        if dist.get_world_size() >= 4:
+            ways["fsdp2 and tensor parallel"] = both
+    rows = [measured(way, make, example) for way, make in ways.items()]
+    peaks = {row["way"]: row.get("peak_bytes", 0) for row in rows}
+    limits = {
+        "what fsdp2 takes": peaks["fsdp2"],
+        "60 % of data parallel": int(SHARE_OF_DATA_PARALLEL * peaks["data parallel"]),
+    }
+    for words, limit_bytes in limits.items():
+        for executor, backend in (("graph", "inductor"), ("graph", "eager"), ("module", "eager")):
+            how = {"executor": executor, "backend": backend}
+            make = partial(planned, limit_bytes=limit_bytes or 1 << 40, **how)
+            found = measured(f"plan, {executor}, {backend}", make, example)
+            rows.append(found | {"limit": words, "limit_bytes": limit_bytes})
+    return [row | {"model": name} for row in rows]
+
+
+def main() -> None:
+    """All models."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=("llama", "wide"), action="append")
+    parser.add_argument("--small", action="store_true")
+    given = parser.parse_args()
+    on_gpu = torch.cuda.is_available()
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    if on_gpu:
+        torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
+    rows = [row for name in given.model or ("llama", "wide") for row in compared(name, given.small)]
+    if dist.get_rank() == 0 and not given.small:
+        print(record.write(f"partition_gpus_{dist.get_world_size()}", {"rows": rows}))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
