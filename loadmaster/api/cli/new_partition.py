@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )
     suggest(named, names())
     parser.add_argument("--mesh", required=True, metavar="2x4", help="GPUs along each axis, the slowest links first")
+    parser.add_argument("--topology", metavar="NAME", help="whose links say how fast the axes are: hgx-h200, ndv2, ...")
     parser.add_argument("--gbps", metavar="X,Y", help="GB/s that a GPU receives along each axis, or along all (350)")
     parser.add_argument("--latency-us", metavar="X,Y", help="of a collective along each axis, or along all (20)")
     parser.add_argument("--batch", type=int, metavar="N", help="samples of the whole step (the model's own)")
@@ -44,7 +45,13 @@ def build(arguments: argparse.Namespace) -> Document:
     for flag in ("batch", "sequence"):
         if (value := getattr(arguments, flag)) is not None and value < 1:
             raise InputError(f"--{flag}", value, "is less than 1", "Give a whole number of at least 1.")
-    axes = mesh(arguments.mesh, gbps=arguments.gbps, latency_us=arguments.latency_us, fields=MESH_FLAGS)
+    axes = mesh(
+        arguments.mesh,
+        gbps=arguments.gbps,
+        latency_us=arguments.latency_us,
+        topology=arguments.topology,
+        fields=MESH_FLAGS,
+    )
     problem = model(arguments.model, axes, batch=arguments.batch, sequence=arguments.sequence, hardware=device)
     return write_problem(
         replace(

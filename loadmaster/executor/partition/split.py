@@ -23,6 +23,7 @@ from loadmaster.models.partition.documents import read_plan, read_problem, write
 from loadmaster.models.partition.meshes import mesh as mesh_of
 from loadmaster.models.partition.plan import PartitionPlan
 from loadmaster.models.partition.problem import PartitionProblem
+from loadmaster.models.topologies.topology import Topology
 from loadmaster.models.units import bytes_of, show_at_least
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ def split(
     optimizer: MakesOptimizer | None = None,
     gbps: str | None = None,
     latency_us: str | None = None,
+    topology: str | Topology | None = None,
     hardware: str | None = "h200",
     backend: Backend = "eager",
     executor: Executor = "graph",
@@ -55,7 +57,7 @@ def split(
             ``module`` with ``method="module"``.
         budget_bytes: memory of one GPU, for what the step itself holds: bytes, or a size (``"40GiB"``).
         optimizer: makes the optimizer of some parameters, such as ``torch.optim.AdamW``: its state counts.
-        gbps, latency_us: of each axis, with commas between, or one for all.
+        gbps, latency_us, topology: of the axes, as for :func:`loadmaster.models.partition.meshes.mesh`.
         hardware: the entry of the catalogue whose times are estimated; None: operators are measured.
         backend, executor: as for :func:`loadmaster.executor.apply_partition`.
 
@@ -63,7 +65,7 @@ def split(
         InputError: the step cannot be captured, the mesh is not that of the ranks, or there is no plan.
         LoadmasterError: the planner's.
     """
-    axes = mesh_of(mesh, gbps=gbps, latency_us=latency_us)
+    axes = mesh_of(mesh, gbps=gbps, latency_us=latency_us, topology=topology)
     expect_ranks([axis.size for axis in axes])
     budget = bytes_of(budget_bytes, "budget_bytes")
 

@@ -150,6 +150,8 @@ def test_models_that_there_are_not(options: dict[str, object], words: str) -> No
         ("2x4", {"gbps": "fast"}, "gbps.*is no number"),
         ("2x4", {"gbps": "0"}, "gbps.*is no rate"),
         ("2x4", {"latency_us": "nan"}, "latency_us.*is no rate or time"),
+        ("3x4", {"topology": "hgx-h200"}, "mesh: is not of the 8 of hgx-h200.*3x4.*a mesh of 8"),
+        ("2x4", {"topology": "nowhere"}, "topology.*nowhere.*Choose one of"),
     ],
 )
 def test_meshes_that_there_are_not(text: str, options: dict[str, str], words: str) -> None:
@@ -160,3 +162,13 @@ def test_meshes_that_there_are_not(text: str, options: dict[str, str], words: st
 def test_a_mesh_in_words() -> None:
     axes = mesh("2X4", gbps="45,350", latency_us="5")
     assert [(a.size, a.gbps, a.latency_us) for a in axes] == [(2, 45.0, 5.0), (4, 350.0, 5.0)]
+
+
+def test_links_say_how_fast_axes_are() -> None:
+    """Eight GPUs of a host share one NIC of an NDv2; those of an HGX have one each."""
+    infiniband_gbps = 2**20 / 106e3
+    assert mesh("2x8", topology="ndv2")[0].gbps == pytest.approx(infiniband_gbps / 8)
+    hosts, gpus = mesh("2x8", topology="hgx-h200")
+    assert (hosts.gbps, gpus.gbps) == (50.0, 390.0)
+    assert [axis.gbps for axis in mesh("2x8", topology="hgx-h200", gbps="7,8")] == [7.0, 8.0]
+    assert mesh("2", topology="hgx-h200")[0].gbps == 390.0
