@@ -80,7 +80,7 @@ def capture(
     known = costs or (profiled(own_device) if hardware is None else roofline(hardware))
     with unset_fake_temporarily():
         times_us = [known.node_us(run.node) for run in traced.runs]
-    problem = traced.problem(axes, times_us, f"{name or what}-{traced.fingerprint}")
+    problem = traced.problem(axes, times_us, f"{name or what}-{traced.fingerprint}", known.move_us(0))
     problem = tied(_with_optimizer(problem, traced, states, known))
     whose = "measured" if hardware is None else f"of {hardware}"
     problem = replace(problem, title=f"{what}, costs {whose}", budget_bytes=budget_bytes)
@@ -141,5 +141,6 @@ def _with_optimizer(
         if signature not in signatures:
             signatures.append(signature)
         moved = 2 * sum(tensors[t].size_bytes for t in inputs)
-        operators.append(Operator("update", signatures.index(signature), inputs, (), costs.move_us(moved), module=name))
+        number, launch_us = signatures.index(signature), costs.move_us(0)
+        operators.append(Operator("update", number, inputs, (), costs.move_us(moved), launch_us, module=name))
     return replace(problem, tensors=tuple(tensors), operators=tuple(operators), signatures=tuple(signatures))

@@ -65,15 +65,16 @@ class TracedStep:
         return {op_of(run): run.admitted.reason for run in self.runs if run.admitted.reason}
 
     def problem(
-        self, axes: Sequence[Axis], times_us: Sequence[float] | None = None, name: str = ""
+        self, axes: Sequence[Axis], times_us: Sequence[float] | None = None, name: str = "", launch_us: float = 0.0
     ) -> PartitionProblem:
         """The step without its optimizer. Operators are those of the graph; after the forward pass come the updates of
         buffers.
 
         Args:
             times_us: of each operator of the graph.
+            launch_us: of that, what each takes at least.
         """
-        written = _Writing(self, times_us or [0.0] * len(self.runs))
+        written = _Writing(self, times_us or [0.0] * len(self.runs), launch_us)
         return PartitionProblem(name, tuple(axes), tuple(written.tensors), tuple(written.operators), written.signatures)
 
     @property
@@ -140,7 +141,7 @@ def leaves_of(batch: Batch) -> list[object]:
 class _Writing:
     """Writes a traced step down."""
 
-    def __init__(self, traced: TracedStep, times_us: Sequence[float]) -> None:
+    def __init__(self, traced: TracedStep, times_us: Sequence[float], launch_us: float) -> None:
         graph = traced.graph
         self._numbers: dict[Signature, int] = {}
         named: dict[int, tuple[Role, str]] = {n: ("parameter", name) for name, n in traced.parameters.items()}
@@ -169,6 +170,7 @@ class _Writing:
                     inputs,
                     outputs,
                     time_us,
+                    min(launch_us, time_us),
                     module=None if place is None else place.module,
                     source=None if place is None else place.source,
                 )

@@ -206,7 +206,7 @@ class _Checking:
             names = " ".join(strategy.name for strategy in strategies)
             self.wrong.append(f"{self._name(n)} cannot run as {names} on tensors of these shapes")
             return 0
-        self.compute_us += operator.time_us * work_share(self.sizes, strategies)
+        self.compute_us += operator.worker_us(work_share(self.sizes, strategies))
         buffers = 0
         for side in sides(operator, strategies):
             of = self.problem.tensors[side.tensor]

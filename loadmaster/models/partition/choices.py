@@ -140,13 +140,13 @@ class _Coarsening:
                 strategies = self.problem.strategies(operator)
                 states = found.variables[v].states
                 shares = [work_share(self.sizes, [strategies[s] for s in state]) for state in states]
-                found.unary[v] += operator.time_us * np.array(shares)
+                found.unary[v] += np.array([operator.worker_us(share) for share in shares])
                 continue
             tensor = (*operator.inputs, *operator.outputs)[0]
             v = found.tensor_of[tensor]
             whole = math.prod(self._shape(tensor))
-            held = [held_elements(self._shape(tensor), p, self.sizes) for p in found.variables[v].states]
-            found.unary[v] += operator.time_us * np.array(held) / whole
+            shares = [held_elements(self._shape(tensor), p, self.sizes) / whole for p in found.variables[v].states]
+            found.unary[v] += np.array([operator.worker_us(share) for share in shares])
 
     def _pairs(self, found: Choices) -> None:
         """Traffic between tensors and operators; members of a pair that are alike are computed once."""

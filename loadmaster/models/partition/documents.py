@@ -24,6 +24,9 @@ def check_problem(problem: PartitionProblem) -> None:
     for n, operator in enumerate(problem.operators):
         field = f"operators[{n}]"
         _check_operator(problem, n)
+        if operator.launch_us > operator.time_us:
+            remedy = f"Give at most time_us, {operator.time_us:g}."
+            raise InputError(f"{field}.launch_us", operator.launch_us, "is more than the operator takes", remedy)
         for tensor in operator.inputs:
             if tensor in producers and tensor not in made:
                 name = problem.tensors[tensor].name

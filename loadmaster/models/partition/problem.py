@@ -138,6 +138,7 @@ class Operator:
     Attributes:
         signature: its number in the problem's list.
         time_us: on one GPU that does all of it.
+        launch_us: of that, what every worker takes however small its share.
         tie: operators of one tie have one strategy on every axis.
         module, source: where in the model it comes from.
     """
@@ -149,9 +150,14 @@ class Operator:
     inputs: tuple[Index, ...]
     outputs: tuple[Index, ...] = ()
     time_us: Us = 0.0
+    launch_us: Us = 0.0
     tie: Name | None = None
     module: str | None = None
     source: str | None = None
+
+    def worker_us(self, share: float) -> float:
+        """What a worker takes that does such a share of the work."""
+        return self.launch_us + share * (self.time_us - self.launch_us)
 
     @property
     def words(self) -> str:

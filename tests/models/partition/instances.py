@@ -73,7 +73,8 @@ def random_problem(seed: int, *, mesh: tuple[int, ...] = (2,), operators: int = 
             tensors.append(Tensor(f"w{n}", (columns, shape[1]), 4, "parameter"))
             inputs = (source, len(tensors) - 1)
         tensors.append(Tensor(f"t{n + 1}", shape, 2))
-        steps.append(Operator("op", sort, inputs, (len(tensors) - 1,), rng.choice((0.0, 3.0, 10.0))))
+        time_us = rng.choice((0.0, 3.0, 10.0))
+        steps.append(Operator("op", sort, inputs, (len(tensors) - 1,), time_us, time_us / 4))
     return PartitionProblem(
         "random",
         axes(*mesh, gbps=rng.choice((1e-3, 1e-1)), latency_us=rng.choice((0.0, 0.5))),

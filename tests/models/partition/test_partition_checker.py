@@ -87,6 +87,12 @@ def test_without_replicas_everything_is_divided() -> None:
     assert _said(check(problem, undivided, PLENTY), "operator 0 .* cannot run as whole")
 
 
+def test_a_launch_is_not_divided() -> None:
+    launched = changed(two_products(2), operator0={"launch_us": 6.0})
+    plain, found = (check(problem, PAIR, PLENTY).summary()["compute_us"] for problem in (two_products(2), launched))
+    assert found == plain + 6.0 / 2
+
+
 def test_over_the_budget() -> None:
     problem = two_products(2)
     peak = check(problem, PAIR, PLENTY).peak_bytes
@@ -132,6 +138,10 @@ def changed(problem: PartitionProblem, **changes: object) -> PartitionProblem:
         ({"operator0": {"inputs": (0, 9)}}, r"operators\[0\].inputs.*is no tensor.*0 to 5"),
         ({"operator0": {"inputs": (0,)}}, r"operators\[0\].inputs.*strategies of product are for 2"),
         ({"operator0": {"inputs": (3, 1)}}, r"operators\[0\].inputs.*made by a later operator"),
+        (
+            {"operator0": {"launch_us": 9.0}},
+            r"operators\[0\].launch_us.*more than the operator takes.*at most time_us, 8",
+        ),
         ({"operator2": {"outputs": (2,)}}, r"operators\[2\].outputs.*made by operators\[0\] too"),
         ({"tensor2": {"shape": (256,)}}, r"operators\[0\].signature.*splits h as S1.*1 dimensions"),
         ({"axis1": {"name": "axis 0"}}, r"axes\[1\].name.*another axis's name too"),

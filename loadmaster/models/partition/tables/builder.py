@@ -81,8 +81,9 @@ class Graph:
         full, tie = self._named(op)
         moved = sum(self.tensors[t].size_bytes for t in (*inputs, *outputs))
         time_us = roofline_us(self.hardware, flops, moved, self.element_bytes)
+        launch_us, module = self.hardware.launch_us, full if tie else None
         self.operators.append(
-            Operator(op, number, tuple(inputs), tuple(outputs), time_us, tie, module=full if tie else None)
+            Operator(op, number, tuple(inputs), tuple(outputs), time_us, launch_us, tie, module=module)
         )
 
     def differentiated(self, undone: Callable[[], None]) -> None:
