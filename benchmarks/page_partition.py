@@ -30,7 +30,8 @@ def split_over_gpus(partition: Result, capture: Result, operators: Result, fuzz:
         f"{wide['auto']['published_s']} s, and {_seconds(deep)} for RNN-10-8K ({deep['auto']['published_s']} s). The "
         f"recursion is {signed(_over(wide, 'recursive'))} above it on the first and equal to it on the others. All "
         f"{len(grid)} models of the grid take {sum(row['seconds'] for row in grid):.0f} s together.",
-        f"Llama-3-8B on 8 x 8 H100, batch 16: {_budgets(llama)}. With batch 64, and as much memory as each takes: "
+        f"Llama-3-8B on 8 x 8 H100, batch 16: {_budgets(llama)}; split into its modules {_modules(partition['rows'])}. "
+        "With batch 64, and as much memory as each takes: "
         f"{_by_hand(partition['rows'])}.\n\n{_captured(capture)} {_tried(operators)} {_ran(fuzz)}",
         partition,
         capture,
@@ -94,6 +95,11 @@ def _by_hand(rows: Sequence[Result]) -> str:
             times = f"{other['objective'] / 1e3:.0f} ms, the plan {row['objective'] / 1e3:.0f} ms"
             said.append(f"{_WORDS[other['method']]} ({gib:.0f} GiB) {times}")
     return "; ".join(said)
+
+
+def _modules(rows: Sequence[Result]) -> str:
+    times = [f"{row['objective'] / 1e3:.0f} ms" for row in rows if row["table"] == "modules"]
+    return f"{', '.join(times[:-1])} and {times[-1]}"
 
 
 def _budgets(rows: Sequence[Result]) -> str:

@@ -6,7 +6,7 @@ Times are those of ``loadmaster.plan`` on a problem at hand, on one thread, proc
 ``tofu`` is the space of [Wang20]: every GPU stores an equal share of every tensor, on 2 x 2 x 2 GPUs, bytes that all
 receive are minimized. Its GPUs are the thesis's: K80, 21 GB/s between two of them. ``llama`` minimizes the time of a
 step of Llama-3-8B on 8 x 8 H100 (350 GB/s within a host, 45 GB/s between hosts), batch 16 of 8,192 tokens; ``by hand``
-the same with batch 64: what people do, beside a plan that may take as much memory.
+the same with batch 64: what people do, beside a plan that may take as much memory; ``modules`` what modules can run.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def planned(problem: PartitionProblem, budget_bytes: int, **options: Any) -> dic
 
 def main() -> None:
     """All tables."""
-    methods = kind_named("partition").methods
+    methods = [method for method in kind_named("partition").methods if method != "module"]
     rows = []
     for name, batch in COMPARED.items():
         problem = tofu(name, batch)
@@ -72,8 +72,10 @@ def main() -> None:
             rows.append({"table": "grid"} | planned(tofu(name), PLENTY, gap=0.0))
     llama = model("llama3-8b", mesh("8x8", gbps="45,350", latency_us="20"), hardware("h100"), batch=16)
     for gib in BUDGETS_GIB:
-        row = planned(llama, PLENTY if gib is None else gib * GIB, gap=0.005)
-        rows.append({"table": "llama", "budget_gib": gib} | row)
+        budget_bytes = PLENTY if gib is None else gib * GIB
+        for table, method in (("llama", "auto"), ("modules", "module")):
+            row = planned(llama, budget_bytes, method=method, gap=0.005)
+            rows.append({"table": table, "budget_gib": gib} | row)
     one_each = model("llama3-8b", mesh("8x8", gbps="45,350", latency_us="20"), hardware("h100"), batch=64)
     for method in BY_HAND:
         row = planned(one_each, PLENTY, method=method)
