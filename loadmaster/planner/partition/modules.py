@@ -5,9 +5,10 @@ Every axis of the mesh has one role for the whole model (:mod:`loadmaster.models
 On an axis that divides batches, everything computed from the batch is split along its first dimension, and operators
 need parameters whole. Axes that shard divide one dimension of a parameter.
 
-On a tensor axis nothing moves inside a module: what its operators read lies as they need it, and what they make stays
-as it is made, but for terms of a sum, which are added up. What goes into a module or comes out of it may move: a hook
-can do that. Parameters are used as they lie, and every worker has the whole input of the step.
+On a tensor axis nothing moves inside a module: what its operators read lies as they need it, and what they make lies as
+it is made. Not even terms of a sum are added up there: ``DTensor`` refuses in-place operators on them. What goes into a
+module or comes out of it may move: a hook can do that. Parameters are used as they lie, and every worker has the whole
+input of the step.
 
 Convolutions run whole there: of what ``DTensor`` computes on their channels some is wrong (PyTorch 2.13, issue 186129).
 
@@ -24,7 +25,7 @@ from typing import get_args
 import numpy as np
 
 from loadmaster.models.partition.choices import Choices, Variable
-from loadmaster.models.partition.placements import TERM, WHOLE, Placement
+from loadmaster.models.partition.placements import WHOLE, Placement
 from loadmaster.models.partition.roles import Role
 from loadmaster.models.partition.sides import Side, sides
 from loadmaster.solvers.program import FloatArray, IntArray
@@ -164,9 +165,5 @@ def _matches(state: Placement, wanted: Sequence[int | None]) -> bool:
 
 
 def _stays(side: Side, placement: Placement, axes: Sequence[int]) -> bool:
-    """Whether nothing moves on these axes but terms of a sum that are added up where they are made."""
-    return all(
-        side.placement[axis] == placement[axis]
-        or (side.output and side.placement[axis] == TERM and placement[axis] == WHOLE)
-        for axis in axes
-    )
+    """Whether nothing moves on these axes between a tensor and an operator."""
+    return all(side.placement[axis] == placement[axis] for axis in axes)

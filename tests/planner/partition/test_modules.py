@@ -44,7 +44,7 @@ def is_of_modules(problem: PartitionProblem, splits: Splits) -> bool:
     if (x, h, y) == ("S0",) * 3 and all(divided) and (a == "R") == (b == "R"):
         return True
     as_they_lie = first.inputs[1].part == a and second.inputs[1].part == b
-    stays = second.inputs[0].part == h and (first.outputs[0] == h or (first.outputs[0], h) == ("P", "R"))
+    stays = second.inputs[0].part == h == first.outputs[0]
     apart = problem.operators[0].module != problem.operators[1].module
     return x == "R" and as_they_lie and (apart or stays)
 
