@@ -122,30 +122,46 @@ def for_model(given: AnyBatch, takes: Parameters, *, has_loss: bool) -> Batch:
     return batch
 
 
-def expect_call(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse a call that the model's ``forward`` cannot take.
+@dataclass(frozen=True)
+class Forward:
+    """What a model can be called with, without the model.
 
-    Raises:
-        InputError: naming the argument that is missing or too many, and what ``forward`` takes.
+    Attributes:
+        model: the name of its class.
+        signature: of its ``forward``; None where anything may be given: what is not written in Python says nothing, and
+            hooks may give other arguments.
     """
-    if model._forward_pre_hooks:
-        return  # they may give other arguments
-    # A decorated forward may take more than what it decorates (transformers' return_dict).
-    signature = _signature(model.forward, follow_wrapped=False)
-    if signature is None:
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        names = list(signature.parameters)
-        listed = ", ".join([*names[:_MOST_NAMES], "..."] if len(names) > _MOST_NAMES else names)
-        raise InputError(
-            "batch",
-            [f"[{place}]" for place in range(len(args))] + list(kwargs),
-            f"does not fit {type(model).__name__}.forward, which takes {listed or 'nothing'}: {error}",
-            "Give inputs as forward takes them, as a tuple or by keyword; with a loss of yours and a tuple, the target "
-            "after them: (x, y). A mapping that is one input goes into a tuple: ({...},).",
-        ) from None
+
+    model: str
+    signature: inspect.Signature | None
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Forward:
+        """Of a model as it is called."""
+        # A decorated forward may take more than what it decorates (transformers' return_dict).
+        signature = None if model._forward_pre_hooks else _signature(model.forward, follow_wrapped=False)
+        return cls(type(model).__name__, signature)
+
+    def expect(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Refuse a call that the model's ``forward`` cannot take.
+
+        Raises:
+            InputError: naming the argument that is missing or too many, and what ``forward`` takes.
+        """
+        if self.signature is None:
+            return
+        try:
+            self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            names = list(self.signature.parameters)
+            listed = ", ".join([*names[:_MOST_NAMES], "..."] if len(names) > _MOST_NAMES else names)
+            raise InputError(
+                "batch",
+                [f"[{place}]" for place in range(len(args))] + list(kwargs),
+                f"does not fit {self.model}.forward, which takes {listed or 'nothing'}: {error}",
+                "Give inputs as forward takes them, as a tuple or by keyword; with a loss of yours and a tuple, the "
+                "target after them: (x, y). A mapping that is one input goes into a tuple: ({...},).",
+            ) from None
 
 
 def _signature(function: Callable[..., Any], *, follow_wrapped: bool = True) -> inspect.Signature | None:

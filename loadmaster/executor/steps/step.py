@@ -4,16 +4,47 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from loadmaster.errors import InputError
-from loadmaster.executor.steps.batch import AnyBatch, Batch, Parameters, expect_call, for_model
+from loadmaster.executor.steps.batch import AnyBatch, Batch, Forward, Parameters, for_model
 
 Loss = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Calls:
+    """How a step is called. It holds no model, so that what runs without one can ask it.
+
+    Attributes:
+        takes: what the model's ``forward`` takes by keyword.
+        forward: what it can be called with.
+        has_loss: whether the loss is computed beside the model.
+    """
+
+    takes: Parameters
+    forward: Forward
+    has_loss: bool
+
+    def batch(self, given: AnyBatch) -> Batch:
+        """The batch as the step takes it.
+
+        Raises:
+            InputError: it is none.
+        """
+        return for_model(given, self.takes, has_loss=self.has_loss)
+
+    def expect(self, batch: Batch) -> None:
+        """Refuse a batch that the model cannot be called with.
+
+        Raises:
+            InputError: naming what is missing or too much.
+        """
+        self.forward.expect(*_without_target(batch.args, batch.kwargs, self.takes, self.has_loss))
 
 
 class Step(nn.Module):
@@ -35,8 +66,12 @@ class Step(nn.Module):
         self.model = model
         self.loss = loss
         self.expects_loss = expects_loss
-        self.parameters_of_forward = Parameters.of(model)
-        self.names = self.parameters_of_forward.names
+        self.takes = Parameters.of(model)
+
+    @property
+    def calls(self) -> Calls:
+        """How it is called, with the hooks that the model has now."""
+        return Calls(self.takes, Forward.of(self.model), self.loss is not None)
 
     def batch(self, given: AnyBatch) -> Batch:
         """The batch as :meth:`forward` takes it.
@@ -44,7 +79,7 @@ class Step(nn.Module):
         Raises:
             InputError: it is none.
         """
-        return for_model(given, self.parameters_of_forward, has_loss=self.loss is not None)
+        return self.calls.batch(given)
 
     def expect_call(self, batch: Batch) -> None:
         """Refuse a batch that the model cannot be called with.
@@ -52,24 +87,27 @@ class Step(nn.Module):
         Raises:
             InputError: naming what is missing or too much.
         """
-        expect_call(self.model, *self._call(batch.args, batch.kwargs))
+        self.calls.expect(batch)
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The loss of one batch, a scalar."""
-        inputs, named = self._call(args, kwargs)
+        inputs, named = _without_target(args, kwargs, self.takes, self.loss is not None)
         output = self.model(*inputs, **named)
         if self.loss is None:
             return _loss_in(output, refuse=self.expects_loss)
         return self.loss(output, args[-1] if args else kwargs)
 
-    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """What the model is called with."""
-        if self.loss is None:
-            return args, kwargs
-        if args:
-            return args[:-1], kwargs
-        # Entries that forward does not name are for the loss; a forward that names none passes all on.
-        return (), {name: value for name, value in kwargs.items() if name in self.names} or kwargs
+
+def _without_target(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], takes: Parameters, has_loss: bool
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """What the model is called with."""
+    if not has_loss:
+        return args, kwargs
+    if args:
+        return args[:-1], kwargs
+    # Entries that forward does not name are for the loss; a forward that names none passes all on.
+    return (), {name: value for name, value in kwargs.items() if name in takes.names} or kwargs
 
 
 class NoLossError(Exception):

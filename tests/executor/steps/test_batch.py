@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from loadmaster.errors import InputError
-from loadmaster.executor.steps.batch import Batch, Parameters, batch_of, expect_call, for_model
+from loadmaster.executor.steps.batch import Batch, Forward, Parameters, batch_of, for_model
 from loadmaster.executor.steps.step_graph import tensors
 
 
@@ -137,12 +137,12 @@ def test_leaves_have_names_and_tensors_are_found():
 
 
 def test_a_call_that_forward_cannot_take_is_refused():
-    expect_call(Model(by_name), (1,), {"labels": 2})
-    expect_call(Model(decorated), (), {"ids": 1, "return_dict": False})
+    Forward.of(Model(by_name)).expect((1,), {"labels": 2})
+    Forward.of(Model(decorated)).expect((), {"ids": 1, "return_dict": False})
     with pytest.raises(InputError, match=r"forward, which takes ids, mask, labels: .*unexpected.*'type'.*\['ids'"):
-        expect_call(Model(by_name), (), {"ids": 1, "type": 2})
+        Forward.of(Model(by_name)).expect((), {"ids": 1, "type": 2})
     with pytest.raises(InputError, match=r"which takes x: too many positional arguments \(found \['\[0\]', '\[1\]'\]"):
-        expect_call(Model(one_input), (1, 2), {})
+        Forward.of(Model(one_input)).expect((1, 2), {})
     hooked = Model(one_input)
     hooked.register_forward_pre_hook(lambda module, args: args[:1])
-    expect_call(hooked, (1, 2), {})  # the hook drops one
+    Forward.of(hooked).expect((1, 2), {})  # the hook drops one
