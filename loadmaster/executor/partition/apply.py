@@ -33,7 +33,7 @@ def apply(
     problem: PartitionProblem,
     plan: PartitionPlan,
     mesh: DeviceMesh | None = None,
-    backend: Backend = "eager",
+    backend: Backend | None = None,
     executor: Executor = "graph",
 ) -> PartitionedStep | ModuleStep:
     """A training step under a plan, on every rank of a mesh. Call it on all of them, with equal arguments.
@@ -45,7 +45,7 @@ def apply(
         batch, loss: as captured. ``graph`` reads shapes only, ``module`` also checks itself with the batch.
         mesh: None: of the default process group's ranks, on the model's device.
         backend: of ``graph``: ``eager`` runs operator by operator, ``inductor`` compiles both passes, collectives
-            included. It draws no random numbers.
+            included, and draws no random numbers. None: ``inductor`` on GPUs wherever it can.
         executor: ``graph`` runs any plan. ``module`` runs the model's own code, with ``fully_shard`` and ``DTensor``,
             under plans of the method ``module``.
 

@@ -1,62 +1,86 @@
-"""Collectives on one row of elements, each one operator that a graph can hold: begun and waited for.
+"""Collectives on one row of elements, as operators that a graph can hold.
 
-PyTorch's own operators have an operator of its own for waiting. Inductor of 2.13 has read a result before that (seen
-with ``reduce_scatter_tensor`` and an elementwise reader, on CPUs). On a GPU, waiting stops the stream, not the process.
+Each is one operator, begun and waited for. Each is also two: ``begin_...``, whose result may be read through
+``wait_for`` only. PyTorch's own pairs are not used: Inductor of 2.13 has read a result before it was waited for (seen
+with ``reduce_scatter_tensor`` and an elementwise reader, on CPUs), and so it has where waiting is stated as a write.
+What ``wait_for`` returns is another name of the result, so that every reader comes after it. ``after`` is what another
+collective began: all ranks begin them in one order, whatever a compiler makes of their own shares. What moves is kept
+by the collective until it is waited for. On a GPU, waiting stops the stream, not the process.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 _ops = torch.ops._c10d_functional
+_library = torch.library.Library("loadmaster", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
-@torch.library.custom_op("loadmaster::all_reduce", mutates_args=())
-def all_reduce(row: Tensor, group: str) -> Tensor:
-    """The sum over a group."""
-    return _waited(_ops.all_reduce(row, "sum", group))
-
-
-@torch.library.custom_op("loadmaster::all_gather", mutates_args=())
-def all_gather(row: Tensor, size: int, group: str) -> Tensor:
-    """The rows of a group of that size, one after the other."""
-    return _waited(_ops.all_gather_into_tensor(row, size, group))
-
-
-@torch.library.custom_op("loadmaster::reduce_scatter", mutates_args=())
-def reduce_scatter(row: Tensor, size: int, group: str) -> Tensor:
-    """This rank's share of the sum over a group of that size."""
-    return _waited(_ops.reduce_scatter_tensor(row, "sum", size, group))
-
-
-@torch.library.custom_op("loadmaster::all_to_all", mutates_args=())
-def all_to_all(row: Tensor, size: int, group: str) -> Tensor:
-    """One share from each rank of a group of that size."""
-    shares = [row.numel() // size] * size
-    return _waited(_ops.all_to_all_single(row, shares, shares, group))
-
-
-def _waited(result: Tensor) -> Tensor:
-    found: Tensor = _ops.wait_tensor(result)
+def _begin_all_reduce(row: Tensor, group: str, after: Tensor | None = None) -> Tensor:
+    found: Tensor = _ops.all_reduce(row, "sum", group)
     return found
 
 
-@all_reduce.register_fake
-def _(row: Tensor, group: str) -> Tensor:
-    return torch.empty_like(row)
+def _begin_all_gather(row: Tensor, size: int, group: str, after: Tensor | None = None) -> Tensor:
+    found: Tensor = _ops.all_gather_into_tensor(row, size, group)
+    return found
 
 
-@all_gather.register_fake
-def _(row: Tensor, size: int, group: str) -> Tensor:
-    return row.new_empty(row.numel() * size)
+def _begin_reduce_scatter(row: Tensor, size: int, group: str, after: Tensor | None = None) -> Tensor:
+    found: Tensor = _ops.reduce_scatter_tensor(row, "sum", size, group)
+    return found
 
 
-@reduce_scatter.register_fake
-def _(row: Tensor, size: int, group: str) -> Tensor:
-    return row.new_empty(row.numel() // size)
+def _begin_all_to_all(row: Tensor, size: int, group: str, after: Tensor | None = None) -> Tensor:
+    shares = [row.numel() // size] * size
+    found: Tensor = _ops.all_to_all_single(row, shares, shares, group)
+    return found
 
 
-@all_to_all.register_fake
-def _(row: Tensor, size: int, group: str) -> Tensor:
-    return torch.empty_like(row)
+def _waited(begun: Tensor) -> Tensor:
+    found: Tensor = _ops.wait_tensor(begun)
+    return found
+
+
+def _operator(name: str, takes: str, run: Callable[..., Tensor], fake: Callable[..., Tensor]) -> Any:
+    """An operator of this name. Nothing is differentiated through it, so that a call costs little."""
+    _library.define(f"{name}({takes}) -> Tensor")  # type: ignore[no-untyped-call]
+    torch.library.impl(f"loadmaster::{name}", "default", run, lib=_library)
+    torch.library.register_fake(f"loadmaster::{name}", fake, lib=_library)
+    return getattr(torch.ops.loadmaster, name).default
+
+
+def _pair(name: str, takes: str, begin: Callable[..., Tensor], elements: Callable[..., int]) -> tuple[Any, Any]:
+    """A collective as one operator, and the operator that begins it."""
+
+    def fake(row: Tensor, *rest: Any) -> Tensor:
+        return row.new_empty(elements(row.numel(), *rest))
+
+    whole = _operator(name, takes, lambda *given: _waited(begin(*given)), fake)
+    return whole, _operator(f"begin_{name}", f"{takes}, Tensor? after", begin, fake)
+
+
+_WITH_SIZE = "Tensor row, int size, str group"
+all_reduce, _first = _pair("all_reduce", "Tensor row, str group", _begin_all_reduce, lambda count, *_: count)
+"""(row, group): the sum over a group."""
+all_gather, _second = _pair("all_gather", _WITH_SIZE, _begin_all_gather, lambda count, size, *_: count * size)
+"""(row, size, group): the rows of a group of that size, one after the other."""
+reduce_scatter, _third = _pair(
+    "reduce_scatter", _WITH_SIZE, _begin_reduce_scatter, lambda count, size, *_: count // size
+)
+"""(row, size, group): this rank's share of the sum over a group of that size."""
+all_to_all, _fourth = _pair("all_to_all", _WITH_SIZE, _begin_all_to_all, lambda count, *_: count)
+"""(row, size, group): one share from each rank of a group of that size."""
+
+BEGUN: dict[Any, Any] = {all_reduce: _first, all_gather: _second, reduce_scatter: _third, all_to_all: _fourth}
+"""Each collective's operator -> the one that begins it."""
+
+_library.define("wait_for(Tensor(a) begun) -> Tensor(a)")  # type: ignore[no-untyped-call]
+torch.library.impl("loadmaster::wait_for", "default", _waited, lib=_library)
+torch.library.register_fake("loadmaster::wait_for", lambda begun: begun.view(-1), lib=_library)
+wait_for = torch.ops.loadmaster.wait_for.default
+"""What was begun, when it is there."""

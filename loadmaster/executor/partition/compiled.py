@@ -1,4 +1,9 @@
-"""A pass of a step on shares as one graph of local operators and collectives, compiled by Inductor."""
+"""A step on shares, compiled by Inductor: both passes traced as one graph of local operators and collectives.
+
+PyTorch's partitioner cuts it into the passes: what the backward pass can make again at little cost, elementwise
+operators most of all, is not kept for it. So a step holds less than planned, not more. Collectives are begun early and
+waited for late (:mod:`.overlap`).
+"""
 
 from __future__ import annotations
 
@@ -7,64 +12,133 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch._inductor import config
+from torch import Tensor, fx
+from torch._functorch import config as functorch_config
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from loadmaster.executor.partition.overlap import overlapped
 from loadmaster.executor.partition.split_step import SplitStep
 
+_Run = Callable[[list[Tensor]], Sequence[Tensor]]
+# How the partitioner tells what the backward pass is given from what the forward pass is.
+_TANGENT = "tangents_1"
+# What collectives have on their way is to be a small part of what a plan holds: less than what the partitioner saves.
+_PEAK_OVER_AT_ONCE = 100
 
-class CompiledPass:
-    """Some operators of a step, compiled at the first call for the shapes and strides that come then.
+
+class CompiledStep:
+    """Both passes, compiled at the first call for the shapes and strides that come then.
 
     Args:
-        first, last: of the operators, as for :meth:`SplitStep.run`.
-        wanted: what is kept of what they make; None: what they do not let go.
+        forward, backward: of the operators, first and last, as for :meth:`SplitStep.run`.
+        results: what the forward pass makes for others than the backward pass; the loss first.
+        tangent: the gradient of the loss, and a tensor of its shape and type.
+        gradients: what the backward pass makes.
+        peak_bytes: of the plan.
     """
 
-    def __init__(self, split: SplitStep, first: int, last: int, wanted: Sequence[int] | None = None) -> None:
-        self._split, self._first, self._last, self._wanted = split, first, last, wanted
-        self._run: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
+    def __init__(
+        self,
+        split: SplitStep,
+        forward: tuple[int, int],
+        backward: tuple[int, int],
+        results: Sequence[int],
+        tangent: tuple[int, Tensor],
+        gradients: Sequence[int],
+        peak_bytes: int,
+    ) -> None:
+        self._peak_bytes = peak_bytes
+        self._split, self._forward, self._backward = split, forward, backward
+        self._results, self._tangent, self._gradients = list(results), tangent, list(gradients)
         self._reads: list[int] = []
-        self._makes: list[int] = []
-        self._counts: Counter[str] = Counter()
+        self._run_forward: _Run | None = None
+        self._run_backward: _Run | None = None
+        self._counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
 
-    def __call__(self, held: MutableMapping[int, Tensor]) -> None:
-        """As :meth:`SplitStep.run`; with ``wanted`` given, nothing else is left."""
-        if self._run is None:
+    def forward(self, held: MutableMapping[int, Tensor]) -> list[Tensor]:
+        """Run the forward pass: its results go to ``held``; returned is what the backward pass needs."""
+        if self._run_forward is None:
             self._compile(held)
-            assert self._run is not None
-        shares = [held[n] for n in self._reads]
-        if self._wanted is not None:
-            held.clear()
-        self._split.redistribute.counts.update(self._counts)
-        # The list is emptied within, so that a share is freed at its last use.
-        held.update(zip(self._makes, self._run(shares), strict=True))
+            assert self._run_forward is not None
+        self._split.redistribute.counts.update(self._counts[0])
+        made = list(self._run_forward([held[n] for n in self._reads]))
+        held.update(zip(self._results, made, strict=False))
+        return made[len(self._results) :]
+
+    def backward(self, saved: list[Tensor], tangent: Tensor) -> dict[int, Tensor]:
+        """The gradients.
+
+        Args:
+            saved: what the forward pass returned; emptied, so that a share is freed at its last use.
+        """
+        assert self._run_backward is not None
+        self._split.redistribute.counts.update(self._counts[1])
+        given = [*saved, tangent]
+        saved.clear()
+        return dict(zip(self._gradients, self._run_backward(given), strict=True))
 
     def _compile(self, held: MutableMapping[int, Tensor]) -> None:
         self._reads = list(held)
-        counts = self._split.redistribute.counts
-        before = counts.copy()
-
-        def run(*shares: Tensor) -> list[Tensor]:
-            own = dict(zip(self._reads, shares, strict=True))
-            self._split.run(own, self._first, self._last)
-            self._makes = [n for n in own if n not in held] if self._wanted is None else list(self._wanted)
-            return [own[n] for n in self._makes]
-
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         fakes = [mode.from_tensor(share) for share in held.values()]
+        forward, backward = self._passes(mode, fakes)
+        # The backward pass is compiled for the strides of what is saved for it.
+        made: Any = forward.graph.output_node()
+        made.meta["user_visible_output_idxs"] = list(range(len(made.args[0])))
+        at_once = self._peak_bytes // _PEAK_OVER_AT_ONCE
+        given = [node.meta["val"] for node in backward.graph.find_nodes(op="placeholder")]
+        with inductor_config.patch(
+            {
+                # The analysis of tilings ends in an error for sums of convolutions' channels (PyTorch 2.11).
+                "triton.coalesce_tiling_analysis": False,
+                # What a collective moves must not be written over before it is waited for.
+                "allow_buffer_reuse": False,
+                "inplace_buffers": False,
+                # These bring what begins a collective back to what waits for it.
+                "reorder_for_locality": False,
+                "reorder_for_peak_memory": False,
+            }
+        ):
+            self._run_forward = compile_fx_inner(overlapped(forward, at_once), fakes)
+            self._run_backward = compile_fx_inner(overlapped(backward, at_once), given, is_backward=True)
+
+    def _passes(self, mode: FakeTensorMode, fakes: Sequence[Tensor]) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """The graphs of both passes; the backward one is given what is saved, then the tangent."""
+        counts = self._split.redistribute.counts
+        before = counts.copy()
+        after_forward: Counter[str] = Counter()
+
+        def step(*given: Tensor) -> list[Tensor]:
+            own = dict(zip(self._reads, given[:-1], strict=True))
+            self._split.run(own, *self._forward)
+            after_forward.update(counts)
+            own[self._tangent[0]] = given[-1]
+            results = [own[n] for n in self._results]
+            self._split.run(own, *self._backward)
+            return [*results, *(own[n] for n in self._gradients)]
+
+        like = self._tangent[1]
         with mode, torch.no_grad():
-            graph = make_fx(run, decomposition_table=select_decomp_table())(*fakes)
-        self._counts = counts - before
+            tangent = torch.empty(like.shape, dtype=like.dtype, device=fakes[0].device)
+            joint = make_fx(step, decomposition_table=select_decomp_table())(*fakes, tangent)
+        self._counts = (after_forward - before, counts - after_forward)
         counts.clear()
         counts.update(before)
-        # The pass that follows is compiled for the strides of these results.
-        made: Any = graph.graph.output_node()
-        made.meta["user_visible_output_idxs"] = list(range(len(self._makes)))
-        # The analysis of tilings ends in an error for sums of convolutions' channels (PyTorch 2.11).
-        with config.patch({"triton.coalesce_tiling_analysis": False}):
-            self._run = compile_fx_inner(graph, fakes)
+        last = joint.graph.find_nodes(op="placeholder")[-1]
+        last.target = _TANGENT
+        last._rename(_TANGENT)
+        joint.recompile()
+        # A tensor that is gathered for each pass is gathered twice: held in between, it would take memory.
+        with functorch_config.patch(cse=False):
+            forward, backward = min_cut_rematerialization_partition(
+                joint, [*fakes, tangent], num_fwd_outputs=len(self._results)
+            )
+        outputs: Any = forward.graph.output_node().args[0]
+        taken = [str(node.target) for node in backward.graph.find_nodes(op="placeholder")]
+        assert taken == [*(node.name for node in outputs[len(self._results) :]), _TANGENT]
+        return forward, backward

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from loadmaster.errors import InputError
-from loadmaster.executor.partition.compiled import CompiledPass
+from loadmaster.executor.partition.compiled import CompiledStep
 from loadmaster.executor.partition.kernels import Draws, kernels
 from loadmaster.executor.partition.split_step import SplitStep
 from loadmaster.executor.partition.traced import TracedStep, leaves_of
@@ -23,7 +22,8 @@ from loadmaster.models.partition.plan import PartitionPlan
 from loadmaster.models.partition.problem import PartitionProblem
 
 Backend = Literal["eager", "inductor"]
-Pass = Callable[[MutableMapping[int, Tensor]], None]
+# Shares by the number of their tensor, or those that a compiled backward pass asks for.
+Saved = dict[int, Tensor] | list[Tensor]
 
 
 class PartitionedStep:
@@ -48,19 +48,23 @@ class PartitionedStep:
         problem: PartitionProblem,
         plan: PartitionPlan,
         mesh: DeviceMesh,
-        backend: Backend = "eager",
+        backend: Backend | None = None,
     ) -> None:
-        _expect_backend(backend, traced)
+        self.device = torch.device(mesh.device_type)
+        compiles = _backend_of(backend, traced, self.device) == "inductor"
         assert plan.splits is not None
         self.problem, self.plan = problem, plan
         self.traced = traced
-        self._step = Step(model, loss)
-        self.device = torch.device(mesh.device_type)
+        # Of the model nothing is kept but what it does not train by: it may be let go.
+        self._calls = Step(model, loss).calls
         sizes = tuple(axis.size for axis in problem.axes)
         self._draws = Draws(mesh.get_coordinate() or ())
         run = kernels(traced, sizes, plan.splits.strategies, self._draws)
         self._split = SplitStep(problem, plan.splits, run, mesh, kept={traced.loss})
-        self._passes = self._passes_of(backend, len(run))
+        count = traced.graph.forward_count
+        # Updates of buffers are between the passes.
+        self._updates = (count, count + len(traced.graph.buffers))
+        self._compiled = self._compiled_step() if compiles else None
         self.counts = self._split.redistribute.counts
         own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self._parameters = {
@@ -79,8 +83,8 @@ class PartitionedStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """The loss of one batch, a scalar."""
-        batch = self._step.batch(Batch(args, kwargs))
-        self._step.expect_call(batch)
+        batch = self._calls.batch(Batch(args, kwargs))
+        self._calls.expect(batch)
         held: dict[int, Tensor] = dict(self._constants)
         held.update((self.traced.buffers[name], share) for name, share in self._buffers.items())
         held.update((self.traced.parameters[name], share.detach()) for name, share in self._parameters.items())
@@ -151,38 +155,56 @@ class PartitionedStep:
             raise InputError("batch", found, f"is not of the shape {list(shape)}", remedy)
         return self._split.cut(tensor, given).to(self.device, non_blocking=True)
 
-    def _passes_of(self, backend: Backend, count: int) -> tuple[Pass, Pass, Pass]:
-        """The forward pass, the updates of buffers, and the backward pass."""
-        forward, updates = self.traced.graph.forward_count, len(self.traced.graph.buffers)
-        bounds = [(0, forward), (forward, forward + updates), (forward + updates, count)]
-        first, between, last = (partial(self._split.run, first=a, last=b) for a, b in bounds)
-        if backend == "eager":
-            return first, between, last
-        gradients = sorted(self.traced.graph.gradients.values())
-        return CompiledPass(self._split, *bounds[0]), between, CompiledPass(self._split, *bounds[2], gradients)
-
-    def _forward(self, held: MutableMapping[int, Tensor]) -> Tensor:
+    def _forward(self, held: dict[int, Tensor]) -> tuple[Tensor, Saved]:
+        """The loss, and what the backward pass needs."""
         self._draws.begin()
-        forward, updates, _ = self._passes
-        forward(held)
-        updates(held)
+        saved: Saved = held
+        if self._compiled is not None:
+            saved = self._compiled.forward(held)
+        else:
+            self._split.run(held, 0, self._updates[0])
+        self._split.run(held, *self._updates)
         loss = self.traced.loss
-        return self._split.whole(loss, held[loss]).clone()
+        return self._split.whole(loss, held[loss]).clone(), saved
 
-    def _backward(self, held: MutableMapping[int, Tensor], tangent: Tensor) -> list[Tensor | None]:
-        of = self.traced
-        held[of.tangent] = tangent
-        self._passes[2](held)
-        found = of.graph.gradients
-        return [held.pop(found[n], None) if n in found else None for n in of.parameters.values()]
+    def _backward(self, saved: Saved, tangent: Tensor) -> list[Tensor | None]:
+        of, found = self.traced, self.traced.graph.gradients
+        if self._compiled is not None:
+            assert isinstance(saved, list)
+            made = self._compiled.backward(saved, tangent)
+        else:
+            assert isinstance(saved, dict)
+            made = saved
+            made[of.tangent] = tangent
+            self._split.run(made, self._updates[1])
+        return [made.pop(found[n], None) if n in found else None for n in of.parameters.values()]
+
+    def _compiled_step(self) -> CompiledStep:
+        graph = self.traced.graph
+        results = [self.traced.loss, *(value for _, value in graph.buffers)]
+        last = len(self._split.kernels)
+        gradients = sorted(graph.gradients.values())
+        forward, backward = (0, self._updates[0]), (self._updates[1], last)
+        tangent = graph.held[self.traced.loss].value
+        peak = int(self.plan.check["peak_bytes"])
+        return CompiledStep(self._split, forward, backward, results, (self.traced.tangent, tangent), gradients, peak)
 
 
-def _expect_backend(backend: str, traced: TracedStep) -> None:
+def _backend_of(backend: str | None, traced: TracedStep, device: torch.device) -> str:
+    """The backend asked for; without one, the compiler on a GPU where it can be.
+
+    Raises:
+        InputError: it is unknown, or does not run the step.
+    """
+    draws = any(is_random(run.node) for run in traced.runs)
+    if backend is None:
+        return "inductor" if device.type == "cuda" and not draws else "eager"
     if backend not in get_args(Backend):
         raise InputError("backend", backend, "is unknown", f"Choose one of: {', '.join(get_args(Backend))}.")
-    if backend == "inductor" and any(is_random(run.node) for run in traced.runs):
+    if backend == "inductor" and draws:
         remedy = "Set dropout to 0, or give backend='eager'."
         raise InputError("backend", backend, "does not draw random numbers on shares", remedy)
+    return backend
 
 
 class _Step(torch.autograd.Function):
@@ -190,12 +212,13 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, step: PartitionedStep, held: dict[int, Tensor], *parameters: Tensor) -> Tensor:
-        ctx.step, ctx.held = step, held
-        return step._forward(held)
+        loss, ctx.saved = step._forward(held)
+        ctx.step = step
+        return loss
 
     @staticmethod
     def backward(ctx: Any, tangent: Tensor) -> Any:
-        held, ctx.held = ctx.held, None
-        if held is None:
+        saved, ctx.saved = ctx.saved, None
+        if saved is None:
             raise RuntimeError("the step was run backward already: call it again first")
-        return (None, None, *ctx.step._backward(held, tangent.contiguous()))
+        return (None, None, *ctx.step._backward(saved, tangent.contiguous()))

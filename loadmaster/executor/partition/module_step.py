@@ -69,7 +69,7 @@ class ModuleStep:
         self._layout = layout_of(traced, problem, plan.splits)
         self._device = torch.device(mesh.device_type)
         self._sums = False
-        expected = _expected_of(PartitionedStep(model, loss, traced, problem, plan, mesh), batch)
+        expected = _expected_of(PartitionedStep(model, loss, traced, problem, plan, mesh, "eager"), batch)
         self._mesh = mesh_of(self._layout, mesh.device_type)
         wrap(model, self._layout, self._mesh)
         self._check(batch, *expected)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -43,7 +42,11 @@ class Redistributor:
             share: of this rank, in the placement ``held``.
             shape: of the whole.
         """
-        for hop in self.traffic.path(shape, share.element_size(), held, needed):
+        return self.along(share, self.traffic.path(shape, share.element_size(), held, needed))
+
+    def along(self, share: Tensor, path: Sequence[Hop]) -> Tensor:
+        """A share brought along a path."""
+        for hop in path:
             share = self._step(share, hop)
         return share
 
@@ -73,13 +76,19 @@ class Redistributor:
             return row.view_as(share)
         if hop.collective == "all-gather":
             row = all_gather(_row(share), size, group)
-            return torch.cat(list(row.view(size, *share.shape).unbind(0)), part)
-        pieces = torch.stack(share.chunk(size, to))
+            return _joined(row.view(size, *share.shape), part)
+        shape = (*share.shape[:to], size, share.shape[to] // size, *share.shape[to + 1 :])
+        pieces = share.reshape(shape).movedim(to, 0)
         if hop.collective == "reduce-scatter":
             row = reduce_scatter(_row(pieces), size, group)
             return row.view(pieces.shape[1:])
         row = all_to_all(_row(pieces), size, group)
-        return torch.cat(list(row.view(pieces.shape).unbind(0)), part)
+        return _joined(row.view(pieces.shape), part)
+
+
+def _joined(pieces: Tensor, dim: int) -> Tensor:
+    """Pieces, the first dimension, one after the other along a dimension of each; nothing is copied for the first."""
+    return pieces.movedim(0, dim).flatten(dim, dim + 1)
 
 
 def _row(tensor: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -45,7 +46,7 @@ def split(
     latency_us: str | None = None,
     topology: str | Topology | None = None,
     hardware: str | None = "h200",
-    backend: Backend = "eager",
+    backend: Backend | None = None,
     executor: Executor = "graph",
 ) -> PartitionedStep | ModuleStep:
     """A training step that is split over the ranks of a mesh as planned. Call it on every rank.
@@ -93,7 +94,10 @@ def split(
 
     problem, plan = _from_first_rank(planned)
     problem = replace(problem, budget_bytes=budget)
-    return apply(model, batch, loss, problem=problem, plan=plan, backend=backend, executor=executor)
+    step = apply(model, batch, loss, problem=problem, plan=plan, backend=backend, executor=executor)
+    # Tracers and optimizers refer to themselves: until they are collected, they hold every parameter whole.
+    gc.collect()
+    return step
 
 
 def _reason(plan: PartitionPlan) -> str:

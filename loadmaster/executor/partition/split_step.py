@@ -7,7 +7,8 @@ not needed any more is let go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,9 +18,9 @@ from loadmaster.executor.partition.local import results_of
 from loadmaster.executor.partition.redistribute import Redistributor
 from loadmaster.models.partition.placements import Placement, code
 from loadmaster.models.partition.plan import Splits
-from loadmaster.models.partition.problem import LASTING, PartitionProblem
+from loadmaster.models.partition.problem import LASTING, PartitionProblem, Strategy
 from loadmaster.models.partition.sides import sides
-from loadmaster.models.partition.traffic import Traffic
+from loadmaster.models.partition.traffic import Hop, Traffic
 
 # (shares of the inputs, shapes of the shares of the results) -> its results; one that updates in place returns nothing.
 Kernel = Callable[[Sequence[Tensor], Sequence[Sequence[int]]], object]
@@ -52,12 +53,12 @@ class SplitStep:
         self.problem, self.kernels, self.sizes = problem, kernels, sizes
         self.redistribute = Redistributor(mesh, Traffic(problem.axes))
         self.placements: list[Placement] = [tuple(map(code, parts)) for parts in splits.placements]
-        self._strategies = [
-            [problem.strategies(operator)[s] for s in chosen]
-            for operator, chosen in zip(problem.operators, splits.strategies, strict=True)
+        kept = {*kept, *(n for n, tensor in enumerate(problem.tensors) if tensor.role in LASTING)}
+        last_read = {t: n for n, operator in enumerate(problem.operators) for t in operator.inputs}
+        self._calls = [
+            self._call(n, [problem.strategies(operator)[s] for s in chosen], kept, last_read)
+            for n, (operator, chosen) in enumerate(zip(problem.operators, splits.strategies, strict=True))
         ]
-        self._kept = {*kept, *(n for n, tensor in enumerate(problem.tensors) if tensor.role in LASTING)}
-        self._last_read = {t: n for n, operator in enumerate(problem.operators) for t in operator.inputs}
 
     def cut(self, tensor: int, whole: Tensor) -> Tensor:
         """This rank's share of a tensor of the problem."""
@@ -78,26 +79,50 @@ class SplitStep:
             held: shares by the number of their tensor: what they read, and then what they have made; what nothing
                 reads any more is taken out.
         """
+        along = self.redistribute.along
         for n in range(first, len(self.kernels) if last is None else last):
-            self._operator(n, held)
-            operator = self.problem.operators[n]
-            for tensor in (*operator.inputs, *operator.outputs):
-                if tensor not in self._kept and self._last_read.get(tensor, n) <= n:
-                    held.pop(tensor, None)
+            call = self._calls[n]
+            given = [along(held[tensor], path) if path else held[tensor] for tensor, path in call.reads]
+            results = results_of(self.kernels[n](given, call.shapes))
+            for (tensor, path), result in zip(call.makes, results, strict=True):
+                held[tensor] = along(result, path) if path else result
+            for tensor in call.freed:
+                held.pop(tensor, None)
 
-    def _operator(self, n: int, held: MutableMapping[int, Tensor]) -> None:
-        given, shapes, made = [], [], []
-        for side in sides(self.problem.operators[n], self._strategies[n]):
-            shape, lies = self.problem.tensors[side.tensor].shape, self.placements[side.tensor]
+    def _call(
+        self, n: int, strategies: Sequence[Strategy], kept: Collection[int], last_read: Mapping[int, int]
+    ) -> _Call:
+        """What is done for an operator, worked out once."""
+        operator = self.problem.operators[n]
+        reads: list[tuple[int, list[Hop]]] = []
+        makes: list[tuple[int, list[Hop]]] = []
+        shapes = []
+        for side in sides(operator, strategies):
+            of, lies = self.problem.tensors[side.tensor], self.placements[side.tensor]
+            held, needed = (side.placement, lies) if side.output else (lies, side.placement)
+            path = self.redistribute.traffic.path(of.shape, of.element_bytes, held, needed)
+            (makes if side.output else reads).append((side.tensor, path))
             if side.output:
-                shapes.append(_share(shape, side.placement, self.sizes))
-                made.append(side)
-            else:
-                given.append(self.redistribute(held[side.tensor], shape, lies, side.placement))
-        results = results_of(self.kernels[n](given, shapes))
-        for side, result in zip(made, results, strict=True):
-            shape, lies = self.problem.tensors[side.tensor].shape, self.placements[side.tensor]
-            held[side.tensor] = self.redistribute(result, shape, side.placement, lies)
+                shapes.append(_share(of.shape, side.placement, self.sizes))
+        touched = dict.fromkeys((*operator.inputs, *operator.outputs))
+        freed = tuple(t for t in touched if t not in kept and last_read.get(t, n) <= n)
+        return _Call(tuple(reads), tuple(makes), tuple(shapes), freed)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One operator.
+
+    Attributes:
+        reads, makes: tensors, each with the path to where it is needed, or lies.
+        shapes: of the shares that are made.
+        freed: tensors that nothing reads any more.
+    """
+
+    reads: tuple[tuple[int, list[Hop]], ...]
+    makes: tuple[tuple[int, list[Hop]], ...]
+    shapes: tuple[list[int], ...]
+    freed: tuple[int, ...]
 
 
 def _share(shape: Sequence[int], placement: Placement, sizes: Sequence[int]) -> list[int]:

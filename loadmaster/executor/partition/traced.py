@@ -126,6 +126,7 @@ def traced_step(model: nn.Module, batch: Batch, loss: Loss | None) -> TracedStep
             inputs[leaves[id(tensor)]] = number
         elif tensor is not None:
             constants[number] = tensor
+    given.clear()  # torch.compile's caches keep the list: a model that is let go must not live on in it
     for node in step_graph.module.graph.find_nodes(op="get_attr"):
         constants[graph.seen(node)[0]] = getattr(step_graph.module, str(node.target))
     loss_tensor, view = graph.seen(step_graph.loss)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,15 @@ AXES = mesh("2x2")
 def captured(name: str) -> PartitionProblem:
     model, batch, loss = made(name)
     return capture(model, batch, loss, axes=AXES, optimizer=torch.optim.AdamW(model.parameters()))
+
+
+def test_a_captured_model_can_be_let_go() -> None:
+    model, batch, loss = made("perceptron")
+    parameter = weakref.ref(next(model.parameters()))
+    problem = capture(model, batch, loss, axes=AXES)
+    del model
+    gc.collect()
+    assert problem.operators and parameter() is None
 
 
 def test_every_parameter_has_a_gradient_of_its_shape_and_its_state() -> None:

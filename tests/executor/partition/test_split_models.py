@@ -40,7 +40,7 @@ def test_models_train_on_two_ranks_as_on_one(tmp_path: Path) -> None:
         "redistributions": partial(step_scenarios.every_redistribution, (2,)),
         "dropout": partial(step_scenarios.drops_alike, (2,)),
         "state": partial(step_scenarios.saves_and_loads, (2,)),
-        "compiled": partial(step_scenarios.trains_alike, "perceptron", 1, (2,), backend="inductor"),
+        "compiled": partial(step_scenarios.trains_alike, "recurrent", 1, (2,), backend="inductor"),
     }
     said = reports(scenarios, tmp_path, 2, last=step_scenarios.a_rank_ends)
     assert said == {name: ["", ""] for name in scenarios} | {"last": ["", "nothing"]}
