@@ -1,0 +1,324 @@
+"""The backward pass of a program, on the program itself: more values, by the same operators ([Wu24] section 3.3.5).
+
+A value is a function on its space, and so is its gradient. An operator that makes rows of a finer space than one of its
+inputs has reads a row of that input several times: the gradient is the sum of what those rows ask for, an ``aggregate``
+from the operator's space to the input's. So the gradient of a message that is kept once for each source node and
+relation is summed once for each, before it goes through the weight.
+
+Example. ``m = linear(source(h), W)`` on source_pair, ``out = as_node(aggregate(m, edge -> target))``. With g for out:
+
+    dm = aggregate(target(g), edge -> source_pair)
+    dW = outer(source(h), dm, source_pair -> relation)
+    dh = as_node(aggregate(linear(dm, transpose(W)), source_pair -> source))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from loadmaster.errors import InputError
+from loadmaster.models.graph.operators import Shape
+from loadmaster.models.graph.program import Builder, Program, Value
+from loadmaster.models.graph.spaces import Space
+
+
+def with_backward(program: Program, of: Sequence[int] | None = None) -> Program:
+    """A program with its backward pass: each output has a ``gradient`` given, each value of ``of`` gets one.
+
+    Args:
+        of: numbers of features and parameters; None: all parameters, and the features of nodes and edges.
+
+    Raises:
+        InputError: the program has a backward pass, an output is no value of nodes, or something else than a feature or
+            parameter is named.
+    """
+    if program.forward_count != len(program.values):
+        raise InputError("program", "given", "has a backward pass already", "Give the forward pass.")
+    for n in program.outputs:
+        if program.types[n].space != "node":
+            name, space = program.values[n].name, program.types[n].space
+            raise InputError("program.outputs", name, f"is of {space}", "Aggregate it to nodes.")
+    named = {**program.given("parameter"), **program.given("feature")}
+    wanted = [*named.values()] if of is None else list(of)
+    if not set(wanted) <= set(named.values()):
+        raise InputError(
+            "of", wanted, "names more than features and parameters", f"Use some of: {sorted(named.values())}."
+        )
+    return _Backward(program, wanted).program()
+
+
+class _Backward:
+    def __init__(self, forward: Program, wanted: Sequence[int]) -> None:
+        self.forward, self.wanted = forward, wanted
+        self.b = Builder.of(forward)
+        self.found: dict[int, int] = {}
+        self.needed = self._on_the_way()
+
+    def program(self) -> Program:
+        """Both passes."""
+        count = len(self.forward.values)
+        for n in dict.fromkeys(self.forward.outputs):
+            name = f"d_{self.forward.values[n].name}"
+            shape = self.forward.types[n].shape
+            self.add_term(n, self.b.add(Value(name, "gradient", space="node", shape=shape)))
+        for n in reversed(range(count)):
+            value = self.forward.values[n]
+            if n in self.found and n in self.needed and value.inputs:
+                _RULES[value.op](self, n, value, self.found[n])
+        gradients = [(n, self._for_every_row(n)) for n in self.wanted if n in self.found]
+        return self.b.program(self.forward.outputs, count, gradients)
+
+    def _for_every_row(self, n: int) -> int:
+        """A gradient with a row for each row of its value, also where edges of one node or pair have the same."""
+        found = self.found[n]
+        return found if self.space(found) == self.space(n) else self.op("spread", found, space=self.space(n))
+
+    def _on_the_way(self) -> set[int]:
+        """Values that something wanted goes into."""
+        found = set(self.wanted)
+        for n, value in enumerate(self.forward.values):
+            if found.intersection(value.inputs):
+                found.add(n)
+        return found
+
+    def add_term(self, n: int, gradient: int) -> None:
+        """One more term of a value's gradient."""
+        self.found[n] = gradient if n not in self.found else self.op("add", self.found[n], gradient)
+
+    def op(self, op: str, *inputs: int, **more: Any) -> int:
+        """The number of a value by its operator."""
+        return self.b.made(op, *inputs, **more)
+
+    def space(self, n: int) -> Space:
+        return self.b.types[n].space
+
+    def shape(self, n: int) -> Shape:
+        return self.b.types[n].shape
+
+    def give(self, n: int, gradient: int, over: Space) -> None:
+        """A term of a value's gradient, of which there is a row for each row of ``over``; summed where they meet."""
+        if n not in self.needed:
+            return
+        while len(self.shape(gradient)) > len(self.shape(n)):
+            gradient = self.op("row_sum", gradient)
+        if over != self.space(n):
+            gradient = self.op("aggregate", gradient, over=over, space=self.space(n), reduce="sum")
+        self.add_term(n, gradient)
+
+
+Backward = Callable[[_Backward, int, Value, int], None]
+
+
+def _map(slope: Callable[[_Backward, int, Value], int]) -> Backward:
+    """Of an operator on each number: the gradient times the slope, which is computed from the value and its input."""
+
+    def rule(b: _Backward, n: int, value: Value, g: int) -> None:
+        b.give(value.inputs[0], b.op("mul", g, slope(b, n, value)), b.space(n))
+
+    return rule
+
+
+def _scaled(b: _Backward, n: int, value: Value, g: int) -> None:
+    b.give(value.inputs[0], b.op("scale", g, number=-1.0 if value.op == "neg" else value.number), b.space(n))
+
+
+def _same(b: _Backward, n: int, value: Value, g: int) -> None:
+    for i in value.inputs:
+        b.give(i, g, b.space(n))
+
+
+def _sub(b: _Backward, n: int, value: Value, g: int) -> None:
+    b.give(value.inputs[0], g, b.space(n))
+    b.give(value.inputs[1], b.op("scale", g, number=-1.0), b.space(n))
+
+
+def _mul(b: _Backward, n: int, value: Value, g: int) -> None:
+    x, y = value.inputs
+    _times(b, x, g, y, b.space(n))
+    _times(b, y, g, x, b.space(n))
+
+
+def _times(b: _Backward, of: int, g: int, other: int, over: Space) -> None:
+    """g times the other factor; where the factor sought is a number for each row of both, their product at once."""
+    is_number = len(b.shape(of)) + 1 == len(b.shape(g)) == len(b.shape(other))
+    b.give(of, b.op("dot" if is_number else "mul", g, other), over)
+
+
+def _div(b: _Backward, n: int, value: Value, g: int) -> None:
+    x, y = value.inputs
+    by_y = b.op("div", g, y)
+    b.give(x, by_y, b.space(n))
+    if y in b.needed:
+        _times(b, y, b.op("scale", by_y, number=-1.0), n, b.space(n))
+
+
+def _concat(b: _Backward, n: int, value: Value, g: int) -> None:
+    start = 0
+    for i in value.inputs:
+        count = b.shape(i)[-1]
+        b.give(i, b.op("part", g, number=float(start), count=count), b.space(n))
+        start += count
+
+
+def _part(b: _Backward, n: int, value: Value, g: int) -> None:
+    (x,) = value.inputs
+    b.give(x, b.op("pad", g, number=value.number, count=b.shape(x)[-1]), b.space(n))
+
+
+def _pad(b: _Backward, n: int, value: Value, g: int) -> None:
+    (x,) = value.inputs
+    b.give(x, b.op("part", g, number=value.number, count=b.shape(x)[-1]), b.space(n))
+
+
+def _linear(b: _Backward, n: int, value: Value, g: int) -> None:
+    x, weight = value.inputs
+    heads = len(b.shape(weight)) == 3
+    if x in b.needed:
+        if heads and len(b.shape(x)) == 1:
+            dx = b.op("linear", b.op("join_heads", g), b.op("merge_heads", weight))
+        else:
+            dx = b.op("linear", g, b.op("transpose", weight))
+        b.give(x, dx, b.space(n))
+    if weight in b.needed:
+        shared = len(b.shape(x)) if len(b.shape(x)) == 2 and not heads else None
+        dw = b.op("outer", x, g, over=b.space(n), space=b.space(weight), count=shared)
+        b.give(weight, dw, b.space(weight))
+
+
+def _dot(b: _Backward, n: int, value: Value, g: int) -> None:
+    for of, other in (value.inputs, value.inputs[::-1]):
+        if of not in b.needed:
+            continue
+        heads = len(b.shape(of)) - len(b.shape(other))
+        if heads > 0:
+            other = b.op("repeat_heads", other, count=b.shape(of)[0])
+        found = b.op("mul", g, other)
+        b.give(of, b.op("head_sum", found) if heads < 0 else found, b.space(n))
+
+
+def _row_sum(b: _Backward, n: int, value: Value, g: int) -> None:
+    (x,) = value.inputs
+    b.give(x, b.op("repeat_last", g, count=b.shape(x)[-1]), b.space(n))
+
+
+def _head_sum(b: _Backward, n: int, value: Value, g: int) -> None:
+    (x,) = value.inputs
+    b.give(x, b.op("repeat_heads", g, count=b.shape(x)[0]), b.space(n))
+
+
+def _spread(b: _Backward, n: int, value: Value, g: int) -> None:
+    b.give(value.inputs[0], g, b.space(n))
+
+
+def _repeated(op: str) -> Backward:
+    def rule(b: _Backward, n: int, value: Value, g: int) -> None:
+        b.give(value.inputs[0], b.op(op, g), b.space(n))
+
+    return rule
+
+
+def _fold(b: _Backward, n: int, value: Value, g: int) -> None:
+    weight, w = value.inputs
+    if len(b.shape(weight)) == 2 and len(b.shape(w)) == 2:
+        b.give(weight, b.op("fold", g, b.op("transpose", w)), b.space(n))
+    else:
+        b.give(weight, b.op("outer", g, w, over=b.space(n), space=b.space(n)), b.space(n))
+    b.give(w, b.op("fold", b.op("transpose", weight), g), b.space(n))
+
+
+def _aggregate(b: _Backward, n: int, value: Value, g: int) -> None:
+    (x,) = value.inputs
+    assert value.over is not None
+    if value.reduce == "mean":
+        g = b.op("div", g, b.b.add(Value(f"degree_{value.space}", "degree", space=value.space, shape=())))
+    elif value.reduce == "logsumexp":
+        g = b.op("mul", g, b.op("exp", b.op("sub", x, n)))
+    elif value.reduce in ("max", "min"):
+        # Ties share, as in PyTorch's amax.
+        chosen = b.op("equal", x, n)
+        count = b.op("aggregate", chosen, over=value.over, space=value.space, reduce="sum")
+        g = b.op("mul", chosen, b.op("div", g, count))
+    b.give(x, g, value.over)
+
+
+def _view(op: str) -> Backward:
+    def rule(b: _Backward, n: int, value: Value, g: int) -> None:
+        (x,) = value.inputs
+        b.add_term(x, b.op(op, g))
+
+    return rule
+
+
+def _as_node(b: _Backward, n: int, value: Value, g: int) -> None:
+    (x,) = value.inputs
+    b.add_term(x, b.op(b.space(x), g))
+
+
+def _join_heads(b: _Backward, n: int, value: Value, g: int) -> None:
+    (x,) = value.inputs
+    b.add_term(x, b.op("split_heads", g, count=b.shape(x)[0]))
+
+
+def _of_relu(b: _Backward, n: int, value: Value) -> int:
+    return b.op("step", value.inputs[0])
+
+
+def _of_leaky_relu(b: _Backward, n: int, value: Value) -> int:
+    slope = value.number or 0.0
+    return b.op("shift", b.op("scale", b.op("step", value.inputs[0]), number=1.0 - slope), number=slope)
+
+
+def _of_elu(b: _Backward, n: int, value: Value) -> int:
+    # exp(min(x, 0)): 1 above 0, e^x below.
+    return b.op("exp", b.op("neg", b.op("relu", b.op("neg", value.inputs[0]))))
+
+
+def _of_sigmoid(b: _Backward, n: int, value: Value) -> int:
+    return b.op("mul", n, b.op("shift", b.op("neg", n), number=1.0))
+
+
+def _of_tanh(b: _Backward, n: int, value: Value) -> int:
+    return b.op("shift", b.op("neg", b.op("mul", n, n)), number=1.0)
+
+
+def _of_reciprocal(b: _Backward, n: int, value: Value) -> int:
+    return b.op("neg", b.op("mul", n, n))
+
+
+_RULES: dict[str, Backward] = {
+    "add": _same,
+    "sub": _sub,
+    "mul": _mul,
+    "div": _div,
+    "neg": _scaled,
+    "scale": _scaled,
+    "shift": _same,
+    "exp": _map(lambda b, n, value: n),
+    "log": _map(lambda b, n, value: b.op("reciprocal", value.inputs[0])),
+    "relu": _map(_of_relu),
+    "leaky_relu": _map(_of_leaky_relu),
+    "elu": _map(_of_elu),
+    "gelu": _map(lambda b, n, value: b.op("gelu_slope", value.inputs[0])),
+    "sigmoid": _map(_of_sigmoid),
+    "tanh": _map(_of_tanh),
+    "reciprocal": _map(_of_reciprocal),
+    "concat": _concat,
+    "linear": _linear,
+    "dot": _dot,
+    "part": _part,
+    "pad": _pad,
+    "row_sum": _row_sum,
+    "head_sum": _head_sum,
+    "repeat_heads": _repeated("head_sum"),
+    "repeat_last": _repeated("row_sum"),
+    "fold": _fold,
+    "aggregate": _aggregate,
+    "source": _view("as_node"),
+    "target": _view("as_node"),
+    "as_node": _as_node,
+    "spread": _spread,
+    "transpose": _view("transpose"),
+    "join_heads": _join_heads,
+    "split_heads": _view("join_heads"),
+}

@@ -1,0 +1,178 @@
+"""Candidate kernels: all that a schedule of a program could consist of, each with what it reads and what it takes.
+
+A candidate stores some values and makes others inline. For each value that may be kept (:mod:`.optional`) and that it
+needs, there is a candidate that reads it and one that makes it. What a kernel takes depends on nothing else, so the
+time of a schedule is the sum of its candidates'.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from loadmaster.models.graph.costs import Costs
+from loadmaster.models.graph.inline import Inline, Need, is_by_numbers, matrix_rows, required, rows_class
+from loadmaster.models.graph.lowering import kernel_of, template_of
+from loadmaster.models.graph.optional import optional
+from loadmaster.models.graph.program import GIVEN, Program
+from loadmaster.models.graph.schedule import MOST_STORES, Kernel
+
+# Candidates of one order, about: a program with so many takes a second.
+MOST = 1_500
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A kernel that can be.
+
+    Attributes:
+        reads: values that others keep.
+        inline: values that could be kept, and are not where this is taken.
+    """
+
+    kernel: Kernel
+    reads: frozenset[int]
+    inline: frozenset[int]
+    time_us: float
+
+
+@dataclass
+class Candidates:
+    """All of a program.
+
+    Attributes:
+        must: values that every schedule keeps.
+        may: values that a schedule may keep.
+        are_all: whether none were left out because they were too many.
+    """
+
+    program: Program
+    must: frozenset[int]
+    may: frozenset[int]
+    found: list[Candidate]
+    are_all: bool = True
+
+    @property
+    def least_us(self) -> float:
+        """What no schedule goes below: each value that must be kept pays an equal part of a kernel that stores it."""
+        least = dict.fromkeys(self.must, math.inf)
+        for candidate in self.found:
+            stored = [n for n in candidate.kernel.stores if n in self.must]
+            for n in stored:
+                least[n] = min(least[n], candidate.time_us / len(stored))
+        return sum(least.values())
+
+
+def candidates(costs: Costs, *, by_time_alone: bool) -> Candidates:
+    """Of a program.
+
+    Args:
+        by_time_alone: whether only time counts: fewer values are worth keeping then.
+    """
+    program = costs.program
+    must, may = required(program), optional(program, by_time_alone=by_time_alone)
+    making = _Making(costs, must, may)
+    found: list[Candidate] = []
+    # Kernels of few values first: with these alone there is a schedule.
+    for stores in sorted(making.groups(), key=len):
+        if len(found) > MOST and len(stores) > 1:
+            return Candidates(program, must, may, found, are_all=False)
+        found += itertools.islice(making.variants(stores), MOST)
+    return Candidates(program, must, may, found, are_all=len(found) <= MOST)
+
+
+class _Making:
+    def __init__(self, costs: Costs, must: frozenset[int], may: frozenset[int]) -> None:
+        self.costs, self.program, self.must, self.may = costs, costs.program, must, may
+        self.needs = Inline(self.program, must)
+
+    def groups(self) -> Iterator[tuple[int, ...]]:
+        """What kernels store: each value by itself, and those that fit into one kernel."""
+        alike: dict[object, list[int]] = defaultdict(list)
+        for n in sorted(self.must | self.may):
+            template = template_of(self.program, n)
+            is_forward = n < self.program.forward_count
+            if template in ("outer", "fold"):
+                yield (n,)
+            elif template == "gemm":
+                yield from self._some((n,), self._epilogues(n), MOST_STORES[template])
+            elif template == "map":
+                alike[template, rows_class(self.program.types[n].space), is_forward].append(n)
+            else:
+                value = self.program.values[n]
+                alike[template, value.over, value.space, is_forward].append(n)
+        for values in alike.values():
+            yield from self._some((), values, MOST_STORES[template_of(self.program, values[0])])
+
+    def _some(self, always: tuple[int, ...], others: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
+        """Sets of values that one kernel can store."""
+        for size in range(0 if always else 1, most - len(always) + 1):
+            for some in itertools.combinations(others, size):
+                if self._fits_one_kernel({*always, *some}):
+                    yield (*always, *some)
+
+    def _epilogues(self, linear: int) -> list[int]:
+        """What could be made from the rows of a product: it reads them, where nothing else is kept."""
+        space, is_forward = rows_class(self.program.types[linear].space), linear < self.program.forward_count
+        return [
+            n
+            for n in sorted(self.must | self.may)
+            if template_of(self.program, n) == "map"
+            and rows_class(self.program.types[n].space) == space
+            and (n < self.program.forward_count) == is_forward
+            and linear in self.needs.to_make(n).reads - self.needs.to_make(n).elsewhere
+        ]
+
+    def _fits_one_kernel(self, stores: set[int]) -> bool:
+        """Whether no value that every schedule keeps lies between two of these."""
+        if len(stores) == 1:
+            return True
+        after: set[int] = set()
+        behind_another: set[int] = set()
+        for n in range(min(stores) + 1, max(stores) + 1):
+            inputs = self.program.values[n].inputs
+            if not behind_another.isdisjoint(inputs):
+                if n in stores:
+                    return False
+                behind_another.add(n)
+            elif not after.isdisjoint(inputs) or not stores.isdisjoint(inputs):
+                (behind_another if n in self.must and n not in stores else after).add(n)
+        return True
+
+    def variants(self, stores: tuple[int, ...]) -> Iterator[Candidate]:
+        """One for every way to read or make what may be kept."""
+        open_choices: list[frozenset[int]] = [frozenset()]
+        inline_of: list[frozenset[int]] = [frozenset()]
+        kernel = kernel_of(self.program, stores)
+        while open_choices:
+            read, inline = open_choices.pop(), inline_of.pop()
+            needs = Inline(self.program, self.must | read | {*stores})
+            need = Need()
+            for n in stores:
+                need |= needs.to_make(n)
+            undecided = sorted((need.inline & self.may) - inline)
+            if undecided:
+                first = undecided[-1]
+                open_choices += [read | {first}, read]
+                inline_of += [inline, inline | {first}]
+                continue
+            if self._holds(needs, need, stores):
+                tiled = self.costs.tiled(kernel, need)
+                kept = frozenset(n for n in need.reads if self.program.values[n].op not in GIVEN) - {*stores}
+                yield Candidate(tiled, kept, inline & need.inline, self.costs.time_us(tiled, need))
+
+    def _holds(self, needs: Inline, need: Need, stores: tuple[int, ...]) -> bool:
+        """(S3) and (S5) for one kernel, and (S2) within it."""
+        if not need.elsewhere.isdisjoint(stores):
+            return False
+        for n in stores:
+            rows = needs.of(matrix_rows(self.program, n))
+            if not all(is_by_numbers(self.program, v) for v in rows.inline):
+                return False
+        products = [n for n in stores if template_of(self.program, n) == "gemm"]
+        if not products:
+            return True
+        return all(n in products or not needs.to_make(n).reads.isdisjoint(stores) for n in stores)

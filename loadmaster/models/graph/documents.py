@@ -1,0 +1,91 @@
+"""JSON of the kind ``graph``: problem and plan documents to typed data and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadmaster.errors import InputError
+from loadmaster.models.documents import PLAN_SCHEMA, PROBLEM_SCHEMA, Document, read, write
+from loadmaster.models.graph.plan import GraphPlan
+from loadmaster.models.graph.problem import GraphProblem
+from loadmaster.models.graph.program import Program
+from loadmaster.models.graph.statistics import expect_statistics
+
+
+def check_problem(problem: GraphProblem) -> None:
+    """Refuse what the fields cannot say one by one.
+
+    Raises:
+        InputError: operators that cannot take what they are given, outputs that are no values of nodes, a backward
+            pass, statistics that no graph has; names the field.
+    """
+    program = problem.program
+    expect_program(program)
+    if program.forward_count != len(program.values) or program.gradients:
+        remedy = "Give the forward pass; training says whether the other is planned."
+        raise InputError("program.forward_count", program.forward_count, "leaves values to a backward pass", remedy)
+    for at, n in enumerate(program.outputs):
+        if program.types[n].space != "node":
+            remedy = "Aggregate it to nodes, with as_node."
+            raise InputError(
+                f"program.outputs[{at}]", program.values[n].name, f"is of {program.types[n].space}", remedy
+            )
+    if not any(value.op == "aggregate" for value in program.values):
+        raise InputError("program", problem.name, "aggregates nothing over edges", "Plan layers of graph networks.")
+    expect_statistics(problem.statistics)
+
+
+def expect_program(program: Program) -> None:
+    """Refuse numbers that name no value, and operators that cannot take what they are given.
+
+    Raises:
+        InputError: naming the field.
+    """
+    known = len(program.values)
+    numbered = [("outputs", n) for n in program.outputs]
+    numbered += [("gradients", n) for pair in program.gradients for n in pair]
+    for field, n in numbered:
+        if n >= known:
+            raise InputError(f"program.{field}", n, "is no value", f"Values are numbered 0 to {known - 1}.")
+    if program.forward_count > known:
+        raise InputError("program.forward_count", program.forward_count, "is more than there are", f"Give {known}.")
+    assert len(program.types) == known, "types refuses what is wrong"
+
+
+def read_problem(document: Document) -> GraphProblem:
+    """A graph problem from its document.
+
+    Raises:
+        InputError: unknown fields or versions, values out of range, what :func:`check_problem` refuses; names the
+            field.
+    """
+    problem = read(GraphProblem, PROBLEM_SCHEMA, document)
+    check_problem(problem)
+    return problem
+
+
+def write_problem(problem: GraphProblem) -> dict[str, Any]:
+    """The document of a problem; reading it back gives an equal problem."""
+    return write(PROBLEM_SCHEMA, problem)
+
+
+def read_plan(document: Document) -> GraphPlan:
+    """A graph plan from its document. It is not checked here: see :mod:`loadmaster.models.graph.checker`.
+
+    Raises:
+        InputError: unknown fields or versions, values out of range, a program that is none; names the field.
+    """
+    plan = read(GraphPlan, PLAN_SCHEMA, document)
+    for field in ("objective", "program", "schedule"):
+        value = getattr(plan, field)
+        if (value is None) != (plan.status == "infeasible"):
+            remedy = "An infeasible plan has neither objective nor program nor schedule, any other plan has all."
+            raise InputError(field, "given" if value is not None else None, f"does not go with {plan.status}", remedy)
+    if plan.program is not None:
+        expect_program(plan.program)
+    return plan
+
+
+def write_plan(plan: GraphPlan) -> dict[str, Any]:
+    """The document of a plan; reading it back gives an equal plan."""
+    return write(PLAN_SCHEMA, plan)

@@ -1,0 +1,59 @@
+"""The budget of a graph problem: what is enough by rule, what any plan needs, budgets in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+
+from loadmaster.models.graph.greedy import greedy_schedule, least_kept
+from loadmaster.models.graph.inline import base, required
+from loadmaster.models.graph.lowering import lowered
+from loadmaster.models.graph.orders import Order, orders
+from loadmaster.models.graph.problem import GraphProblem
+from loadmaster.models.graph.program import Program
+from loadmaster.models.graph.residence import lasting_bytes, peak_bytes, value_bytes
+from loadmaster.models.graph.schedule import Schedule
+
+
+def by_rule(problem: GraphProblem) -> Iterator[tuple[Order, Program, Schedule]]:
+    """For every order, what a step computes, and schedules by rule: the greedy one, and the one that keeps least."""
+    for order in orders(problem.program):
+        step = problem.step(order.program)
+        yield order, step, greedy_schedule(step)
+        yield order, step, lowered(step, least_kept(step))
+
+
+@lru_cache(maxsize=32)
+def _peaks(problem: GraphProblem) -> tuple[int, int]:
+    peaks = [peak_bytes(problem, step, schedule) for _, step, schedule in by_rule(problem)]
+    return min(peaks), max(peaks)
+
+
+def whole_bytes(problem: GraphProblem) -> int:
+    """What the step takes in its largest order, scheduled by rule, with all feature rows on the GPU."""
+    store = problem.store
+    return _peaks(problem)[1] + (0 if store is None else store.rows * store.row_bytes)
+
+
+def enough_bytes(problem: GraphProblem) -> int:
+    """What the step takes in its smallest order, scheduled by rule."""
+    return _peaks(problem)[0]
+
+
+def least_bytes(problem: GraphProblem) -> int:
+    """What no plan goes below: what lasts, with the results, or with the largest value that every plan keeps."""
+    return min(_least(problem, problem.step(order.program)) for order in orders(problem.program))
+
+
+def _least(problem: GraphProblem, step: Program) -> int:
+    results = {base(step, n) for n in step.results}
+    largest = max((value_bytes(problem, step, n) for n in required(step)), default=0)
+    at_the_end = sum(value_bytes(problem, step, n) for n in results if step.values[n].inputs)
+    return lasting_bytes(problem, step) + max(largest, at_the_end)
+
+
+def spread(problem: GraphProblem, count: int) -> list[int]:
+    """``count`` budgets from what is enough to the whole, ascending, evenly spread."""
+    return sorted({int(b) for b in np.linspace(enough_bytes(problem), whole_bytes(problem), count)})

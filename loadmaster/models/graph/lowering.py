@@ -1,0 +1,136 @@
+"""From kept values to kernels: as few as the greedy lowering of [Wu24] section 3.3.2 makes of them.
+
+Kernels are taken one after the other. A kernel is *ready* when all that it reads is given or stored.
+
+1.  Products of weights, and values made row by row; all of one space that are ready go into one kernel.
+2.  A product through a weight, with whatever else is made from its rows, once all else that this reads is there.
+3.  Gradients of weights.
+4.  Aggregates: all from one space to one space that are ready, and those that become ready with them, in one traversal.
+5.  Where none of these is ready, a product through a weight without what cannot be made with it yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+
+from loadmaster.models.graph.inline import Inline, rows_class
+from loadmaster.models.graph.operators import OPERATORS
+from loadmaster.models.graph.program import GIVEN, Program
+from loadmaster.models.graph.schedule import MOST_STORES, Kernel, Schedule, Template
+
+_TEMPLATES: dict[str, Template] = {"aggregate": "traverse", "outer": "outer", "weight": "fold"}
+
+
+def template_of(program: Program, n: int) -> Template:
+    """The template of the kernel that a value has to itself."""
+    value = program.values[n]
+    return "gemm" if value.op == "linear" else _TEMPLATES.get(OPERATORS[value.op].sort, "map")
+
+
+def lowered(program: Program, kept: Set[int], fuse: bool = True) -> Schedule:
+    """A schedule that keeps these values and no others.
+
+    Args:
+        kept: such that (S1) and (S3) hold.
+        fuse: whether kernels store several values.
+    """
+    lowering = _Lowering(program, kept, fuse)
+    forward = [*lowering.kernels(sorted(n for n in kept if n < program.forward_count))]
+    backward = [*lowering.kernels(sorted(n for n in kept if n >= program.forward_count))]
+    return Schedule((*forward, *backward), len(forward))
+
+
+class _Lowering:
+    def __init__(self, program: Program, kept: Set[int], fuse: bool) -> None:
+        self.program, self.fuse = program, fuse
+        self.needs = {n: Inline(program, kept).to_make(n) for n in kept}
+        self.there = {n for n, value in enumerate(program.values) if value.op in GIVEN}
+
+    def kernels(self, pending: list[int]) -> Iterator[Kernel]:
+        """Those of one pass, in order."""
+        while pending:
+            stores = self._next(pending)
+            yield kernel_of(self.program, stores)
+            self.there.update(stores)
+            pending = [n for n in pending if n not in stores]
+
+    def _next(self, pending: list[int]) -> list[int]:
+        ready = [n for n in pending if self._is_ready(n)]
+        by: dict[Template, list[int]] = {}
+        for n in ready:
+            by.setdefault(template_of(self.program, n), []).append(n)
+        if "fold" in by:
+            return by["fold"][:1]
+        if "map" in by:
+            return self._grown(by["map"][0], pending) if self.fuse else by["map"][:1]
+        epilogues = {n: self._epilogue(n, pending) for n in by.get("gemm", ())}
+        whole = [n for n, (stored, late) in epilogues.items() if not late]
+        if whole:
+            return epilogues[whole[0]][0]
+        if "outer" in by:
+            return by["outer"][:1]
+        if "traverse" in by:
+            groups = [self._grown(n, pending) if self.fuse else [n] for n in by["traverse"]]
+            return max(groups, key=lambda group: (self._is_all_of_its_sort(group, pending), len(group)))
+        return epilogues[by["gemm"][0]][0]
+
+    def _is_ready(self, n: int, also: Set[int] = frozenset()) -> bool:
+        """Whether all is there that a value is made from; of ``also``, at its own rows alone."""
+        need = self.needs[n]
+        return need.reads <= self.there | also and not need.elsewhere & also
+
+    def _grown(self, first: int, pending: Sequence[int]) -> list[int]:
+        """A kernel's values: the first, and all that its rows have room for."""
+        found = [first]
+        for _ in pending:
+            more = [
+                n
+                for n in pending
+                if n not in found and _is_alike(self.program, n, first) and self._is_ready(n, {*found})
+            ]
+            if not more:
+                break
+            found += more
+        # The first ones: what they read of each other comes before them.
+        return sorted(found)[: MOST_STORES[template_of(self.program, first)]]
+
+    def _is_all_of_its_sort(self, group: list[int], pending: Sequence[int]) -> bool:
+        return all(n in group for n in pending if _is_alike(self.program, n, group[0]))
+
+    def _epilogue(self, linear: int, pending: Sequence[int]) -> tuple[list[int], bool]:
+        """A product and what is made from its rows now; whether more could be later."""
+        found, late = [linear], False
+        if not self.fuse:
+            return found, late
+        space = rows_class(self.program.types[linear].space)
+        for n in pending:
+            at_rows = template_of(self.program, n) == "map" and rows_class(self.program.types[n].space) == space
+            if (
+                len(found) < MOST_STORES["gemm"]
+                and at_rows
+                and self.needs[n].reads.intersection(found)
+                and not self.needs[n].elsewhere.intersection(found)
+            ):
+                if self._is_ready(n, {*found}):
+                    found.append(n)
+                else:
+                    late = True
+        return found, late
+
+
+def _is_alike(program: Program, a: int, b: int) -> bool:
+    """Whether two values are made by kernels of one template that run over the same rows."""
+    template, spaces = template_of(program, a), (program.types[a].space, program.types[b].space)
+    if template != template_of(program, b):
+        return False
+    if template == "traverse":
+        return spaces[0] == spaces[1] and program.values[a].over == program.values[b].over
+    return rows_class(spaces[0]) == rows_class(spaces[1])
+
+
+def kernel_of(program: Program, stores: Sequence[int]) -> Kernel:
+    """The kernel that stores these: its first product, or the first of them, says of which template."""
+    templates = {template_of(program, n): n for n in reversed(stores)}
+    template: Template = "gemm" if "gemm" in templates else template_of(program, stores[0])
+    lead = templates[template]
+    return Kernel(template, program.types[lead].space, tuple(stores), program.values[lead].over)

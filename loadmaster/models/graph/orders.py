@@ -1,0 +1,86 @@
+"""The orders of a program: what computes the same with its linear operators in another order, or for other rows.
+
+First the program is made canonical: dot products of vectors put together are split, and what depends on nodes alone is
+computed for nodes. Then every combination of the forms of its sites (:mod:`.rewriting`), and of each the choice between
+a row for every pair of node and relation (compact) and one for every edge (vanilla), [Wu24] sections 3.3.2 and 3.4.3.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from loadmaster.errors import InputError
+from loadmaster.models.graph.program import Program
+from loadmaster.models.graph.rewriting import FIRST, SPREAD, rewritten, sites, spreadable
+
+MOST_ORDERS = 64
+COMPACT = "compact"
+
+
+@dataclass(frozen=True)
+class Order:
+    """One order of a program.
+
+    Attributes:
+        choices: the form of each site, by the name of its value, and whether it is compact: ``weights first, compact``.
+        program: the forward pass.
+    """
+
+    choices: Mapping[str, str]
+    program: Program
+
+
+def orders(program: Program, most: int = MOST_ORDERS) -> list[Order]:
+    """At most so many orders, each once. The first is compact and otherwise as written; those for edges come last.
+
+    Raises:
+        InputError: the program has a backward pass, which each order needs one of its own of.
+    """
+    if program.forward_count != len(program.values):
+        raise InputError("program", "given", "has a backward pass", "Give the forward pass; add the other to an order.")
+    whole = rewritten(program, {})
+    of = [*sites(whole)]
+    written = [
+        ({n: form for (n, _), form in zip(of, forms, strict=True)})
+        for forms in itertools.product(*((FIRST, *more) for _, more in of))
+    ]
+    found: dict[object, Order] = {}
+    compact = [_order(whole, forms) for forms in written[:most]]
+    spread = itertools.chain.from_iterable(_for_edges(order) for order in compact)
+    for order in itertools.chain(compact, spread):
+        found.setdefault(_content(order.program), order)
+        if len(found) == most:
+            break
+    return [*found.values()]
+
+
+def _order(program: Program, forms: Mapping[int, str]) -> Order:
+    made = rewritten(program, forms)
+    left = {value.name for value in made.values}
+    named = {
+        program.values[n].name: form
+        for n, form in forms.items()
+        # A site that others have made superfluous is no choice.
+        if form != FIRST or program.values[n].name in left
+    }
+    for n in spreadable(made):
+        name = made.values[n].name
+        form = named.get(name, FIRST)
+        named[name] = COMPACT if form == FIRST else f"{form}, {COMPACT}"
+    return Order(named, made)
+
+
+def _for_edges(order: Order) -> Iterator[Order]:
+    """The same order with some of its compact products for each edge, all of them first."""
+    compact = [*spreadable(order.program)]
+    subsets = [s for count in range(len(compact), 0, -1) for s in itertools.combinations(compact, count)]
+    for some in subsets:
+        made = rewritten(order.program, dict.fromkeys(some, SPREAD))
+        names = [order.program.values[n].name for n in some]
+        yield Order({**order.choices, **{n: order.choices[n].replace(COMPACT, SPREAD) for n in names}}, made)
+
+
+def _content(program: Program) -> object:
+    return tuple(replace(value, name="") for value in program.values), program.outputs

@@ -1,0 +1,75 @@
+"""The ``graph`` plan: an order of the program, its schedule, what each kernel is expected to take, and the hot rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from loadmaster.models.envelope import Plan
+from loadmaster.models.fields import Bounds, Entries, Index, Size
+from loadmaster.models.graph.program import Program
+from loadmaster.models.graph.schedule import Schedule
+
+_Us = Annotated[float, Bounds(ge=0, le=1e18)]
+_Bytes = Annotated[float, Bounds(ge=0, le=1e24)]
+CHECKED: Mapping[str, Any] = {
+    "ok": bool,
+    "peak_bytes": Index,
+    "peak_at": str,
+    "kernels_us": _Us,
+    "gather_us": _Us,
+    "dram_bytes": _Bytes,
+    "flops": _Bytes,
+}
+
+
+@dataclass(frozen=True)
+class KernelCost:
+    """What one kernel is expected to take.
+
+    Attributes:
+        dram_bytes: that it moves between memory and cache.
+        stored_bytes: of these, what it stores.
+        flops: of products.
+    """
+
+    time_us: _Us
+    dram_bytes: _Bytes
+    stored_bytes: Size
+    flops: _Bytes
+
+
+@dataclass(frozen=True)
+class Infeasibility:
+    """Why no plan exists: the smallest takes ``minimum_budget_bytes``, most of it ``largest``, while ``where`` runs."""
+
+    minimum_budget_bytes: Size
+    short_bytes: Size
+    where: str
+    largest: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class GraphPlan(Plan):
+    """A checked answer to a graph problem.
+
+    Attributes:
+        choices: of the order: for each value that can be made in several ways, which is taken.
+        program: what a step computes, in that order; None when infeasible.
+        schedule: its kernels; None when infeasible.
+        kernels: what each is expected to take.
+        hot_rows: as many feature rows, by rank of access, lie on the GPU.
+        check: see :func:`loadmaster.models.graph.checker.check`.
+    """
+
+    budget_bytes: Size
+    check: Annotated[Mapping[str, Any], Entries(CHECKED)]
+    choices: Mapping[str, str] = field(default_factory=dict)
+    program: Program | None = None
+    schedule: Schedule | None = None
+    kernels: tuple[KernelCost, ...] = ()
+    hot_rows: Size = 0
+    infeasibility: Infeasibility | None = None
+
+    kind: Literal["graph"] = "graph"

@@ -1,0 +1,186 @@
+"""Programs: one layer of a graph network as values, each made by one operator from values before it, [Wu24] 3.3.2.
+
+A value has a *row* for every element of its space (:mod:`.spaces`) and a shape that every row has: ``()`` a number,
+``(D,)`` a vector, ``(H,)`` a number for each head, ``(H, D)`` a vector for each head; a matrix ``(K, M)`` or
+``(H, K, M)`` for a weight. Shape and space are derived from the operator (:mod:`.operators`), never stated, except for
+what is given:
+
+    feature     rows that the caller gives: of nodes or of edges
+    parameter   a weight: one, one for each relation, or one for each node type
+    degree      how many edges a node has: in all (``target``, ``source``) or of one relation (``target_pair``)
+
+The program of a training step holds both passes: its first ``forward_count`` values are the forward pass, the rest is
+what :mod:`.autodiff` added. Nothing in a program says where or how anything is computed or kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Annotated, Any, ClassVar
+
+from loadmaster.errors import InputError
+from loadmaster.models.fields import READING, Bounds, Index, Name
+from loadmaster.models.graph.operators import OPERATORS, Typed, expect_operator
+from loadmaster.models.graph.spaces import Space
+
+Extent = Annotated[int, Bounds(ge=1, le=1 << 20)]
+GIVEN = frozenset({"feature", "parameter", "degree", "gradient"})
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of a program.
+
+    Attributes:
+        op: the operator that makes it, a key of :data:`loadmaster.models.graph.operators.OPERATORS`.
+        inputs: the numbers of values before it.
+        number: the operator's own number: the slope of ``leaky_relu``, the start of a ``part``.
+        count: the operator's own count: heads of ``split_heads``, numbers of a ``part``.
+        space: of what is given; where an ``aggregate``, ``outer`` or ``spread`` goes; None elsewhere.
+        over: the rows that an ``aggregate`` or ``outer`` runs over; None elsewhere.
+        reduce: how an ``aggregate`` puts rows together; None elsewhere.
+        shape: of what is given; None elsewhere.
+    """
+
+    leave_out_defaults: ClassVar = True
+
+    name: Name
+    op: Name
+    inputs: tuple[Index, ...] = ()
+    number: float | None = None
+    count: Extent | None = None
+    space: Space | None = None
+    over: Space | None = None
+    reduce: Annotated[str, Bounds(pattern=r"^(sum|mean|max|min|logsumexp)$")] | None = None
+    shape: Annotated[tuple[Extent, ...], Bounds(max_length=3)] | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """Values in the order in which they can be computed.
+
+    Attributes:
+        outputs: numbers of the values that are the layer's results.
+        forward_count: how many values are the forward pass; all where there is no backward pass.
+        gradients: (number of what is given, number of its gradient).
+    """
+
+    values: Annotated[tuple[Value, ...], Bounds(min_length=1, max_length=2_000)]
+    outputs: Annotated[tuple[Index, ...], Bounds(min_length=1, max_length=100)]
+    forward_count: Annotated[int, Bounds(ge=1)]
+    gradients: tuple[tuple[Index, Index], ...] = ()
+
+    __pydantic_config__: ClassVar = READING
+
+    @cached_property
+    def types(self) -> tuple[Typed, ...]:
+        """Shape and space of every value.
+
+        Raises:
+            InputError: an operator is unknown, or is given what it cannot take.
+        """
+        found: list[Typed] = []
+        for n, value in enumerate(self.values):
+            if any(i >= n for i in value.inputs):
+                remedy = "Put every value after those that it reads."
+                raise InputError(f"program.values[{n}].inputs", list(value.inputs), "names a later value", remedy)
+            expect_operator(f"program.values[{n}].op", value.op)
+            found.append(
+                OPERATORS[value.op].typed(
+                    f"program.values[{n}] ({value.name})", value, [found[i] for i in value.inputs]
+                )
+            )
+        return tuple(found)
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """Of every value, those that read it."""
+        found: list[list[int]] = [[] for _ in self.values]
+        for n, value in enumerate(self.values):
+            for i in dict.fromkeys(value.inputs):
+                found[i].append(n)
+        return tuple(map(tuple, found))
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """What is computed for its own sake: outputs, then gradients."""
+        return (*self.outputs, *(gradient for _, gradient in self.gradients))
+
+    def given(self, op: str) -> Mapping[str, int]:
+        """Numbers of the features, parameters, degrees or gradients, by name."""
+        return {value.name: n for n, value in enumerate(self.values) if value.op == op}
+
+    def described(self) -> Iterator[str]:
+        """A line for every value, for people: ``hs = linear(s, W)  # source_pair (64,)``."""
+        for value, typed in zip(self.values, self.types, strict=True):
+            names = ", ".join(self.values[i].name for i in value.inputs)
+            more = [
+                f"{word}={v}"
+                for word in ("number", "count", "over", "reduce")
+                if (v := getattr(value, word)) is not None
+            ]
+            if value.op not in GIVEN and value.space is not None:
+                more.append(f"to={value.space}")
+            inside = ", ".join([names, *more] if names else more)
+            yield f"{value.name} = {value.op}({inside})  # {typed.space} {typed.shape}"
+
+
+@dataclass
+class Builder:
+    """Makes a program value by value; equal values are made once.
+
+    Attributes:
+        values: so far.
+        types: of them.
+    """
+
+    values: list[Value] = field(default_factory=list)
+    types: list[Typed] = field(default_factory=list)
+    _known: dict[Value, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, program: Program) -> Builder:
+        """One that goes on from the values of a program."""
+        found = cls([*program.values], [*program.types])
+        found._known = {replace(value, name=""): n for n, value in enumerate(program.values) if value.op not in GIVEN}
+        return found
+
+    def add(self, value: Value) -> int:
+        """The number of a value: a new one, or the one that is equal but for its name.
+
+        Raises:
+            InputError: the operator cannot take what it is given.
+        """
+        key = replace(value, name="")
+        if value.op not in GIVEN and key in self._known:
+            return self._known[key]
+        expect_operator("op", value.op)
+        self.types.append(OPERATORS[value.op].typed(value.name, value, [self.types[i] for i in value.inputs]))
+        self.values.append(value)
+        self._known[key] = len(self.values) - 1
+        return len(self.values) - 1
+
+    def made(self, op: str, *inputs: int, name: str | None = None, **more: Any) -> int:
+        """The number of a value by its operator; the name is made up where none is given."""
+        return self.add(Value(name or f"{op}{len(self.values)}", op, inputs, **more))
+
+    def program(self, outputs: Sequence[int], forward_count: int, gradients: Sequence[tuple[int, int]] = ()) -> Program:
+        """The program, without values that no result needs; what is given stays."""
+        needed = {n for n, value in enumerate(self.values) if value.op in GIVEN}
+        reached = [*outputs, *(gradient for _, gradient in gradients)]
+        while reached:
+            n = reached.pop()
+            if n not in needed or self.values[n].inputs:
+                needed.add(n)
+                reached += [i for i in self.values[n].inputs if i not in needed]
+        order = sorted(needed)
+        number = {n: at for at, n in enumerate(order)}
+        values = tuple(replace(self.values[n], inputs=tuple(number[i] for i in self.values[n].inputs)) for n in order)
+        return Program(
+            values,
+            tuple(number[n] for n in outputs),
+            sum(n < forward_count for n in order),
+            tuple((number[of], number[gradient]) for of, gradient in gradients),
+        )

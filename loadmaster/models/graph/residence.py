@@ -1,0 +1,84 @@
+"""What lies in the GPU's memory while the kernels of a schedule run.
+
+For the whole step: features, weights, the graph's own index arrays, hot feature rows of a store. From the kernel that
+stores it to the last that reads it: every value that is kept; to the end, where it is a result. The gradients of the
+outputs come with the backward pass and stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from loadmaster.models.graph.costs import INDEX_BYTES
+from loadmaster.models.graph.inline import Inline, base
+from loadmaster.models.graph.problem import GraphProblem
+from loadmaster.models.graph.program import GIVEN, Program
+from loadmaster.models.graph.schedule import Schedule
+from loadmaster.solvers.program import IntArray
+
+
+def value_bytes(problem: GraphProblem, program: Program, n: int) -> int:
+    """Of a value that is kept or given."""
+    typed = program.types[n]
+    return problem.statistics.rows(typed.space) * typed.numbers * problem.element_bytes
+
+
+def graph_bytes(problem: GraphProblem) -> int:
+    """Of the index arrays of the graph.
+
+    Of edges: both ends, the relation, both pairs, and the two orders by node and two by pair; of pairs: node, relation,
+    and the order by node; of nodes: where the edges and pairs of each begin, and its type.
+    """
+    rows = problem.statistics.rows
+    edges, pairs = rows("edge"), rows("source_pair") + rows("target_pair")
+    return INDEX_BYTES * (9 * edges + 4 * pairs + 5 * rows("node"))
+
+
+def lasting_bytes(problem: GraphProblem, program: Program) -> int:
+    """What lies there for the whole step, without hot rows."""
+    given = [n for n, value in enumerate(program.values) if value.op in GIVEN and value.op != "gradient"]
+    return graph_bytes(problem) + sum(value_bytes(problem, program, n) for n in given)
+
+
+def lives(program: Program, schedule: Schedule) -> dict[int, tuple[int, int]]:
+    """For every value that is kept, and every gradient that is given: the first and last kernel that it lies there."""
+    last = len(schedule.kernels) - 1
+    made = schedule.kept
+    found = {n: (at, at) for n, at in made.items()}
+    for n, value in enumerate(program.values):
+        if value.op == "gradient":
+            found[n] = (schedule.forward_count, last)
+    needs = Inline(program, frozenset(made))
+    for n, at in made.items():
+        for r in needs.to_make(n).reads:
+            if r in found:
+                found[r] = (found[r][0], max(found[r][1], at))
+    for n in program.results:
+        if (whole := base(program, n)) in found:
+            found[whole] = (found[whole][0], last)
+    return found
+
+
+def over_time(problem: GraphProblem, program: Program, schedule: Schedule) -> IntArray:
+    """[kernels] bytes while each runs, without hot rows."""
+    changes = np.zeros(len(schedule.kernels) + 1, dtype=np.int64)
+    for n, (first, last) in lives(program, schedule).items():
+        if first < len(schedule.kernels):
+            changes[first] += value_bytes(problem, program, n)
+            changes[last + 1] -= value_bytes(problem, program, n)
+    return lasting_bytes(problem, program) + changes.cumsum()[:-1]
+
+
+def peak_bytes(problem: GraphProblem, program: Program, schedule: Schedule) -> int:
+    """The most, without hot rows."""
+    return int(over_time(problem, program, schedule).max())
+
+
+def largest_at(problem: GraphProblem, program: Program, schedule: Schedule, at: int, count: int) -> Sequence[str]:
+    """Names of the largest values that lie there while a kernel runs; features among them."""
+    there = [n for n, (first, last) in lives(program, schedule).items() if first <= at <= last]
+    there += [n for n, value in enumerate(program.values) if value.op in ("feature", "parameter")]
+    there.sort(key=lambda n: -value_bytes(problem, program, n))
+    return [program.values[n].name for n in there[:count]]

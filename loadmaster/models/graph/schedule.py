@@ -1,0 +1,103 @@
+"""Schedules: which values of a program are kept, and which kernel makes them ([Wu24] sections 3.3.2 and 3.3.3).
+
+A value is *kept* where a kernel stores it, a row for each row of its space. What is not kept is made anew inside every
+kernel that needs it (*inline*). A kernel is one of five templates:
+
+    gemm      one ``linear``, rows of one type through one weight; what it stores besides is made from its rows
+    traverse  aggregates from one space to one space: for each row of it, over the rows that belong to it; one may read
+              another of the same kernel, which then runs over the rows again
+    outer     one ``outer``: a weight's gradient
+    map       values of one space, row by row
+    fold      one value of weights alone
+
+A schedule holds when
+
+(S1)  every result is kept, or a view of what is; every kept value is stored by one kernel;
+(S2)  kernels come after those whose values they read; no forward kernel stores a value of the backward pass;
+(S3)  what is inline can be made where it is needed: products through weights, aggregates and outers are kept, and so is
+      what edges see of their nodes (``source``, ``target``) and what weights are multiplied from; in the rows that a
+      ``gemm`` or an ``outer`` reads, only what is made number by number is inline;
+(S4)  a kernel reads no value of a finer space than its own rows, or than those that it runs over;
+(S5)  what a kernel stores fits its template, and is of the space of its rows. The rows of node, source and target are
+      the same. It is no more than a program holds in registers: :data:`MOST_STORES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from loadmaster.models.fields import READING, Bounds, Index
+from loadmaster.models.graph.operators import OPERATORS
+from loadmaster.models.graph.program import GIVEN, Program
+from loadmaster.models.graph.spaces import Space
+
+Template = Literal["gemm", "traverse", "outer", "map", "fold"]
+
+# Values that one kernel stores, at the most.
+MOST_STORES: Mapping[Template, int] = {"gemm": 4, "traverse": 4, "outer": 1, "map": 2, "fold": 1}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a kernel of the GPU is cut.
+
+    Attributes:
+        rows: of one program; of a traversal, rows that it runs over at once.
+        columns: of one program.
+        warps: of 32 threads.
+    """
+
+    rows: Annotated[int, Bounds(ge=1, le=1024)] = 64
+    columns: Annotated[int, Bounds(ge=1, le=1024)] = 64
+    warps: Annotated[int, Bounds(ge=1, le=32)] = 4
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch.
+
+    Attributes:
+        rows: the space of what it stores, by which its work is divided.
+        over: of a traversal and an outer: the rows that belong to a row.
+        stores: numbers of values, in order.
+    """
+
+    leave_out_defaults: ClassVar = True
+
+    template: Template
+    rows: Space
+    stores: Annotated[tuple[Index, ...], Bounds(min_length=1, max_length=200)]
+    over: Space | None = None
+    tile: Tile = Tile()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Kernels in the order in which they run.
+
+    Attributes:
+        forward_count: how many of them are the forward pass.
+    """
+
+    kernels: Annotated[tuple[Kernel, ...], Bounds(min_length=1, max_length=1_000)]
+    forward_count: Annotated[int, Bounds(ge=1)]
+
+    __pydantic_config__: ClassVar = READING
+
+    @property
+    def kept(self) -> dict[int, int]:
+        """The kernel that stores a value, by the numbers of both."""
+        return {n: at for at, kernel in enumerate(self.kernels) for n in kernel.stores}
+
+
+def is_free(program: Program, n: int) -> bool:
+    """Whether a value costs nothing: it is given, or a view."""
+    return program.values[n].op in GIVEN or OPERATORS[program.values[n].op].sort == "view"
+
+
+def must_be_kept(program: Program, n: int) -> bool:
+    """Whether a value cannot be inline."""
+    value = program.values[n]
+    return value.op == "linear" or OPERATORS[value.op].sort in ("aggregate", "outer", "weight")
