@@ -11,9 +11,12 @@ from typing import Any
 
 from loadmaster.errors import SolverError
 from loadmaster.planner.options import PlanOptions, PlanProgress
-from loadmaster.solvers.solution import Solution, relative_gap
+from loadmaster.solvers.process import solve
+from loadmaster.solvers.program import Program
+from loadmaster.solvers.solution import Solution, SolveOptions, relative_gap
 
 logger = logging.getLogger(__name__)
+LEAST_SECONDS = 0.1  # that a solver gets to begin with
 
 
 @dataclass
@@ -78,6 +81,34 @@ class Effort:
         self.nodes += solution.nodes
         self.solves += 1
         self.solver = (solution.solver, solution.solver_version)
+
+    def solved(
+        self, program: Program, on_progress: Callable[[], None], *, gap: float, limit_s: float | None = None
+    ) -> Solution:
+        """One solve within what is left of the effort, on the clock and in the account.
+
+        Args:
+            on_progress: called whenever the solver reports.
+            gap: at which it may stop.
+            limit_s: wall seconds, where that is less than what is left.
+        """
+        options = self.options
+        left_s = self.left_s if limit_s is None else min(limit_s, self.left_s)
+        with self.on_clock("solve"):
+            solution = solve(
+                program,
+                SolveOptions(
+                    time_limit_s=max(left_s, LEAST_SECONDS),
+                    gap=gap,
+                    seed=options.seed,
+                    memory_limit_bytes=options.solver_memory_bytes,
+                ),
+                solver=options.solver,
+                cancelled=self.cancelled,
+                on_progress=lambda _: on_progress(),
+            )
+        self.count(solution)
+        return solution
 
     @contextlib.contextmanager
     def keep_plan_on_crash(self, has_plan: Callable[[], bool]) -> Iterator[None]:

@@ -28,8 +28,7 @@ from loadmaster.planner.partition.elimination import TooWideError, minimize
 from loadmaster.planner.partition.lagrangian import search
 from loadmaster.planner.partition.modules import by_roles
 from loadmaster.planner.partition.restrictions import METHODS
-from loadmaster.solvers.process import solve
-from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus, relative_gap
+from loadmaster.solvers.solution import Solution, SolverStatus, relative_gap
 
 # Sums of the same costs in another order are equal to so many digits.
 _CLOSE = 1e-9
@@ -224,22 +223,8 @@ class _Run:
         return program, solution
 
     def _solved(self, phase: str, what: transport.Transport) -> Solution:
-        options = self.effort.options
-        with self.effort.on_clock("solve"):
-            solution = solve(
-                what.program,
-                SolveOptions(
-                    time_limit_s=max(self.effort.left_s, 0.1),
-                    gap=options.gap / 2,
-                    seed=options.seed,
-                    memory_limit_bytes=options.solver_memory_bytes,
-                ),
-                solver=options.solver,
-                cancelled=self.effort.cancelled,
-                on_progress=lambda _: self._say(phase, "solving"),
-            )
-        self.effort.count(solution)
-        return solution
+        gap = self.effort.options.gap / 2
+        return self.effort.solved(what.program, lambda: self._say(phase, "solving"), gap=gap)
 
     def _try(self, phase: str, chosen: Sequence[int]) -> Moment | None:
         """Take an assignment where it keeps the budget; otherwise the moment at which it takes most."""

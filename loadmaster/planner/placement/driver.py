@@ -22,9 +22,8 @@ from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.planner.placement.clock import Clock, of_fluid
 from loadmaster.planner.placement.evictions import Evictions, TiersFullError
 from loadmaster.planner.placement.search import Found, Search
-from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import FloatArray
-from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus, relative_gap
+from loadmaster.solvers.solution import Solution, SolverStatus, relative_gap
 
 # Slots of the fluid relaxation. More of them raise the bound by less than 1 % on traces of 1,500 operators, and the
 # solve takes the square of the time.
@@ -144,27 +143,8 @@ class _Run:
             self._take_point("exact program", exact, solution.values)
 
     def _solved(self, phase: str, what: timed.Timed, share: float, gap: float) -> Solution:
-        options = self.effort.options
-        memory_limit_bytes = options.memory_limit_bytes
-        with self.effort.on_clock("solve"):
-            assert not isinstance(memory_limit_bytes, str), "settled options have bytes"
-            limit_s = max(min(share * options.time_limit_s, self.effort.left_s), 0.1)
-            solution = solve(
-                what.program,
-                SolveOptions(
-                    time_limit_s=limit_s,
-                    gap=gap,
-                    seed=options.seed,
-                    memory_limit_bytes=options.memory_limit_bytes
-                    if isinstance(options.memory_limit_bytes, int)
-                    else None,
-                ),
-                solver=options.solver,
-                cancelled=self.effort.cancelled,
-                on_progress=lambda _: self._say(phase, "solving"),
-            )
-        self.effort.count(solution)
-        return solution
+        limit_s = share * self.effort.options.time_limit_s
+        return self.effort.solved(what.program, lambda: self._say(phase, "solving"), gap=gap, limit_s=limit_s)
 
     def _take_point(self, phase: str, what: timed.Timed, values: FloatArray) -> None:
         """What a point of a program has away, by its times."""

@@ -1,0 +1,273 @@
+"""How ``graph`` is solved: by the program of each order, first without the budget, then under it where that binds.
+
+What the program finds without a budget bounds all plans. Where its kernels, put into sequence, and the hot rows that
+are worth it take more than the budget, the program is solved with rows of memory; a set of kernels that is still too
+much is excluded, and so on for a few rounds. Schedules by rule are tried first: there is a plan as soon as one of them
+fits. Orders are solved one by one, first those whose kernels take least at the least; those that take more than the
+best plan are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from loadmaster.errors import CancelledError, LimitReachedError
+from loadmaster.models.graph.candidates import Candidates, candidates
+from loadmaster.models.graph.checker import Check, check, kernel_costs, kernel_need, kernel_words
+from loadmaster.models.graph.costs import Costs
+from loadmaster.models.graph.formulation import Formulated, formulate, least_at_once
+from loadmaster.models.graph.greedy import greedy_schedule, least_kept
+from loadmaster.models.graph.hot_rows import as_many_as_fit, gather_us, segments
+from loadmaster.models.graph.inline import Inline
+from loadmaster.models.graph.least_time import least_us
+from loadmaster.models.graph.limits import least_bytes
+from loadmaster.models.graph.lowering import lowered
+from loadmaster.models.graph.orders import Order, orders
+from loadmaster.models.graph.plan import GraphPlan, Infeasibility
+from loadmaster.models.graph.problem import GraphProblem
+from loadmaster.models.graph.program import Program
+from loadmaster.models.graph.residence import largest_at, over_time, peak_bytes
+from loadmaster.models.graph.schedule import Kernel, Schedule
+from loadmaster.models.graph.sequence import in_sequence
+from loadmaster.models.units import show_bytes
+from loadmaster.planner.effort import Effort
+from loadmaster.planner.graph.by_rule import METHODS
+from loadmaster.planner.options import PlanOptions, PlanProgress
+from loadmaster.solvers.solution import Solution, SolverStatus, relative_gap
+
+# Sums of the same costs in another order are equal to so many digits.
+_CLOSE = 1e-9
+_BLOCKERS = 3
+# Sets of kernels that are excluded because they take more memory in sequence than the rows of memory count.
+_MOST_ROUNDS = 6
+
+
+def plan_graph(
+    problem: GraphProblem,
+    options: PlanOptions,
+    *,
+    on_progress: Callable[[PlanProgress], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> GraphPlan:
+    """Plan one problem: ``auto`` as above; other methods by rule (:mod:`.by_rule`).
+
+    Raises:
+        LimitReachedError: there may be a plan under the budget, but none was found.
+        CancelledError: cancelled before any plan.
+    """
+    budget_bytes = options.budget_bytes
+    assert isinstance(budget_bytes, int), "settled options have one"
+    return _Run(problem, budget_bytes, Effort(options, on_progress, cancelled)).plan()
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A schedule that fits the budget, and its verdict."""
+
+    order: Order
+    program: Program
+    schedule: Schedule
+    hot_rows: int
+    verdict: Check
+
+
+class _Run:
+    def __init__(self, problem: GraphProblem, budget_bytes: int, effort: Effort) -> None:
+        self.problem, self.budget_bytes, self.effort = problem, budget_bytes, effort
+        with effort.on_clock("build"):
+            self.orders = orders(problem.program)
+            self.steps = [problem.step(order.program) for order in self.orders]
+        self.wanted_rows = sum(rows for rows, saved in segments(problem) if saved > 0)
+        # What plans of each order do not go below, once that is known.
+        self.lower: list[float] = []
+        self.best: _Found | None = None
+        # Of all schedules that were tried: the least time, whatever memory it takes, and what takes least memory.
+        self.best_without_us = math.inf
+        self.smallest: tuple[int, Program, Schedule] | None = None
+        self.is_infeasible = False
+
+    def plan(self) -> GraphPlan:
+        if self.effort.cancelled():
+            raise CancelledError("cancelled before a plan was found")
+        method = self.effort.options.method
+        with self.effort.keep_plan_on_crash(lambda: self.best is not None):
+            if method == "auto":
+                self._auto()
+            else:
+                choose, schedule = METHODS[method]
+                at = self.orders.index(choose(self.orders))
+                self._try(method, at, schedule(self.steps[at]).kernels)
+        if self.best is None:
+            if self.is_infeasible:
+                return self._answer(self._lacking())
+            if self.effort.was_cancelled:
+                raise CancelledError("cancelled before a plan was found")
+            assert self.smallest is not None, "schedules by rule were tried"
+            raise LimitReachedError(
+                f"no plan was found under {show_bytes(self.budget_bytes)}; the smallest takes "
+                f"{show_bytes(self.smallest[0])} ({self.smallest[0]} bytes). Give a larger budget."
+            )
+        return self._answer(None)
+
+    def _auto(self) -> None:
+        for at, step in enumerate(self.steps):
+            for schedule in (greedy_schedule(step), lowered(step, least_kept(step))):
+                self._try("rules", at, schedule.kernels)
+        if least_bytes(self.problem) > self.budget_bytes:
+            self.is_infeasible = True
+            return
+        link_us = gather_us(self.problem, self.wanted_rows)
+        self.lower = [least_us(self._costs(p)) + link_us for p in range(len(self.orders))]
+        for p in self._by_promise():
+            if self.lower[p] < self.best_without_us and not self.effort.over():
+                self._without_budget(p)
+        for p in self._by_promise():
+            if self.lower[p] < self._best_us and not self._done():
+                self._under_the_budget(p)
+        self.is_infeasible = all(math.isinf(lower) for lower in self.lower)
+
+    def _by_promise(self) -> list[int]:
+        """Orders, the least bound first."""
+        return sorted(range(len(self.orders)), key=lambda p: self.lower[p])
+
+    def _without_budget(self, p: int) -> None:
+        """One order without rows of memory."""
+        with self.effort.on_clock("build"):
+            of = candidates(self._costs(p), by_time_alone=True)
+            if of.are_all:
+                self.lower[p] = max(self.lower[p], of.least_us + gather_us(self.problem, self.wanted_rows))
+        if self.lower[p] < self.best_without_us:
+            self._rounds("program", p, of, None, rounds=1)
+
+    def _under_the_budget(self, p: int) -> None:
+        """One order with rows of memory; with all values that may be kept, where they are not too many."""
+        with self.effort.on_clock("build"):
+            of = candidates(self._costs(p), by_time_alone=False)
+            if of.are_all and least_at_once(self.problem, of) > self.budget_bytes:
+                self.lower[p] = math.inf
+                return
+            if not of.are_all:
+                of = replace(candidates(self._costs(p), by_time_alone=True), are_all=False)
+        self._rounds("memory", p, of, self.budget_bytes, rounds=_MOST_ROUNDS)
+
+    def _costs(self, p: int) -> Costs:
+        problem = self.problem
+        return Costs(self.steps[p], problem.statistics, problem.element_bytes, problem.hardware)
+
+    @property
+    def _best_us(self) -> float:
+        return math.inf if self.best is None else self.best.verdict.objective
+
+    @property
+    def bound(self) -> float | None:
+        """What no plan goes below, in any order."""
+        return min(*self.lower, self._best_us) if self.lower else None
+
+    def _rounds(self, phase: str, p: int, of: Candidates, budget_bytes: int | None, *, rounds: int) -> None:
+        """Solve one order, put its kernels into sequence, exclude them where they are too much, again.
+
+        The first optimum is a bound, where the candidates are all that count.
+        """
+        scale = max(self.best_without_us, 1.0)
+        with self.effort.on_clock("build"):
+            formulated = formulate(self.problem, [of], budget_bytes, scale)
+        # All features over the link, which the program's hot rows save from.
+        constant = gather_us(self.problem, 0)
+        for at in range(rounds):
+            if self.effort.over() if budget_bytes is None else self._done():
+                return
+            solution = self._solved(phase, formulated)
+            if at == 0 and of.are_all:
+                if solution.status is SolverStatus.INFEASIBLE:
+                    self.lower[p] = math.inf
+                elif solution.bound is not None:
+                    self.lower[p] = max(self.lower[p], solution.bound * scale + constant)
+            if solution.values is None or self.lower[p] >= self._best_us:
+                return
+            _, chosen = formulated.chosen(solution.values)
+            self._try(phase, p, [of.found[c].kernel for c in chosen])
+            formulated = formulated.without(0, chosen, f"excluded[{at}]")
+
+    def _solved(self, phase: str, what: Formulated) -> Solution:
+        gap = self.effort.options.gap / 2
+        return self.effort.solved(what.program, lambda: self._say(phase, "solving"), gap=gap)
+
+    def _try(self, phase: str, order: int, kernels: Iterable[Kernel]) -> None:
+        """Take a set of kernels where it is the best that fits, with as many hot rows as fit beside it."""
+        program = self.steps[order]
+        schedule = in_sequence(self.problem, program, self._tiled(program, [*kernels]))
+        if schedule is None:
+            return
+        with self.effort.on_clock("check"):
+            peak = peak_bytes(self.problem, program, schedule)
+            if self.smallest is None or peak < self.smallest[0]:
+                self.smallest = (peak, program, schedule)
+            kernels_us = sum(cost.time_us for cost in kernel_costs(self.problem, program, schedule))
+            self.best_without_us = min(self.best_without_us, kernels_us + gather_us(self.problem, self.wanted_rows))
+            if peak > self.budget_bytes:
+                self._say(phase, f"{show_bytes(peak)} are too much")
+                return
+            hot_rows = min(self.wanted_rows, as_many_as_fit(self.problem, self.budget_bytes - peak))
+            if kernels_us + gather_us(self.problem, hot_rows) < self._best_us:
+                choices = self.orders[order].choices
+                verdict = check(self.problem, choices, program, schedule, hot_rows, self.budget_bytes)
+                assert verdict.ok, verdict.violations
+                self.best = _Found(self.orders[order], program, schedule, hot_rows, verdict)
+        self._say(phase, f"{show_bytes(peak)} at the most")
+
+    def _tiled(self, program: Program, kernels: Sequence[Kernel]) -> list[Kernel]:
+        costs = Costs(program, self.problem.statistics, self.problem.element_bytes, self.problem.hardware)
+        needs = Inline(program, frozenset(n for kernel in kernels for n in kernel.stores))
+        return [costs.tiled(kernel, kernel_need(needs, kernel)) for kernel in kernels]
+
+    def _done(self) -> bool:
+        return self.effort.over() or self._is_proved()
+
+    def _is_proved(self) -> bool:
+        gap = None if self.best is None else relative_gap(self.best.verdict.objective, self.bound)
+        return gap is not None and gap <= self.effort.options.gap + _CLOSE
+
+    def _say(self, phase: str, message: str) -> None:
+        self.effort.say(phase, message, None if self.best is None else self.best.verdict.objective, self.bound)
+
+    def _lacking(self) -> Infeasibility:
+        """The least that works, of all that was tried."""
+        assert self.smallest is not None, "schedules by rule were tried"
+        peak, program, schedule = self.smallest
+        at = int(over_time(self.problem, program, schedule).argmax())
+        largest = tuple(largest_at(self.problem, program, schedule, at, _BLOCKERS))
+        return Infeasibility(peak, peak - self.budget_bytes, kernel_words(program, schedule, at), largest)
+
+    def _answer(self, lacking: Infeasibility | None) -> GraphPlan:
+        plan = GraphPlan(
+            name=self.problem.name,
+            problem_sha256=self.problem.sha256,
+            status="infeasible",
+            unit=self.problem.unit,
+            method=self.effort.options.method,
+            stopped_by="proof" if lacking else self.effort.stopped_by(proved=self._is_proved()),
+            seconds=dict(self.effort.seconds),
+            solver=self.effort.solver_facts(),
+            check={},
+            options=self.effort.options.to_document(),
+            budget_bytes=self.budget_bytes,
+            infeasibility=lacking,
+        )
+        if self.best is None:
+            return plan
+        verdict = self.best.verdict
+        return replace(
+            plan,
+            status="optimal" if self._is_proved() else "feasible",
+            objective=verdict.objective,
+            bound=self.bound,
+            gap=relative_gap(verdict.objective, self.bound),
+            check=verdict.summary(),
+            choices=dict(self.best.order.choices),
+            program=self.best.program,
+            schedule=self.best.schedule,
+            kernels=verdict.kernels,
+            hot_rows=self.best.hot_rows,
+        )
