@@ -8,16 +8,10 @@ whole afterwards. Prints {name of the case: what went wrong, or nothing} as one 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import traceback
 from collections.abc import Callable, Iterator
 from unittest import mock
 
-os.environ["TRITON_INTERPRET"] = "1"
-
 import torch
-import triton.runtime.interpreter as interpreter
 from torch import Tensor
 
 from loadmaster.executor.memory.implementations import (
@@ -29,56 +23,20 @@ from loadmaster.executor.memory.implementations import (
     norm_inverse,
     pooling,
 )
+from tests.executor.interpreted_cases import Cases, Guarded
 
 MODULES = (batch_norm, cross_entropy_rows, dropout, layer_norm, masks, norm_inverse, pooling)
-GUARD = 4096  # elements either side: more than a program's block
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 # A few roundings of a result of the size of one.
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 2e-6, torch.bfloat16: 1.6e-2}
 LAST = torch.channels_last
-CASES: dict[str, Callable[[], None]] = {}
-
-
-def case(function: Callable[[], None]) -> Callable[[], None]:
-    CASES[function.__name__] = function
-    return function
-
-
-def shim_numpy() -> None:
-    """numpy from 2.4 on turns no array of one element into a number: loops over a kernel's argument need that."""
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor, scope):
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patched
-
-
-class Guarded:
-    """``torch.empty_like``, with guards around what it returns."""
-
-    def __init__(self) -> None:
-        self.made: list[tuple[Tensor, int]] = []
-        self.plain = torch.empty_like
-
-    def __call__(self, like: Tensor, **options) -> Tensor:
-        fresh = self.plain(like, **options)
-        value = 77 if not fresh.dtype.is_floating_point else -123.0
-        buffer = torch.full((fresh.numel() + 2 * GUARD,), value, dtype=fresh.dtype)
-        self.made.append((buffer, fresh.numel()))
-        return buffer.as_strided(fresh.shape, fresh.stride(), GUARD)
-
-    def expect_whole(self) -> None:
-        for buffer, count in self.made:
-            assert bool((buffer[:GUARD] == buffer[0]).all()) and bool((buffer[GUARD + count :] == buffer[0]).all())
-            assert float(buffer[0]) in (77.0, -123.0)
+case = Cases()
 
 
 @contextlib.contextmanager
 def kernels_run() -> Iterator[None]:
     """Operators take their kernels."""
-    guarded = Guarded()
+    guarded = Guarded(torch.empty_like)
     with contextlib.ExitStack() as stack:
         for module in MODULES:
             stack.enter_context(mock.patch.object(module, "has_kernels", lambda device: True))
@@ -225,19 +183,5 @@ def scaled() -> None:
         same(got, want, result)
 
 
-def main() -> None:
-    shim_numpy()
-    said: dict[str, str] = {}
-    for name, run in CASES.items():
-        torch.manual_seed(0)
-        try:
-            run()
-        except Exception:  # noqa: BLE001 - every case has its say
-            said[name] = traceback.format_exc()
-        else:
-            said[name] = ""
-    print(json.dumps(said))  # noqa: T201
-
-
 if __name__ == "__main__":
-    main()
+    case.run()

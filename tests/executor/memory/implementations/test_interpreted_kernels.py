@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[4]
+from tests.executor.interpreted import MARKS, said_by
+
 CASES = (
     "pack_inside_and_masked_gradient",
     "pool_offsets_and_their_backward",
@@ -22,18 +17,12 @@ CASES = (
     "scaled",
 )
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton (the triton extra)"),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
 def said():
-    program = [sys.executable, "-m", "tests.executor.memory.implementations.interpreted_kernels"]
-    ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    return json.loads(ended.stdout.splitlines()[-1])
+    return said_by("tests.executor.memory.implementations.interpreted_kernels")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,0 +1,112 @@
+"""g-SpMM in plain PyTorch: for CPUs, and what the kernels are held against.
+
+Edges are taken in chunks, so that no tensor has a row for every edge of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from loadmaster.executor.graph.kernels.spmm_messages import Message, Side, Work, joined, result_dtype, spread, sum_dtype
+
+Part = tuple[Tensor, Tensor, Tensor]  # of a chunk of edges: rows, edge ids, messages
+CHUNK_NUMBERS = 2**22  # of messages held at a time
+
+
+def spmm_plain(
+    left: Tensor,
+    right: Tensor | None,
+    winner: Tensor | None,
+    ptr: Tensor,
+    neighbour: Tensor,
+    edge: Tensor | None,
+    work: Work,
+) -> tuple[Tensor, Tensor]:
+    """See :func:`loadmaster.executor.graph.kernels.spmm.spmm_op`."""
+    message, reduce, outer, inner = work
+    rows, count = ptr.numel() - 1, neighbour.numel()
+    numbers = outer * inner
+    dtype = result_dtype(left, right)
+    exact = sum_dtype(dtype)
+    degree = ptr.diff()
+    if winner is None and reduce in ("sum", "mean") and dtype == exact and _is_weighted_sum(message, left, right):
+        total = _weighted_sum(left.to(dtype), right, ptr, neighbour, edge)
+        if reduce == "mean":
+            total /= degree.clamp(min=1)[:, None]
+        return total, neighbour.new_empty(0)
+    row_of = torch.arange(rows, device=ptr.device).repeat_interleave(degree, output_size=count)
+    step = max(1, CHUNK_NUMBERS // max(1, numbers))
+
+    def messages() -> Iterator[Part]:
+        for start in range(0, count, step):
+            stop = min(start + step, count)
+            row = row_of[start:stop]
+            id_ = torch.arange(start, stop, device=ptr.device) if edge is None else edge[start:stop].long()
+            where = {"u": neighbour[start:stop], "v": row, "e": id_}
+
+            def gathered(value: Tensor, side: Side, where: dict[str, Tensor] = where) -> Tensor:
+                return spread(value.index_select(0, where[side.target]).to(exact), side.layout, outer, inner)
+
+            other = None if right is None or message.right is None else gathered(right, message.right)
+            found = joined(message.join, gathered(left, message.left), other)
+            if winner is not None:
+                found = found * (winner.index_select(0, where[message.left.target]) == id_[:, None])
+            yield row, id_, found
+
+    if reduce in ("sum", "mean"):
+        total = torch.zeros(rows, numbers, dtype=exact, device=ptr.device)
+        for row, _, found in messages():
+            total.index_add_(0, row, found)
+        if reduce == "mean":
+            total /= degree.clamp(min=1)[:, None]
+        return total.to(dtype), neighbour.new_empty(0)
+    if reduce == "logsumexp":
+        return _logsumexp(messages, rows, numbers, exact, degree).to(dtype), neighbour.new_empty(0)
+    best = torch.full((rows, numbers), -torch.inf if reduce == "max" else torch.inf, dtype=exact, device=ptr.device)
+    for row, _, found in messages():
+        best.scatter_reduce_(0, row[:, None].expand_as(found), found, "amax" if reduce == "max" else "amin")
+    arg = torch.full((rows, numbers), count, dtype=torch.int64, device=ptr.device)
+    for row, id_, found in messages():
+        chosen = best.index_select(0, row)
+        wins = (found == chosen) | (found.isnan() & chosen.isnan())
+        ids = torch.where(wins, id_[:, None], count)
+        arg.scatter_reduce_(0, row[:, None].expand_as(ids), ids, "amin")
+    best.masked_fill_(degree[:, None] == 0, 0)
+    arg.masked_fill_(arg == count, -1)
+    return best.to(dtype), arg.to(neighbour.dtype)
+
+
+def _is_weighted_sum(message: Message, left: Tensor, right: Tensor | None) -> bool:
+    """Whether messages are rows of u, each times one number of the edge at most."""
+    if message.left != ("u", "full") or left.numel() == 0:
+        return False
+    if right is None or message.right is None:
+        return True
+    return message.join == "mul" and message.right.target == "e" and right.shape[1] == 1
+
+
+def _weighted_sum(left: Tensor, right: Tensor | None, ptr: Tensor, neighbour: Tensor, edge: Tensor | None) -> Tensor:
+    """What a library has a fast loop for."""
+    weights = None
+    if right is not None:
+        weights = (right if edge is None else right.index_select(0, edge)).view(-1).to(left.dtype)
+    return functional.embedding_bag(
+        neighbour, left, ptr, mode="sum", per_sample_weights=weights, include_last_offset=True
+    )
+
+
+def _logsumexp(
+    messages: Callable[[], Iterator[Part]], rows: int, numbers: int, exact: torch.dtype, degree: Tensor
+) -> Tensor:
+    top = torch.full((rows, numbers), -torch.inf, dtype=exact, device=degree.device)
+    for row, _, found in messages():
+        top.scatter_reduce_(0, row[:, None].expand_as(found), found, "amax")
+    top.masked_fill_(top.isinf(), 0)
+    total = torch.zeros_like(top)
+    for row, _, found in messages():
+        total.index_add_(0, row, (found - top.index_select(0, row)).exp())
+    return (top + total.log()).masked_fill_(degree[:, None] == 0, 0)

@@ -1,0 +1,114 @@
+"""Types of nodes and relations of a graph: names, counts, and where each type's rows begin."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from loadmaster.errors import InputError
+
+Triple = tuple[str, str, str]
+RelationKey = str | int | Triple
+NODE, EDGE = "_N", "_E"  # the names of the only type where a user gives none, as in DGL
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What kinds of nodes and edges there are. Nodes of all types are numbered consecutively, type by type.
+
+    Attributes:
+        node_types: names.
+        source_counts: nodes of each type that edges may begin at.
+        destination_counts: nodes of each type that edges may end at; the same ones, but in blocks, where they are the
+            first of each type.
+        relations: (source type, name, destination type) of each.
+        source_offsets, destination_offsets: [types + 1], where each type's rows begin, and the sum.
+    """
+
+    node_types: tuple[str, ...]
+    source_counts: tuple[int, ...]
+    destination_counts: tuple[int, ...]
+    relations: tuple[Triple, ...]
+    source_offsets: tuple[int, ...] = field(init=False, repr=False)
+    destination_offsets: tuple[int, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, counts in (("source_offsets", self.source_counts), ("destination_offsets", self.destination_counts)):
+            object.__setattr__(self, name, tuple(itertools.accumulate(counts, initial=0)))
+        for what, count in zip(self.node_types, self.source_counts, strict=True):
+            if not isinstance(count, int) or count < 0:
+                raise InputError(f"node_counts[{what!r}]", count, "is no number of nodes", "Give a whole number >= 0.")
+        for name, names in (("node_counts", self.node_types), ("relations", self.relations)):
+            if len(set(names)) != len(names):
+                raise InputError(name, names, "names something twice", "Give every type and relation one name.")
+        for relation in self.relations:
+            for end in (relation[0], relation[2]):
+                if end not in self.node_types:
+                    remedy = f"Use one of: {', '.join(self.node_types)}."
+                    raise InputError("relations", relation, f"is of no type of node: {end!r}", remedy)
+
+    @property
+    def source_count(self) -> int:
+        """Of all types."""
+        return self.source_offsets[-1]
+
+    @property
+    def destination_count(self) -> int:
+        """Of all types."""
+        return self.destination_offsets[-1]
+
+    @property
+    def one_type(self) -> bool:
+        return len(self.node_types) == 1
+
+    def node_type(self, name: str | None) -> int:
+        """The index of a type of node; None is the only one.
+
+        Raises:
+            InputError: there is no such type, or None says too little.
+        """
+        if name is None and self.one_type:
+            return 0
+        if name not in self.node_types:
+            raise InputError("node type", name, "is none of this graph's", f"Use one of: {', '.join(self.node_types)}.")
+        return self.node_types.index(name)
+
+    def relation(self, key: RelationKey | None) -> int:
+        """The index of a relation by triple, by name if one alone has it, or by number; None is the only one.
+
+        Raises:
+            InputError: there is none, or several.
+        """
+        if key is None and len(self.relations) == 1:
+            return 0
+        if isinstance(key, int) and 0 <= key < len(self.relations):
+            return key
+        found = [i for i, triple in enumerate(self.relations) if key in (triple, triple[1])]
+        if len(found) != 1:
+            problem = "is the name of several relations" if found else "is no relation of this graph"
+            shown = ", ".join(map(str, self.relations[:8]))
+            raise InputError("relation", key, problem, f"Use one of: {shown}.")
+        return found[0]
+
+    def ends(self, relation: int) -> tuple[int, int]:
+        """The types of node at both ends of a relation."""
+        source, _, destination = self.relations[relation]
+        return self.node_types.index(source), self.node_types.index(destination)
+
+
+def numbered_relations(count: int, node_type: str) -> tuple[Triple, ...]:
+    """Relations without names, of one type of node."""
+    return tuple((node_type, str(i), node_type) for i in range(count))
+
+
+def as_triples(relations: Sequence[Triple]) -> tuple[Triple, ...]:
+    """Relations as given, checked.
+
+    Raises:
+        InputError: one is not three names.
+    """
+    for relation in relations:
+        if not isinstance(relation, tuple) or len(relation) != 3 or not all(isinstance(part, str) for part in relation):
+            raise InputError("relations", relation, "is no relation", "Give (source type, name, destination type).")
+    return tuple(relations)
