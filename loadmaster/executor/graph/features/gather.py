@@ -1,0 +1,162 @@
+"""Operators that gather rows of host tables for a device: what unified tensors and hot rows are read with.
+
+They are custom operators, so that dispatch modes and compilers see one call. The result lies where the index lies. On
+the host they are PyTorch's own indexing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from loadmaster.errors import InputError
+from loadmaster.executor.graph.features.canaries import by_kernel, by_processor, gather_kernel
+from loadmaster.executor.graph.features.host_memory import expect_readable
+
+INDEX_DTYPES = (torch.int64, torch.int32)
+
+
+@torch.library.custom_op("loadmaster::gather_rows", mutates_args=())
+def gather_rows(table: Tensor, index: Tensor, in_place: bool = True) -> Tensor:
+    """Rows of a table in host memory, where the index lies.
+
+    Args:
+        table: [rows, ...], pinned where the index is on a CUDA device; each row contiguous.
+        index: int32 or int64 [n]. Below zero, rows count from the end. On a CUDA device, a row that the table does not
+            have gives zeros: :func:`expect_in_range` says whether there are any.
+        in_place: whether a CUDA device reads the rows itself, or the processor gathers and sends them.
+
+    Returns:
+        [n, ...], of the table's dtype.
+
+    Raises:
+        InputError: a table that the device cannot read, an index that is none, or a row out of range on the host.
+    """
+    expect_gather(table, index)
+    if not index.is_cuda:
+        expect_in_range(index, table.shape[0])
+        return table[index]
+    if not in_place:
+        return by_processor(table, index)
+    expect_readable(table, index.device)
+    return by_kernel(table, index.contiguous())
+
+
+@gather_rows.register_fake
+def _(table: Tensor, index: Tensor, in_place: bool = True) -> Tensor:
+    return table.new_empty((index.shape[0], *table.shape[1:]), device=index.device)
+
+
+@torch.library.custom_op("loadmaster::gather_hot_rows", mutates_args=("counts",))
+def gather_hot_rows(
+    table: Tensor, rows: Tensor, slots: Tensor, counts: Tensor, index: Tensor, in_place: bool = True
+) -> Tensor:
+    """As :func:`gather_rows`, with some rows kept on the device: one kernel reads both.
+
+    Args:
+        table, index, in_place: as there.
+        rows: [hot, ...] on the device of the index.
+        slots: int32 [rows of the table], there: where in ``rows`` a row is, or -1.
+        counts: int64 [2], there: how many rows were found in ``rows``, and how many were read, are added.
+
+    Returns:
+        [n, ...], of the table's dtype.
+
+    Raises:
+        InputError: as :func:`gather_rows`.
+    """
+    expect_gather(table, index)
+    if index.is_cuda and in_place:
+        expect_readable(table, index.device)
+        result = rows.new_empty((index.shape[0], *table.shape[1:]))
+        gather_kernel().gather_hot(table, rows, slots, counts, index.contiguous(), result)
+        return result
+    expect_in_range(index, table.shape[0])
+    slot = slots[index]
+    hot = slot >= 0
+    counts += torch.stack([hot.sum(), hot.new_full((), index.numel(), dtype=torch.int64)])
+    result = rows.new_empty((index.shape[0], *table.shape[1:]))
+    result[hot] = rows[slot[hot]]
+    cold = index[~hot]
+    result[~hot] = by_processor(table, cold) if index.is_cuda else table[cold]
+    return result
+
+
+@gather_hot_rows.register_fake
+def _(table: Tensor, rows: Tensor, slots: Tensor, counts: Tensor, index: Tensor, in_place: bool = True) -> Tensor:
+    return rows.new_empty((index.shape[0], *table.shape[1:]))
+
+
+def expect_gather(table: Tensor, index: Tensor) -> None:
+    """Refuse what names no rows of a table.
+
+    Raises:
+        InputError: a table without rows to name, rows that are not contiguous, or an index that is none.
+    """
+    if index.dtype not in INDEX_DTYPES or index.dim() != 1:
+        raise InputError(
+            "index",
+            f"{index.dtype} {list(index.shape)}",
+            "does not name rows",
+            "Give one dimension of int64 or int32.",
+        )
+    if table.dim() < 1 or not rows_are_contiguous(table):
+        raise InputError(
+            "table",
+            f"shape {list(table.shape)}, strides {list(table.stride())}",
+            "has no rows that lie in one piece",
+            "Give a table whose dimensions behind the first are contiguous.",
+        )
+
+
+def rows_are_contiguous(table: Tensor) -> bool:
+    """Whether each row lies in one piece, however far the next one is."""
+    expected = 1
+    for size, stride in zip(reversed(table.shape[1:]), reversed(table.stride()[1:]), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return table.stride(0) >= 0
+
+
+def expect_in_range(index: Tensor, rows: int) -> None:
+    """Refuse rows that a table does not have. On a CUDA device this waits for the index.
+
+    Raises:
+        InputError: naming the least and the greatest.
+    """
+    if not index.numel():
+        return
+    least, most = (int(i) for i in torch.stack(torch.aminmax(index)).tolist())
+    if least < -rows or most >= rows:
+        raise InputError(
+            "index",
+            f"{least} to {most}",
+            f"names rows that a table of {rows} rows does not have",
+            "Give rows of the table; ids of a part of the graph must be turned into those of the whole first.",
+        )
+
+
+def expect_nodes(name: str, nodes: Tensor, node_count: int) -> None:
+    """Refuse what does not name nodes of a graph.
+
+    Args:
+        name: of the argument, for the message.
+        nodes: int64 or int32, counted from 0.
+        node_count: nodes of the graph.
+
+    Raises:
+        InputError: another dtype, or ids that are none of the graph's.
+    """
+    if nodes.dtype not in INDEX_DTYPES:
+        raise InputError(name, str(nodes.dtype), "does not name nodes", "Give int64 or int32.")
+    if not nodes.numel():
+        return
+    least, most = (int(i) for i in torch.stack(torch.aminmax(nodes)).tolist())
+    if least < 0 or most >= node_count:
+        raise InputError(
+            name,
+            f"{least} to {most}",
+            f"names nodes that a graph of {node_count} nodes does not have",
+            f"Give ids from 0 to {node_count - 1}.",
+        )

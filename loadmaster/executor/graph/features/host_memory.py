@@ -1,0 +1,129 @@
+"""Host memory that GPUs read in place: page-locked and mapped, exactly as many bytes as asked for.
+
+PyTorch rounds what it pins up to a power of two, which for a table of features is up to twice its size. Here memory
+comes from the system page by page, in huge pages where there are any, and is registered with CUDA; a file is
+registered where the system mapped it. Memory stays registered until the last tensor on it is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import mmap
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loadmaster.errors import InputError
+
+# Flags of cudaHostRegister: every context may read, at a device address, and no device writes.
+_PORTABLE, _MAPPED, _READ_ONLY = 1, 2, 8
+
+
+def pinned_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A contiguous host tensor that a device reads in place; an ordinary one where the device is the host.
+
+    Args:
+        shape: of the tensor.
+        dtype: of its elements.
+        device: that reads it.
+
+    Returns:
+        uninitialized, at the beginning of a page.
+
+    Raises:
+        InputError: so much host memory cannot be had or locked.
+    """
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cuda" or not size_bytes:
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+    try:
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError, OverflowError) as error:
+        raise _no_memory(size_bytes, str(error)) from error
+    with contextlib.suppress(OSError):  # a system without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)  # a device translates fewer addresses
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    failure = _register(address, size_bytes, device, _PORTABLE | _MAPPED)
+    if failure:
+        raise _no_memory(size_bytes, failure)
+    return _tensor_on(memory, address, size_bytes, device).view(dtype).view(tuple(shape))
+
+
+def mapped_file(path: Path, device: torch.device) -> tuple[Tensor, str]:
+    """A file's bytes, mapped into memory for reading and registered there.
+
+    Args:
+        path: a file with at least one byte.
+        device: that reads it.
+
+    Returns:
+        uint8 [bytes], which nobody may write to, and why a CUDA device cannot read it there; "" where it can.
+    """
+    contents = np.memmap(path, np.uint8, mode="r")
+    address, size_bytes = int(contents.ctypes.data), int(contents.size)
+    failure = ""
+    if device.type == "cuda":
+        failure = _register(address, size_bytes, device, _PORTABLE | _MAPPED | _READ_ONLY)
+    registered = device.type == "cuda" and not failure
+    return _tensor_on(contents, address, size_bytes, device if registered else None), failure
+
+
+def expect_readable(table: Tensor, device: torch.device) -> None:
+    """Refuse host memory that a device cannot read in place.
+
+    Raises:
+        InputError: the tensor lies in memory that is not pinned, and the device is a CUDA device.
+    """
+    if device.type == "cuda" and not table.is_pinned():
+        raise InputError(
+            "table",
+            f"{tuple(table.shape)} on {table.device}",
+            f"lies in memory that {device} cannot read: it is not pinned",
+            "Make it with unified(tensor), or with pin_memory=True.",
+        )
+
+
+def _tensor_on(owner: object, address: int, size_bytes: int, device: torch.device | None) -> Tensor:
+    """uint8 [size_bytes] on memory that its owner keeps; with a device it is registered, until the tensor dies."""
+    block = (ctypes.c_char * size_bytes).from_address(address)
+    weakref.finalize(block, _let_go, owner, address, device).atexit = False  # a process that ends frees all
+    return torch.frombuffer(block, dtype=torch.uint8)
+
+
+def _let_go(owner: object, address: int, device: torch.device | None) -> None:
+    if device is not None:
+        torch.cuda.synchronize(device)  # a kernel may still read it
+        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+
+
+def _register(address: int, size_bytes: int, device: torch.device, flags: int) -> str:
+    """Register memory with CUDA; why it failed, or nothing."""
+    with torch.cuda.device(device):
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        status = cudart.cudaHostRegister(address, size_bytes, flags)
+        if int(status) == int(cudart.cudaError.success):
+            return ""
+        reason = str(cudart.cudaGetErrorString(status))
+    _take_last_error(device)
+    return reason
+
+
+def _take_last_error(device: torch.device) -> None:
+    """CUDA reports an error once more, to whoever launches next: be that one."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)
+
+
+def _no_memory(size_bytes: int, reason: str) -> InputError:
+    return InputError(
+        "host memory",
+        f"{size_bytes} bytes",
+        f"cannot be pinned: {reason}",
+        "Take fewer rows or a smaller dtype, or let the process lock more memory (ulimit -l).",
+    )

@@ -1,0 +1,174 @@
+"""Makes unified tensors: from a tensor, without contents, from a file of features where it lies."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loadmaster.errors import InputError
+from loadmaster.executor.graph.features.canaries import reads_in_place
+from loadmaster.executor.graph.features.gather import rows_are_contiguous
+from loadmaster.executor.graph.features.host_memory import mapped_file, pinned_empty
+from loadmaster.executor.graph.features.rules import Affinity, expect_affinity
+from loadmaster.executor.graph.features.unified_tensor import UnifiedTensor, no_gradient
+
+_log = logging.getLogger(__name__)
+
+
+def unified(
+    tensor: Tensor, affinity: Affinity = "gpu", device: torch.device | str | None = None, *, debug: bool = False
+) -> UnifiedTensor:
+    """A unified tensor with the contents of another tensor.
+
+    Args:
+        tensor: copied into pinned memory; one that is pinned already is used where it is.
+        affinity: "gpu": results of operators are CUDA tensors. "host": they are unified, as preprocessing needs it.
+        device: that reads it. None is the current CUDA device, or the host where there is none.
+        debug: hold every index against the number of rows. The host then waits for the GPU at each read.
+
+    Raises:
+        InputError: a tensor that needs a gradient or is sparse, an unknown affinity or device, no memory to pin.
+    """
+    expect_affinity(affinity)
+    reader = _reader(device)
+    if tensor.requires_grad:
+        raise no_gradient(tensor)
+    if tensor.layout != torch.strided:
+        raise InputError("tensor", str(tensor.layout), "has no rows in memory", "Give a dense tensor: to_dense().")
+    if isinstance(tensor, UnifiedTensor):
+        tensor = tensor.cpu_view
+    if reader.type == "cuda" and tensor.device.type == "cpu" and tensor.is_pinned():
+        return _made(tensor, affinity, reader, debug)
+    host = pinned_empty(tensor.shape, tensor.dtype, reader)
+    return _made(host.copy_(tensor), affinity, reader, debug)
+
+
+def unified_empty(
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    affinity: Affinity = "gpu",
+    device: torch.device | str | None = None,
+    *,
+    debug: bool = False,
+) -> UnifiedTensor:
+    """A unified tensor without contents, to be filled part by part: no second copy of a large table is needed.
+
+    Args:
+        shape: of the tensor.
+        dtype: of its elements.
+        affinity, device, debug: as for :func:`unified`.
+
+    Raises:
+        InputError: as :func:`unified`.
+    """
+    expect_affinity(affinity)
+    reader = _reader(device)
+    return _made(pinned_empty(shape, dtype, reader), affinity, reader, debug)
+
+
+def unified_file(
+    path: str | Path,
+    shape: Sequence[int] | None = None,
+    dtype: torch.dtype | None = None,
+    affinity: Affinity = "gpu",
+    device: torch.device | str | None = None,
+    *,
+    debug: bool = False,
+) -> UnifiedTensor:
+    """A unified tensor over a file, read where the system mapped it. Nobody may write to it.
+
+    Where the system lets no device read mapped files, the file is read into pinned memory, and the log says so.
+
+    Args:
+        path: a file of numpy (``.npy``), or one with the elements in order and nothing else.
+        shape: of the tensor; numpy's files say it themselves.
+        dtype: of its elements; likewise.
+        affinity, device, debug: as for :func:`unified`.
+
+    Raises:
+        InputError: no such file, a file with another shape, dtype or number of bytes, or as for :func:`unified`.
+    """
+    expect_affinity(affinity)
+    reader, path = _reader(device), Path(path)
+    if not path.is_file():
+        raise InputError("path", str(path), "is no file", "Name a file of features.")
+    begin_bytes = 0
+    if path.suffix == ".npy":
+        begin_bytes, shape, dtype = _numpy_layout(path, shape, dtype)
+    if shape is None or dtype is None:
+        raise InputError("shape", shape, "is not in the file, nor its dtype", "Give shape and dtype.")
+    needed_bytes, has_bytes = math.prod(shape) * dtype.itemsize, path.stat().st_size - begin_bytes
+    if needed_bytes != has_bytes or not needed_bytes:
+        raise InputError(
+            "path",
+            f"{path}: {has_bytes} bytes of elements",
+            f"does not hold {list(shape)} of {dtype}, which are {needed_bytes} bytes",
+            "Give the shape and dtype that the file was written with.",
+        )
+    contents, failure = mapped_file(path, reader)
+    table = contents[begin_bytes:].view(dtype).view(tuple(shape))
+    if failure:
+        _log.warning("%s is read into pinned memory: %s cannot read it where it is mapped (%s).", path, reader, failure)
+        return _made(pinned_empty(table.shape, dtype, reader).copy_(table), affinity, reader, debug)
+    made = _made(table, affinity, reader, debug)
+    made.writable = False
+    return made
+
+
+def _made(host: Tensor, affinity: Affinity, reader: torch.device, debug: bool) -> UnifiedTensor:
+    in_place = True
+    if reader.type == "cuda" and host.dim() and rows_are_contiguous(host):
+        in_place = reads_in_place(host, reader)
+    return UnifiedTensor(host, affinity=affinity, result_device=reader, debug=debug, in_place=in_place)
+
+
+def _reader(device: torch.device | str | None) -> torch.device:
+    """The device that reads: with its number, if it is a CUDA device.
+
+    Raises:
+        InputError: neither the host nor a CUDA device that is there.
+    """
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise InputError("device", device, "is no device", 'Say "cuda", "cuda:1" or "cpu".') from error
+    if found.type == "cpu":
+        return found
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found.type != "cuda" or (found.index or 0) >= count:
+        raise InputError(
+            "device", str(device), f"cannot read host memory here: there are {count} CUDA devices", 'Say "cpu".'
+        )
+    return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
+
+
+def _numpy_layout(
+    path: Path, shape: Sequence[int] | None, dtype: torch.dtype | None
+) -> tuple[int, Sequence[int], torch.dtype]:
+    """Where the elements of numpy's file begin, their shape and dtype; what was given must agree."""
+    try:
+        array = np.load(path, mmap_mode="r")
+        found = torch.from_numpy(np.empty(0, array.dtype)).dtype
+    except (ValueError, TypeError, OSError) as error:
+        raise InputError(
+            "path", str(path), f"cannot be mapped: {error}", "Save a numeric array: numpy.save(path, array)."
+        ) from error
+    if not array.flags.c_contiguous:
+        raise InputError(
+            "path", str(path), "has its columns in one piece, not its rows", "Save numpy.ascontiguousarray(array)."
+        )
+    for name, given, is_there in (
+        ("shape", None if shape is None else tuple(shape), array.shape),
+        ("dtype", dtype, found),
+    ):
+        if given is not None and given != is_there:
+            raise InputError(name, given, f"is not that of {path}, which is {is_there}", f"Leave {name} out.")
+    return int(array.offset), array.shape, found

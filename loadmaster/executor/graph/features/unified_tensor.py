@@ -1,0 +1,259 @@
+"""A tensor in host memory that GPU kernels read in place: PyTorch-Direct's unified tensor, on today's PyTorch.
+
+It is an ordinary host tensor to whoever asks (``device`` is "cpu"). Operators that read rows of it (an index,
+``index_select``, ``embedding``, ``gather``) run as a kernel that fetches the rows over the link; where any other
+operator computes is what :mod:`loadmaster.executor.graph.features.rules` says, by the schema of the operator: views
+stay views, what writes to the tensor runs on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from loadmaster.errors import InputError
+from loadmaster.executor.graph.features.gather import expect_in_range, gather_rows
+from loadmaster.executor.graph.features.host_memory import pinned_empty
+from loadmaster.executor.graph.features.row_reads import OPERATORS, row_read
+from loadmaster.executor.graph.features.rules import Affinity, Placement, expect_affinity, placement
+
+_HOST = torch.device("cpu")
+
+
+class UnifiedTensor(Tensor):
+    """Host memory that a device reads in place. Made by :func:`unified`, :func:`unified_empty`, :func:`unified_file`.
+
+    Reading is asynchronous, as everything on a CUDA device: write to the memory only when what was read is there.
+
+    Attributes:
+        cpu_view: the same memory as an ordinary host tensor.
+        affinity: "gpu" or "host".
+        result_device: where results of operators lie that compute on the GPU, unless other operands are elsewhere. The
+            host where there is no GPU.
+        debug: whether every index is held against the number of rows, which makes the host wait for the GPU.
+        in_place: whether the GPU reads rows itself; False where it was found not to read them right, or to be slower.
+        writable: False for the memory of a file.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    is_unified = True
+    cpu_view: Tensor
+    affinity: Affinity
+    result_device: torch.device
+    debug: bool
+    in_place: bool
+    writable: bool
+
+    def __new__(
+        cls,
+        host: Tensor,
+        *,
+        affinity: Affinity,
+        result_device: torch.device,
+        debug: bool = False,
+        in_place: bool = True,
+        writable: bool = True,
+    ) -> UnifiedTensor:
+        self: UnifiedTensor = torch.Tensor._make_subclass(cls, host)
+        self.cpu_view, self.affinity, self.result_device = host, affinity, result_device
+        self.debug, self.in_place, self.writable = debug, in_place, writable
+        return self
+
+    def with_affinity(self, affinity: Affinity) -> UnifiedTensor:
+        """The same memory with another affinity; nothing moves.
+
+        Raises:
+            InputError: an affinity other than "gpu" and "host".
+        """
+        expect_affinity(affinity)
+        return self._like(self.cpu_view, affinity)
+
+    def rows(self, index: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+        """Rows of the tensor for the GPU: on the device of the index, or the result device if that is the host.
+
+        Args:
+            index: int32 or int64, any shape.
+            shape: of the result, if another than that of the index and a row.
+
+        Raises:
+            InputError: as :func:`loadmaster.executor.graph.features.gather.gather_rows`.
+        """
+        where = index.device if index.is_cuda else self.result_device
+        flat = index.to(where).reshape(-1)
+        if self.debug:
+            expect_in_range(flat, self.shape[0])
+        found: Tensor = gather_rows(self.cpu_view, flat, self.in_place)
+        return found.view(*(shape if shape is not None else (*index.shape, *self.shape[1:])))
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether autograd follows it: only where it is the result of an operator that it follows."""
+        return bool(Tensor.requires_grad.__get__(self))  # type: ignore[attr-defined]
+
+    @requires_grad.setter
+    def requires_grad(self, requires_grad: bool) -> None:
+        self.requires_grad_(requires_grad)
+
+    def requires_grad_(self, requires_grad: bool = True) -> UnifiedTensor:
+        """Raises InputError for True: gradients of features in host memory are not computed."""
+        if requires_grad:
+            raise no_gradient(self)
+        return self
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return (
+            f"UnifiedTensor(shape={list(self.shape)}, dtype={self.dtype}, affinity={self.affinity!r}, "
+            f"result_device={str(self.result_device)!r})"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> UnifiedTensor:
+        """As unified, in memory of its own."""
+        host = pinned_empty(self.shape, self.dtype, self.result_device).copy_(self.cpu_view)
+        made = self._like(host)
+        made.writable = True
+        memo[id(self)] = made
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Saved, and sent to other processes, as the ordinary tensor that it is there."""
+        return self.cpu_view.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in OPERATORS and isinstance(args[0], UnifiedTensor):
+            return _read(func, args, kwargs)
+        return _run(func, args, kwargs)
+
+    def _like(self, host: Tensor, affinity: Affinity | None = None) -> UnifiedTensor:
+        """Another tensor with what this one is told."""
+        return UnifiedTensor(
+            host,
+            affinity=self.affinity if affinity is None else affinity,
+            result_device=self.result_device,
+            debug=self.debug,
+            in_place=self.in_place,
+            writable=self.writable,
+        )
+
+
+def no_gradient(tensor: Tensor) -> InputError:
+    """The error for features that should have a gradient."""
+    return InputError(
+        "requires_grad",
+        f"True, shape {list(tensor.shape)}",
+        "cannot be had for features in host memory",
+        "Keep a table that is trained in nn.Embedding; take tensor.detach() where it is not.",
+    )
+
+
+def _read(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """An operator that reads rows of a unified tensor."""
+    table: UnifiedTensor = args[0]
+    plain = [_host(a) for a in args]
+    indices = [t for t in tree_flatten(plain[1:])[0] if isinstance(t, Tensor)]
+    if placement([table.affinity], sum(i.is_cuda for i in indices), 0).computes_on == "host":
+        return _unified(func(*plain, **_host(kwargs)), table, table.affinity)
+    read = row_read(func, plain)
+    if read is not None:
+        return table._like(read.table).rows(read.index, read.shape)
+    where = next((i.device for i in indices if i.is_cuda), table.result_device)
+    return func(*_moved(plain, _HOST), **_moved(_host(kwargs), _HOST)).to(where)
+
+
+def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Any other operator, by the rules."""
+    schema = func._schema
+    operands = [t for t in tree_flatten((list(args), kwargs))[0] if isinstance(t, Tensor)]
+    tables = [t for t in operands if isinstance(t, UnifiedTensor)]
+    plain = [t for t in operands if not isinstance(t, UnifiedTensor)]
+    if func.is_view:
+        return tree_map(
+            lambda t: tables[0]._like(t) if isinstance(t, Tensor) else t, func(*_host(args), **_host(kwargs))
+        )
+    written = _written(schema, args, kwargs)
+    if any(isinstance(t, UnifiedTensor) for t in written):
+        _expect_writable(written)
+        return _same(func(*_host(args), **_host(kwargs)), tables)
+    if kwargs.get("device") is not None:
+        return func(*_host(args), **_host(kwargs))
+    place = _place(tables, plain, returns=len(schema.returns), tensors=_returns_tensors(schema))
+    if place.computes_on == "host":
+        made = func(*_host(args), **_host(kwargs))
+        return tree_map(lambda t: t if any(t is p for p in plain) else _unified(t, tables[0], place.affinity), made)
+    where = next((t.device for t in plain if t.is_cuda), tables[0].result_device)
+    if any(argument.name == "device" for argument in schema.arguments):
+        return func(*_host(args), **_host(kwargs), device=where)
+    return func(*_sent(args, where), **_sent(kwargs, where))
+
+
+def _place(tables: Sequence[UnifiedTensor], plain: Sequence[Tensor], *, returns: int, tensors: bool) -> Placement:
+    cuda = sum(t.is_cuda for t in plain)
+    if returns and not tensors and not cuda:
+        return Placement("host", "unified", "host")  # a number or a fact: nothing needs to move for it
+    return placement([t.affinity for t in tables], cuda, sum(t.dim() > 0 and not t.is_cuda for t in plain))
+
+
+def _returns_tensors(schema: Any) -> bool:
+    return any("Tensor" in str(r.type) for r in schema.returns)
+
+
+def _written(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that an operator writes to."""
+    found: list[Tensor] = []
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            found += [t for t in tree_flatten(value)[0] if isinstance(t, Tensor)]
+    return found
+
+
+def _expect_writable(written: Sequence[Tensor]) -> None:
+    for tensor in written:
+        if isinstance(tensor, UnifiedTensor) and not tensor.writable:
+            raise InputError(
+                "tensor",
+                f"shape {list(tensor.shape)}",
+                "lies in a file that was opened for reading, and cannot be written to",
+                "Copy it into memory first: unified(tensor.cpu_view).",
+            )
+
+
+def _unified(value: Any, like: UnifiedTensor, affinity: Affinity) -> Any:
+    """A result on the host as a unified tensor; a scalar or what is no tensor as it is."""
+    if not isinstance(value, Tensor) or not value.dim():
+        return value
+    if like.result_device.type == "cuda" and not value.is_pinned():
+        pinned = pinned_empty(value.shape, value.dtype, like.result_device)
+        value = pinned.copy_(value)
+    made = like._like(value, affinity)
+    made.writable = True
+    return made
+
+
+def _same(value: Any, tables: Sequence[UnifiedTensor]) -> Any:
+    """Results that are the operands themselves, as in-place operators return them."""
+    own = {id(t.cpu_view): t for t in tables}
+    return tree_map(lambda t: own.get(id(t), t), value)
+
+
+def _host(value: Any) -> Any:
+    """Unified tensors as the ordinary host tensors that they are."""
+    return tree_map(lambda t: t.cpu_view if isinstance(t, UnifiedTensor) else t, value)
+
+
+def _moved(value: Any, where: torch.device) -> Any:
+    """Every tensor brought to a device."""
+    return tree_map(lambda t: t.to(where) if isinstance(t, Tensor) else t, value)
+
+
+def _sent(value: Any, where: torch.device) -> Any:
+    """Unified tensors copied to a device, the others as they are."""
+    return tree_map(lambda t: t.cpu_view.to(where) if isinstance(t, UnifiedTensor) else t, value)

@@ -1,0 +1,62 @@
+"""The model of requests over the link, against a count lane by lane."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadmaster.executor.graph.features.requests import least_requests, line_requests
+
+
+def counted(index, row, line, lanes, *, aligned):
+    """Distinct (row of the result, warp, line), one lane at a time."""
+    asked = set()
+    for position, node in enumerate(index):
+        for column in range(row):
+            place = node * row + column
+            warp = place // line if aligned else (position * row + column) // lanes
+            asked.add((position, warp, place // line))
+    return len(asked)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=6),
+    st.integers(1, 40),
+    st.sampled_from([(4, 4), (8, 4), (4, 8), (8, 8)]),
+    st.booleans(),
+)
+def test_requests_are_what_lanes_ask_for(index, row, sizes, aligned):
+    line, lanes = sizes
+    found = line_requests(np.array(index), row, aligned=aligned, line_elements=line, warp_lanes=lanes)
+    assert found == counted(index, row, line, lanes, aligned=aligned)
+
+
+def test_the_seeds_example_of_eleven_features():
+    """Nodes 0, 2, 4 of 11 features, lines and warps of four: node 2 takes seven requests, its four lines when aligned.
+
+    The circular shift of the paper takes five, since its lanes wrap.
+    """
+    sizes = {"line_elements": 4, "warp_lanes": 4}
+    alone = [line_requests(np.array(nodes), 11, aligned=False, **sizes) for nodes in ([0], [0, 2])]
+    assert alone[1] - alone[0] == 7
+    assert line_requests(np.array([2]), 11, aligned=True, **sizes) == 4
+
+
+@pytest.mark.parametrize(
+    ("row", "naive", "aligned"), [(100, 2.11, 1.28), (343, 2.05, 1.09), (513, 2.03, 1.06), (602, 1.98, 1.05)]
+)
+def test_alignment_saves_what_the_page_says(row, naive, aligned):
+    index = np.random.default_rng(0).integers(0, 1_000_000, 20_000)
+    least = least_requests(index.size, row)
+    assert line_requests(index, row, aligned=False) / least == pytest.approx(naive, abs=0.02)
+    assert line_requests(index, row, aligned=True) / least == pytest.approx(aligned, abs=0.02)
+
+
+def test_rows_of_whole_lines_need_no_alignment():
+    index = np.arange(100)[::-1]
+    for row in (32, 64, 128):
+        assert line_requests(index, row, aligned=False) == line_requests(index, row, aligned=True)
+        assert line_requests(index, row, aligned=True) == least_requests(100, row)
