@@ -1,0 +1,132 @@
+"""The constants of the cost model for the GPU that is present: measured once, in under a minute, and kept.
+
+Every kernel of some layers of the library runs on synthetic graphs; the model's constants are those with which it comes
+closest to the times. They are kept on disk by the device's name and the precision of products, beside the sources of
+generated kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+import loadmaster
+from loadmaster.errors import InputError
+from loadmaster.executor.graph.compiled.capture import statistics_of_graph
+from loadmaster.executor.graph.compiled.indices import Indices
+from loadmaster.executor.graph.compiled.runner import build
+from loadmaster.executor.graph.compiled.triton.cache import folder, write_whole
+from loadmaster.executor.graph.structure.graph import Graph
+from loadmaster.executor.steps.measure import queued_us
+from loadmaster.models.graph.autodiff import with_backward
+from loadmaster.models.graph.checker import kernel_need
+from loadmaster.models.graph.costs import Costs, Work, fitted
+from loadmaster.models.graph.datasets import data_set, generated
+from loadmaster.models.graph.device import HARDWARE, GraphHardware
+from loadmaster.models.graph.greedy import greedy_schedule
+from loadmaster.models.graph.inline import Inline
+from loadmaster.models.graph.library import layer
+from loadmaster.models.graph.program import Program
+
+# Few kernels wait for the same thing in all of these.
+LAYERS = ("rgcn", "rgat")
+DATA_SETS = ("aifb", "bgs", "biokg")
+WIDTH = 64
+LAUNCHES, REPEATS = 10, 5
+_DTYPES = {2: torch.bfloat16, 4: torch.float32}
+
+
+def calibrated(device: torch.device | str = "cuda", element_bytes: Literal[2, 4] = 4) -> GraphHardware:
+    """The constants of a GPU: those that were kept, or measured now and kept.
+
+    Raises:
+        InputError: the device is no GPU, or is not there.
+    """
+    where = torch.device(device)
+    if where.type != "cuda" or not torch.cuda.is_available():
+        remedy = 'Calibrate where a GPU is, or take estimates: graph_hardware("h200").'
+        raise InputError("device", str(device), "is no GPU that is present", remedy)
+    name = torch.cuda.get_device_name(where)
+    path = _path(name, element_bytes)
+    found = read(path)
+    if found is None:
+        with torch.cuda.device(where):
+            found = fitted(believed(where), [*measured(where, element_bytes)], element_bytes, name)
+        write(path, found)
+    return found
+
+
+def believed(device: torch.device) -> GraphHardware:
+    """What fitting begins with: the estimate of the most similar GPU, with the device's own memory and cache."""
+    about = torch.cuda.get_device_properties(device)
+    estimates = HARDWARE.values()
+    nearest = min(estimates, key=lambda hardware: abs(hardware.memory_bytes - about.total_memory))
+    return replace(nearest, memory_bytes=about.total_memory, l2_bytes=about.L2_cache_size)
+
+
+def measured(device: torch.device, element_bytes: int) -> Iterator[tuple[Work, float]]:
+    """What every kernel does, and the microseconds that it takes."""
+    for name in DATA_SETS:
+        source, target, relation = (torch.from_numpy(x).to(device) for x in generated(name))
+        of = data_set(name)
+        graph = Graph(source, target, node_count=of.nodes, relation=relation, relations=of.relations)
+        for model in LAYERS:
+            yield from kernel_times(with_backward(layer(model, WIDTH, WIDTH)), graph, element_bytes)
+
+
+def kernel_times(program: Program, graph: Graph, element_bytes: int) -> Iterator[tuple[Work, float]]:
+    """What every kernel of a program's greedy schedule does on a graph, and the microseconds that it takes there."""
+    indices, dtype = Indices.of(graph), _DTYPES[element_bytes]
+    schedule = greedy_schedule(program)
+    kept = frozenset(schedule.kept)
+    costs = Costs(program, statistics_of_graph(graph), element_bytes, HARDWARE["h100"])
+    held = {n: _given(program, n, indices, dtype) for n, value in enumerate(program.values) if not value.inputs}
+    needs = Inline(program, kept)
+    for kernel in schedule.kernels:
+        runner = build(program, kernel, kept, indices, dtype)
+        held.update(zip(kernel.stores, runner(held), strict=True))
+        yield costs.work(kernel, kernel_need(needs, kernel)), _time_us(partial(runner, held))
+
+
+def _time_us(launch: Callable[[], object]) -> float:
+    """Of one launch after the other, without what Python takes for them."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(LAUNCHES):
+            launch()
+    return statistics.median(queued_us(graph.replay, REPEATS)) / LAUNCHES
+
+
+def _given(program: Program, n: int, indices: Indices, dtype: torch.dtype) -> Tensor:
+    typed = program.types[n]
+    if program.values[n].op == "degree":
+        return indices.degree(typed.space, dtype)
+    return torch.randn(indices.rows(typed.space), *typed.shape, dtype=dtype, device=indices.device)
+
+
+def _path(name: str, element_bytes: int) -> Path:
+    precision = torch.get_float32_matmul_precision() if element_bytes == 4 else "bfloat16"
+    words = "".join(c if c.isalnum() else "-" for c in f"{name} {precision} {loadmaster.__version__}")
+    return folder() / f"hardware-{words}.json"
+
+
+def read(path: Path) -> GraphHardware | None:
+    """Constants that were kept; None where there are none that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return GraphHardware(**{**found, "matrix_tflops": tuple(found["matrix_tflops"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def write(path: Path, hardware: GraphHardware) -> None:
+    """Keep constants."""
+    write_whole(path, json.dumps(asdict(hardware)))

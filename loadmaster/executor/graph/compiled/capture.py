@@ -1,0 +1,105 @@
+"""Capturing a graph problem: a layer's program and the numbers of the graph that it runs on."""
+
+from __future__ import annotations
+
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+from loadmaster.errors import InputError
+from loadmaster.executor.graph.compiled.indices import Indices
+from loadmaster.executor.graph.structure.graph import Graph
+from loadmaster.models.graph.device import GraphHardware
+from loadmaster.models.graph.documents import check_problem
+from loadmaster.models.graph.problem import GraphProblem
+from loadmaster.models.graph.program import Program
+from loadmaster.models.graph.statistics import GraphStatistics, statistics_of
+
+_counted: WeakKeyDictionary[Graph, GraphStatistics] = WeakKeyDictionary()
+
+
+def capture(
+    layer: Program,
+    graph: Graph,
+    *,
+    hardware: GraphHardware,
+    training: bool = True,
+    feature_gradients: bool = True,
+    element_bytes: Literal[2, 4] = 4,
+    budget_bytes: int | None = None,
+    name: str | None = None,
+) -> GraphProblem:
+    """The problem whose plans :func:`~loadmaster.executor.graph.compiled.compiling.compile` runs.
+
+        problem = capture(layer, graph, hardware=calibrated())
+        module = compile(layer, graph, loadmaster.plan(problem))
+
+    Args:
+        layer: as :func:`~loadmaster.models.graph.tracing.traced` makes it.
+        hardware: :func:`~loadmaster.executor.graph.compiled.calibrate.calibrated` of the GPU present, or
+            :func:`~loadmaster.models.graph.device.graph_hardware` of one by name.
+        training: whether the backward pass is planned, too.
+        feature_gradients: whether features get gradients; they do where other layers come before.
+        element_bytes: of numbers that are kept: 2 where the layer runs in bfloat16.
+        budget_bytes: memory of the GPU; None: that of ``hardware``.
+        name: of the problem.
+
+    Raises:
+        InputError: the layer is no program, the graph is none or has no edges, or the hardware is none.
+    """
+    expect_traced(layer)
+    expect_graph(graph)
+    if not isinstance(hardware, GraphHardware):
+        raise InputError("hardware", hardware, "is no GPU's", 'Give calibrated(), or graph_hardware("h200").')
+    problem = GraphProblem(
+        name=name or "layer",
+        program=layer,
+        statistics=statistics_of_graph(graph),
+        hardware=hardware,
+        training=training,
+        feature_gradients=feature_gradients,
+        element_bytes=element_bytes,
+        budget_bytes=hardware.memory_bytes if budget_bytes is None else budget_bytes,
+    )
+    check_problem(problem)
+    return problem
+
+
+def expect_traced(layer: object) -> None:
+    """Refuse what :func:`~loadmaster.models.graph.tracing.traced` did not make.
+
+    Raises:
+        InputError: it is a function or a module as it is written.
+    """
+    if not isinstance(layer, Program):
+        remedy = "Capture a function with loadmaster.models.graph.tracing.traced first."
+        raise InputError("layer", type(layer).__name__, "is no program", remedy)
+
+
+def expect_graph(graph: object) -> None:
+    """Refuse graphs of other libraries.
+
+    Raises:
+        InputError: it is no graph of this one.
+    """
+    if not isinstance(graph, Graph):
+        remedy = "Convert it: from_pyg(data), from_networkx(graph) or from_scipy(matrix)."
+        raise InputError("graph", type(graph).__name__, "is no graph", remedy)
+
+
+def statistics_of_graph(graph: Graph) -> GraphStatistics:
+    """The numbers of a graph, or of a block, that plans are made from; counted once for each, and kept.
+
+    Raises:
+        InputError: it has no edges.
+    """
+    if graph not in _counted:
+        _counted[graph] = _count(graph)
+    return _counted[graph]
+
+
+def _count(graph: Graph) -> GraphStatistics:
+    indices = Indices.of(graph)
+    ends = [indices.map("edge", space) for space in ("source", "target", "relation")]
+    source, target, relation = (end.cpu().numpy() for end in ends if end is not None)
+    schema = graph.schema
+    return statistics_of(source, target, relation, schema.source_counts, len(schema.relations))

@@ -1,0 +1,112 @@
+"""What runs of a schedule, and what lives how long, when only some results are asked for.
+
+A schedule makes every gradient. A step that trains weights alone asks for fewer, a step without gradients for none:
+kernels, and stored values, that nothing asked for reads are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from loadmaster.executor.graph.compiled.runner import reads
+from loadmaster.models.graph.inline import Inline, base
+from loadmaster.models.graph.program import Program
+from loadmaster.models.graph.schedule import Kernel, Schedule
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Kernels in the order in which they run.
+
+    Attributes:
+        given: numbers of the held values that the pass begins with.
+        freed: of each kernel, numbers of the held values that nothing reads after it.
+        results: numbers of the values that the pass ends with; each is held, or a view of what is.
+    """
+
+    kernels: tuple[Kernel, ...]
+    given: tuple[int, ...]
+    freed: tuple[tuple[int, ...], ...]
+    results: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Both passes of a program, for some gradients.
+
+    Attributes:
+        saved: numbers of the held values that the forward pass leaves to the backward pass, ascending.
+        kept: numbers of all values that kernels of the whole schedule store.
+        gradients: (number of what is given, number of its gradient): those asked for.
+    """
+
+    forward: Pass
+    backward: Pass
+    saved: tuple[int, ...]
+    kept: frozenset[int]
+    gradients: tuple[tuple[int, int], ...]
+
+
+def passes(program: Program, schedule: Schedule, wanted: Collection[int]) -> Passes:
+    """What runs for the program's outputs and the gradients of ``wanted``.
+
+    Args:
+        wanted: numbers of features and parameters.
+    """
+    kept = frozenset(schedule.kept)
+    gradients = tuple((of, gradient) for of, gradient in program.gradients if of in wanted)
+    asked = tuple(gradient for _, gradient in gradients)
+    used = _used(program, schedule.kernels, kept, (*program.outputs, *asked))
+    kernels = [_only(kernel, used) for kernel in schedule.kernels]
+    forward = [kernel for kernel in kernels[: schedule.forward_count] if kernel is not None]
+    backward = [kernel for kernel in kernels[schedule.forward_count :] if kernel is not None]
+    made_backward = {n for kernel in backward for n in kernel.stores}
+    begin_backward = {n for kernel in backward for n in reads(program, kernel, kept)}
+    begin_backward |= {base(program, n) for n in asked}
+    begin_backward -= made_backward
+    always_there = {n for n, value in enumerate(program.values) if value.op in ("gradient", "degree")}
+    saved = tuple(sorted(begin_backward - always_there))
+    return Passes(
+        _pass(program, forward, kept, program.outputs, keep=saved),
+        _pass(program, backward, kept, asked),
+        saved,
+        kept,
+        gradients,
+    )
+
+
+def _used(program: Program, kernels: Sequence[Kernel], kept: frozenset[int], results: Sequence[int]) -> frozenset[int]:
+    """Numbers of the held values that results are made of."""
+    needs = Inline(program, kept)
+    found = {base(program, n) for n in results}
+    for kernel in reversed(kernels):
+        for n in sorted(kernel.stores, reverse=True):
+            if n in found:
+                found |= needs.to_make(n).reads
+    return frozenset(found)
+
+
+def _only(kernel: Kernel, used: frozenset[int]) -> Kernel | None:
+    """A kernel that stores no more than is used; None where nothing is."""
+    stores = tuple(n for n in kernel.stores if n in used)
+    return replace(kernel, stores=stores) if stores else None
+
+
+def _pass(
+    program: Program, kernels: Sequence[Kernel], kept: frozenset[int], results: Sequence[int], keep: Sequence[int] = ()
+) -> Pass:
+    last: dict[int, int] = {}
+    made: set[int] = set()
+    given: set[int] = {base(program, n) for n in results} | set(keep)
+    for at, kernel in enumerate(kernels):
+        needed = reads(program, kernel, kept)
+        given |= set(needed)
+        made |= set(kernel.stores)
+        last.update(dict.fromkeys((*needed, *kernel.stores), at))
+    lasting = {base(program, n) for n in results} | set(keep)
+    freed: list[list[int]] = [[] for _ in kernels]
+    for n, at in last.items():
+        if n not in lasting:
+            freed[at].append(n)
+    return Pass(tuple(kernels), tuple(sorted(given - made)), tuple(map(tuple, freed)), tuple(results))

@@ -1,0 +1,93 @@
+"""What runs one kernel of a schedule: the contract that generated kernels and plain PyTorch share.
+
+A runner is made for one kernel, one graph and one dtype. It takes the values that are *held*, by their number in the
+program: those that are given (features, parameters, degrees, gradients) and those that kernels before stored. Views are
+never held: a runner reads the value that they are views of. Seen from edges through ``source``, a value of nodes has
+the rows ``indices.map("edge", "source")``, and what it is made of likewise: ``source(as_node(aggregate to target))``
+reads the aggregate's rows of the edges' sources. A runner returns what the kernel stores, in the order of
+``kernel.stores``.
+
+Every held value is contiguous, [rows of its space, *shape of a row], weights too: a weight for all has one row.
+Features and gradients of edges are in the order of :class:`~loadmaster.executor.graph.compiled.indices.Indices`. All
+that are given have one floating dtype, which a runner is built for; what is stored has that dtype too, except for what
+:func:`stored_dtype` widens, as whoever reads it must expect.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from loadmaster.executor.graph.compiled.indices import Indices
+from loadmaster.models.graph.inline import Inline
+from loadmaster.models.graph.program import Program
+from loadmaster.models.graph.schedule import Kernel
+from loadmaster.models.graph.spaces import WEIGHT_SPACES
+
+logger = logging.getLogger(__name__)
+_told: set[str] = set()
+
+
+class KernelRunner(Protocol):
+    """Runs one kernel on one graph."""
+
+    def __call__(self, held: Mapping[int, Tensor]) -> list[Tensor]:
+        """What the kernel stores, in order, of what it reads (:func:`reads`)."""
+        ...
+
+
+def reads(program: Program, kernel: Kernel, kept: Collection[int]) -> tuple[int, ...]:
+    """Numbers of the held values that a kernel reads, ascending.
+
+    Args:
+        kept: numbers of all values that kernels of the schedule store.
+    """
+    needs = Inline(program, frozenset(kept))
+    found: set[int] = set()
+    for n in kernel.stores:
+        found |= needs.to_make(n).reads
+    return tuple(sorted(found - set(kernel.stores)))
+
+
+def stored_dtype(program: Program, n: int, dtype: torch.dtype) -> torch.dtype:
+    """Of a value that a kernel stores, where features and weights are of ``dtype``.
+
+    Of 16-bit layers float32 is kept for what the backward pass compares with (max, min), for the logarithm of sums, of
+    which an exponential is taken, and for sums of rows into weights, where the terms are many.
+    """
+    if dtype.itemsize > 2:
+        return dtype
+    value = program.values[n]
+    compared = value.op == "aggregate" and value.reduce in ("logsumexp", "max", "min")
+    into_weight = value.op in ("aggregate", "outer") and value.space in WEIGHT_SPACES
+    return torch.float32 if compared or into_weight else dtype
+
+
+def build(program: Program, kernel: Kernel, kept: frozenset[int], indices: Indices, dtype: torch.dtype) -> KernelRunner:
+    """The runner of a kernel: generated on a GPU where it can be, plain PyTorch elsewhere.
+
+    Args:
+        kept: numbers of all values that kernels of the schedule store.
+        dtype: of all values that are given.
+    """
+    from loadmaster.executor.graph.compiled.reference import ReferenceRunner
+
+    if indices.device.type == "cuda":
+        from loadmaster.executor.graph.compiled.triton import build as generate
+
+        generated = generate(program, kernel, kept, indices, dtype)
+        if generated is not None:
+            return generated
+        _tell(kernel)
+    return ReferenceRunner(program, kernel, indices, dtype)
+
+
+def _tell(kernel: Kernel) -> None:
+    """Say once for each template that plain PyTorch runs kernels of it."""
+    if kernel.template not in _told:
+        _told.add(kernel.template)
+        logger.info("Kernels of %s without a generated form run on PyTorch's own.", kernel.template)

@@ -1,0 +1,16 @@
+"""Generated Triton kernels: the kernels of a schedule, written for exactly the values that they store ([Wu24] 3.3.3).
+
+    source, rows, formulas, expressions   the text of a kernel; values as expressions, down to what is held
+    traverse, gemm, outer, maps           the templates; ``fold`` is PyTorch's own batched product
+    phases, accumulators, products        passes over rows, sums in them, products of tiles
+    tables                                what kernels read of one graph
+    cache, launching, building            sources on disk, light launches, all of it put together
+
+Triton is imported when the first kernel is built.
+"""
+
+from __future__ import annotations
+
+from loadmaster.executor.graph.compiled.triton.building import build
+
+__all__ = ["build"]

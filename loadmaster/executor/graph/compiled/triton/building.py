@@ -1,0 +1,237 @@
+"""From a kernel of a schedule to something that runs it on one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from loadmaster.errors import InputError
+from loadmaster.executor.graph.compiled.indices import Indices
+from loadmaster.executor.graph.compiled.runner import KernelRunner, reads, stored_dtype
+from loadmaster.executor.graph.compiled.triton.cache import imported
+from loadmaster.executor.graph.compiled.triton.expressions import Unsupported
+from loadmaster.executor.graph.compiled.triton.gemm import typed_product
+from loadmaster.executor.graph.compiled.triton.generated import LEAST_NUMBERS, Generated, Launch, held_by, widest_row
+from loadmaster.executor.graph.compiled.triton.launching import BoundLaunch, launch_all
+from loadmaster.executor.graph.compiled.triton.maps import mapped
+from loadmaster.executor.graph.compiled.triton.outer import outer_product
+from loadmaster.executor.graph.compiled.triton.products import Precision, precision
+from loadmaster.executor.graph.compiled.triton.source import Argument, ceil_power, floor_power
+from loadmaster.executor.graph.compiled.triton.tables import Table, chunks, grouped_map, groups, tiles
+from loadmaster.executor.graph.compiled.triton.traverse import Cut, traversal
+from loadmaster.models.graph.program import Program
+from loadmaster.models.graph.schedule import Kernel
+from loadmaster.models.graph.spaces import SPACES, WEIGHT_SPACES, Space
+
+NARROW_NUMBERS = (1 << 31) - (1 << 20)  # offsets beyond need 64 bits
+SLOT_NUMBERS = 32  # of one value that a thread of a traversal holds
+CUT_NUMBERS = 1 << 15  # of the widest value, in the longest row that is not cut
+CUT_STEPS = 64  # of the loop over the longest row that is not cut
+CHUNKS = 2048  # into which all rows are cut where there are few
+LEAST_CHUNK_ROWS = 256
+SORTED_NUMBERS = 16  # of the widest value: of shorter rows, more is lost in scattered stores than slots are saved
+LEAST_PROGRAMS = 1024  # that keep a GPU busy
+
+
+def build(
+    program: Program, kernel: Kernel, kept: frozenset[int], indices: Indices, dtype: torch.dtype
+) -> KernelRunner | None:
+    """What runs a kernel on the graph's device.
+
+    Args:
+        kept: numbers of all values that kernels of the schedule store.
+        dtype: of all values that are given.
+
+    Returns:
+        None where PyTorch's own operators do as well (:func:`.gemm.is_plain`, ``fold``), or nothing is generated.
+    """
+    held = held_by(program, kernel, kept)
+    cut = _cut_of(program, kernel, frozenset(held), indices) if kernel.template == "traverse" else None
+    try:
+        generated = _generated(program, kernel, kept, dtype, cut, _wide(program, indices), precision(dtype))
+    except Unsupported:
+        return None
+    return TritonRunner(program, kernel, kept, indices, dtype, generated, cut)
+
+
+class TritonRunner:
+    """Runs one kernel on one graph (:mod:`loadmaster.executor.graph.compiled.runner`)."""
+
+    def __init__(
+        self,
+        program: Program,
+        kernel: Kernel,
+        kept: frozenset[int],
+        indices: Indices,
+        dtype: torch.dtype,
+        generated: Generated,
+        cut: Cut | None,
+    ) -> None:
+        self._device = indices.device
+        self._reads = reads(program, kernel, kept)
+        self._dtypes = [stored_dtype(program, n, dtype) if n in kept else dtype for n in self._reads]
+        self._shapes = [
+            torch.Size((indices.rows(program.types[n].space), *program.types[n].shape)) for n in self._reads
+        ]
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        self._made: list[tuple[tuple[int, ...], torch.dtype]] = [
+            ((indices.rows(program.types[n].space), *program.types[n].shape), stored_dtype(program, n, dtype))
+            for n in kernel.stores
+        ]
+        self._stored = len(kernel.stores)
+        tables, counts = _tables(program, kernel, indices, generated, cut)
+        self._made += [((counts[s.count], s.numbers), wide) for s in generated.scratch]
+        names: list[Argument] = [("value", n) for n in self._reads]
+        names += [("stored", n) for n in kernel.stores]
+        names += [("scratch", s.name) for s in generated.scratch]
+        numbered = {bound: at for at, bound in enumerate(names)}
+        module = imported(generated.text)
+        self._launches: list[BoundLaunch] = []
+        for launch in generated.launches:
+            grid = _grid(launch, counts)
+            if 0 in grid:
+                continue
+            bound = launch.function.arguments.values()
+            arguments = [
+                None if argument in numbered else _fixed(argument, indices, tables, counts) for argument in bound
+            ]
+            places = [(at, numbered[argument]) for at, argument in enumerate(bound) if argument in numbered]
+            options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": launch.fuses}
+            kernel_of = getattr(module, launch.function.name)
+            self._launches.append(BoundLaunch(kernel_of, grid, arguments, places, options))
+
+    def __call__(self, held: Mapping[int, Tensor]) -> list[Tensor]:
+        """What the kernel stores, in order.
+
+        Raises:
+            InputError: a value is of another type or shape than the kernel was generated for, or lies apart in memory.
+        """
+        tensors = [held[n] for n in self._reads]
+        for at, (tensor, dtype, shape) in enumerate(zip(tensors, self._dtypes, self._shapes, strict=True)):
+            if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous():
+                found = f"{tensor.dtype} {tuple(tensor.shape)}, strides {tensor.stride()}"
+                problem = "is not what the kernel reads"
+                raise InputError(f"held[{self._reads[at]}]", found, problem, f"Give contiguous {dtype} {tuple(shape)}.")
+            if tensor.data_ptr() % 16:
+                tensors[at] = tensor.clone()
+        made = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in self._made]
+        if self._launches:
+            launch_all(self._launches, [*tensors, *made], self._device)
+        return made[: self._stored]
+
+
+@lru_cache(maxsize=4096)
+def _generated(
+    program: Program,
+    kernel: Kernel,
+    kept: frozenset[int],
+    dtype: torch.dtype,
+    cut: Cut | None,
+    wide: frozenset[Space],
+    how: Precision,
+) -> Generated:
+    held = held_by(program, kernel, kept)
+    real = "tl.float64" if dtype == torch.float64 else "tl.float32"
+    if cut is not None:
+        return traversal(program, kernel, held, cut, wide, real)
+    if kernel.template == "gemm":
+        return typed_product(program, kernel, held, wide, real, how)
+    if kernel.template == "outer":
+        return outer_product(program, kernel, held, wide, real, how)
+    if kernel.template == "map":
+        return mapped(program, kernel, held, wide, real)
+    raise Unsupported(kernel.template)
+
+
+def _wide(program: Program, indices: Indices) -> frozenset[Space]:
+    """Spaces of which some value has numbers beyond 32 bits."""
+    most: dict[Space, int] = {}
+    for typed in program.types:
+        most[typed.space] = max(most.get(typed.space, 1), typed.numbers)
+    return frozenset(s for s in SPACES if s in most and indices.rows(s) * most[s] > NARROW_NUMBERS)
+
+
+def _cut_of(program: Program, kernel: Kernel, held: frozenset[int], indices: Indices) -> Cut:
+    """How a traversal is cut on a graph: by the mean and the longest of its rows, and the numbers of its values."""
+    over, to = kernel.over, kernel.rows
+    assert over is not None
+    widest = ceil_power(widest_row(program, kernel, held))
+    tile = kernel.tile
+    wanted = max(tile.rows, LEAST_NUMBERS // widest)
+    slots = floor_power(max(1, min(wanted, tile.warps * 32 * SLOT_NUMBERS // widest)))
+    by_length = widest >= SORTED_NUMBERS and to not in WEIGHT_SPACES
+    ordered = groups(indices, over, to, by_length).order is not None
+    if to in WEIGHT_SPACES:
+        return Cut(1, slots, slots, 0, ordered, by_length)
+    rows = max(1, indices.rows(to))
+    chunk_slots = slots
+    while slots > 1 and slots * widest > 32 * tile.warps and max(rows, indices.rows(over)) < LEAST_PROGRAMS * slots:
+        slots //= 2
+    mean = min(slots, ceil_power(-(-indices.rows(over) // rows)))
+    each = mean
+    if by_length:
+        # Rows that are alike need no more slots than keep enough programs busy.
+        each = min(mean, max(2, mean // 4))
+        while each < mean and rows * each < LEAST_PROGRAMS * slots:
+            each *= 2
+    bound = _bound(widest, each)
+    is_cut = indices.longest(over, to) > bound
+    return Cut(slots // each, each, chunk_slots, bound if is_cut else None, ordered, by_length)
+
+
+def _bound(widest: int, slots: int) -> int:
+    """The longest row that is not cut."""
+    return max(64, min(2048, CUT_NUMBERS // widest, CUT_STEPS * slots))
+
+
+def _tables(
+    program: Program, kernel: Kernel, indices: Indices, generated: Generated, cut: Cut | None
+) -> tuple[Table, dict[str, int]]:
+    """What the launches read of the graph beside its maps, and the counts that grids are made of."""
+    rows = indices.rows(kernel.rows)
+    if kernel.template == "gemm":
+        (n,) = (n for n in kernel.stores if program.values[n].op == "linear")
+        types = program.types[program.values[n].inputs[1]].space
+        table, count = tiles(indices, kernel.rows, types, generated.tile_rows)
+        return table, {"tiles": count}
+    if kernel.template == "outer" or (cut is not None and cut.bound is not None):
+        assert kernel.over is not None
+        bound = cut.bound or 0 if cut is not None else 0
+        size = bound or max(LEAST_CHUNK_ROWS, -(-indices.rows(kernel.over) // CHUNKS))
+        by_length = cut is not None and cut.by_length
+        table, count, cut_rows = chunks(indices, kernel.over, kernel.rows, size, bound, by_length)
+        return table, {"rows": rows, "chunks": count, "cut_rows": cut_rows}
+    return {}, {"rows": rows}
+
+
+def _grid(launch: Launch, counts: Mapping[str, int]) -> tuple[int, int, int]:
+    sizes = [side if isinstance(side, int) else -(-counts[side[0]] // side[1]) for side in launch.grid]
+    first, second, third = [*sizes, 1, 1][:3]
+    return first, second, third
+
+
+def _fixed(argument: Argument, indices: Indices, tables: Table, counts: Mapping[str, int]) -> Tensor | int:
+    """What a parameter is bound to that is the same in every call."""
+    found: Tensor | int | None
+    match argument:
+        case ("map", fine, coarse):
+            found = indices.map(fine, coarse)  # type: ignore[arg-type]
+        case ("grouped", over, to, of, by_length):
+            found = grouped_map(indices, over, to, of, bool(by_length))  # type: ignore[arg-type]
+        case ("ptr", over, to, by_length):
+            found = groups(indices, over, to, bool(by_length)).ptr  # type: ignore[arg-type]
+        case ("order", over, to, by_length):
+            found = groups(indices, over, to, bool(by_length)).order  # type: ignore[arg-type]
+        case ("rows", over, to):
+            found = groups(indices, over, to, True).rows  # type: ignore[arg-type]
+        case ("table", name):
+            found = tables[str(name)]
+        case ("count", name):
+            found = counts[str(name)]
+        case _:
+            raise AssertionError(argument)
+    assert found is not None, argument
+    return found

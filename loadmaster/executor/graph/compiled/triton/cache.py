@@ -1,0 +1,64 @@
+"""Generated sources on disk, each under a name that only its content has, and their modules.
+
+Triton reads a kernel's source from its file, and keeps what it compiled by that source; the next process, and the next
+graph, find both.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from loadmaster.executor.graph.compiled.triton.source import digest
+
+_FOLDER = "LOADMASTER_KERNEL_CACHE"
+
+
+@cache
+def _of_this_process() -> Path:
+    return Path(tempfile.mkdtemp(prefix="loadmaster-kernels-"))
+
+
+def folder() -> Path:
+    """Where sources are kept: in the user's cache, or where the environment says; a new folder if that is read-only."""
+    said = os.environ.get(_FOLDER)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    found = Path(said) if said else Path(base) / "loadmaster" / "graph_kernels"
+    try:
+        found.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return _of_this_process()
+    return found if os.access(found, os.W_OK) else _of_this_process()
+
+
+def written(text: str, where: Path) -> Path:
+    """The file of a source, whole: written in one step, and again if it holds anything else."""
+    path = where / f"kernel_{digest(text)}.py"
+    try:
+        if path.read_text(encoding="utf-8") == text:
+            return path
+    except (OSError, UnicodeDecodeError):
+        pass
+    write_whole(path, text)
+    return path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file in one step: other processes find the whole of it, or what was there before."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(name, path)
+
+
+@cache
+def imported(text: str) -> ModuleType:
+    """The module of a source."""
+    path = written(text, folder())
+    module = ModuleType(path.stem)
+    module.__file__ = str(path)
+    exec(compile(text, str(path), "exec"), module.__dict__)
+    return module

@@ -1,0 +1,312 @@
+"""Values of a program as expressions of Triton: each number is asked for by its coordinates, down to what is held.
+
+A value is asked for at rows (:class:`~loadmaster.executor.graph.compiled.triton.rows.Rows`) and coordinates, one for
+each dimension of its shape: tiles of numbers along an axis, or one number. An operator asks its inputs at coordinates
+of its own: ``part`` adds its start, ``join_heads`` divides, ``dot`` asks along one axis more and sums. What is held is
+loaded at the coordinates that are asked for in the end. So views, parts and repetitions cost no instruction but those
+of an address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from loadmaster.executor.graph.compiled.triton.formulas import formula
+from loadmaster.executor.graph.compiled.triton.rows import OF_NODES, Rows, Seen
+from loadmaster.executor.graph.compiled.triton.source import Argument, Block, Function, Register, ceil_power
+from loadmaster.models.graph.inline import base
+from loadmaster.models.graph.operators import OPERATORS
+from loadmaster.models.graph.program import Program, Value
+
+
+class Unsupported(Exception):
+    """A kernel that the templates do not generate; it runs on PyTorch's own."""
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """Numbers along one dimension of a value.
+
+    Attributes:
+        at: which.
+        mask: which of them there are; None: all.
+        parts: where these are (head, number in the head) of vectors joined: both, and the numbers of a head.
+    """
+
+    at: Register
+    mask: Register | None = None
+    parts: tuple[Coordinate, Coordinate, int] | None = field(default=None, compare=False)
+
+
+Coordinates = tuple[Coordinate, ...]
+
+
+class Expressions:
+    """Writes values of one program into one kernel.
+
+    Args:
+        held: numbers of values that lie in memory, with what the parameters are bound to that point to them.
+
+    Attributes:
+        results: values that the kernel has computed so far, at its own rows: (these, coordinates, register) by number.
+        wholes: by extent, coordinates that are all of a dimension already.
+    """
+
+    def __init__(self, program: Program, function: Function, held: Mapping[int, Argument]) -> None:
+        self.program, self.function, self.held = program, function, held
+        self.results: dict[int, tuple[Rows, Coordinates, Register]] = {}
+        self.wholes: dict[int, Coordinate] = {}
+
+    def whole(self, extent: int, beside: Sequence[Coordinate] = ()) -> Coordinate:
+        """All of a dimension, along an axis that none of these has."""
+        taken = self.function.union(c.at for c in beside)
+        if extent in self.wholes and not set(self.wholes[extent].at.axes) & set(taken):
+            return self.wholes[extent]
+        name = next(name for name in (f"x{extent}", f"y{extent}", f"z{extent}") if name not in taken)
+        size = ceil_power(extent)
+        if name not in self.function.sizes:
+            self.function.axis(name, size)
+            self.function.head.add(f"{name} = tl.arange(0, {size})")
+        mask = Register(f"{name} < {extent}", (name,)) if size != extent else None
+        return Coordinate(Register(name, (name,)), mask)
+
+    def everywhere(self, shape: Sequence[int]) -> Coordinates:
+        """All coordinates of a shape."""
+        found: list[Coordinate] = []
+        for extent in shape:
+            found.append(self.whole(extent, found))
+        return tuple(found)
+
+    def at(self, n: int, coordinates: Coordinates, rows: Rows, seen: Seen) -> Register:
+        """A value."""
+        typed = self.program.types[n]
+        rows = rows.where(typed.space, seen)
+        if n in self.results:
+            of, where, register = self.results[n]
+            if of is rows and where == coordinates and _is_own(rows, seen):
+                return register
+        key = (n, coordinates, seen)
+        if key not in rows.memo:
+            made = self._made(n, coordinates, rows, seen)
+            rows.memo[key] = made if made.code.isidentifier() else self.function.named(rows.block, made)
+        return rows.memo[key]
+
+    def root(self, n: int, rows: Rows) -> Seen:
+        """How a kernel on these rows sees a value that it stores."""
+        of_nodes = self.program.types[n].space in ("node", "node_type")
+        return "node" if of_nodes and rows.space in OF_NODES else "edge"
+
+    def _made(self, n: int, coordinates: Coordinates, rows: Rows, seen: Seen) -> Register:
+        value = self.program.values[n]
+        if n in self.held:
+            return self._loaded(n, coordinates, rows, seen)
+        rule = _RULES.get(value.op)
+        if rule is not None:
+            return rule(self, value, coordinates, rows, seen)
+        if OPERATORS[value.op].sort != "map":
+            raise Unsupported(f"{value.op} inside a kernel")
+        given = [self.at(i, coordinates[: len(self.program.types[i].shape)], rows, seen) for i in value.inputs]
+        return self.function.combined(formula(value, self.function.real), *given)
+
+    def _loaded(self, n: int, coordinates: Coordinates, rows: Rows, seen: Seen) -> Register:
+        typed, function = self.program.types[n], self.function
+        begin = rows.offset(typed.space, seen, typed.numbers)
+        offset = self.place(typed.shape, coordinates)
+        if begin is not None:
+            offset = function.combined("{0} + {1}", begin, offset) if offset.code != "0" else begin
+        mask = function.both(None if begin is None else rows.mask_of(begin), *(c.mask for c in coordinates))
+        bound = self.held[n]
+        loaded = function.load(function.parameter(f"{bound[0]}{n}", *bound), offset, mask)
+        return Register(f"{loaded.code}.to({function.real})", loaded.axes)
+
+    def place(self, shape: Sequence[int], coordinates: Coordinates) -> Register:
+        """Where the number at these coordinates lies in a row."""
+        found: Register | None = None
+        step = 1
+        for extent, coordinate in zip(reversed(shape), reversed(coordinates), strict=True):
+            at = coordinate.at
+            term = at if step == 1 else Register(f"{_atom(at.code)} * {step}", at.axes)
+            found = term if found is None else self.function.combined("{1} + {0}", found, term)
+            step *= extent
+        return found or Register("0")
+
+    def joined(self, by_head: Coordinates, size: int) -> Coordinate:
+        """Where the numbers of heads, of so many each, lie in vectors of all heads."""
+        head, number = by_head
+        at = self.function.combined(f"({{0}} * {size} + {{1}})", head.at, number.at)
+        return Coordinate(at, self.mask(by_head), (head, number, size))
+
+    def mask(self, coordinates: Coordinates) -> Register | None:
+        """Which of these coordinates there are."""
+        return self.function.both(*(c.mask for c in coordinates))
+
+    def is_held(self, n: int) -> bool:
+        """Whether a value is read from memory, or a view of what is."""
+        return base(self.program, n) in self.held
+
+    def summed(self, made: Register, over: Coordinate) -> Register:
+        """The sum of a tile along the axis of a coordinate."""
+        (axis,) = over.at.axes
+        if axis not in made.axes:
+            made = Register(self.function.full(made, axes := self.function.union((made, over.at))), axes)
+        if over.mask is not None:
+            made = self.function.combined("tl.where({0}, {1}, 0.0)", over.mask, made)
+        rest = tuple(a for a in made.axes if a != axis)
+        return Register(f"tl.sum({made.code}, axis={made.axes.index(axis)})", rest)
+
+
+def _is_own(rows: Rows, seen: Seen) -> bool:
+    """Whether the row of a value that is seen is the row itself."""
+    return seen in ("edge", "node") or seen == rows.space
+
+
+def store_row(
+    e: Expressions, n: int, where: Coordinates, value: Register, rows: Rows, block: Block, mask: Register | None
+) -> None:
+    """Stores a value of the rows at their own place.
+
+    Args:
+        mask: which rows are stored; None: all.
+    """
+    typed, f = e.program.types[n], e.function
+    number = rows.number.code
+    begin = f"{number}.to(tl.int64)" if typed.space in rows.wide else number
+    offset = f.combined(
+        f"{{0}} * {typed.numbers} + {{1}}", Register(begin, rows.number.axes), e.place(typed.shape, where)
+    )
+    name = f.parameter(f"stored{n}", "stored", n)
+    f.store(block, name, offset, value, f.both(mask, e.mask(where)))
+
+
+Rule = Callable[[Expressions, Value, Coordinates, Rows, Seen], Register]
+
+
+def _atom(code: str) -> str:
+    return code if code.isidentifier() else f"({code})"
+
+
+def _same(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
+    return e.at(value.inputs[0], c, rows, seen)
+
+
+def _end(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
+    end: Seen = "source" if value.op == "source" else "target"
+    return e.at(value.inputs[0], c, rows, end if seen == "edge" else seen)
+
+
+def _split_heads(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
+    size = e.program.types[value.inputs[0]].shape[0] // (value.count or 1)
+    return e.at(value.inputs[0], (e.joined(c, size),), rows, seen)
+
+
+def _join_heads(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
+    (joined,) = c
+    size = e.program.types[value.inputs[0]].shape[1]
+    return e.at(value.inputs[0], _parted(joined, size), rows, seen)
+
+
+def _parted(joined: Coordinate, size: int) -> Coordinates:
+    if joined.parts is not None and joined.parts[2] == size:
+        return joined.parts[:2]
+    code = _atom(joined.at.code)
+    head = Coordinate(Register(f"({code} // {size})", joined.at.axes), joined.mask)
+    return head, Coordinate(Register(f"({code} % {size})", joined.at.axes), joined.mask)
+
+
+def _transpose(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
+    return e.at(value.inputs[0], (*c[:-2], c[-1], c[-2]), rows, seen)
+
+
+def _merge_heads(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
+    merged, k = c
+    head, m = _parted(merged, e.program.types[value.inputs[0]].shape[2])
+    return e.at(value.inputs[0], (head, k, m), rows, seen)
+
+
+def _moved(e: Expressions, coordinate: Coordinate, by: int, low: int, high: int) -> Coordinate:
+    """The same numbers, ``by`` further on; of those from low to high after that."""
+    at = Register(f"({_atom(coordinate.at.code)} + {by})" if by else coordinate.at.code, coordinate.at.axes)
+    bounds = Register(f"({_atom(at.code)} >= {low}) & ({_atom(at.code)} < {high})", at.axes)
+    return Coordinate(at, e.function.both(coordinate.mask, bounds))
+
+
+def _concat(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
+    first, second = (e.program.types[i].shape[-1] for i in value.inputs)
+    a = e.at(value.inputs[0], (*c[:-1], _moved(e, c[-1], 0, 0, first)), rows, seen)
+    b = e.at(value.inputs[1], (*c[:-1], _moved(e, c[-1], -first, 0, second)), rows, seen)
+    where = Register(f"{_atom(c[-1].at.code)} < {first}", c[-1].at.axes)
+    return e.function.combined("tl.where({0}, {1}, {2})", where, a, b)
+
+
+def _part(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
+    start = int(value.number or 0)
+    at = Register(f"({_atom(c[-1].at.code)} + {start})" if start else c[-1].at.code, c[-1].at.axes)
+    return e.at(value.inputs[0], (*c[:-1], Coordinate(at, c[-1].mask)), rows, seen)
+
+
+def _pad(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
+    start, extent = int(value.number or 0), e.program.types[value.inputs[0]].shape[-1]
+    moved = _moved(e, c[-1], -start, 0, extent)
+    inner = e.at(value.inputs[0], (*c[:-1], moved), rows, seen)
+    where = Register(f"({_atom(moved.at.code)} >= 0) & ({_atom(moved.at.code)} < {extent})", moved.at.axes)
+    return e.function.combined("tl.where({0}, {1}, 0.0)", where, inner)
+
+
+def _repeat_heads(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
+    return e.at(value.inputs[0], c[1:], rows, seen)
+
+
+def _repeat_last(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
+    return e.at(value.inputs[0], c[:-1], rows, seen)
+
+
+def _dot(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
+    along = e.whole(e.program.types[value.inputs[0]].shape[-1], c)
+    heads = len(c)
+    a, b = (
+        e.at(i, ((*c, along) if len(e.program.types[i].shape) == heads + 1 else (along,)), rows, seen)
+        for i in value.inputs
+    )
+    return e.summed(e.function.combined("{0} * {1}", a, b), along)
+
+
+def _equal(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
+    a, b = (e.at(i, c[: len(e.program.types[i].shape)], rows, seen) for i in value.inputs)
+    if all(e.is_held(i) for i in value.inputs):
+        return e.function.combined(f"tl.where({{0}} == {{1}}, 1.0, 0.0).to({e.function.real})", a, b)
+    # The greatest was found in another kernel, which may have rounded what is made anew here in another order.
+    rounding = 2.0**-48 if e.function.real == "tl.float64" else 2.0**-20
+    near = f"tl.abs({{0}} - {{1}}) <= {rounding!r} * tl.abs({{1}})"
+    return e.function.combined(f"tl.where({near}, 1.0, 0.0).to({e.function.real})", a, b)
+
+
+def _row_sum(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
+    along = e.whole(e.program.types[value.inputs[0]].shape[-1], c)
+    return e.summed(e.at(value.inputs[0], (*c, along), rows, seen), along)
+
+
+def _head_sum(e: Expressions, value: Value, c: Coordinates, rows: Rows, seen: Seen) -> Register:
+    along = e.whole(e.program.types[value.inputs[0]].shape[0], c)
+    return e.summed(e.at(value.inputs[0], (along, *c), rows, seen), along)
+
+
+_RULES: dict[str, Rule] = {
+    "source": _end,
+    "target": _end,
+    "as_node": _same,
+    "spread": _same,
+    "split_heads": _split_heads,
+    "join_heads": _join_heads,
+    "transpose": _transpose,
+    "merge_heads": _merge_heads,
+    "concat": _concat,
+    "part": _part,
+    "pad": _pad,
+    "repeat_heads": _repeat_heads,
+    "repeat_last": _repeat_last,
+    "equal": _equal,
+    "dot": _dot,
+    "row_sum": _row_sum,
+    "head_sum": _head_sum,
+}

@@ -1,0 +1,190 @@
+"""The text of one Triton kernel while it is written: blocks of lines, named axes, parameters.
+
+What a line computes is a tile with named axes: ``("g", "r", "x64")`` is [rows, rows that belong to each, numbers].
+Tiles are brought to the same axes by name, so that whoever writes an expression need not count dimensions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+Argument = tuple[str | int, ...]
+
+
+class Register(NamedTuple):
+    """What a name or expression holds: a tile with these axes; a scalar without any."""
+
+    code: str
+    axes: tuple[str, ...] = ()
+
+
+@dataclass
+class Block:
+    """Lines of one indentation, and blocks inside."""
+
+    lines: list[str | Block] = field(default_factory=list)
+
+    def add(self, line: str) -> None:
+        """One more line."""
+        self.lines.append(line)
+
+    def inside(self, head: str) -> Block:
+        """The block that a line such as ``for ...:`` opens."""
+        self.lines.append(head)
+        found = Block()
+        self.lines.append(found)
+        return found
+
+    def beside(self) -> Block:
+        """A block at this place and of this indentation, which may be added to later."""
+        found = _Beside()
+        self.lines.append(found)
+        return found
+
+    def rendered(self, depth: int) -> list[str]:
+        """Lines with their indentation."""
+        found: list[str] = []
+        for line in self.lines:
+            if isinstance(line, Block):
+                found += line.rendered(depth if isinstance(line, _Beside) else depth + 1)
+            else:
+                found.append("    " * depth + line)
+        return found
+
+
+class _Beside(Block):
+    """A block that is no deeper than the one around it."""
+
+
+@dataclass
+class Function:
+    """One kernel.
+
+    Attributes:
+        real: the type of its arithmetic, ``tl.float32`` or ``tl.float64``.
+        sizes: numbers along each axis, powers of two, in the order of the dimensions of tiles.
+        arguments: what each parameter is bound to.
+    """
+
+    name: str
+    real: str
+    sizes: dict[str, int] = field(default_factory=dict)
+    arguments: dict[str, Argument] = field(default_factory=dict)
+    head: Block = field(default_factory=Block)
+    body: Block = field(default_factory=Block)
+    _names: int = 0
+
+    def parameter(self, name: str, *bound: str | int) -> str:
+        """The name of a parameter that is bound to this."""
+        self.arguments[name] = bound
+        return name
+
+    def axis(self, name: str, size: int) -> str:
+        """An axis of tiles; tiles have their axes in the order in which they are first named here."""
+        assert self.sizes.setdefault(name, size) == size, name
+        return name
+
+    def union(self, registers: Iterable[Register]) -> tuple[str, ...]:
+        """The axes of any of these."""
+        found = {axis for register in registers for axis in register.axes}
+        return tuple(axis for axis in self.sizes if axis in found)
+
+    def aligned(self, register: Register, axes: Sequence[str]) -> str:
+        """A tile as one that has room for these axes too; a scalar as it is."""
+        if not register.axes or register.axes == tuple(axes):
+            return register.code
+        places = ", ".join(":" if axis in register.axes else "None" for axis in axes)
+        return f"{_bracketed(register.code)}[{places}]"
+
+    def shape(self, axes: Sequence[str]) -> str:
+        """Of a tile with these axes."""
+        return "[" + ", ".join(str(self.sizes[axis]) for axis in axes) + "]"
+
+    def named(self, block: Block, register: Register) -> Register:
+        """The same, under a name of its own."""
+        self._names += 1
+        name = f"t{self._names}"
+        block.add(f"{name} = {register.code}")
+        return Register(name, register.axes)
+
+    def combined(self, formula: str, *registers: Register) -> Register:
+        """A formula of ``{0}``, ``{1}``, ... number by number."""
+        axes = self.union(registers)
+        return Register(formula.format(*(self.aligned(r, axes) for r in registers)), axes)
+
+    def both(self, *masks: Register | None) -> Register | None:
+        """Where all masks hold; None: everywhere."""
+        given = [mask for mask in masks if mask is not None]
+        if not given:
+            return None
+        return self.combined(" & ".join(f"({{{i}}})" for i in range(len(given))), *given)
+
+    def load(self, name: str, offset: Register, mask: Register | None, other: str = "0") -> Register:
+        """What lies at offsets from the parameter of this name; ``other`` where the mask does not hold.
+
+        The offset has every axis of the mask.
+        """
+        where = f"{name} + {offset.code}"
+        if mask is None:
+            return Register(f"tl.load({where})", offset.axes)
+        return Register(f"tl.load({where}, mask={self.aligned_mask(mask, offset.axes)}, other={other})", offset.axes)
+
+    def full(self, register: Register, axes: Sequence[str]) -> str:
+        """A tile that has all these axes, repeated over those that it lacks."""
+        if register.axes == tuple(axes):
+            return register.code
+        if not register.axes:
+            return f"tl.full({self.shape(axes)}, {register.code}, {self.real})"
+        return f"tl.broadcast_to({self.aligned(register, axes)}, {self.shape(axes)})"
+
+    def store(self, block: Block, name: str, offset: Register, value: Register, mask: Register | None) -> None:
+        """Writes a value to the parameter of this name, as numbers of its type."""
+        axes = self.union((offset, value, *([] if mask is None else [mask])))
+        where = f"{name} + {self.aligned(offset, axes)}"
+        if offset.axes != axes:
+            where = f"tl.broadcast_to({where}, {self.shape(axes)})"
+        guard = "" if mask is None else f", mask={self.aligned_mask(mask, axes)}"
+        block.add(f"tl.store({where}, ({self.full(value, axes)}).to({name}.dtype.element_ty){guard})")
+
+    def aligned_mask(self, mask: Register, axes: Sequence[str]) -> str:
+        """A mask for tiles with these axes."""
+        return (
+            mask.code
+            if mask.axes == tuple(axes)
+            else f"tl.broadcast_to({self.aligned(mask, axes)}, {self.shape(axes)})"
+        )
+
+    def text(self) -> str:
+        """The definition."""
+        names = ", ".join(self.arguments)
+        counts = [name for name, bound in self.arguments.items() if bound[0] == "count"]
+        lines = [f"@triton.jit(do_not_specialize={counts!r})", f"def {self.name}({names}):"]
+        return "\n".join(lines + self.head.rendered(1) + self.body.rendered(1)) + "\n"
+
+
+def module_text(functions: Iterable[Function]) -> str:
+    """The source of a module with these kernels."""
+    head = "import triton\nimport triton.language as tl\n"
+    return head + "".join("\n\n" + function.text() for function in functions)
+
+
+def digest(text: str) -> str:
+    """A name that only this text has."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def ceil_power(count: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def floor_power(count: int) -> int:
+    """The greatest power of two that is no more."""
+    return 1 << (max(1, count).bit_length() - 1)
+
+
+def _bracketed(code: str) -> str:
+    return code if code.isidentifier() else f"({code})"
