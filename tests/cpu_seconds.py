@@ -25,6 +25,7 @@ from loadmaster.models.kinds import KINDS
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_suffix(".json")
 SLOW_FROM_S = 5.0
+COMMON_ROOMS = {"steps", "costs"}  # graphs of operators are no graphs of nodes
 
 
 @dataclass
@@ -38,8 +39,9 @@ class FileCost:
 
 def kind_of(path: str) -> str:
     """The kind that a test file (relative to the root) belongs to; ``house`` for what all kinds share."""
-    words = {*Path(path).parent.parts, *Path(path).stem.split("_")}
-    return min(KINDS.keys() & words, default="house")
+    rooms = {*Path(path).parent.parts}
+    words = set() if COMMON_ROOMS & rooms else {*Path(path).stem.split("_")}
+    return min(KINDS.keys() & (rooms | words), default="house")
 
 
 def recorded() -> dict[str, FileCost]:

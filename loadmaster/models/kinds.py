@@ -37,6 +37,42 @@ __all__ = [
 ]
 
 ENTRY_POINTS = "loadmaster.kinds"
+
+
+def _page(kind: str) -> Export:
+    """The report that every kind has."""
+    return Export(
+        name="html",
+        help="a report that opens offline",
+        media_type="text/html",
+        write=f"loadmaster.api.report.{kind}.views:html",
+        suffix=".html",
+    )
+
+
+def _picture(kind: str, of: str) -> Export:
+    """The picture that every kind has, of something else."""
+    return Export(
+        name="png",
+        help=of,
+        media_type="image/png",
+        write=f"loadmaster.api.report.{kind}.views:png",
+        suffix=".png",
+    )
+
+
+def _trace(kind: str) -> Export:
+    """Who does what when."""
+    return Export(
+        name="trace",
+        help="a Chrome trace",
+        media_type="application/json",
+        write=f"loadmaster.api.report.{kind}.views:trace",
+        suffix=".json",
+        hint="open it at https://ui.perfetto.dev",
+    )
+
+
 _INSTANCES = Number("instances", 1, "parallel copies of every transfer")
 
 KINDS: dict[str, Kind] = {
@@ -62,28 +98,9 @@ KINDS: dict[str, Kind] = {
         ),
         views="loadmaster.api.report.memory.views",
         exports=(
-            Export(
-                name="html",
-                help="a report that opens offline",
-                media_type="text/html",
-                write="loadmaster.api.report.memory.views:html",
-                suffix=".html",
-            ),
-            Export(
-                name="png",
-                help="memory over the step as a picture",
-                media_type="image/png",
-                write="loadmaster.api.report.memory.views:png",
-                suffix=".png",
-            ),
-            Export(
-                name="trace",
-                help="a Chrome trace",
-                media_type="application/json",
-                write="loadmaster.api.report.memory.views:trace",
-                suffix=".json",
-                hint="open it at https://ui.perfetto.dev",
-            ),
+            _page("memory"),
+            _picture("memory", "memory over the step as a picture"),
+            _trace("memory"),
             Export(
                 name="snapshot",
                 help="planned memory for PyTorch's viewer",
@@ -108,28 +125,9 @@ KINDS: dict[str, Kind] = {
         methods=("auto", "greedy", "pipeline", "cpsat"),
         views="loadmaster.api.report.collective.views",
         exports=(
-            Export(
-                name="html",
-                help="a report that opens offline",
-                media_type="text/html",
-                write="loadmaster.api.report.collective.views:html",
-                suffix=".html",
-            ),
-            Export(
-                name="png",
-                help="time by size, and who sends when, as a picture",
-                media_type="image/png",
-                write="loadmaster.api.report.collective.views:png",
-                suffix=".png",
-            ),
-            Export(
-                name="trace",
-                help="a Chrome trace",
-                media_type="application/json",
-                write="loadmaster.api.report.collective.views:trace",
-                suffix=".json",
-                hint="open it at https://ui.perfetto.dev",
-            ),
+            _page("collective"),
+            _picture("collective", "time by size, and who sends when, as a picture"),
+            _trace("collective"),
             Export(
                 name="msccl",
                 help="MSCCL XML, a file for each algorithm",
@@ -168,28 +166,9 @@ KINDS: dict[str, Kind] = {
         ),
         views="loadmaster.api.report.placement.views",
         exports=(
-            Export(
-                name="html",
-                help="a report that opens offline",
-                media_type="text/html",
-                write="loadmaster.api.report.placement.views:html",
-                suffix=".html",
-            ),
-            Export(
-                name="png",
-                help="memory over the step, what is away and the links as a picture",
-                media_type="image/png",
-                write="loadmaster.api.report.placement.views:png",
-                suffix=".png",
-            ),
-            Export(
-                name="trace",
-                help="a Chrome trace",
-                media_type="application/json",
-                write="loadmaster.api.report.placement.views:trace",
-                suffix=".json",
-                hint="open it at https://ui.perfetto.dev",
-            ),
+            _page("placement"),
+            _picture("placement", "memory over the step, what is away and the links as a picture"),
+            _trace("placement"),
         ),
         new="loadmaster.api.cli.new_placement",
         capture="loadmaster.executor.placement.command:main",
@@ -227,20 +206,8 @@ KINDS: dict[str, Kind] = {
         ),
         views="loadmaster.api.report.partition.views",
         exports=(
-            Export(
-                name="html",
-                help="a report that opens offline",
-                media_type="text/html",
-                write="loadmaster.api.report.partition.views:html",
-                suffix=".html",
-            ),
-            Export(
-                name="png",
-                help="what moves in each layer as a picture",
-                media_type="image/png",
-                write="loadmaster.api.report.partition.views:png",
-                suffix=".png",
-            ),
+            _page("partition"),
+            _picture("partition", "what moves in each layer as a picture"),
             Export(
                 name="csv",
                 help="the placement of every tensor as a table",
@@ -252,6 +219,39 @@ KINDS: dict[str, Kind] = {
         new="loadmaster.api.cli.new_partition",
         capture="loadmaster.executor.partition.command:main",
         summary="loadmaster.models.partition.summary:summary",
+    ),
+    "graph": Kind(
+        name="graph",
+        question="for a graph network: which order, layout and kernel for each value?",
+        documents="loadmaster.models.graph.documents",
+        validate="loadmaster.models.graph.documents:check_problem",
+        check="loadmaster.models.graph.checker:check_plan",
+        plan="loadmaster.planner.graph.driver:plan_graph",
+        methods=("auto", "hector", "vanilla", "unfused"),
+        limit=Limit(
+            name="budget",
+            plural="budgets",
+            field="budget_bytes",
+            unit="bytes",
+            whole="loadmaster.models.graph.limits:whole_bytes",
+            whole_words="what its largest order takes by rule",
+            points="loadmaster.models.graph.limits:spread",
+        ),
+        views="loadmaster.api.report.graph.views",
+        exports=(
+            _page("graph"),
+            _picture("graph", "the time of each kernel as a picture"),
+            Export(
+                name="csv",
+                help="every kernel's time, bytes and products as a table",
+                media_type="text/csv",
+                write="loadmaster.api.report.graph.views:csv",
+                suffix=".csv",
+            ),
+        ),
+        new="loadmaster.api.cli.new_graph",
+        capture="loadmaster.executor.graph.command:main",
+        summary="loadmaster.models.graph.summary:summary",
     ),
 }
 

@@ -1,0 +1,90 @@
+"""A graph plan joined with its problem: where each value lives, which kernel makes it, what each takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loadmaster.errors import InputError
+from loadmaster.models.graph.checker import Check, check_plan, kernel_words
+from loadmaster.models.graph.plan import GraphPlan, KernelCost
+from loadmaster.models.graph.problem import GraphProblem
+from loadmaster.models.graph.program import Program
+from loadmaster.models.graph.residence import value_bytes
+from loadmaster.models.graph.schedule import Kernel, Schedule, is_free
+
+
+@dataclass(frozen=True)
+class ValueRow:
+    """One value of the program.
+
+    Attributes:
+        text: ``linear(h, W)``.
+        space: of its rows.
+        where: ``given``, ``view``, ``inline``, or ``kept``.
+        kernel: the number of the kernel that stores it.
+        size_bytes: of what is kept or given.
+    """
+
+    name: str
+    text: str
+    space: str
+    shape: tuple[int, ...]
+    where: str
+    kernel: int | None
+    size_bytes: int
+    is_backward: bool
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kernel, what it is and what it takes."""
+
+    number: int
+    words: str
+    kernel: Kernel
+    cost: KernelCost
+    is_backward: bool
+
+
+@dataclass(frozen=True)
+class View:
+    """A plan and its check, ready to draw."""
+
+    problem: GraphProblem
+    plan: GraphPlan
+    program: Program
+    schedule: Schedule
+    check: Check
+    values: tuple[ValueRow, ...]
+    kernels: tuple[KernelRow, ...]
+
+
+def view(problem: GraphProblem, plan: GraphPlan) -> View:
+    """Check a plan and join it with its problem.
+
+    Raises:
+        InputError: the plan is of another problem, has no schedule, or does not pass the checker.
+    """
+    verdict = check_plan(problem, plan)
+    if not verdict.ok:
+        raise InputError("plan", plan.name, verdict.violations[0], "Plan the problem again: this plan does not hold.")
+    assert plan.program is not None and plan.schedule is not None
+    kernels = tuple(
+        KernelRow(n, kernel_words(plan.program, plan.schedule, n), kernel, cost, n >= plan.schedule.forward_count)
+        for n, (kernel, cost) in enumerate(zip(plan.schedule.kernels, verdict.kernels, strict=True))
+    )
+    values = tuple(_values(problem, plan.program, plan.schedule))
+    return View(problem, plan, plan.program, plan.schedule, verdict, values, kernels)
+
+
+def _values(problem: GraphProblem, program: Program, schedule: Schedule) -> list[ValueRow]:
+    kept = schedule.kept
+    found = []
+    for n, (value, typed, line) in enumerate(zip(program.values, program.types, program.described(), strict=True)):
+        free = is_free(program, n)
+        where = "kept" if n in kept else "inline" if not free else "view" if value.inputs else "given"
+        size = value_bytes(problem, program, n) if where in ("kept", "given") else 0
+        text = line.partition(" = ")[2].partition("  #")[0]
+        backward = n >= program.forward_count
+        found.append(ValueRow(value.name, text, typed.space, typed.shape, where, kept.get(n), size, backward))
+    return found
