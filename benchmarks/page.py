@@ -2,7 +2,7 @@
 
     python -m benchmarks.page
 
-Eleven sections, each with its setup, a plot, a table of at most six columns, what was won and what was not, and the
+Twelve sections, each with its setup, a plot, a table of at most six columns, what was won and what was not, and the
 command. Every number comes from the results, also those in the text; a test holds the page against them.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.drawing import COLLECTIVES, GIB, KIB, MIB, TITLES, Result
+from benchmarks.page_graph import graph_networks
 from benchmarks.page_partition import split_over_gpus
 from benchmarks.page_placement import tensor_cache, training_state, under_a_limit
 from benchmarks.plots import write_all
@@ -49,7 +50,10 @@ def render(results: Mapping[str, Result]) -> str:
         training_state(results["placement"]),
         under_a_limit(results["pager"]),
         tensor_cache(results["tensor_cache_steps"], results["tensor_cache_files"]),
-        split_over_gpus(results["partition"], *(results[f"partition_{of}"] for of in ("capture", "operators", "fuzz"))),
+        split_over_gpus(
+            results["partition"], *(results[f"partition_{of}"] for of in ("capture", "operators", "fuzz", "gpus_2"))
+        ),
+        graph_networks(*(results[f"graph_{of}"] for of in ("kernels", "layers", "features"))),
     ]
     return "\n".join([_INTRODUCTION, *sections])
 

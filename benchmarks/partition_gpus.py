@@ -1,23 +1,26 @@
 """Training steps on several GPUs under a plan, beside what people write by hand, in one run.
 
-Usage: torchrun --standalone --nproc-per-node N -m benchmarks.partition_gpus [--small] [--model llama|wide]
+Usage: torchrun --standalone --nproc-per-node N -m benchmarks.partition_gpus [--small] [--model NAME] [--only WORDS]
 
 ``llama``  1.3 billion parameters, bfloat16, sequences of 2,048 tokens, AdamW
 ``wide``   a wide residual network without batch norms, bfloat16, images of 64 x 64, AdamW
 
-Rivals, each through the call that its users make: ``DistributedDataParallel``, ``fully_shard`` (FSDP2) of every block,
-tensor parallelism by ``parallelize_module`` (llama only), and FSDP2 with it from four GPUs on. Ours are ``split`` with
-the executors ``graph`` (compiled, and eager) and ``module``. Two limits: what FSDP2 takes at its peak, and 60 % of what
-data parallelism takes. A rival that takes more than a limit does not count there.
+Rivals, each through the call that its users make, eager and with every block compiled: ``DistributedDataParallel``,
+``fully_shard`` (FSDP2) of every block, tensor parallelism by ``parallelize_module`` (llama only), and FSDP2 with it
+from four GPUs on. Ours are ``split``, as the README has it, with the executors ``graph`` and ``module``. Two limits:
+what data parallelism takes at its peak, and what FSDP2 takes, which it cannot meet. A rival that takes more
+than a limit does not count there.
 
 Times are medians of ten steps after three, the slowest rank's; peaks are those of PyTorch's allocator, the largest of
-all ranks. ``--small`` is for a try on CPUs over gloo: nothing is recorded, and peaks are not known.
+all ranks. ``--small`` is for a try on CPUs over gloo, ``--only`` for some of the ways: nothing is recorded. On CPUs
+peaks are not known. Models that are not asked for keep the rows of an earlier run on the same sort of GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +32,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -39,7 +43,6 @@ from loadmaster.errors import LoadmasterError
 from loadmaster.executor import split
 
 WARM, STEPS = 3, 10
-SHARE_OF_DATA_PARALLEL = 0.6
 Stepper = Callable[[], Tensor]
 Made = tuple[Stepper, Iterable[nn.Parameter], dict[str, Any]]
 
@@ -86,6 +89,29 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
+def hardware() -> str:
+    """The entry of the catalogue that estimates are of."""
+    return "h100" if torch.cuda.is_available() and "H100" in torch.cuda.get_device_name() else "h200"
+
+
+def blocks_of(model: nn.Module) -> Iterable[nn.Module]:
+    """What repeats."""
+    found: Iterable[nn.Module] = model.blocks if hasattr(model, "blocks") else model[1]  # type: ignore[index, assignment]
+    return found
+
+
+def compiled(make: Callable[[Example], Made]) -> Callable[[Example], Made]:
+    """The same way with every block under ``torch.compile``."""
+
+    def made_so(example: Example) -> Made:
+        torch.compiler.reset()
+        for block in blocks_of(example[0]):
+            block.compile()
+        return make(example)
+
+    return made_so
+
+
 def by_hand(model: nn.Module, batch: Sequence[Tensor], loss: Callable[..., Tensor], shares: int, share: int) -> Made:
     """A wrapped model on this rank's share of the batch."""
     own = [x.chunk(shares)[share] for x in batch]
@@ -102,8 +128,7 @@ def sharded(example: Example, over: DeviceMesh | None = None) -> Made:
     """FSDP2: every block, then the rest."""
     model, batch, loss = example
     over = over or init_device_mesh(device().type, (dist.get_world_size(),))
-    blocks = model.blocks if hasattr(model, "blocks") else model[1]
-    for block in blocks:
+    for block in blocks_of(model):
         fully_shard(block, mesh=over)
     fully_shard(model, mesh=over)
     return by_hand(model, batch, loss, over.size(), over.get_local_rank())
@@ -138,6 +163,7 @@ def planned(example: Example, limit_bytes: int, **how: Any) -> Made:
         loss,
         mesh=f"{ranks // 2}x2" if ranks > 2 else str(ranks),
         gbps="350",
+        hardware=hardware(),
         budget_bytes=limit_bytes,
         optimizer=torch.optim.AdamW,
         planner=loadmaster.plan,
@@ -158,7 +184,7 @@ def measured(name: str, make: Callable[[Example], Made], example: Callable[[], E
     try:
         step, parameters, said = make(example())
         row |= said | {"ready_s": round(time.monotonic() - began, 1), **_steps(step, parameters)}
-    except (torch.OutOfMemoryError, LoadmasterError, NotImplementedError) as error:
+    except (RuntimeError, LoadmasterError) as error:
         row["failed"] = f"{type(error).__name__}: {error}"[:300]
     if dist.get_rank() == 0:
         print(row, flush=True)
@@ -166,7 +192,7 @@ def measured(name: str, make: Callable[[Example], Made], example: Callable[[], E
 
 
 def _steps(step: Stepper, parameters: Iterable[nn.Parameter]) -> dict[str, Any]:
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+    optimizers = _optimizers([*parameters])
     times = []
     for n in range(WARM + STEPS):
         if n == WARM and torch.cuda.is_available():
@@ -175,8 +201,9 @@ def _steps(step: Stepper, parameters: Iterable[nn.Parameter]) -> dict[str, Any]:
         began = time.perf_counter()
         loss = step()
         loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
@@ -186,7 +213,13 @@ def _steps(step: Stepper, parameters: Iterable[nn.Parameter]) -> dict[str, Any]:
     return {"step_us": round(1e6 * every[0].item()), "peak_bytes": int(every[1].item())}
 
 
-def compared(name: str, small: bool) -> list[dict[str, Any]]:
+def _optimizers(parameters: Sequence[nn.Parameter]) -> list[torch.optim.Optimizer]:
+    """One for plain tensors and one for shares: PyTorch 2.11 updates no list of both at once."""
+    sorts = [[p for p in parameters if isinstance(p, DTensor) == shared] for shared in (False, True)]
+    return [torch.optim.AdamW(sort, lr=1e-4) for sort in sorts if sort]
+
+
+def compared(name: str, small: bool, only: str) -> list[dict[str, Any]]:
     """All ways, by hand first: they say what the limits are."""
     example = partial(made, name, small)
     ways: dict[str, Callable[[Example], Made]] = {"data parallel": data_parallel, "fsdp2": sharded}
@@ -194,17 +227,17 @@ def compared(name: str, small: bool) -> list[dict[str, Any]]:
         ways["tensor parallel"] = tensor_parallel
         if dist.get_world_size() >= 4:
             ways["fsdp2 and tensor parallel"] = both
-    rows = [measured(way, make, example) for way, make in ways.items()]
+    ways |= {f"{way}, compiled": compiled(make) for way, make in ways.items()}
+    by_hand = [way for way in ways if way in ("data parallel", "fsdp2") or only in way]
+    rows = [measured(way, ways[way], example) for way in by_hand]
     peaks = {row["way"]: row.get("peak_bytes", 0) for row in rows}
-    limits = {
-        "what fsdp2 takes": peaks["fsdp2"],
-        "60 % of data parallel": int(SHARE_OF_DATA_PARALLEL * peaks["data parallel"]),
-    }
+    limits = {"what data parallelism takes": peaks["data parallel"], "what fsdp2 takes": peaks["fsdp2"]}
     for words, limit_bytes in limits.items():
-        for executor, backend in (("graph", "inductor"), ("graph", "eager"), ("module", "eager")):
-            how = {"executor": executor, "backend": backend}
-            make = partial(planned, limit_bytes=limit_bytes or 1 << 40, **how)
-            found = measured(f"plan, {executor}, {backend}", make, example)
+        for executor in ("graph", "module"):
+            if only not in f"plan, {executor}":
+                continue
+            make = partial(planned, limit_bytes=limit_bytes or 1 << 40, executor=executor)
+            found = measured(f"plan, {executor}", make, example)
             rows.append(found | {"limit": words, "limit_bytes": limit_bytes})
     return [row | {"model": name} for row in rows]
 
@@ -214,15 +247,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("llama", "wide"), action="append")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--only", default="", metavar="WORDS", help="ways whose names have these words")
     given = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     dist.init_process_group("nccl" if on_gpu else "gloo")
     if on_gpu:
         torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
-    rows = [row for name in given.model or ("llama", "wide") for row in compared(name, given.small)]
-    if dist.get_rank() == 0 and not given.small:
-        print(record.write(f"partition_gpus_{dist.get_world_size()}", {"rows": rows}))
+    models = given.model or ["llama", "wide"]
+    rows = [row for name in models for row in compared(name, given.small, given.only)]
+    if dist.get_rank() == 0 and not given.small and not given.only:
+        name = f"partition_gpus_{dist.get_world_size()}"
+        print(record.write(name, {"rows": [*_other_rows(name, models), *rows]}))
     dist.destroy_process_group()
+
+
+def _other_rows(name: str, models: Sequence[str]) -> list[dict[str, Any]]:
+    """Of models that were not measured now."""
+    path = record.RESULTS / f"{name}.json"
+    known = json.loads(path.read_text()) if path.exists() else {"rows": [], "machine": record.machine()}
+    if known["machine"].get("gpu") != record.machine().get("gpu"):
+        return []
+    return [row for row in known["rows"] if row["model"] not in models]
 
 
 if __name__ == "__main__":

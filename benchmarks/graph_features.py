@@ -1,0 +1,372 @@
+"""Features beyond the GPU: rows read in place beside what they replace, a training step, and hot rows.
+
+    python benchmarks/graph_features.py                            on a GPU with 24 GiB of host memory to spare
+    python benchmarks/graph_features.py --sweep                    launches of the kernel beside each other, no result
+    python benchmarks/graph_features.py --device cpu --small       a trial without a GPU, no result
+
+Link: random rows of a table of 8 GiB through ``table[index]``, beside a pinned copy of 1 GiB (the link), the
+processor's ``index_select`` into pinned memory with a copy, and PyTorch's ``index_select`` on the GPU over the same
+host memory. Fresh indices in every round; medians of CUDA events around all calls of a round.
+
+Step: two layers of GraphSAGE (mean), fan-out 15 and 10, batches of 1024, 128 features on the host, a graph of 100 M
+edges on the GPU. The peer samples with the same sampler, and has its rows gathered by the processor into pinned memory
+by a thread ahead of the step, copied on a stream of their own.
+
+Hot rows: chosen by the sampled frequency of some batches, predicted by that of others, measured over the epochs timed.
+
+Writes ``benchmarks/results/graph_features.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+from benchmarks import record  # noqa: E402
+from loadmaster.executor.graph.features import (  # noqa: E402
+    FeatureLoader,
+    HotRows,
+    UnifiedTensor,
+    hottest,
+    predicted_hit_rate,
+    rows_within,
+    sampled_frequency,
+    unified_empty,
+)
+
+GIB = 1 << 30
+WIDTHS = (32, 64, 100, 128, 256, 343, 513, 602, 1024)
+FANOUT = (10, 15)  # of the seeds first
+HOT_SHARE = 0.1  # of all rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Of one run."""
+
+    table_bytes: int = 8 * GIB
+    link_bytes: int = GIB
+    gathered_bytes: int = 1 << 27
+    rounds: int = 7
+    nodes: int = 10_000_000
+    edges: int = 100_000_000
+    features: int = 128
+    hidden: int = 256
+    classes: int = 47
+    batch: int = 1024
+    steps: int = 60
+
+
+SMALL = Sizes(1 << 22, 1 << 20, 1 << 16, 3, 2_000, 20_000, 16, 8, 3, 32, 6)
+
+
+def seconds_of(call: Callable[[], Any], device: torch.device) -> float:
+    """Of a call, on the GPU's clock where there is one."""
+    if device.type != "cuda":
+        start_s = time.perf_counter()
+        call()
+        return time.perf_counter() - start_s
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    start.record()
+    call()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) / 1e3
+
+
+def link_gbps(sizes: Sizes, device: torch.device) -> float:
+    """Pinned host memory to the device, in one copy."""
+    host = torch.empty(sizes.link_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    there = torch.empty(sizes.link_bytes, dtype=torch.uint8, device=device)
+    taken = [seconds_of(lambda: there.copy_(host, non_blocking=True), device) for _ in range(sizes.rounds + 2)]
+    return sizes.link_bytes / statistics.median(taken[2:]) / 1e9
+
+
+class OverHostMemory:
+    """What PyTorch makes a CUDA tensor of, over memory of the host."""
+
+    def __init__(self, host: Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": tuple(host.shape),
+            "typestr": "<f4",
+            "data": (host.data_ptr(), False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+def on_device(host: Tensor, device: torch.device) -> Tensor | None:
+    """The same memory as a CUDA tensor, where PyTorch makes one."""
+    try:
+        alias = torch.as_tensor(OverHostMemory(host), device=device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        print(f"no CUDA tensor over host memory: {str(error).splitlines()[0]}", file=sys.stderr)
+        return None
+    return alias if alias.data_ptr() == host.data_ptr() else None
+
+
+def filled(shape: tuple[int, int], device: torch.device) -> UnifiedTensor:
+    """A unified table of random numbers, made on the device part by part."""
+    table = unified_empty(shape, device=device)
+    step = max(1, (1 << 26) // shape[1])
+    for part in table.cpu_view.split(step):
+        part.copy_(torch.randn(part.shape, device=device))
+    return table
+
+
+def gather_rows(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
+    """Figure: random rows over the link, by length of row."""
+    found = []
+    link = link_gbps(sizes, device)
+    memory = filled((sizes.table_bytes // 4096, 1024), device)
+    flat = memory.view(-1)
+    for width in WIDTHS:
+        rows = flat.numel() // width
+        table = flat[: rows * width].view(rows, width)
+        assert isinstance(table, UnifiedTensor)
+        count = sizes.gathered_bytes // (4 * width)
+        alias = on_device(table.cpu_view, device) if device.type == "cuda" else None
+        buffer = torch.empty(count, width, pin_memory=device.type == "cuda")
+        there = torch.empty(count, width, device=device)
+
+        def by_processor(index: Tensor, table: Tensor = table.cpu_view, buffer=buffer, there=there) -> Tensor:
+            torch.index_select(table, 0, index.cpu(), out=buffer)
+            return there.copy_(buffer, non_blocking=True)
+
+        ways: dict[str, Callable[[Tensor], Tensor]] = {
+            "in_place": lambda index, table=table: table[index],
+            "processor_and_copy": by_processor,
+        }
+        if alias is not None:
+            ways["index_select_over_host_memory"] = lambda index, alias=alias: torch.index_select(alias, 0, index)
+        taken: dict[str, list[float]] = {name: [] for name in ways}
+        for round_ in range(sizes.rounds + 2):
+            for name, way in ways.items():
+                index = torch.randint(0, rows, (count,), device=device)
+                if round_ == 0:
+                    assert torch.equal(way(index).cpu(), table.cpu_view[index.cpu()]), name
+                taken[name].append(seconds_of(lambda way=way, index=index: way(index), device))
+        gbps = {name: 4 * width * count / statistics.median(s[2:]) / 1e9 for name, s in taken.items()}
+        row = {
+            "features": width,
+            "rows": count,
+            "link_gbps": link,
+            "in_place_is_used": table.in_place,
+            **{f"{name}_gbps": value for name, value in gbps.items()},
+            "share_of_link": gbps["in_place"] / link,
+            "times_processor": gbps["in_place"] / gbps["processor_and_copy"],
+        }
+        found.append(row)
+        print(width, {k: round(v, 3) for k, v in row.items() if isinstance(v, float)})
+    return found
+
+
+class Graph:
+    """In-neighbours of every node, on the device: [nodes + 1] and [edges]; some nodes are read far more than others."""
+
+    def __init__(self, sizes: Sizes, device: torch.device) -> None:
+        generator = torch.Generator(device).manual_seed(0)
+        degrees = torch.rand(sizes.nodes, device=device, generator=generator).add_(0.5).pow_(3)
+        degrees = (degrees * (sizes.edges / float(degrees.sum()))).floor_().long().clamp_(min=1)
+        self.pointers = torch.zeros(sizes.nodes + 1, dtype=torch.int64, device=device)
+        torch.cumsum(degrees, 0, out=self.pointers[1:])
+        edges = int(self.pointers[-1])
+        self.neighbours = torch.empty(edges, dtype=torch.int32, device=device)
+        names = torch.randperm(sizes.nodes, device=device, generator=generator).int()  # rows read much lie anywhere
+        for part in self.neighbours.split(1 << 25):
+            drawn = torch.rand(part.numel(), device=device, generator=generator, dtype=torch.float64).pow_(3)
+            part.copy_(names[(drawn * sizes.nodes).long()])
+        self.nodes, self.edges, self.device = sizes.nodes, edges, device
+
+    def sample(self, seeds: Tensor) -> tuple[list[tuple[Tensor, int]], Tensor]:
+        """Neighbours with replacement, layer by layer: ([(source of each node and sample, nodes)], input nodes)."""
+        blocks, nodes = [], seeds
+        for fanout in FANOUT:
+            first = self.pointers[nodes]
+            degree = self.pointers[nodes + 1] - first
+            drawn = torch.rand(nodes.numel(), fanout, device=self.device)
+            place = first[:, None] + (drawn * degree[:, None]).long()
+            found = self.neighbours[place].long()
+            sources, inverse = torch.unique(torch.cat([nodes, found.view(-1)]), return_inverse=True)
+            blocks.append((inverse, nodes.numel()))
+            nodes = sources
+        return blocks[::-1], nodes
+
+
+class Sage(nn.Module):
+    """Two layers: a node's own features and the mean of its samples."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        widths = (sizes.features, sizes.hidden, sizes.classes)
+        self.own, self.around = (nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths)) for _ in range(2))
+
+    def forward(self, blocks: list[tuple[Tensor, int]], x: Tensor) -> Tensor:
+        for layer, (inverse, count) in enumerate(blocks):
+            around = x[inverse[count:]].view(count, -1, x.shape[1]).mean(1)
+            x = self.own[layer](x[inverse[:count]]) + self.around[layer](around)
+            x = torch.relu(x) if layer == 0 else x
+        return x
+
+
+def prefetched(
+    seeds: Tensor, graph: Graph, table: Tensor, labels: Tensor, sizes: Sizes
+) -> Iterator[tuple[list[tuple[Tensor, int]], Tensor, Tensor]]:
+    """The peer: rows gathered by the processor in a thread, two batches ahead, and copied from pinned memory."""
+    device = graph.device
+    streams = [torch.cuda.Stream(device) for _ in range(2)] if device.type == "cuda" else []
+
+    def make(batch: Tensor) -> tuple[Any, ...]:
+        if not streams:
+            blocks, nodes = graph.sample(batch)
+            return blocks, table[nodes], labels[batch], None
+        with torch.cuda.stream(streams[0]):
+            blocks, nodes = graph.sample(batch)
+            here = nodes.cpu()
+        buffer = torch.empty(here.numel(), table.shape[1], pin_memory=True)
+        torch.index_select(table, 0, here, out=buffer)
+        with torch.cuda.stream(streams[1]):
+            rows = buffer.to(device, non_blocking=True)
+            return blocks, rows, labels[batch], streams[1].record_event()
+
+    worker = ThreadPoolExecutor(1)
+    ahead: deque[Any] = deque()
+    batches = iter(seeds.split(sizes.batch))
+    for batch in batches:
+        ahead.append(worker.submit(make, batch))
+        if len(ahead) < 2:
+            continue
+        yield from _taken(ahead.popleft().result(), streams)
+    while ahead:
+        yield from _taken(ahead.popleft().result(), streams)
+    worker.shutdown()
+
+
+def _taken(made: tuple[Any, ...], streams: list[Any]) -> Iterator[tuple[list[tuple[Tensor, int]], Tensor, Tensor]]:
+    blocks, rows, labels, event = made
+    if streams:
+        now = torch.cuda.current_stream()
+        now.wait_event(event)
+        for tensor in (rows, labels, *(inverse for inverse, _ in blocks)):
+            tensor.record_stream(now)
+    yield blocks, rows, labels
+
+
+def step_time(sizes: Sizes, device: torch.device) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Figures: the step with rows read in place, with hot rows, and the peer's; hit rates."""
+    graph = Graph(sizes, device)
+    table = filled((sizes.nodes, sizes.features), device)
+    labels = torch.randint(0, sizes.classes, (sizes.nodes,), device=device)
+    generator = torch.Generator(device).manual_seed(1)
+    warm, seeds, chosen_by, predicted_by = (
+        torch.randint(0, sizes.nodes, (steps * sizes.batch,), device=device, generator=generator)
+        for steps in (4, sizes.steps, sizes.steps, sizes.steps)
+    )
+    frequency = sampled_frequency(graph.sample, chosen_by.split(sizes.batch), sizes.nodes)
+    budget_bytes = int(HOT_SHARE * sizes.nodes * sizes.features * 4)
+    hot = hottest(frequency, rows_within(budget_bytes, table))
+    hot_rows = HotRows(table, hot)
+
+    def loader(features: Any) -> Callable[[Tensor], Iterator[tuple[Any, Tensor, Tensor]]]:
+        def batches(of: Tensor) -> Iterator[tuple[Any, Tensor, Tensor]]:
+            made = FeatureLoader(of, graph.sample, features, labels, batch_size=sizes.batch, shuffle=False)
+            return ((b.blocks, b.features, b.labels) for b in made)
+
+        return batches
+
+    ways = {
+        "pinned prefetch": lambda of: prefetched(of, graph, table.cpu_view, labels, sizes),
+        "in place": loader(table),
+        "in place, hot rows": loader(hot_rows),
+    }
+    found = []
+    for name, batches in ways.items():
+        torch.manual_seed(0)
+        model = Sage(sizes).to(device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+        def train(of: Tensor, batches=batches, model=model, optimizer=optimizer) -> None:
+            for blocks, rows, wanted in batches(of):
+                loss = nn.functional.cross_entropy(model(blocks, rows), wanted)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+
+        train(warm)
+        hot_rows.forget_reads()
+        rounds = [seconds_of(lambda train=train: train(seeds), device) * 1e3 / sizes.steps for _ in range(3)]
+        found.append({"pipeline": name, "step_ms": statistics.median(rounds), "rounds_ms": rounds})
+        print(name, [round(ms, 3) for ms in rounds])
+    for row in found:
+        row["times_prefetch"] = found[0]["step_ms"] / row["step_ms"]
+    rates = {
+        "hot_rows": hot.numel(),
+        "hot_bytes": hot_rows.device_bytes,
+        "table_bytes": table.numel() * table.element_size(),
+        "edges": graph.edges,
+        "predicted": predicted_hit_rate(
+            sampled_frequency(graph.sample, predicted_by.split(sizes.batch), sizes.nodes), hot
+        ),
+        "measured": hot_rows.hit_rate(),
+    }
+    print(rates)
+    return found, rates
+
+
+def sweep(sizes: Sizes, device: torch.device) -> None:
+    """Launches of the kernel beside each other, in GB/s: what its defaults were chosen by."""
+    from loadmaster.executor.graph.features.gather_kernel import Launch, gather
+
+    memory = filled((sizes.table_bytes // 4096, 1024), device).cpu_view.view(-1)
+    print("link", round(link_gbps(sizes, device), 1))
+    for tile, columns, programs, warps in product((4096, 8192, 16384), (1024, 2048), (1, 2, 4, 8), (2, 4, 8)):
+        launch, gbps = Launch(tile, columns, programs, warps), []
+        for width in (32, 64, 100, 128, 256, 513, 1024):
+            table = memory[: memory.numel() // width * width].view(-1, width)
+            count = sizes.gathered_bytes // (4 * width)
+            result = torch.empty(count, width, device=device)
+            taken = []
+            for _ in range(4):
+                index = torch.randint(0, table.shape[0], (count,), device=device)
+                taken.append(seconds_of(lambda i=index, t=table, r=result, how=launch: gather(t, i, r, how), device))
+            gbps.append(round(4 * width * count / statistics.median(taken[1:]) / 1e9, 1))
+        print(tile, columns, programs, warps, gbps, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true", help="tables of megabytes, and no result")
+    parser.add_argument("--sweep", action="store_true", help="launches of the kernel beside each other, and no result")
+    asked = parser.parse_args()
+    device, sizes = torch.device(asked.device), SMALL if asked.small else Sizes()
+    if asked.sweep:
+        sweep(sizes, device)
+        return
+    start_s = time.perf_counter()
+    rows = gather_rows(sizes, device)
+    steps, rates = step_time(sizes, device)
+    print(f"{time.perf_counter() - start_s:.0f} s")
+    if not asked.small:
+        sizes_said = dataclasses.asdict(sizes)
+        print(record.write("graph_features", {"sizes": sizes_said, "gather": rows, "step": steps, "hot_rows": rates}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,315 @@
+"""Relational graph layers, compiled, beside PyG's: RGCN, RGAT and HGT on graphs of the sizes of [Wu24] Table 3.3.
+
+Usage: python -m benchmarks.graph_layers [--only MODEL DATASET] [--precision high|highest|bf16] [--enumerate]
+       [--launch auto|graph|eager] [--without-compiled] [--seconds N] [--small]
+
+64 numbers in, 64 out, one head. Inference is the layer alone under ``torch.no_grad()``; training is the layer, the
+negative log likelihood of random labels, and the backward pass into weights and node features. Rivals, each through the
+call that its users make: PyG's ``RGCNConv``, ``FastRGCNConv``, ``RGATConv`` and ``HGTConv``, each also under
+``torch.compile``, and layers that are written by hand around ``grouped_mm`` with edges sorted by relation. All compute
+in one precision: ``high`` is float32 with TF32 products, as ``torch.set_float32_matmul_precision`` has it.
+
+A cell is the median of as many calls as fit in about half a second, by CUDA events, after three; one that takes longer
+than that is run once. Peaks are those of PyTorch's allocator over the call. What runs out of memory, or what there is
+no time for within ``--seconds``, is recorded as such. ``--enumerate`` times every order and lowering that planning
+chooses from. ``--only`` takes ``all`` for either of both; rows of earlier runs that it leaves out stay in the file,
+each with the date of its run. ``--small`` is for a try on CPUs: nothing is recorded, and peaks are not known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import itertools
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import loadmaster
+from benchmarks import graph_layer_rivals as rivals
+from benchmarks import record
+from loadmaster.executor.graph.compiled.calibrate import calibrated
+from loadmaster.executor.graph.compiled.capture import capture
+from loadmaster.executor.graph.compiled.compiling import compile as compile_layer
+from loadmaster.executor.graph.compiled.module import CompiledLayer, Launch
+from loadmaster.executor.graph.structure.graph import Graph
+from loadmaster.models.graph.autodiff import with_backward
+from loadmaster.models.graph.datasets import DATA_SETS, data_set, generated
+from loadmaster.models.graph.device import GraphHardware, graph_hardware
+from loadmaster.models.graph.greedy import greedy_kept, least_kept
+from loadmaster.models.graph.library import layer
+from loadmaster.models.graph.lowering import lowered
+from loadmaster.models.graph.orders import orders
+from loadmaster.models.graph.plan import GraphPlan
+from loadmaster.models.graph.program import Program
+from loadmaster.planner.options import PlanOptions
+
+MODELS = ("rgcn", "rgat", "hgt")
+OURS = "loadmaster"
+WIDTH = 64
+CELL_S, WARM, LEAST = 0.4, 3, 5
+PLAN_S = 10.0
+CUDA = torch.cuda.is_available()
+System = tuple[str, Callable[[bool], nn.Module]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph with features and labels on the device."""
+
+    name: str
+    source: Tensor
+    target: Tensor
+    relation: Tensor
+    counts: tuple[int, ...]
+    relations: int
+    x: Tensor
+    labels: Tensor
+    launch: Launch
+    compiled_rivals: bool
+
+    @property
+    def triples(self) -> list[tuple[str, str, str]]:
+        """(source type, name, target type) of every relation, of its first edge."""
+        bounds = np.cumsum(self.counts)
+        first = torch.searchsorted(self.relation.cpu(), torch.arange(self.relations))
+        ends = (np.searchsorted(bounds, end.cpu()[first].numpy(), side="right") for end in (self.source, self.target))
+        return [(f"t{a}", f"r{r}", f"t{b}") for r, (a, b) in enumerate(zip(*ends, strict=True))]
+
+    @cached_property
+    def graph(self) -> Graph:
+        """As our layers take it."""
+        counts = {f"t{i}": count for i, count in enumerate(self.counts)}
+        return Graph(self.source, self.target, node_counts=counts, relation=self.relation, relations=self.triples)
+
+
+def case(name: str, dtype: torch.dtype, arguments: argparse.Namespace) -> Case:
+    """A synthetic graph by the name of the data set that it resembles."""
+    if arguments.small:
+        generator = np.random.default_rng(0)
+        relation = np.sort(generator.integers(4, size=900)).astype(np.int32)
+        source = (relation % 2 * 60 + generator.integers(60, size=900)).astype(np.int32)
+        target = (relation // 2 * 60 + generator.integers(60, size=900)).astype(np.int32)
+        counts: tuple[int, ...] = (60, 60)
+        relations = 4
+    else:
+        source, target, relation = generated(name)
+        counts, relations = data_set(name).node_type_counts, data_set(name).relations
+    torch.manual_seed(0)
+    device = "cuda" if CUDA else "cpu"
+    ids = [torch.from_numpy(x).long().to(device) for x in (source, target, relation)]
+    nodes = sum(counts)
+    x = torch.randn(nodes, WIDTH, device=device, dtype=dtype).requires_grad_()
+    labels = torch.randint(WIDTH, (nodes,), device=device)
+    more = arguments.launch, not arguments.without_compiled
+    return Case(name, ids[0], ids[1], ids[2], counts, relations, x, labels, *more)
+
+
+def systems(model: str, of: Case, hardware: GraphHardware) -> Iterator[System]:
+    """Ours first, then rivals: names, and what makes a module from node features to node values."""
+    yield OURS, partial(planned, model, of, hardware)
+    yield f"{OURS} unplanned", partial(unplanned, model, of)
+    for name, make in rivals.of(model, of):
+        yield name, partial(whatever_the_mode, make)
+
+
+def whatever_the_mode(make: Callable[[], nn.Module], training: bool) -> nn.Module:
+    """A module that serves both."""
+    return make()
+
+
+def unplanned(model: str, of: Case, training: bool) -> nn.Module:
+    """A layer of the library, compiled by the greedy rule."""
+    return compile_layer(model, of.graph, width=WIDTH, out=WIDTH, training=training, launch=of.launch)
+
+
+def planned(model: str, of: Case, hardware: GraphHardware, training: bool) -> nn.Module:
+    """A layer of the library, planned and compiled as the README says."""
+    problem = capture(
+        layer(model, WIDTH, WIDTH),
+        of.graph,
+        hardware=hardware,
+        training=training,
+        element_bytes=2 if of.x.dtype == torch.bfloat16 else 4,
+    )
+    found = loadmaster.plan(problem, PlanOptions(time_limit_s=PLAN_S))
+    assert isinstance(found, GraphPlan)
+    return compile_layer(model, of.graph, found, width=WIDTH, out=WIDTH, training=training, launch=of.launch)
+
+
+def variants(model: str, of: Case, hardware: GraphHardware) -> Iterator[System]:
+    """The plan first, then every order, as few values kept as may be and as the greedy choice has it."""
+    yield OURS, partial(planned, model, of, hardware)
+    for order in orders(layer(model, WIDTH, WIDTH)):
+        name = ", ".join(f"{value}: {choice}" for value, choice in order.choices.items())
+        for rule in (greedy_kept, least_kept):
+            yield f"{name} ({rule.__name__})", partial(lowered_layer, order.program, rule, of)
+
+
+def lowered_layer(forward: Program, rule: Callable[[Program], frozenset[int]], of: Case, training: bool) -> nn.Module:
+    """A layer in one order that keeps what a rule says."""
+    program = with_backward(forward) if training else forward
+    return CompiledLayer(program, lowered(program, rule(program)), of.graph, of.launch)
+
+
+def measured(make: Callable[[bool], nn.Module], of: Case, training: bool) -> dict[str, Any]:
+    """Time and peak of a call, and how long it took to make what is called."""
+    begin = time.perf_counter()
+    module = make(training).to(of.x.device, of.x.dtype)
+    made_s = time.perf_counter() - begin
+
+    def call() -> None:
+        if not training:
+            with torch.no_grad():
+                module(of.x)
+            return
+        out = module(of.x)
+        functional.nll_loss(functional.log_softmax(out.float(), -1), of.labels).backward()  # type: ignore[no-untyped-call]
+        module.zero_grad()
+        of.x.grad = None
+
+    def once() -> float:
+        if not CUDA:
+            begin = time.perf_counter()
+            call()
+            return (time.perf_counter() - begin) * 1e3
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end))
+
+    once()
+    times = [once()]
+    if times[0] < CELL_S * 1e3:
+        for _ in range(WARM - 1):
+            once()
+        if CUDA:
+            torch.cuda.reset_peak_memory_stats()
+        begin = time.perf_counter()
+        times = []
+        while len(times) < LEAST or (time.perf_counter() - begin < CELL_S and len(times) < 100):
+            times.append(once())
+    found: dict[str, Any] = {"ms": statistics.median(times), "calls": len(times), "made_s": made_s}
+    if CUDA:
+        found["peak_bytes"] = torch.cuda.max_memory_allocated()
+    return found
+
+
+def cell(make: Callable[[bool], nn.Module], of: Case, deadline: float) -> dict[str, dict[str, Any]]:
+    """Inference and training of one system on one graph, or why there are no figures."""
+    found: dict[str, dict[str, Any]] = {}
+    for mode in ("inference", "training"):
+        if time.perf_counter() > deadline:
+            found[mode] = {"status": "out of time"}
+            continue
+        try:
+            if CUDA:
+                torch.cuda.reset_peak_memory_stats()
+            found[mode] = {"status": "measured", **measured(make, of, mode == "training")}
+        except torch.OutOfMemoryError:
+            found[mode] = {"status": "out of memory"}
+        except rivals.NotRunError as reason:
+            found[mode] = {"status": str(reason)}
+        except Exception as error:  # noqa: BLE001 - a rival that breaks is a cell of the table
+            found[mode] = {"status": f"failed: {type(error).__name__}: {str(error).splitlines()[0][:160]}"}
+        of.x.grad = None
+        emptied()
+    return found
+
+
+def emptied() -> None:
+    """Give memory back."""
+    torch._dynamo.reset()
+    gc.collect()
+    if CUDA:
+        torch.cuda.empty_cache()
+
+
+def gains(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each model and mode, how much faster than the best rival of each graph, and the geometric mean."""
+    found = []
+    for model, mode in itertools.product(MODELS, ("inference", "training")):
+        ratios: dict[str, float] = {}
+        unmatched: list[str] = []
+        for name in dict.fromkeys(row["dataset"] for row in rows):
+            here = [r for r in rows if (r["model"], r["mode"], r["dataset"]) == (model, mode, name) and "ms" in r]
+            ours = [r["ms"] for r in here if r["system"] == OURS]
+            others = [r["ms"] for r in here if not r["system"].startswith(OURS)]
+            if ours and others:
+                ratios[name] = min(others) / ours[0]
+            elif ours:
+                unmatched.append(name)
+        if ratios or unmatched:
+            mean = math.exp(statistics.fmean(map(math.log, ratios.values()))) if ratios else None
+            found.append(
+                {"model": model, "mode": mode, "geometric_mean": mean, "by_dataset": ratios, "no_rival_ran": unmatched}
+            )
+    return found
+
+
+def main() -> None:
+    """Measure, and write the rows of every layer on every graph as they come."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs=2, metavar=("MODEL", "DATASET"))
+    parser.add_argument("--precision", choices=("high", "highest", "bf16"), default="high")
+    parser.add_argument("--enumerate", action="store_true")
+    parser.add_argument("--launch", choices=("auto", "graph", "eager"), default="auto")
+    parser.add_argument("--without-compiled", action="store_true", help="leave torch.compile of rivals out")
+    parser.add_argument("--seconds", type=float, default=480.0)
+    parser.add_argument("--small", action="store_true")
+    args = parser.parse_args()
+    if args.precision != "bf16":
+        torch.set_float32_matmul_precision(args.precision)
+    dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
+    hardware = calibrated(element_bytes=2 if args.precision == "bf16" else 4) if CUDA else graph_hardware("h100")
+    deadline = time.perf_counter() + args.seconds
+    name = "graph_layers_variants" if args.enumerate else "graph_layers"
+    only_model, only_data = args.only or ("all", "all")
+    models = [model for model in MODELS if only_model in ("all", model)]
+    data = [one for one in sorted(DATA_SETS, key=lambda one: DATA_SETS[one].edges) if only_data in ("all", one)]
+    today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
+    rows: list[dict[str, Any]] = []
+    for dataset in ["small"] if args.small else data:
+        of = case(dataset, dtype, args)
+        for model in models:
+            about = {"model": model, "dataset": dataset, "precision": args.precision, "date": today}
+            for system, make in (variants if args.enumerate else systems)(model, of, hardware):
+                for mode, figures in cell(make, of, deadline).items():
+                    rows.append({**about, "mode": mode, "system": system, **figures})
+                    shown = f"{figures['ms']:10.3f} ms" if "ms" in figures else figures["status"]
+                    sys.stderr.write(f"{model:5} {dataset:8} {mode:9} {system:28} {shown}\n")
+            if not args.small:
+                written(name, rows)
+
+
+def written(name: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Write rows beside those of earlier runs for other layers, graphs or precisions."""
+    keys = ("model", "dataset", "precision")
+    new = {tuple(row[key] for key in keys) for row in rows}
+    path = record.RESULTS / f"{name}.json"
+    old = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = [*(row for row in old if tuple(row[key] for key in keys) not in new), *rows]
+    by_precision = {
+        precision: gains([row for row in rows if row["precision"] == precision])
+        for precision in dict.fromkeys(row["precision"] for row in rows)
+    }
+    rival_versions = record.versions("torch-geometric")
+    record.write(name, {"gains": by_precision, "rival_versions": rival_versions, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
