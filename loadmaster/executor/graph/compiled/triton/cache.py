@@ -18,20 +18,20 @@ _FOLDER = "LOADMASTER_KERNEL_CACHE"
 
 
 @cache
-def _of_this_process() -> Path:
-    return Path(tempfile.mkdtemp(prefix="loadmaster-kernels-"))
+def _of_this_process() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="loadmaster-kernels-")
 
 
 def folder() -> Path:
-    """Where sources are kept: in the user's cache, or where the environment says; a new folder if that is read-only."""
+    """Where sources are kept: in the user's cache, or where the environment says; a folder of this process if that is read-only."""
     said = os.environ.get(_FOLDER)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     found = Path(said) if said else Path(base) / "loadmaster" / "graph_kernels"
     try:
         found.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return _of_this_process()
-    return found if os.access(found, os.W_OK) else _of_this_process()
+        return Path(_of_this_process().name)
+    return found if os.access(found, os.W_OK) else Path(_of_this_process().name)
 
 
 def written(text: str, where: Path) -> Path:
