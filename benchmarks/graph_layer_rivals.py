@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-if TYPE_CHECKING:
-    from benchmarks.graph_layers import Case
+from benchmarks.graph_layer_cases import Case
 
 # torch.compile unrolls loops over relations: minutes for a hundred.
 MOST_UNROLLED = 16

@@ -19,8 +19,9 @@ from typing import Any
 
 from loadmaster.errors import InputError
 from loadmaster.models.graph.operators import Shape
-from loadmaster.models.graph.program import Builder, Program, Value
+from loadmaster.models.graph.program import Builder, Program
 from loadmaster.models.graph.spaces import Space
+from loadmaster.models.graph.value import Value
 
 
 def with_backward(program: Program, of: Sequence[int] | None = None) -> Program:

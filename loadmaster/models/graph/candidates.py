@@ -17,8 +17,9 @@ from loadmaster.models.graph.costs import Costs
 from loadmaster.models.graph.inline import Inline, Need, is_by_numbers, matrix_rows, required, rows_class
 from loadmaster.models.graph.lowering import kernel_of, template_of
 from loadmaster.models.graph.optional import optional
-from loadmaster.models.graph.program import GIVEN, Program
+from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import MOST_STORES, Kernel
+from loadmaster.models.graph.value import GIVEN
 
 # Candidates of one order, about: a program with so many takes a second.
 MOST = 1_500

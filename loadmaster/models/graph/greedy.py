@@ -5,9 +5,10 @@ from __future__ import annotations
 from loadmaster.models.graph.inline import Inline, base, is_by_numbers, matrix_rows, required
 from loadmaster.models.graph.lowering import lowered
 from loadmaster.models.graph.operators import OPERATORS
-from loadmaster.models.graph.program import GIVEN, Program
+from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Schedule
 from loadmaster.models.graph.spaces import is_coarser
+from loadmaster.models.graph.value import GIVEN
 
 
 def greedy_schedule(program: Program) -> Schedule:

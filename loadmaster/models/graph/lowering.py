@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence, Set
 
 from loadmaster.models.graph.inline import Inline, rows_class
 from loadmaster.models.graph.operators import OPERATORS
-from loadmaster.models.graph.program import GIVEN, Program
+from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import MOST_STORES, Kernel, Schedule, Template
+from loadmaster.models.graph.value import GIVEN
 
 _TEMPLATES: dict[str, Template] = {"aggregate": "traverse", "outer": "outer", "weight": "fold"}
 

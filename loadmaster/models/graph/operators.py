@@ -35,13 +35,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from loadmaster.errors import InputError
 from loadmaster.models.graph.spaces import WEIGHT_SPACES, Space, is_coarser, join
-
-if TYPE_CHECKING:
-    from loadmaster.models.graph.program import Value
+from loadmaster.models.graph.value import Value
 
 Shape = tuple[int, ...]
 GIVEN_SPACES: dict[str, tuple[Space, ...]] = {

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from loadmaster.models.graph.inline import base, is_by_numbers, matrix_rows, required
 from loadmaster.models.graph.operators import OPERATORS
-from loadmaster.models.graph.program import GIVEN, Program
+from loadmaster.models.graph.program import Program
+from loadmaster.models.graph.value import GIVEN
 
 _REPEATS = ("repeat_heads", "repeat_last", "pad")
 

@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 
 from loadmaster.errors import InputError
 from loadmaster.models.graph.operators import GIVEN_SPACES, fold_shape
-from loadmaster.models.graph.program import GIVEN, Builder, Program, Value
+from loadmaster.models.graph.program import Builder, Program
 from loadmaster.models.graph.spaces import Space, join
+from loadmaster.models.graph.value import GIVEN, Value
 
 FIRST, WEIGHTS, SUM, SPREAD = "as written", "weights first", "sum first", "for each edge"
 PAIRS: dict[Space, Space] = {"target": "target_pair", "source": "source_pair"}

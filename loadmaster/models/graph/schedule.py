@@ -30,8 +30,9 @@ from typing import Annotated, ClassVar, Literal
 
 from loadmaster.models.fields import READING, Bounds, Index
 from loadmaster.models.graph.operators import OPERATORS
-from loadmaster.models.graph.program import GIVEN, Program
+from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.spaces import Space
+from loadmaster.models.graph.value import GIVEN
 
 Template = Literal["gemm", "traverse", "outer", "map", "fold"]
 

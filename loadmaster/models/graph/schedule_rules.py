@@ -15,9 +15,10 @@ from loadmaster.models.graph.inline import (
     shown_whole,
 )
 from loadmaster.models.graph.lowering import template_of
-from loadmaster.models.graph.program import GIVEN, Program
+from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import MOST_STORES, Kernel, Schedule, must_be_kept
 from loadmaster.models.graph.spaces import is_coarser
+from loadmaster.models.graph.value import GIVEN
 
 
 def broken_rules(program: Program, schedule: Schedule) -> list[str]:

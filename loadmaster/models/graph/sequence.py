@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from loadmaster.models.graph.inline import Inline, base
 from loadmaster.models.graph.problem import GraphProblem
-from loadmaster.models.graph.program import GIVEN, Program
+from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.residence import value_bytes
 from loadmaster.models.graph.schedule import Kernel, Schedule
+from loadmaster.models.graph.value import GIVEN
 
 
 def in_sequence(problem: GraphProblem, program: Program, kernels: Sequence[Kernel]) -> Schedule | None:

@@ -18,8 +18,9 @@ from typing import Any
 
 from loadmaster.errors import InputError
 from loadmaster.models.graph.operators import Shape, Typed
-from loadmaster.models.graph.program import Builder, Program, Value
+from loadmaster.models.graph.program import Builder, Program
 from loadmaster.models.graph.spaces import Space, is_seen_from_edges
+from loadmaster.models.graph.value import Value
 
 Extents = int | Sequence[int]
 

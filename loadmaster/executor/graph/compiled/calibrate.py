@@ -21,8 +21,8 @@ from torch import Tensor
 import loadmaster
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.compiled.capture import statistics_of_graph
+from loadmaster.executor.graph.compiled.choosing import build
 from loadmaster.executor.graph.compiled.indices import Indices
-from loadmaster.executor.graph.compiled.runner import build
 from loadmaster.executor.graph.compiled.triton.cache import folder, write_whole
 from loadmaster.executor.graph.structure.graph import Graph
 from loadmaster.executor.steps.measure import queued_us

@@ -15,9 +15,10 @@ from loadmaster.models.graph.greedy import greedy_schedule
 from loadmaster.models.graph.library import layer as library_layer
 from loadmaster.models.graph.orders import orders
 from loadmaster.models.graph.plan import GraphPlan
-from loadmaster.models.graph.program import GIVEN, Program, Value
+from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Schedule
 from loadmaster.models.graph.schedule_rules import expect_schedule
+from loadmaster.models.graph.value import GIVEN, Value
 
 _ELEMENT_BYTES = (4, 2)  # that problems may plan with
 

@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from loadmaster.executor.graph.compiled.indices import Indices
 from loadmaster.models.graph.operators import OPERATORS
-from loadmaster.models.graph.program import GIVEN, Program, Value
+from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.spaces import Space
+from loadmaster.models.graph.value import GIVEN, Value
 
 _SAME_ROWS: dict[str, Space] = {"source": "node", "target": "node", "as_node": "node"}
 

@@ -16,9 +16,10 @@ from torch import Tensor
 from loadmaster.executor.graph.compiled.evaluate import Evaluator, Rows
 from loadmaster.executor.graph.compiled.indices import Indices
 from loadmaster.executor.graph.compiled.runner import stored_dtype
-from loadmaster.models.graph.program import Program, Value
+from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Kernel, is_free
 from loadmaster.models.graph.spaces import WEIGHT_SPACES, Space
+from loadmaster.models.graph.value import Value
 
 CHUNK_NUMBERS = 1 << 24  # of the widest value that a kernel makes at once
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from loadmaster.executor.graph.compiled.choosing import build
 from loadmaster.executor.graph.compiled.evaluate import Evaluator, Rows
 from loadmaster.executor.graph.compiled.indices import Indices
 from loadmaster.executor.graph.compiled.passes import Pass, Passes
-from loadmaster.executor.graph.compiled.runner import KernelRunner, build
+from loadmaster.executor.graph.compiled.runner import KernelRunner
 from loadmaster.models.graph.program import Program
 
 Held = dict[int, Tensor]

@@ -15,21 +15,16 @@ that are given have one floating dtype, which a runner is built for; what is sto
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from loadmaster.executor.graph.compiled.indices import Indices
 from loadmaster.models.graph.inline import Inline
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Kernel
 from loadmaster.models.graph.spaces import WEIGHT_SPACES
-
-logger = logging.getLogger(__name__)
-_told: set[str] = set()
 
 
 class KernelRunner(Protocol):
@@ -65,29 +60,3 @@ def stored_dtype(program: Program, n: int, dtype: torch.dtype) -> torch.dtype:
     compared = value.op == "aggregate" and value.reduce in ("logsumexp", "max", "min")
     into_weight = value.op in ("aggregate", "outer") and value.space in WEIGHT_SPACES
     return torch.float32 if compared or into_weight else dtype
-
-
-def build(program: Program, kernel: Kernel, kept: frozenset[int], indices: Indices, dtype: torch.dtype) -> KernelRunner:
-    """The runner of a kernel: generated on a GPU where it can be, plain PyTorch elsewhere.
-
-    Args:
-        kept: numbers of all values that kernels of the schedule store.
-        dtype: of all values that are given.
-    """
-    from loadmaster.executor.graph.compiled.reference import ReferenceRunner
-
-    if indices.device.type == "cuda":
-        from loadmaster.executor.graph.compiled.triton import build as generate
-
-        generated = generate(program, kernel, kept, indices, dtype)
-        if generated is not None:
-            return generated
-        _tell(kernel)
-    return ReferenceRunner(program, kernel, indices, dtype)
-
-
-def _tell(kernel: Kernel) -> None:
-    """Say once for each template that plain PyTorch runs kernels of it."""
-    if kernel.template not in _told:
-        _told.add(kernel.template)
-        logger.info("Kernels of %s without a generated form run on PyTorch's own.", kernel.template)

@@ -24,9 +24,10 @@ from loadmaster.models.graph.autodiff import with_backward
 from loadmaster.models.graph.greedy import greedy_schedule
 from loadmaster.models.graph.library import layer
 from loadmaster.models.graph.orders import orders
-from loadmaster.models.graph.program import Builder, Program, Value
+from loadmaster.models.graph.program import Builder, Program
 from loadmaster.models.graph.schedule import Kernel, Schedule
 from loadmaster.models.graph.tracing import per_relation, shared, traced
+from loadmaster.models.graph.value import Value
 from tests.executor.graph.compiled.plain_layers import PlainGraph, evaluated
 from tests.executor.graph.compiled.random_layers import graphs, layers, schedules
 from tests.executor.graph.compiled.triton_runs import expect_as_plain, generated_count, random_held, random_indices

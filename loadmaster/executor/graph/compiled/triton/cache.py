@@ -23,7 +23,9 @@ def _of_this_process() -> tempfile.TemporaryDirectory[str]:
 
 
 def folder() -> Path:
-    """Where sources are kept: in the user's cache, or where the environment says; a folder of this process if that is read-only."""
+    """Where sources are kept: in the user's cache, or where the environment says; in a folder of this process where
+    that cannot be written.
+    """
     said = os.environ.get(_FOLDER)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     found = Path(said) if said else Path(base) / "loadmaster" / "graph_kernels"

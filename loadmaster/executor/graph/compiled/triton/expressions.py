@@ -17,7 +17,8 @@ from loadmaster.executor.graph.compiled.triton.rows import OF_NODES, Rows, Seen
 from loadmaster.executor.graph.compiled.triton.source import Argument, Block, Function, Register, ceil_power
 from loadmaster.models.graph.inline import base
 from loadmaster.models.graph.operators import OPERATORS
-from loadmaster.models.graph.program import Program, Value
+from loadmaster.models.graph.program import Program
+from loadmaster.models.graph.value import Value
 
 
 class Unsupported(Exception):

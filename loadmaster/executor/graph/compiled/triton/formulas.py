@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from loadmaster.models.graph.program import Value
+from loadmaster.models.graph.value import Value
 
 _ERF = f"tl.math.erf({{0}} * {math.sqrt(0.5)!r})"
 

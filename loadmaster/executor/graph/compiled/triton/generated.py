@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from loadmaster.executor.graph.compiled.triton.source import Argument, Function, module_text
-from loadmaster.models.graph.program import GIVEN, Program
+from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Kernel
 from loadmaster.models.graph.spaces import WEIGHT_SPACES
+from loadmaster.models.graph.value import GIVEN
 
 # Rows of many tables are numbered by a count that the host knows when it binds a kernel to a graph.
 Count = str
