@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.features.canaries import reads_in_place
-from loadmaster.executor.graph.features.gather import rows_are_contiguous
 from loadmaster.executor.graph.features.host_memory import mapped_file, pinned_empty
 from loadmaster.executor.graph.features.rules import Affinity, expect_affinity
-from loadmaster.executor.graph.features.unified_tensor import UnifiedTensor, no_gradient
+from loadmaster.executor.graph.features.unified_tensor import UnifiedTensor, is_read_in_place, no_gradient
 
 _log = logging.getLogger(__name__)
 
@@ -122,9 +120,7 @@ def unified_file(
 
 
 def _made(host: Tensor, affinity: Affinity, reader: torch.device, debug: bool) -> UnifiedTensor:
-    in_place = True
-    if reader.type == "cuda" and host.dim() and rows_are_contiguous(host):
-        in_place = reads_in_place(host, reader)
+    in_place = is_read_in_place(host, reader)
     return UnifiedTensor(host, affinity=affinity, result_device=reader, debug=debug, in_place=in_place)
 
 

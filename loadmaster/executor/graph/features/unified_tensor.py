@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.features.gather import expect_in_range, gather_rows
+from loadmaster.executor.graph.features.canaries import reads_in_place
+from loadmaster.executor.graph.features.gather import expect_in_range, gather_rows, rows_are_contiguous
 from loadmaster.executor.graph.features.host_memory import pinned_empty
 from loadmaster.executor.graph.features.row_reads import OPERATORS, row_read
 from loadmaster.executor.graph.features.rules import Affinity, Placement, expect_affinity, placement
@@ -35,7 +36,6 @@ class UnifiedTensor(Tensor):
         result_device: where results of operators lie that compute on the GPU, unless other operands are elsewhere. The
             host where there is no GPU.
         debug: whether every index is held against the number of rows, which makes the host wait for the GPU.
-        in_place: whether the GPU reads rows itself; False where it was found not to read them right, or to be slower.
         writable: False for the memory of a file.
     """
 
@@ -46,8 +46,8 @@ class UnifiedTensor(Tensor):
     affinity: Affinity
     result_device: torch.device
     debug: bool
-    in_place: bool
     writable: bool
+    _in_place: bool | None
 
     def __new__(
         cls,
@@ -56,13 +56,23 @@ class UnifiedTensor(Tensor):
         affinity: Affinity,
         result_device: torch.device,
         debug: bool = False,
-        in_place: bool = True,
+        in_place: bool | None = None,
         writable: bool = True,
     ) -> UnifiedTensor:
         self: UnifiedTensor = torch.Tensor._make_subclass(cls, host)
         self.cpu_view, self.affinity, self.result_device = host, affinity, result_device
-        self.debug, self.in_place, self.writable = debug, in_place, writable
+        self.debug, self._in_place, self.writable = debug, in_place, writable
         return self
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the GPU reads rows itself; False where it was found not to read them right, or to be slower.
+
+        It is found out when a table is made, and for a view with rows of another length when it is first read.
+        """
+        if self._in_place is None:
+            self._in_place = is_read_in_place(self.cpu_view, self.result_device)
+        return self._in_place
 
     def with_affinity(self, affinity: Affinity) -> UnifiedTensor:
         """The same memory with another affinity; nothing moves.
@@ -139,9 +149,19 @@ class UnifiedTensor(Tensor):
             affinity=self.affinity if affinity is None else affinity,
             result_device=self.result_device,
             debug=self.debug,
-            in_place=self.in_place,
+            in_place=self._in_place if _row_bytes(host) == _row_bytes(self.cpu_view) else None,
             writable=self.writable,
         )
+
+
+def is_read_in_place(host: Tensor, device: torch.device) -> bool:
+    """Whether rows of host memory are read by the device itself, if they lie as its kernel needs them."""
+    fits = device.type == "cuda" and host.dim() > 0 and rows_are_contiguous(host)
+    return reads_in_place(host, device) if fits else True
+
+
+def _row_bytes(host: Tensor) -> int:
+    return host.shape[1:].numel() * host.element_size()
 
 
 def no_gradient(tensor: Tensor) -> InputError:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.features import UnifiedTensor, making, unified, unified_empty
+from loadmaster.executor.graph.features import UnifiedTensor, making, unified, unified_empty, unified_tensor
 from loadmaster.executor.graph.features.gather import gather_rows
 
 CPU = "cpu"
@@ -237,3 +237,20 @@ class FakeCuda(Tensor):
     @staticmethod
     def __new__(cls, value):
         return torch.Tensor._make_subclass(cls, value)
+
+
+def test_a_view_with_rows_of_another_length_is_tried_anew(monkeypatch):
+    tried = []
+
+    def slower(host, device):
+        tried.append(tuple(host.shape))
+        return False
+
+    monkeypatch.setattr(unified_tensor, "reads_in_place", slower)
+    table = UnifiedTensor(torch.ones(8, 6), affinity="gpu", result_device=torch.device("cuda", 0), in_place=True)
+    assert table[2:].in_place and table.with_affinity("host").in_place
+    assert tried == []
+    narrow = table.view(16, 3)
+    assert tried == []
+    assert not narrow.in_place and not narrow.in_place
+    assert tried == [(16, 3)]
