@@ -52,7 +52,8 @@ def passing_over_logging(**settings: Any) -> Iterator[None]:
         settings: others of Dynamo's, for as long: every step enters here, and to set them apart takes twice the time.
     """
     name = "ignore_logging_functions" if hasattr(config, "ignore_logging_functions") else "ignore_logger_methods"
-    settings[name] = getattr(config, name) | _logging_functions(len(vars(logging.Logger)))
+    methods = tuple(pair for pair in vars(logging.Logger).items() if callable(pair[1]))
+    settings[name] = getattr(config, name) | _logging_functions(methods)
     metrics = logging.getLogger("torch._dynamo.metrics_context")
     metrics.addFilter(_is_worth_logging)
     try:
@@ -63,14 +64,11 @@ def passing_over_logging(**settings: Any) -> Iterator[None]:
 
 
 @functools.cache
-def _logging_functions(_method_count: int) -> frozenset[Any]:
-    """Those known; looked for again once a library has added methods to loggers."""
-    methods = {
-        function
-        for name, function in vars(logging.Logger).items()
-        if callable(function) and (name in _LOGGING or name.startswith(tuple(f"{word}_" for word in _LOGGING)))
-    }
-    return frozenset(filter(None, _FUNCTIONS)) | methods
+def _logging_functions(methods: tuple[tuple[str, Any], ...]) -> frozenset[Any]:
+    """Those known, and those among the methods of loggers, to which libraries add some or put theirs in place."""
+    begins = tuple(f"{word}_" for word in _LOGGING)
+    said = {function for name, function in methods if name in _LOGGING or name.startswith(begins)}
+    return frozenset(filter(None, _FUNCTIONS)) | said
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:

@@ -50,6 +50,19 @@ def test_a_model_that_logs_is_captured(name, monkeypatch, caplog):
     assert [r for r in caplog.records if r.name == __name__] == []
 
 
+def test_a_method_of_loggers_that_takes_the_place_of_another_is_passed_over(monkeypatch):
+    expected = capture(Logging(lambda *_: None), BATCH, hardware="cpu")
+    for replaced in (lambda self, *words: None, warning_once):
+        monkeypatch.setattr(logging.Logger, "warning_once", replaced, raising=False)
+
+        class Says(Logging):
+            def forward(self, x):
+                logger.warning_once("a layer of %s", "four")
+                return self.layer(x).sum()
+
+        assert capture(Says(None), BATCH, hardware="cpu").sha256 == expected.sha256
+
+
 @pytest.mark.parametrize("say", [logging.warning, warnings.warn, print])
 def test_functions_that_log_break_no_graph(say):
     class Says(Logging):
