@@ -23,9 +23,10 @@ from loadmaster.errors import InputError
 from loadmaster.executor.graph.compiled.capture import statistics_of_graph
 from loadmaster.executor.graph.compiled.choosing import build
 from loadmaster.executor.graph.compiled.indices import Indices
-from loadmaster.executor.graph.compiled.triton.cache import folder, write_whole
+from loadmaster.executor.graph.compiled.triton.cache import FOLDER, folder
 from loadmaster.executor.graph.structure.graph import Graph
 from loadmaster.executor.steps.measure import queued_us
+from loadmaster.models.files import write_text
 from loadmaster.models.graph.autodiff import with_backward
 from loadmaster.models.graph.checker import kernel_need
 from loadmaster.models.graph.costs import Costs, Work, fitted
@@ -129,4 +130,4 @@ def read(path: Path) -> GraphHardware | None:
 
 def write(path: Path, hardware: GraphHardware) -> None:
     """Keep constants."""
-    write_whole(path, json.dumps(asdict(hardware)))
+    write_text(path, json.dumps(asdict(hardware)), FOLDER)

@@ -13,8 +13,10 @@ from pathlib import Path
 from types import ModuleType
 
 from loadmaster.executor.graph.compiled.triton.source import digest
+from loadmaster.models.files import write_text
 
-_FOLDER = "LOADMASTER_KERNEL_CACHE"
+# The environment variable that names the folder.
+FOLDER = "LOADMASTER_KERNEL_CACHE"
 
 
 @cache
@@ -26,7 +28,7 @@ def folder() -> Path:
     """Where sources are kept: in the user's cache, or where the environment says; in a folder of this process where
     that cannot be written.
     """
-    said = os.environ.get(_FOLDER)
+    said = os.environ.get(FOLDER)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     found = Path(said) if said else Path(base) / "loadmaster" / "graph_kernels"
     try:
@@ -44,16 +46,8 @@ def written(text: str, where: Path) -> Path:
             return path
     except (OSError, UnicodeDecodeError):
         pass
-    write_whole(path, text)
+    write_text(path, text, FOLDER)
     return path
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file in one step: other processes find the whole of it, or what was there before."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(name, path)
 
 
 @cache
