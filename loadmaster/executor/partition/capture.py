@@ -24,6 +24,7 @@ from loadmaster.executor.steps.batch import AnyBatch, batch_of
 from loadmaster.executor.steps.resident import device_of, optimizer_states
 from loadmaster.executor.steps.stand_ins import lacks_values, standing_in_for_values
 from loadmaster.executor.steps.step import Loss
+from loadmaster.models.partition.copies import with_copies
 from loadmaster.models.partition.documents import check_problem
 from loadmaster.models.partition.problem import Axis, Operator, PartitionProblem, Signature, Tensor
 from loadmaster.models.partition.repeats import tied
@@ -81,7 +82,8 @@ def capture(
     with unset_fake_temporarily():
         times_us = [known.node_us(run.node) for run in traced.runs]
     problem = traced.problem(axes, times_us, f"{name or what}-{traced.fingerprint}", known.move_us(0))
-    problem = tied(_with_optimizer(problem, traced, states, known))
+    problem = _with_optimizer(problem, traced, states, known)
+    problem = tied(with_copies(problem, traced.forward_operators))
     whose = "measured" if hardware is None else f"of {hardware}"
     problem = replace(problem, title=f"{what}, costs {whose}", budget_bytes=budget_bytes)
     check_problem(problem)

@@ -57,11 +57,9 @@ class PartitionedStep:
         self.traced = traced
         # Of the model nothing is kept but what it does not train by: it may be let go.
         self._calls = Step(model, loss).calls
-        sizes = tuple(axis.size for axis in problem.axes)
         self._draws = Draws(mesh.get_coordinate() or ())
-        run = kernels(traced, sizes, plan.splits.strategies, self._draws)
+        run, count = kernels(traced, problem, plan.splits.strategies, self._draws)
         self._split = SplitStep(problem, plan.splits, run, mesh, kept={traced.loss})
-        count = traced.graph.forward_count
         # Updates of buffers are between the passes.
         self._updates = (count, count + len(traced.graph.buffers))
         self._compiled = self._compiled_step() if compiles else None

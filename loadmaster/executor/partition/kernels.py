@@ -17,6 +17,7 @@ from loadmaster.executor.partition.split_step import Kernel
 from loadmaster.executor.partition.traced import TracedStep
 from loadmaster.executor.partition.trials import is_tensor, schema, value
 from loadmaster.executor.steps.step_graph import is_random
+from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.partition.views import Cut
 
 
@@ -42,29 +43,46 @@ class Draws:
 
 
 def kernels(
-    traced: TracedStep, sizes: Sequence[int], strategies: Sequence[Sequence[int]], draws: Draws
-) -> list[Kernel]:
-    """For every operator of :meth:`TracedStep.problem`.
+    traced: TracedStep, problem: PartitionProblem, strategies: Sequence[Sequence[int]], draws: Draws
+) -> tuple[list[Kernel], int]:
+    """For every operator of a problem that was captured from the step, but those of its optimizer.
 
     Args:
-        sizes: of the mesh.
         strategies: of each operator, one for each axis.
+
+    Returns:
+        The kernels, and how many of them the forward pass has.
     """
-    graph = traced.graph
+    graph, sizes = traced.graph, [axis.size for axis in problem.axes]
+    steps: list[Run | None] = [*graph.runs]
+    steps[graph.forward_count : graph.forward_count] = [None] * len(graph.buffers)
     found: list[Kernel] = []
-    chosen = iter(strategies)
-    for n, run in enumerate(graph.runs):
-        if n == graph.forward_count:
-            for _ in graph.buffers:
-                next(chosen)
-                found.append(_update)
-        taken = next(chosen)
-        kernel = _kernel(run, sizes, taken)
-        if is_random(run.node):
-            axes = [axis for axis, s in enumerate(taken) if s < len(run.seen)]
-            kernel = partial(_seeded, draws, n, axes, kernel)
-        found.append(kernel)
-    return found
+    done = forward = 0
+    for operator, taken in zip(problem.operators, strategies, strict=True):
+        if done == len(steps):
+            break
+        if problem.signatures[operator.signature].copy:
+            found.append(_copy)
+            continue
+        run = steps[done]
+        found.append(_update if run is None else _drawing(run, sizes, taken, draws, done))
+        done += 1
+        if done == graph.forward_count:
+            forward = len(found)
+    return found, forward
+
+
+def _drawing(run: Run, sizes: Sequence[int], taken: Sequence[int], draws: Draws, n: int) -> Kernel:
+    """One operator, with random numbers of its own where it draws some."""
+    kernel = _kernel(run, sizes, taken)
+    if not is_random(run.node):
+        return kernel
+    axes = [axis for axis, s in enumerate(taken) if s < len(run.seen)]
+    return partial(_seeded, draws, n, axes, kernel)
+
+
+def _copy(given: Sequence[Tensor], _shapes: object) -> list[Tensor]:
+    return [given[0]]
 
 
 def _update(given: Sequence[Tensor], _shapes: object) -> None:

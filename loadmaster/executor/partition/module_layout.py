@@ -67,17 +67,24 @@ def layout_of(traced: TracedStep, problem: PartitionProblem, splits: Splits) -> 
         {name: placements[n] for name, n in traced.parameters.items()},
         frozenset(leaf for leaf, n in traced.inputs.items() if any(placements[n][axis] == 0 for axis in divided)),
     )
-    made_in = {t: o.module for o in problem.operators for t in o.outputs}
+    # A copy lies as its original, and is nothing to a module.
+    operators = [
+        (operator, chosen)
+        for operator, chosen in zip(problem.operators, splits.strategies, strict=True)
+        if not problem.signatures[operator.signature].copy
+    ]
+    made_in = {t: o.module for o, _ in operators for t in o.outputs}
     kept = {n for n, tensor in enumerate(problem.tensors) if tensor.role in ("parameter", "state")}
-    for operator, chosen in zip(problem.operators[: traced.graph.forward_count], splits.strategies, strict=False):
+    for operator, chosen in operators[: traced.graph.forward_count]:
         if operator.module is None:
             continue
         every = problem.strategies(operator)
         for side in sides(operator, [every[s] for s in chosen]):
-            lies = placements[side.tensor] if side.output else side.placement
-            if side.tensor in kept or (not side.output and made_in.get(side.tensor) == operator.module):
+            tensor = problem.original(side.tensor)
+            lies = placements[tensor] if side.output else side.placement
+            if tensor in kept or (not side.output and made_in.get(tensor) == operator.module):
                 continue
-            shape = _share(problem.tensors[side.tensor].shape, placements[side.tensor], sizes, divided)
+            shape = _share(problem.tensors[tensor].shape, placements[tensor], sizes, divided)
             if side.output:
                 found.leaving.setdefault(operator.module, {})[shape] = found.on_tensor_axes(lies)
             else:

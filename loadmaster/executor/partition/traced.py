@@ -60,6 +60,11 @@ class TracedStep:
         """The operators."""
         return self.graph.runs
 
+    @property
+    def forward_operators(self) -> int:
+        """How many operators of :meth:`problem` come before the backward pass."""
+        return self.graph.forward_count + len(self.graph.buffers)
+
     def replicated(self) -> dict[str, str]:
         """Operators that run whole on every worker -> why."""
         return {op_of(run): run.admitted.reason for run in self.runs if run.admitted.reason}

@@ -10,10 +10,12 @@ A plan holds when
 (P3)  every input can be brought from where it lies to where it is needed, every output from where it is made to where
       it lies;
 (P4)  tensors of one tie have one placement, operators of one tie one strategy on every axis; elementwise operators run
-      where their tensors lie, all of which lie alike;
+      where their tensors lie, all of which lie alike; copies run where their results lie, which is where their originals
+      lie if there are no replicas;
 (P5)  a worker never holds more than the budget. While an operator runs it holds its shares of all tensors that live
       then (what lasts, and what was made and is read now or later), a buffer for every input that is needed otherwise
-      than it lies, and one for every output that is made otherwise than it lies.
+      than it lies, and one for every output that is made otherwise than it lies. A copy that lies as its original takes
+      nothing: the two are one; a copy that lies otherwise needs no buffer beside itself.
 
 The objective is the bytes that all workers receive, or the time of the step: what operators take on their shares, and
 what the redistributions take (:mod:`.traffic`), one after the other.
@@ -43,6 +45,7 @@ from loadmaster.models.partition.problem import Operator, PartitionProblem, Tens
 from loadmaster.models.partition.sides import (
     Side,
     buffer_bytes,
+    copied_bytes,
     runs_where_its_tensors_lie,
     sides,
     work_share,
@@ -194,6 +197,8 @@ class _Checking:
         return not self.wrong
 
     def _held_bytes(self, tensor: int, placement: Placement) -> int:
+        if tensor in self.problem.copied:
+            return copied_bytes(self.problem, tensor, placement, self.placements[self.problem.copied[tensor]])
         of = self.problem.tensors[tensor]
         return held_elements(of.shape, placement, self.sizes) * of.element_bytes
 
@@ -216,7 +221,8 @@ class _Checking:
             if not math.isfinite(received):
                 self.wrong.append(f"{self._name(n)} needs {of.name} as terms of a sum, which it is not")
                 continue
-            buffers += buffer_bytes(self.problem, side)
+            if not self.problem.signatures[operator.signature].copy:
+                buffers += buffer_bytes(self.problem, side)
             if received or time_us:
                 self.redistributions.append(Redistribution(n, side.tensor, round(received), time_us, side.output))
         return buffers
@@ -233,12 +239,15 @@ class _Checking:
                 if one.tie is not None and first.setdefault(one.tie, row) != row:
                     self.wrong.append(f"{what}[{n}] is split otherwise than others of its tie {one.tie}")
         for n, operator in enumerate(self.problem.operators):
-            if runs_where_its_tensors_lie(self.problem, operator):
-                lie = {self.placements[t] for t in (*operator.inputs, *operator.outputs)}
+            copies = self.problem.signatures[operator.signature].copy
+            if copies or runs_where_its_tensors_lie(self.problem, operator):
+                alike = operator.outputs if copies and self.problem.replicas else (*operator.inputs, *operator.outputs)
+                lie = {self.placements[t] for t in alike}
                 every = self.problem.strategies(operator)
                 run = {s.placement for s in sides(operator, [every[s] for s in self.splits.strategies[n]])}
                 if len(lie | run) > 1:
-                    self.wrong.append(f"{self._name(n)} is elementwise, and its tensors do not lie alike")
+                    what = "a copy" if copies else "elementwise"
+                    self.wrong.append(f"{self._name(n)} is {what}, and does not run where its tensors lie")
 
     def _moved(self, side: Side) -> tuple[float, float]:
         """Bytes and microseconds."""

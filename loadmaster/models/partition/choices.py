@@ -3,8 +3,8 @@
 A variable is a class of tensors that have one placement, or a class of operators that have one strategy on every axis
 (:mod:`.classes`): blocks that repeat, time steps, all tensors around an elementwise operator. Every other operator
 makes a pair with each tensor that it needs or makes; the cost of a pair is that of bringing the tensor from where it
-lies to where it is needed, or from where it was made to where it lies (:mod:`.traffic`). So a plan is an assignment x,
-and its cost
+lies to where it is needed, or from where it was made to where it lies (:mod:`.traffic`). A copy makes a pair of its
+original's class and its own. So a plan is an assignment x, and its cost
 
     sum_v a_v(x_v) + sum_(t,o) b_to(x_t, x_o)
 
@@ -51,9 +51,9 @@ class Choices:
     """A coarsened problem.
 
     Attributes:
-        tensor_of, operator_of: the variable of each; None: an elementwise operator, which runs where its tensors lie.
+        tensor_of, operator_of: the variable of each; None: an operator that runs where its result lies.
         unary: [states] cost of each variable's states.
-        pairs: (tensors, operators) -> [states, states] cost.
+        pairs: (tensors, operators), (originals, copies) -> [states, states] cost.
     """
 
     problem: PartitionProblem
@@ -77,7 +77,7 @@ class Choices:
             if v is not None:
                 strategies.append(states[v])
                 continue
-            placement = placements[(*operator.inputs, *operator.outputs)[0]]
+            placement = placements[(*operator.outputs, *operator.inputs)[0]]
             found = self.problem.strategies(operator)
             strategies.append(tuple(_elementwise_strategy(found, part) for part in placement))
         return Splits(tuple(tuple(map(part_of, p)) for p in placements), tuple(strategies))
@@ -142,7 +142,7 @@ class _Coarsening:
                 shares = [work_share(self.sizes, [strategies[s] for s in state]) for state in states]
                 found.unary[v] += np.array([operator.worker_us(share) for share in shares])
                 continue
-            tensor = (*operator.inputs, *operator.outputs)[0]
+            tensor = (*operator.outputs, *operator.inputs)[0]
             v = found.tensor_of[tensor]
             whole = math.prod(self._shape(tensor))
             shares = [held_elements(self._shape(tensor), p, self.sizes) / whole for p in found.variables[v].states]
@@ -159,6 +159,19 @@ class _Coarsening:
         for (t, v, slot, shape, element_bytes), count in alike.items():
             cost = count * self._traffic(found.variables[t], found.variables[v], slot, shape, element_bytes)
             found.pairs[t, v] = found.pairs[t, v] + cost if (t, v) in found.pairs else cost
+        self._copies(found)
+
+    def _copies(self, found: Choices) -> None:
+        """Traffic from originals to copies."""
+        price = self.traffic.time_us if self.timed else self.traffic.received_bytes
+        alike: Counter[tuple[int, int, tuple[int, ...], int]] = Counter()
+        for copy, original in self.problem.copied.items():
+            of = self.problem.tensors[copy]
+            alike[found.tensor_of[original], found.tensor_of[copy], of.shape, of.element_bytes] += 1
+        for (t, v, shape, element_bytes), count in alike.items():
+            if t != v:
+                cost = count * price(shape, element_bytes, found.variables[t].states, found.variables[v].states)
+                found.pairs[t, v] = found.pairs[t, v] + cost if (t, v) in found.pairs else cost
 
     def _traffic(
         self, tensors: Variable, operators: Variable, slot: int, shape: tuple[int, ...], element_bytes: int

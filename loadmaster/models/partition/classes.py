@@ -1,7 +1,10 @@
 """What is split alike: classes of tensors, classes of operators, and the placements and strategies each can have.
 
 Tensors of one tie lie alike, and so do all tensors of an elementwise operator, which runs where they lie. Operators of
-one tie run alike. A tensor is split only along dimensions by which an operator can make or need one of its class: along
+one tie run alike. A copy runs where its result lies; without replicas nothing is stored twice, and it lies as its
+original.
+
+A tensor is split only along dimensions by which an operator can make or need one of its class, or a copy of it: along
 others it would have to move for every one of them. Operators that are elementwise can split along any and do not count,
 unless there are no others.
 """
@@ -23,7 +26,9 @@ class Classes:
     def __init__(self, problem: PartitionProblem) -> None:
         self.problem = problem
         self.sizes = tuple(axis.size for axis in problem.axes)
-        self.merged = [runs_where_its_tensors_lie(problem, operator) for operator in problem.operators]
+        self.copies = [problem.signatures[operator.signature].copy for operator in problem.operators]
+        self.elementwise = [runs_where_its_tensors_lie(problem, operator) for operator in problem.operators]
+        self.merged = [a or b for a, b in zip(self.copies, self.elementwise, strict=True)]
         self.strategies = StrategyStates(problem)
 
     @cached_property
@@ -31,8 +36,9 @@ class Classes:
         """Classes of tensors."""
         sets = _Sets(len(self.problem.tensors))
         sets.tie(tensor.tie for tensor in self.problem.tensors)
-        for operator, merged in zip(self.problem.operators, self.merged, strict=True):
-            if merged:
+        alike = self.elementwise if self.problem.replicas else self.merged
+        for operator, are_alike in zip(self.problem.operators, alike, strict=True):
+            if are_alike:
                 sets.join((*operator.inputs, *operator.outputs))
         return sets.groups()
 
@@ -93,7 +99,9 @@ class Classes:
                 for tensor, part in zip((*operator.inputs, *operator.outputs), parts, strict=True):
                     if code(part) >= 0:
                         found.setdefault(tensor, set()).add(code(part))
-        return {tensor: frozenset(dims) for tensor, dims in found.items()}
+        for copy, of in reversed(self.problem.copied.items()):
+            found.setdefault(of, set()).update(found.get(copy, ()))
+        return {tensor: frozenset(dims) for tensor, dims in found.items() if dims}
 
 
 class _Sets:

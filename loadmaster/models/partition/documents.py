@@ -8,7 +8,7 @@ from loadmaster.errors import InputError
 from loadmaster.models.documents import PLAN_SCHEMA, PROBLEM_SCHEMA, Document, read, write
 from loadmaster.models.partition.placements import code
 from loadmaster.models.partition.plan import PartitionPlan
-from loadmaster.models.partition.problem import PartitionProblem
+from loadmaster.models.partition.problem import Need, PartitionProblem
 
 
 def check_problem(problem: PartitionProblem) -> None:
@@ -54,6 +54,21 @@ def _check_strategies(problem: PartitionProblem) -> None:
                 raise InputError(field, strategy.name, "has another number of inputs or outputs", remedy)
 
 
+def _check_copy(problem: PartitionProblem, n: int) -> None:
+    """A copy is of one tensor of the same shape, whose parts it has."""
+    operator = problem.operators[n]
+    signature = problem.signatures[operator.signature]
+    tensors = [problem.tensors[t] for t in (*operator.inputs, *operator.outputs)]
+    alike = len({(t.shape, t.element_bytes) for t in tensors}) == 1
+    if (len(operator.inputs), len(operator.outputs)) != (1, 1) or not alike:
+        remedy = "Give it one input and one output of equal shape and element_bytes."
+        raise InputError(f"operators[{n}]", operator.op, "is no copy of one tensor", remedy)
+    for s, strategy in enumerate(signature.strategies):
+        if strategy.inputs != (Need(strategy.outputs[0]),):
+            field = f"signatures[{operator.signature}].strategies[{s}]"
+            raise InputError(field, strategy.name, "does not copy", "Give input and output one part, without halos.")
+
+
 def _check_operator(problem: PartitionProblem, n: int) -> None:
     operator = problem.operators[n]
     field = f"operators[{n}]"
@@ -74,6 +89,8 @@ def _check_operator(problem: PartitionProblem, n: int) -> None:
         if given != wanted:
             remedy = f"Strategies of {signature.name} are for {wanted}."
             raise InputError(f"{field}.{side}", given, "is another number than its strategies have", remedy)
+    if signature.copy:
+        _check_copy(problem, n)
     for strategy in signature.strategies:
         parts = (*(need.part for need in strategy.inputs), *strategy.outputs)
         for tensor, part in zip((*operator.inputs, *operator.outputs), parts, strict=True):

@@ -23,18 +23,23 @@ def over_time(problem: PartitionProblem, sizes: Sequence[int]) -> IntArray:
 
 def whole_bytes(problem: PartitionProblem) -> int:
     """What the step takes on one GPU that does all of it."""
-    return int(over_time(problem, [tensor.size_bytes for tensor in problem.tensors]).max())
+    sizes = [0 if n in problem.copied else tensor.size_bytes for n, tensor in enumerate(problem.tensors)]
+    return int(over_time(problem, sizes).max())
 
 
 def least_bytes(problem: PartitionProblem) -> int:
     """What a worker holds if every tensor is divided as far as it can be: no plan takes less."""
     sizes = tuple(axis.size for axis in problem.axes)
     known: dict[tuple[int, ...], int] = {}
-    for tensor in problem.tensors:
+    least = [0] * len(problem.tensors)
+    for n, tensor in enumerate(problem.tensors):
+        if n in problem.copied:  # it can lie as its original
+            continue
         if tensor.shape not in known:
             most_divided = possible(tensor.shape, sizes, replicas=False)[0]
             known[tensor.shape] = held_elements(tensor.shape, most_divided, sizes)
-    return int(over_time(problem, [known[t.shape] * t.element_bytes for t in problem.tensors]).max())
+        least[n] = known[tensor.shape] * tensor.element_bytes
+    return int(over_time(problem, least).max())
 
 
 def spread(problem: PartitionProblem, count: int) -> list[int]:

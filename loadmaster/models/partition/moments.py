@@ -11,7 +11,7 @@ import numpy as np
 from loadmaster.models.partition.choices import Choices
 from loadmaster.models.partition.limits import over_time
 from loadmaster.models.partition.placements import held_elements
-from loadmaster.models.partition.sides import buffer_bytes, lives, sides
+from loadmaster.models.partition.sides import buffer_bytes, copied_bytes, lives, sides
 from loadmaster.solvers.program import FloatArray, IntArray
 
 
@@ -21,7 +21,8 @@ class Moment:
 
     Attributes:
         shares: variable -> [states] of the tensors that live then.
-        buffers: (tensors, operators) -> [states, states] of what the operator needs or makes otherwise than it lies.
+        buffers: (tensors, operators) -> [states, states] of what the operator needs or makes otherwise than it lies;
+            (originals, copies) -> [states, states] of copies that live then and lie otherwise.
     """
 
     operator: int
@@ -47,22 +48,32 @@ class Memory:
         """While operator n runs."""
         shares: dict[int, FloatArray] = {}
         for t, (first, last) in enumerate(self._lives):
-            if first <= n <= last:
+            if first <= n <= last and t not in self.problem.copied:
                 v = self.choices.tensor_of[t]
                 held = self._held_bytes(v, t)
                 shares[v] = shares[v] + held if v in shares else held
-        return Moment(n, shares, self._buffers(n))
+        buffers = self._buffers(n)
+        for copy, original in self.problem.copied.items():
+            pair = (self.choices.tensor_of[original], self.choices.tensor_of[copy])
+            if self._lives[copy][0] <= n <= self._lives[copy][1] and pair[0] != pair[1]:
+                held = self._copied(copy, *pair)
+                buffers[pair] = buffers[pair] + held if pair in buffers else held
+        return Moment(n, shares, buffers)
 
     @cached_property
     def whole_bytes(self) -> IntArray:
         """[operators] of all tensors that live then, undivided."""
-        return over_time(self.problem, [tensor.size_bytes for tensor in self.problem.tensors])
+        copied = self.problem.copied
+        return over_time(self.problem, [0 if n in copied else t.size_bytes for n, t in enumerate(self.problem.tensors)])
 
     @cached_property
     def least_bytes(self) -> IntArray:
         """[operators] one worker holds at least: every class of tensors as divided as it can be."""
-        held = [self._held_bytes(v, t).min() for t, v in enumerate(self.choices.tensor_of)]
-        return over_time(self.problem, [int(size) for size in held])
+        held = [
+            0 if t in self.problem.copied else int(self._held_bytes(v, t).min())
+            for t, v in enumerate(self.choices.tensor_of)
+        ]
+        return over_time(self.problem, held)
 
     def _held_bytes(self, v: int, tensor: int) -> FloatArray:
         of = self.problem.tensors[tensor]
@@ -72,6 +83,11 @@ class Memory:
             held = [held_elements(of.shape, p, self.sizes) * of.element_bytes for p in states]
             self._held[key] = np.array(held, dtype=float)
         return self._held[key]
+
+    def _copied(self, copy: int, v_original: int, v_copy: int) -> FloatArray:
+        """[states of the original, states of the copy]"""
+        states = [self.choices.variables[v].states for v in (v_original, v_copy)]
+        return np.array([[copied_bytes(self.problem, copy, b, a) for b in states[1]] for a in states[0]], dtype=float)
 
     def _buffers(self, n: int) -> dict[tuple[int, int], FloatArray]:
         operator, v = self.problem.operators[n], self.choices.operator_of[n]

@@ -120,6 +120,8 @@ class Signature:
 
     Attributes:
         elementwise: every output element needs the same element of every input, and of nothing else.
+        copy: its one output is its input, brought to where several operators need it (:mod:`.copies`). It runs where
+            its output lies; where that is where its input lies, the two are one.
     """
 
     leave_out_defaults: ClassVar = True
@@ -127,6 +129,7 @@ class Signature:
     name: Name
     strategies: Annotated[tuple[Strategy, ...], Bounds(min_length=1, max_length=100)]
     elementwise: bool = False
+    copy: bool = False
 
 
 @dataclass(frozen=True)
@@ -204,6 +207,17 @@ class PartitionProblem(ShownProblem):
     def sizes(self) -> dict[str, int]:
         """How large it is, for a person who waits for its plan."""
         return {"operators": len(self.operators), "tensors": len(self.tensors), "workers": self.workers}
+
+    @cached_property
+    def copied(self) -> dict[int, int]:
+        """Tensors that are copies -> what each is a copy of."""
+        return {o.outputs[0]: o.inputs[0] for o in self.operators if self.signatures[o.signature].copy}
+
+    def original(self, tensor: int) -> int:
+        """What a tensor is a copy of, at last; itself where it is none."""
+        while tensor in self.copied:
+            tensor = self.copied[tensor]
+        return tensor
 
     def strategies(self, operator: Operator) -> tuple[Strategy, ...]:
         """Those of its signature, and the one by which every worker does all of it."""

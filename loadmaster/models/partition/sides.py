@@ -77,7 +77,7 @@ class StrategyStates:
 
 
 def lives(problem: PartitionProblem) -> list[tuple[int, int]]:
-    """For every tensor the first and the last operator while which it lies in memory."""
+    """For every tensor the first and the last operator while which it lies in memory: as long as its copies do."""
     count = len(problem.operators)
     made, read = [0] * len(problem.tensors), [-1] * len(problem.tensors)
     for n, operator in enumerate(problem.operators):
@@ -85,6 +85,8 @@ def lives(problem: PartitionProblem) -> list[tuple[int, int]]:
             made[tensor], read[tensor] = n, max(read[tensor], n)
         for tensor in operator.inputs:
             read[tensor] = n
+    for copy, of in reversed(problem.copied.items()):
+        read[of] = max(read[of], read[copy])
     return [
         (0, count - 1) if tensor.role in LASTING else (first, last)
         for tensor, first, last in zip(problem.tensors, made, read, strict=True)
@@ -95,6 +97,14 @@ def runs_where_its_tensors_lie(problem: PartitionProblem, operator: Operator) ->
     """Whether it is elementwise, over tensors of one shape: then it has no strategy of its own."""
     shapes = {problem.tensors[t].shape for t in (*operator.inputs, *operator.outputs)}
     return problem.signatures[operator.signature].elementwise and len(shapes) == 1
+
+
+def copied_bytes(problem: PartitionProblem, copy: int, lies: Placement, original_lies: Placement) -> int:
+    """What one worker holds of a copy: nothing where it lies as its original."""
+    if lies == original_lies:
+        return 0
+    tensor = problem.tensors[copy]
+    return held_elements(tensor.shape, lies, [axis.size for axis in problem.axes]) * tensor.element_bytes
 
 
 def buffer_bytes(problem: PartitionProblem, side: Side) -> int:

@@ -7,8 +7,8 @@ need parameters whole. Axes that shard divide one dimension of a parameter.
 
 On a tensor axis nothing moves inside a module: what its operators read lies as they need it, and what they make lies as
 it is made. Not even terms of a sum are added up there: ``DTensor`` refuses in-place operators on them. What goes into a
-module or comes out of it may move: a hook can do that. Parameters are used as they lie, and every worker has the whole
-input of the step.
+module or comes out of it may move: a hook can do that, for each module by itself, so copies lie as their originals.
+Parameters are used as they lie, and every worker has the whole input of the step.
 
 Convolutions run whole there: of what ``DTensor`` computes on their channels some is wrong (PyTorch 2.13, issue 186129).
 
@@ -49,9 +49,10 @@ class _Modules:
         self._maker: dict[int, int] = {}
         self._readers: dict[int, list[int]] = {}
         for n, operator in enumerate(self.problem.operators):
-            self._maker.update((tensor, n) for tensor in operator.outputs)
-            for tensor in operator.inputs:
-                self._readers.setdefault(tensor, []).append(n)
+            if not self.problem.signatures[operator.signature].copy:
+                self._maker.update((tensor, n) for tensor in operator.outputs)
+                for tensor in map(self.problem.original, operator.inputs):
+                    self._readers.setdefault(tensor, []).append(n)
         self._of_batch = self._computed_from_batch()
         self._parameters = {
             v
@@ -70,7 +71,11 @@ class _Modules:
         pairs = {}
         for (t, o), costs in self.choices.pairs.items():
             left = costs[np.ix_(kept[t], kept[o])]
-            pairs[t, o] = self._still(left, t, o, kept[t], kept[o], tensor_axes) if tensor_axes else left
+            if self.choices.variables[o].of == "tensors":
+                left = self._as_original(left, t, o, kept[t], kept[o])
+            elif tensor_axes:
+                left = self._still(left, t, o, kept[t], kept[o], tensor_axes)
+            pairs[t, o] = left
         variables = [
             replace(variable, states=tuple(variable.states[n] for n in keep))
             for variable, keep in zip(self.choices.variables, kept, strict=True)
@@ -124,6 +129,12 @@ class _Modules:
         of_batch = not self._of_batch.isdisjoint(operator.inputs)
         return dividing if of_batch and dividing else fitting
 
+    def _as_original(self, costs: FloatArray, t: int, o: int, original: IntArray, copy: IntArray) -> FloatArray:
+        """The costs, infinite where a copy lies otherwise than its original."""
+        lie, copied = self.choices.variables[t].states, self.choices.variables[o].states
+        alike = np.array([[lie[a] == copied[b] for b in copy] for a in original])
+        return np.where(alike, costs, np.inf)
+
     def _still(
         self, costs: FloatArray, t: int, o: int, lies: IntArray, runs: IntArray, tensor_axes: Sequence[int]
     ) -> FloatArray:
@@ -148,9 +159,10 @@ class _Modules:
             operator = self.problem.operators[n]
             for tensor in operator.inputs:
                 if self.choices.tensor_of[tensor] == t:
-                    maker = self._maker.get(tensor)
+                    original = self.problem.original(tensor)
+                    maker = self._maker.get(original)
                     if maker is None:
-                        into &= self.problem.tensors[tensor].role == "input"
+                        into &= self.problem.tensors[original].role == "input"
                     else:
                         into &= self.problem.operators[maker].module != operator.module
             for tensor in operator.outputs:

@@ -144,7 +144,7 @@ def _placed(
             strategies = choices.problem.strategies(choices.problem.operators[variable.members[0]])
             return all(strategies[s].divides for s in state)
         last = len(state) - 1
-        if any(tensors[m].role == "parameter" for m in variable.members):
+        if any(tensors[choices.problem.original(m)].role == "parameter" for m in variable.members):
             return all(parameters(part, n == last) for n, part in enumerate(state))
         return all(part == 0 for n, part in enumerate(state) if batch_on_last or n != last)
 

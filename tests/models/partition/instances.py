@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 
 from loadmaster.models.partition.checker import check
+from loadmaster.models.partition.copies import with_copies
 from loadmaster.models.partition.placements import part_of, possible
 from loadmaster.models.partition.plan import Splits
 from loadmaster.models.partition.problem import (
@@ -56,8 +57,10 @@ def two_products(*sizes: int, **options: object) -> PartitionProblem:
     return PartitionProblem("two-products", axes(*sizes), tensors, operators, SIGNATURES, **options)  # type: ignore[arg-type]
 
 
-def random_problem(seed: int, *, mesh: tuple[int, ...] = (2,), operators: int = 3) -> PartitionProblem:
-    """A chain with branches, of random sorts and shapes that fit."""
+def random_problem(
+    seed: int, *, mesh: tuple[int, ...] = (2,), operators: int = 3, copies: bool = False
+) -> PartitionProblem:
+    """A chain with branches, of random sorts and shapes that fit; with copies of what several operators read."""
     rng = random.Random(seed)
     extents = (2, 4, 6, 8)
     tensors = [Tensor("t0", (rng.choice(extents), rng.choice(extents)), 2, "input")]
@@ -75,7 +78,7 @@ def random_problem(seed: int, *, mesh: tuple[int, ...] = (2,), operators: int = 
         tensors.append(Tensor(f"t{n + 1}", shape, 2))
         time_us = rng.choice((0.0, 3.0, 10.0))
         steps.append(Operator("op", sort, inputs, (len(tensors) - 1,), time_us, time_us / 4))
-    return PartitionProblem(
+    found = PartitionProblem(
         "random",
         axes(*mesh, gbps=rng.choice((1e-3, 1e-1)), latency_us=rng.choice((0.0, 0.5))),
         tuple(tensors),
@@ -84,6 +87,7 @@ def random_problem(seed: int, *, mesh: tuple[int, ...] = (2,), operators: int = 
         objective=rng.choice(("bytes", "time")),
         replicas=rng.random() < 0.5,
     )
+    return with_copies(found, operators) if copies else found
 
 
 def every_plan(problem: PartitionProblem) -> Iterator[Splits]:

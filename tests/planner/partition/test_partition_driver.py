@@ -32,9 +32,18 @@ def planned(problem: PartitionProblem, budget_bytes: int = PLENTY, method: str =
     return found
 
 
-@pytest.mark.parametrize("seed", [0, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4, 5, 7))])
-def test_no_plan_is_better(seed: int) -> None:
-    problem = random_problem(seed, mesh=(2,), operators=2)
+@pytest.mark.parametrize(
+    ("seed", "copies"),
+    [
+        (0, False),
+        (3, False),
+        (7, True),
+        *(pytest.param(n, False, marks=pytest.mark.slow) for n in (1, 2, 4, 5, 7)),
+        pytest.param(3, True, marks=pytest.mark.slow),
+    ],
+)
+def test_no_plan_is_better(seed: int, copies: bool) -> None:
+    problem = random_problem(seed, mesh=(2,), operators=2, copies=copies)
     plan = planned(problem)
     assert plan.status == "optimal"
     assert plan.objective == pytest.approx(best_by_force(problem, PLENTY))
@@ -49,7 +58,7 @@ def test_no_plan_is_better(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_earlier_methods_are_never_better(seed: int) -> None:
-    problem = random_problem(seed, mesh=(2, 2), operators=5)
+    problem = random_problem(seed, mesh=(2, 2), operators=5, copies=seed % 2 == 1)
     best = planned(problem).objective
     assert best is not None
     for method in METHODS:

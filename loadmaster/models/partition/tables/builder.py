@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from loadmaster.models.hardware import Hardware
+from loadmaster.models.partition.copies import with_copies
 from loadmaster.models.partition.problem import Axis, Operator, PartitionProblem, Role, Signature, Tensor
 from loadmaster.models.partition.tdl import operators as tdl
 
@@ -36,6 +37,7 @@ class Graph:
         self._gradients: dict[int, list[int]] = {}
         self._tape: list[Callable[[], None]] = []
         self._scope: tuple[str, str] | None = None
+        self._backward_from = 0
 
     @contextlib.contextmanager
     def repeated(self, name: str, tie: str) -> Iterator[None]:
@@ -207,6 +209,7 @@ class Graph:
 
     def backward(self) -> None:
         """All that was said of it, in reverse."""
+        self._backward_from = len(self.operators)
         for undone in reversed(self._tape):
             undone()
 
@@ -231,8 +234,9 @@ class Graph:
 
     def problem(self, name: str, title: str, axes: tuple[Axis, ...]) -> PartitionProblem:
         """What was built."""
-        return PartitionProblem(
-            name, axes, tuple(self.tensors), tuple(self.operators), tuple(self.signatures), title=title
+        tensors, operators, signatures = tuple(self.tensors), tuple(self.operators), tuple(self.signatures)
+        return with_copies(
+            PartitionProblem(name, axes, tensors, operators, signatures, title=title), self._backward_from
         )
 
 
