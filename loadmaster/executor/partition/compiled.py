@@ -15,12 +15,16 @@ import torch
 from torch import Tensor, fx
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext, tracing
 from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.lowering import lowerings, make_fallback
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from loadmaster.executor.partition import collectives
+from loadmaster.executor.partition.layouts import as_made, keep_strides, turn_gradients
 from loadmaster.executor.partition.overlap import overlapped
 from loadmaster.executor.partition.split_step import SplitStep
 
@@ -84,14 +88,15 @@ class CompiledStep:
 
     def _compile(self, held: MutableMapping[int, Tensor]) -> None:
         self._reads = list(held)
+        _know_collectives()
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         fakes = [mode.from_tensor(share) for share in held.values()]
         forward, backward = self._passes(mode, fakes)
-        # The backward pass is compiled for the strides of what is saved for it.
-        made: Any = forward.graph.output_node()
-        made.meta["user_visible_output_idxs"] = list(range(len(made.args[0])))
+        keep_strides(forward, len(self._results))
+        keep_strides(backward, len(self._gradients))
         at_once = self._peak_bytes // _PEAK_OVER_AT_ONCE
-        given = [node.meta["val"] for node in backward.graph.find_nodes(op="placeholder")]
+        context = TracingContext(mode)
+        context.output_strides = []
         with inductor_config.patch(
             {
                 # The analysis of tilings ends in an error for sums of convolutions' channels (PyTorch 2.11).
@@ -104,7 +109,10 @@ class CompiledStep:
                 "reorder_for_peak_memory": False,
             }
         ):
-            self._run_forward = compile_fx_inner(overlapped(forward, at_once), fakes)
+            with tracing(context):
+                self._run_forward = compile_fx_inner(overlapped(forward, at_once), fakes)
+            given = as_made(backward, context.output_strides[len(self._results) :], mode)
+            turn_gradients(backward, given, mode)
             self._run_backward = compile_fx_inner(overlapped(backward, at_once), given, is_backward=True)
 
     def _passes(self, mode: FakeTensorMode, fakes: Sequence[Tensor]) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -142,3 +150,14 @@ class CompiledStep:
         taken = [str(node.target) for node in backward.graph.find_nodes(op="placeholder")]
         assert taken == [*(node.name for node in outputs[len(self._results) :]), _TANGENT]
         return forward, backward
+
+
+def _know_collectives() -> None:
+    """Tell the compiler that it calls collectives as they are.
+
+    Where it finds that out by itself it writes down, in words, all that a collective's operands are made of (PyTorch
+    2.11). Collectives are chained, so that is twice as long for each of them: of 24 layers it never ended.
+    """
+    for operator in (*collectives.BEGUN.values(), collectives.wait_for):
+        if operator not in lowerings:
+            make_fallback(operator)  # type: ignore[no-untyped-call]

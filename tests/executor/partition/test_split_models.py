@@ -41,6 +41,7 @@ def test_models_train_on_two_ranks_as_on_one(tmp_path: Path) -> None:
         "dropout": partial(step_scenarios.drops_alike, (2,)),
         "state": partial(step_scenarios.saves_and_loads, (2,)),
         "compiled": partial(step_scenarios.trains_alike, "recurrent", 1, (2,), backend="inductor"),
+        "compiled convolutions": partial(step_scenarios.trains_alike, "convolutional", 1, (2,), backend="inductor"),
     }
     said = reports(scenarios, tmp_path, 2, last=step_scenarios.a_rank_ends)
     assert said == {name: ["", ""] for name in scenarios} | {"last": ["", "nothing"]}
