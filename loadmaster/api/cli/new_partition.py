@@ -30,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, metavar="N", help="samples of the whole step (the model's own)")
     parser.add_argument("--sequence", type=int, metavar="N", help="tokens of a sample (the model's own)")
     parser.add_argument("--objective", choices=("time", "bytes"), default="time", help="what is minimized (time)")
+    parser.add_argument(
+        "--overlap", type=float, default=0.0, metavar="X", help="of parameters' collectives, hidden behind kernels (0)"
+    )
     parser.add_argument("--no-replicas", action="store_true", help="every GPU stores an equal share of every tensor")
     add_hardware(parser, "whose times and memory")
     return parser
@@ -45,6 +48,8 @@ def build(arguments: argparse.Namespace) -> Document:
     for flag in ("batch", "sequence"):
         if (value := getattr(arguments, flag)) is not None and value < 1:
             raise InputError(f"--{flag}", value, "is less than 1", "Give a whole number of at least 1.")
+    if not 0 <= arguments.overlap < 1:
+        raise InputError("--overlap", arguments.overlap, "is no share", "Give 0 or more, and less than 1.")
     axes = mesh(
         arguments.mesh,
         gbps=arguments.gbps,
@@ -58,6 +63,7 @@ def build(arguments: argparse.Namespace) -> Document:
             problem,
             objective=arguments.objective,
             replicas=not arguments.no_replicas,
+            overlap=arguments.overlap or None,
             budget_bytes=device.memory_bytes,
         )
     )

@@ -32,6 +32,9 @@ from loadmaster.models.partition.tdl.operators import update
 
 logger = logging.getLogger(__name__)
 
+# Of the collectives that a compiled step begins early or waits for late. They slow the kernels beside them a little.
+OVERLAP = 0.9
+
 
 def capture(
     model: nn.Module,
@@ -42,6 +45,7 @@ def capture(
     optimizer: torch.optim.Optimizer | None = None,
     hardware: str | None = "h200",
     costs: CostModel | None = None,
+    overlap: float = OVERLAP,
     budget_bytes: int | None = None,
     name: str | None = None,
     strict: bool = False,
@@ -56,6 +60,8 @@ def capture(
         optimizer: of the model's parameters, one that updates each element by itself; its state counts.
         hardware: the entry of the catalogue whose times are estimated. None: they are measured on the model's device.
         costs: of operators, instead of the entry's.
+        overlap: how much of a gathered parameter's or a summed gradient's time is hidden behind kernels, from 0 to
+            below 1. Give 0 for a step that is not compiled, or for links so slow that kernels hide little.
         budget_bytes: memory of one GPU; None: to be given at planning time.
         name: of the problem; the graph's fingerprint is appended, which the executor holds a plan against.
         strict: refuse operators that would run whole on every GPU, because nothing is known of how to split them.
@@ -85,7 +91,7 @@ def capture(
     problem = _with_optimizer(problem, traced, states, known)
     problem = tied(with_copies(problem, traced.forward_operators))
     whose = "measured" if hardware is None else f"of {hardware}"
-    problem = replace(problem, title=f"{what}, costs {whose}", budget_bytes=budget_bytes)
+    problem = replace(problem, title=f"{what}, costs {whose}", overlap=overlap or None, budget_bytes=budget_bytes)
     check_problem(problem)
     return problem
 

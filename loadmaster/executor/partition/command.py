@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from loadmaster.executor.partition.capture import capture
+from loadmaster.executor.partition.capture import OVERLAP, capture
 from loadmaster.executor.steps import made_step
 from loadmaster.executor.steps.factory import users_code
 from loadmaster.executor.steps.made_step import make_step
@@ -22,6 +22,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--gbps", metavar="X,Y", help="GB/s that a GPU receives along each axis, or along all (350)")
     p.add_argument("--latency-us", metavar="X,Y", help="of a collective along each axis, or along all (20)")
     p.add_argument("--hardware", default="h200", help="whose times and memory are taken (h200)")
+    p.add_argument(
+        "--overlap", type=float, default=OVERLAP, metavar="X", help=f"of parameters' collectives, hidden ({OVERLAP})"
+    )
     p.add_argument("--strict", action="store_true", help="refuse operators that would run whole on every GPU")
     made_step.add_model_arguments(p)
     return p
@@ -52,6 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
                 axes=axes,
                 optimizer=made.optimizer,
                 hardware=arguments.hardware,
+                overlap=arguments.overlap,
                 budget_bytes=device.memory_bytes,
                 name=arguments.name,
                 strict=arguments.strict,

@@ -14,7 +14,7 @@ from torch import nn
 
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor.partition.apply import Executor, apply, device_type, expect_ranks
-from loadmaster.executor.partition.capture import capture
+from loadmaster.executor.partition.capture import OVERLAP, capture
 from loadmaster.executor.partition.graph_step import Backend, PartitionedStep
 from loadmaster.executor.partition.module_step import ModuleStep
 from loadmaster.executor.steps.batch import AnyBatch
@@ -46,6 +46,7 @@ def split(
     latency_us: str | None = None,
     topology: str | Topology | None = None,
     hardware: str | None = "h200",
+    overlap: float = OVERLAP,
     backend: Backend | None = None,
     executor: Executor = "graph",
 ) -> PartitionedStep | ModuleStep:
@@ -60,6 +61,7 @@ def split(
         optimizer: makes the optimizer of some parameters, such as ``torch.optim.AdamW``: its state counts.
         gbps, latency_us, topology: of the axes, as for :func:`loadmaster.models.partition.meshes.mesh`.
         hardware: the entry of the catalogue whose times are estimated; None: operators are measured.
+        overlap: as for :func:`loadmaster.executor.capture_partition`.
         backend, executor: as for :func:`loadmaster.executor.apply_partition`.
 
     Raises:
@@ -79,6 +81,7 @@ def split(
             axes=axes,
             optimizer=optimizer_of_whole,
             hardware=hardware,
+            overlap=overlap,
             budget_bytes=budget,
             device=device_type(),
         )

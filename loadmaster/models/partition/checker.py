@@ -10,15 +10,16 @@ A plan holds when
 (P3)  every input can be brought from where it lies to where it is needed, every output from where it is made to where
       it lies;
 (P4)  tensors of one tie have one placement, operators of one tie one strategy on every axis; elementwise operators run
-      where their tensors lie, all of which lie alike; copies run where their results lie, which is where their originals
-      lie if there are no replicas;
+      where their tensors lie, all of which lie alike; copies run where their results lie, which is where their
+      originals lie if nothing may be stored twice;
 (P5)  a worker never holds more than the budget. While an operator runs it holds its shares of all tensors that live
       then (what lasts, and what was made and is read now or later), a buffer for every input that is needed otherwise
       than it lies, and one for every output that is made otherwise than it lies. A copy that lies as its original takes
       nothing: the two are one; a copy that lies otherwise needs no buffer beside itself.
 
 The objective is the bytes that all workers receive, or the time of the step: what operators take on their shares, and
-what the redistributions take (:mod:`.traffic`), one after the other.
+what the redistributions take (:mod:`.traffic`), one after the other. Of parameters that are gathered and gradients that
+are summed only so much counts as the problem says the step waits for (its ``overlap``).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from loadmaster.models.partition.sides import (
     Side,
     buffer_bytes,
     copied_bytes,
+    exposed,
     runs_where_its_tensors_lie,
     sides,
     work_share,
@@ -218,6 +220,7 @@ class _Checking:
             if side.placement == self.placements[side.tensor] and not side.halos:
                 continue
             received, time_us = self._moved(side)
+            time_us *= exposed(self.problem, side.tensor, output=side.output)
             if not math.isfinite(received):
                 self.wrong.append(f"{self._name(n)} needs {of.name} as terms of a sum, which it is not")
                 continue

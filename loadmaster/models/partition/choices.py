@@ -25,7 +25,7 @@ from loadmaster.models.partition.classes import Classes
 from loadmaster.models.partition.placements import Placement, held_elements, part_of
 from loadmaster.models.partition.plan import Splits
 from loadmaster.models.partition.problem import PartitionProblem, Strategy
-from loadmaster.models.partition.sides import sides, work_share
+from loadmaster.models.partition.sides import exposed, sides, work_share
 from loadmaster.models.partition.traffic import Halos, Traffic
 from loadmaster.solvers.program import FloatArray
 
@@ -150,27 +150,33 @@ class _Coarsening:
 
     def _pairs(self, found: Choices) -> None:
         """Traffic between tensors and operators; members of a pair that are alike are computed once."""
-        alike: Counter[tuple[int, int, int, tuple[int, ...], int]] = Counter()
+        alike: Counter[tuple[int, int, int, tuple[int, ...], int, float]] = Counter()
         for operator, v in zip(self.problem.operators, found.operator_of, strict=True):
             if v is not None:
                 for slot, tensor in enumerate((*operator.inputs, *operator.outputs)):
                     of = self.problem.tensors[tensor]
-                    alike[found.tensor_of[tensor], v, slot, of.shape, of.element_bytes] += 1
-        for (t, v, slot, shape, element_bytes), count in alike.items():
-            cost = count * self._traffic(found.variables[t], found.variables[v], slot, shape, element_bytes)
+                    share = self._share(tensor, output=slot >= len(operator.inputs))
+                    alike[found.tensor_of[tensor], v, slot, of.shape, of.element_bytes, share] += 1
+        for (t, v, slot, shape, element_bytes, share), count in alike.items():
+            cost = count * share * self._traffic(found.variables[t], found.variables[v], slot, shape, element_bytes)
             found.pairs[t, v] = found.pairs[t, v] + cost if (t, v) in found.pairs else cost
         self._copies(found)
+
+    def _share(self, tensor: int, *, output: bool) -> float:
+        """Of the traffic, what counts."""
+        return exposed(self.problem, tensor, output=output) if self.timed else 1.0
 
     def _copies(self, found: Choices) -> None:
         """Traffic from originals to copies."""
         price = self.traffic.time_us if self.timed else self.traffic.received_bytes
-        alike: Counter[tuple[int, int, tuple[int, ...], int]] = Counter()
+        alike: Counter[tuple[int, int, tuple[int, ...], int, float]] = Counter()
         for copy, original in self.problem.copied.items():
             of = self.problem.tensors[copy]
-            alike[found.tensor_of[original], found.tensor_of[copy], of.shape, of.element_bytes] += 1
-        for (t, v, shape, element_bytes), count in alike.items():
+            share = self._share(original, output=False)
+            alike[found.tensor_of[original], found.tensor_of[copy], of.shape, of.element_bytes, share] += 1
+        for (t, v, shape, element_bytes, share), count in alike.items():
             if t != v:
-                cost = count * price(shape, element_bytes, found.variables[t].states, found.variables[v].states)
+                cost = count * share * price(shape, element_bytes, found.variables[t].states, found.variables[v].states)
                 found.pairs[t, v] = found.pairs[t, v] + cost if (t, v) in found.pairs else cost
 
     def _traffic(

@@ -18,6 +18,8 @@ def check_problem(problem: PartitionProblem) -> None:
         InputError: unknown tensors or signatures, strategies that do not fit their operators, a tensor that two
             operators make or that is read before it is made, ties of unequal members; names the field.
     """
+    if problem.overlap is not None and not 0 <= problem.overlap < 1:
+        raise InputError("overlap", problem.overlap, "is no share", "Give 0 or more, and less than 1.")
     _check_strategies(problem)
     made: dict[int, int] = {}
     producers = {t for operator in problem.operators for t in operator.outputs}

@@ -28,7 +28,7 @@ class Redistribution:
     Attributes:
         output: whether the operator makes it; if not, it needs it.
         received_bytes: by all workers together.
-        time_us: of the collectives.
+        time_us: that its collectives add to the step.
     """
 
     leave_out_defaults: ClassVar = True

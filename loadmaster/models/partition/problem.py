@@ -176,6 +176,7 @@ class PartitionProblem(ShownProblem):
         objective: ``bytes`` that all workers receive together, or ``time`` of the step.
         replicas: whether tensors may lie whole on several workers. Without, every worker stores an equal share of every
             tensor that can be divided, as in [Wang20].
+        overlap: how much of a gathered parameter's or a summed gradient's time is hidden behind kernels; None: nothing.
         budget_bytes: memory of one worker; None: to be given at planning time.
     """
 
@@ -186,6 +187,7 @@ class PartitionProblem(ShownProblem):
     signatures: Annotated[tuple[Signature, ...], Bounds(min_length=1, max_length=10_000)]
     objective: Literal["bytes", "time"] = "time"
     replicas: bool = True
+    overlap: Annotated[float, Bounds(ge=0, lt=1)] | None = None
     title: str | None = None
     budget_bytes: Size | None = None
 

@@ -99,6 +99,17 @@ def runs_where_its_tensors_lie(problem: PartitionProblem, operator: Operator) ->
     return problem.signatures[operator.signature].elementwise and len(shapes) == 1
 
 
+def exposed(problem: PartitionProblem, tensor: int, *, output: bool) -> float:
+    """Of the time of a redistribution, what the step waits for.
+
+    What lies in memory from the beginning can be brought while earlier operators run, and a gradient while later ones
+    do: no operator of its pass makes the one or reads the other.
+    """
+    role = problem.tensors[problem.original(tensor)].role
+    hidden = role == "gradient" if output else role in LASTING
+    return 1 - (problem.overlap or 0.0) if hidden else 1.0
+
+
 def copied_bytes(problem: PartitionProblem, copy: int, lies: Placement, original_lies: Placement) -> int:
     """What one worker holds of a copy: nothing where it lies as its original."""
     if lies == original_lies:

@@ -46,6 +46,23 @@ def test_data_parallel_moves_nothing() -> None:
     assert check(two_products(4), split("S0", "R", "S0", "R", "S0", M, 0, M), PLENTY).moved_bytes == 0
 
 
+def test_parameters_are_gathered_beside_kernels() -> None:
+    problem = two_products(2)
+    gathered = split("S0", "S0", "S0", "S0", "S0", M, 0, M)
+    alone = check(problem, gathered, PLENTY)
+    beside = check(replace(problem, overlap=0.75), gathered, PLENTY)
+    assert alone.transfer_us > 0 and beside.transfer_us == pytest.approx(alone.transfer_us / 4)
+    assert (beside.moved_bytes, beside.peak_bytes) == (alone.moved_bytes, alone.peak_bytes)
+    # The terms of y are no gradient: the next operator waits for their sum.
+    assert check(replace(problem, overlap=0.75), PAIR, PLENTY).transfer_us == check(problem, PAIR, PLENTY).transfer_us
+
+
+@pytest.mark.parametrize("overlap", [-0.1, 1.0])
+def test_an_overlap_that_is_no_share(overlap: float) -> None:
+    with pytest.raises(InputError, match="overlap"):
+        documents.check_problem(replace(two_products(2), overlap=overlap))
+
+
 def test_shards_that_are_gathered_take_a_buffer() -> None:
     verdict = check(two_products(2), split("S0", "S0", "S0", "S0", "S0", M, 0, M), PLENTY)
     assert verdict.ok and verdict.moved_bytes == 2 * 64 * 64 * 4
