@@ -11,7 +11,8 @@ from loadmaster.errors import InputError
 from loadmaster.models.documents import Document
 from loadmaster.models.hardware import hardware
 from loadmaster.models.partition.documents import write_problem
-from loadmaster.models.partition.meshes import MESH_FLAGS, mesh
+from loadmaster.models.partition.mesh_flags import add_mesh, given_mesh
+from loadmaster.models.partition.meshes import tell_of_inputs
 from loadmaster.models.partition.tables.names import model, names
 
 LISTING = "models"
@@ -23,10 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "--model", required=True, metavar="NAME", help="wresnet-152-10, rnn-10-8k, llama3-8b, ..."
     )
     suggest(named, names())
-    parser.add_argument("--mesh", required=True, metavar="2x4", help="GPUs along each axis, the slowest links first")
-    parser.add_argument("--topology", metavar="NAME", help="whose links say how fast the axes are: hgx-h200, ndv2, ...")
-    parser.add_argument("--gbps", metavar="X,Y", help="GB/s that a GPU receives along each axis, or along all (350)")
-    parser.add_argument("--latency-us", metavar="X,Y", help="of a collective along each axis, or along all (20)")
+    add_mesh(parser)
     parser.add_argument("--batch", type=int, metavar="N", help="samples of the whole step (the model's own)")
     parser.add_argument("--sequence", type=int, metavar="N", help="tokens of a sample (the model's own)")
     parser.add_argument("--objective", choices=("time", "bytes"), default="time", help="what is minimized (time)")
@@ -50,14 +48,9 @@ def build(arguments: argparse.Namespace) -> Document:
             raise InputError(f"--{flag}", value, "is less than 1", "Give a whole number of at least 1.")
     if not 0 <= arguments.overlap < 1:
         raise InputError("--overlap", arguments.overlap, "is no share", "Give 0 or more, and less than 1.")
-    axes = mesh(
-        arguments.mesh,
-        gbps=arguments.gbps,
-        latency_us=arguments.latency_us,
-        topology=arguments.topology,
-        fields=MESH_FLAGS,
-    )
+    axes = given_mesh(arguments)
     problem = model(arguments.model, axes, batch=arguments.batch, sequence=arguments.sequence, hardware=device)
+    tell_of_inputs([tensor.shape for tensor in problem.tensors if tensor.role == "input"], axes)
     return write_problem(
         replace(
             problem,

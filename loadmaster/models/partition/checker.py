@@ -2,30 +2,31 @@
 
 A plan holds when
 
-(P1)  every tensor has a part on every axis, is split into equal shares, along dimensions that are of use
+(P1)  every tensor has a part on every axis, is split into equal units, along dimensions that are of use
       (:mod:`.classes`), lies nowhere as terms of a sum and, where the problem asks for equal shares of everything, is
       divided as far as it can be;
-(P2)  every operator has strategies that it has, by which all its inputs and outputs are split into equal shares; where
+(P2)  every operator has strategies that it has, by which all its inputs and outputs are split into equal units; where
       the problem asks for equal shares of everything, its work is divided as far as it can be;
 (P3)  every input can be brought from where it lies to where it is needed, every output from where it is made to where
       it lies;
 (P4)  tensors of one tie have one placement, operators of one tie one strategy on every axis; elementwise operators run
       where their tensors lie, all of which lie alike; copies run where their results lie, which is where their
       originals lie if nothing may be stored twice;
-(P5)  a worker never holds more than the budget. While an operator runs it holds its shares of all tensors that live
-      then (what lasts, and what was made and is read now or later), a buffer for every input that is needed otherwise
-      than it lies, and one for every output that is made otherwise than it lies. A copy that lies as its original takes
-      nothing: the two are one; a copy that lies otherwise needs no buffer beside itself.
+(P5)  a worker never holds more than its part of the budget. While an operator runs it holds its shares of all tensors
+      that live then (what lasts, and what was made and is read now or later), a buffer for every input that is needed
+      otherwise than it lies, and one for every output that is made otherwise than it lies. A copy that lies as its
+      original takes nothing: the two are one; a copy that lies otherwise needs no buffer beside itself.
 
-The objective is the bytes that all workers receive, or the time of the step: what operators take on their shares, and
-what the redistributions take (:mod:`.traffic`), one after the other. Of parameters that are gathered and gradients that
-are summed only so much counts as the problem says the step waits for (its ``overlap``).
+The objective is the bytes that all workers receive, or the time of the step: what operators take on their shares, each
+as long as the slowest worker, and what the redistributions take (:mod:`.traffic`), one after the other. Of parameters
+that are gathered and gradients that are summed only so much counts as the problem says the step waits for (its
+``overlap``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,9 +38,10 @@ from loadmaster.models.partition.limits import over_time
 from loadmaster.models.partition.placements import (
     TERM,
     Placement,
+    Worker,
     code,
+    divided,
     divides,
-    held_elements,
 )
 from loadmaster.models.partition.plan import PartitionPlan, Redistribution, Splits
 from loadmaster.models.partition.problem import Operator, PartitionProblem, Tensor
@@ -65,10 +67,12 @@ class Check:
 
     Attributes:
         violations: in words, empty when the plan holds.
-        peak_bytes, peak_at: the most that one worker holds, and the operator there.
+        peak_bytes, peak_at: the most that one worker holds, and the operator there. Of a worker that has a part of the
+            budget, it is the budget that it needs.
         moved_bytes: what all workers receive together.
         compute_us, transfer_us: the two parts of the step.
-        resident_bytes: [operators] what one worker holds while each runs.
+        resident_bytes: [operators] what one worker holds while each runs, the fullest one, counted as the peak is.
+        held_bytes: for each sort of workers the most that one of them holds.
         redistributions: those that move anything.
     """
 
@@ -80,6 +84,7 @@ class Check:
     compute_us: float
     transfer_us: float
     resident_bytes: IntArray = field(repr=False)
+    held_bytes: Mapping[Worker, int] = field(repr=False)
     redistributions: tuple[Redistribution, ...] = field(default=(), repr=False)
 
     @property
@@ -125,7 +130,7 @@ class _Checking:
     def __init__(self, problem: PartitionProblem, splits: Splits, budget_bytes: int, rules: Rules) -> None:
         self.problem, self.splits, self.budget_bytes = problem, splits, budget_bytes
         self.traffic, self.classes = rules.traffic, rules.classes
-        self.sizes = self.traffic.mesh.sizes
+        self.units, self.workers = self.traffic.mesh.units, self.traffic.mesh.workers
         self.possible = self.classes.strategies
         self.wrong: list[str] = []
         self.placements: list[Placement] = []
@@ -134,39 +139,53 @@ class _Checking:
         self._known: dict[object, tuple[float, float]] = {}
 
     def verdict(self) -> Check:
-        resident = np.zeros(len(self.problem.operators), dtype=np.int64)
+        held = np.zeros((len(self.workers), len(self.problem.operators)), dtype=np.int64)
+        needed = held[0]
         if self._sizes_agree() and self._placements_hold():
-            resident = over_time(self.problem, [self._held_bytes(t, p) for t, p in enumerate(self.placements)])
-            for n in range(len(resident)):
-                resident[n] += self._operator(n)
+            for row, worker in zip(held, self.workers, strict=True):
+                row += over_time(self.problem, [self._held_bytes(t, p, worker) for t, p in enumerate(self.placements)])
+            for n in range(held.shape[1]):
+                held[:, n] += self._operator(n)
             self._ties()
-            over = np.flatnonzero(resident > self.budget_bytes)
-            if len(over):
-                needed = show_bytes(int(resident[over[0]]))
-                self.wrong.append(
-                    f"a worker holds {needed} at {self._name(int(over[0]))}, over {show_bytes(self.budget_bytes)}"
-                )
-        at = int(resident.argmax())
+            factors = np.array([[worker.memory_factor] for worker in self.workers])
+            needed = np.ceil(held / factors).astype(np.int64).max(axis=0)
+            self._budget(held, needed)
+        at = int(needed.argmax())
         moved = sum(r.received_bytes for r in self.redistributions)
         transfer_us = sum(r.time_us for r in self.redistributions)
         return Check(
             violations=tuple(self.wrong[:_MOST_SHOWN]),
             objective=float(moved) if self.problem.objective == "bytes" else self.compute_us + transfer_us,
-            peak_bytes=int(resident[at]),
+            peak_bytes=int(needed[at]),
             peak_at=self._name(at),
             moved_bytes=moved,
             compute_us=self.compute_us,
             transfer_us=transfer_us,
-            resident_bytes=resident,
+            resident_bytes=needed,
+            held_bytes=dict(zip(self.workers, held.max(axis=1).tolist(), strict=True)),
             redistributions=tuple(self.redistributions),
         )
+
+    def _budget(self, held: IntArray, needed: IntArray) -> None:
+        """(P5)
+
+        Args:
+            held: [workers, operators]
+            needed: [operators]
+        """
+        over = np.flatnonzero(needed > self.budget_bytes)
+        if len(over):
+            n = int(over[0])
+            worst = max(range(len(self.workers)), key=lambda w: float(held[w, n]) / self.workers[w].memory_factor)
+            limit = show_bytes(int(self.workers[worst].memory_factor * self.budget_bytes))
+            self.wrong.append(f"a worker holds {show_bytes(int(held[worst, n]))} at {self._name(n)}, over {limit}")
 
     def _name(self, n: int) -> str:
         return f"operator {n} ({self.problem.operators[n].words})"
 
     def _sizes_agree(self) -> bool:
         """(P1), (P2): there is something for every tensor and operator, on every axis."""
-        axes = len(self.sizes)
+        axes = len(self.units)
         for what, found, wanted in (
             ("placements", self.splits.placements, self.problem.tensors),
             ("strategies", self.splits.strategies, self.problem.operators),
@@ -187,8 +206,8 @@ class _Checking:
             placement = tuple(map(code, row))
             self.placements.append(placement)
             shown = f"tensor {n} ({tensor.name}), {list(tensor.shape)}, as {' '.join(row)}"
-            if not divides(tensor.shape, placement, self.sizes):
-                self.wrong.append(f"{shown}: shares are not equal")
+            if not divides(tensor.shape, placement, self.units):
+                self.wrong.append(f"{shown}: shares are not equal{self._undivided(tensor, placement)}")
             elif TERM in placement:
                 self.wrong.append(f"{shown}: lies as terms of a sum")
         for members, placements in zip(self.classes.tensors, self.classes.placements, strict=True):
@@ -198,23 +217,30 @@ class _Checking:
                     self.wrong.append(f"{named}: can be divided further, or is split as no operator needs or makes it")
         return not self.wrong
 
-    def _held_bytes(self, tensor: int, placement: Placement) -> int:
-        if tensor in self.problem.copied:
-            return copied_bytes(self.problem, tensor, placement, self.placements[self.problem.copied[tensor]])
-        of = self.problem.tensors[tensor]
-        return held_elements(of.shape, placement, self.sizes) * of.element_bytes
+    def _undivided(self, tensor: Tensor, placement: Placement) -> str:
+        """Which dimension; nothing where it is not there."""
+        if max(placement) >= len(tensor.shape):
+            return ""
+        counts = enumerate(divided(tensor.shape, placement, self.units))
+        return "".join(f", dimension {d} is no multiple of {n}" for d, n in counts if tensor.shape[d] % n)
 
-    def _operator(self, n: int) -> int:
-        """(P2), (P3): what an operator costs; returns its buffers in bytes."""
+    def _held_bytes(self, tensor: int, placement: Placement, worker: Worker) -> int:
+        if tensor in self.problem.copied:
+            return copied_bytes(self.problem, tensor, placement, self.placements[self.problem.copied[tensor]], worker)
+        of = self.problem.tensors[tensor]
+        return worker.held_elements(of.shape, placement) * of.element_bytes
+
+    def _operator(self, n: int) -> IntArray:
+        """(P2), (P3): what an operator costs; returns its buffers in bytes, on each of the workers."""
         operator = self.problem.operators[n]
         every = self.problem.strategies(operator)
         strategies = [every[s] for s in self.splits.strategies[n]]
         if self.splits.strategies[n] not in self.possible.of(operator):
             names = " ".join(strategy.name for strategy in strategies)
             self.wrong.append(f"{self._name(n)} cannot run as {names} on tensors of these shapes")
-            return 0
-        self.compute_us += operator.worker_us(work_share(self.sizes, strategies))
-        buffers = 0
+            return np.zeros(len(self.workers), dtype=np.int64)
+        self.compute_us += operator.worker_us(work_share(self.problem.axes, [s.divides for s in strategies]))
+        buffers = np.zeros(len(self.workers), dtype=np.int64)
         for side in sides(operator, strategies):
             of = self.problem.tensors[side.tensor]
             if side.placement == self.placements[side.tensor] and not side.halos:
@@ -225,7 +251,7 @@ class _Checking:
                 self.wrong.append(f"{self._name(n)} needs {of.name} as terms of a sum, which it is not")
                 continue
             if not self.problem.signatures[operator.signature].copy:
-                buffers += buffer_bytes(self.problem, side)
+                buffers += np.array([buffer_bytes(self.problem, side, worker) for worker in self.workers])
             if received or time_us:
                 self.redistributions.append(Redistribution(n, side.tensor, round(received), time_us, side.output))
         return buffers

@@ -13,7 +13,6 @@ with a_v the compute of an operator (nothing where bytes are counted) and b_to t
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from loadmaster.models.partition.classes import Classes
-from loadmaster.models.partition.placements import Placement, held_elements, part_of
+from loadmaster.models.partition.placements import Placement, part_of
 from loadmaster.models.partition.plan import Splits
 from loadmaster.models.partition.problem import PartitionProblem, Strategy
 from loadmaster.models.partition.sides import exposed, sides, work_share
@@ -105,7 +104,6 @@ class _Coarsening:
     def __init__(self, problem: PartitionProblem) -> None:
         self.problem = problem
         self.traffic = Traffic(problem.axes)
-        self.sizes = self.traffic.mesh.sizes
         self.timed = problem.objective == "time"
         self.classes = Classes(problem)
         self._known: dict[object, FloatArray] = {}
@@ -139,13 +137,13 @@ class _Coarsening:
             if v is not None:
                 strategies = self.problem.strategies(operator)
                 states = found.variables[v].states
-                shares = [work_share(self.sizes, [strategies[s] for s in state]) for state in states]
+                shares = [work_share(self.problem.axes, [strategies[s].divides for s in state]) for state in states]
                 found.unary[v] += np.array([operator.worker_us(share) for share in shares])
                 continue
             tensor = (*operator.outputs, *operator.inputs)[0]
             v = found.tensor_of[tensor]
-            whole = math.prod(self._shape(tensor))
-            shares = [held_elements(self._shape(tensor), p, self.sizes) / whole for p in found.variables[v].states]
+            placements = found.variables[v].states
+            shares = [work_share(self.problem.axes, [part >= 0 for part in p]) for p in placements]
             found.unary[v] += np.array([operator.worker_us(share) for share in shares])
 
     def _pairs(self, found: Choices) -> None:

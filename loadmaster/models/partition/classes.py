@@ -25,7 +25,7 @@ class Classes:
 
     def __init__(self, problem: PartitionProblem) -> None:
         self.problem = problem
-        self.sizes = tuple(axis.size for axis in problem.axes)
+        self.units = tuple(axis.units for axis in problem.axes)
         self.copies = [problem.signatures[operator.signature].copy for operator in problem.operators]
         self.elementwise = [runs_where_its_tensors_lie(problem, operator) for operator in problem.operators]
         self.merged = [a or b for a, b in zip(self.copies, self.elementwise, strict=True)]
@@ -61,7 +61,7 @@ class Classes:
         for members in self.tensors:
             shapes = dict.fromkeys(self.problem.tensors[t].shape for t in members)
             useful = frozenset().union(*(dims.get(t, frozenset()) for t in members)) or None
-            first, *others = [possible(s, self.sizes, useful, replicas=self.problem.replicas) for s in shapes]
+            first, *others = [possible(s, self.units, useful, replicas=self.problem.replicas) for s in shapes]
             common = tuple(p for p in first if all(p in other for other in others))
             if not common:
                 names = [self.problem.tensors[t].name for t in members[:2]]

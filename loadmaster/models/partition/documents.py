@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from loadmaster.errors import InputError
 from loadmaster.models.documents import PLAN_SCHEMA, PROBLEM_SCHEMA, Document, read, write
 from loadmaster.models.partition.placements import code
 from loadmaster.models.partition.plan import PartitionPlan
-from loadmaster.models.partition.problem import Need, PartitionProblem
+from loadmaster.models.partition.problem import Axis, Need, PartitionProblem
 
 
 def check_problem(problem: PartitionProblem) -> None:
@@ -16,7 +17,8 @@ def check_problem(problem: PartitionProblem) -> None:
 
     Raises:
         InputError: unknown tensors or signatures, strategies that do not fit their operators, a tensor that two
-            operators make or that is read before it is made, ties of unequal members; names the field.
+            operators make or that is read before it is made, ties of unequal members, axes whose weights, speeds or
+            memory are for other workers; names the field.
     """
     if problem.overlap is not None and not 0 <= problem.overlap < 1:
         raise InputError("overlap", problem.overlap, "is no share", "Give 0 or more, and less than 1.")
@@ -39,7 +41,20 @@ def check_problem(problem: PartitionProblem) -> None:
                 raise InputError(f"{field}.outputs", name, f"is made by operators[{made[tensor]}] too", "Name one.")
             made[tensor] = n
     _check_ties(problem)
-    names = [axis.name for axis in problem.axes]
+    _check_axes(problem.axes)
+
+
+def _check_axes(axes: Sequence[Axis]) -> None:
+    for n, axis in enumerate(axes):
+        for field in ("weights", "speeds", "memory_factors"):
+            found = getattr(axis, field)
+            if found and len(found) != axis.size:
+                remedy = f"Give {axis.size} numbers, or none where all are alike."
+                raise InputError(f"axes[{n}].{field}", found, f"is for {len(found)} workers of {axis.size}", remedy)
+        if axis.memory_factors and max(axis.memory_factors) != 1:
+            remedy = "Give 1 for the largest, and of the others their part of it."
+            raise InputError(f"axes[{n}].memory_factors", axis.memory_factors, "has no worker with all of it", remedy)
+    names = [axis.name for axis in axes]
     for n, name in enumerate(names):
         if name in names[:n]:
             raise InputError(f"axes[{n}].name", name, "is another axis's name too", "Give each axis its own.")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from loadmaster.models.partition.placements import held_elements, possible
+from loadmaster.models.partition.placements import Mesh, possible
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.partition.sides import lives
 from loadmaster.solvers.program import IntArray
@@ -28,20 +29,22 @@ def whole_bytes(problem: PartitionProblem) -> int:
 
 
 def least_bytes(problem: PartitionProblem) -> int:
-    """What a worker holds if every tensor is divided as far as it can be: no plan takes less."""
-    sizes = tuple(axis.size for axis in problem.axes)
-    known: dict[tuple[int, ...], int] = {}
-    least = [0] * len(problem.tensors)
-    for n, tensor in enumerate(problem.tensors):
-        if n in problem.copied:  # it can lie as its original
-            continue
-        if tensor.shape not in known:
-            most_divided = possible(tensor.shape, sizes, replicas=False)[0]
-            known[tensor.shape] = held_elements(tensor.shape, most_divided, sizes)
-        least[n] = known[tensor.shape] * tensor.element_bytes
-    return int(over_time(problem, least).max())
+    """The budget for what a worker holds if every tensor is divided as far as it can be: no plan takes less."""
+    mesh = Mesh(problem.axes)
+    # A copy can lie as its original.
+    shapes = {n: tensor.shape for n, tensor in enumerate(problem.tensors) if n not in problem.copied}
+    least = 0
+    for worker in mesh.fullest:
+        known = {
+            shape: min(worker.held_elements(shape, p) for p in possible(shape, mesh.units, replicas=True))
+            for shape in set(shapes.values())
+        }
+        sizes = [known[shapes[n]] * t.element_bytes if n in shapes else 0 for n, t in enumerate(problem.tensors)]
+        least = max(least, math.ceil(int(over_time(problem, sizes).max()) / worker.memory_factor))
+    return least
 
 
 def spread(problem: PartitionProblem, count: int) -> list[int]:
-    """``count`` budgets from the least to the whole, ascending, evenly spread."""
-    return sorted({int(b) for b in np.linspace(least_bytes(problem), whole_bytes(problem), count)})
+    """``count`` budgets from the least to what is enough for the whole on every worker, ascending, evenly spread."""
+    most = whole_bytes(problem) / min(worker.memory_factor for worker in Mesh(problem.axes).workers)
+    return sorted({int(b) for b in np.linspace(least_bytes(problem), most, count)})

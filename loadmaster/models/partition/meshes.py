@@ -1,20 +1,30 @@
-"""Meshes as people write them: ``2x4``, with a rate and a latency for each axis, or a topology that says both."""
+"""Meshes as people write them: ``2x4``, with a rate and a latency for each axis, or a topology that says both.
+
+Where GPUs are not alike, they say what each can do.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from loadmaster.errors import InputError
-from loadmaster.models.partition.problem import Axis
+from loadmaster.models.partition.problem import LARGEST_RATIO, Axis
 from loadmaster.models.topologies.presets import catalogue, preset
 from loadmaster.models.topologies.rings import Ring, rings
 from loadmaster.models.topologies.topology import Topology
 
+logger = logging.getLogger(__name__)
+
 # What one GPU receives from its peers of one host over NVSwitch, and what a collective takes beside its bytes.
 GBPS, LATENCY_US = 350.0, 20.0
 _MOST_AXES = 4
-# The command line's names of the three.
-MESH_FLAGS = ("--mesh", "--gbps", "--latency-us")
+_N = TypeVar("_N", int, float)
+# Shares that are found for speeds let no GPU take longer than exact ones would, but for so much.
+_CLOSE = 1.05
+_MOST_UNITS = int(LARGEST_RATIO)
 
 
 def mesh(
@@ -23,7 +33,10 @@ def mesh(
     gbps: str | None = None,
     latency_us: str | None = None,
     topology: str | Topology | None = None,
-    fields: tuple[str, str, str] = ("mesh", "gbps", "latency_us"),
+    speeds: str | None = None,
+    weights: str | None = None,
+    memory: str | None = None,
+    called: Callable[[str], str] = str,
 ) -> tuple[Axis, ...]:
     """The axes of a mesh.
 
@@ -31,22 +44,86 @@ def mesh(
         text: workers along each axis: ``8``, ``2x4``.
         gbps, latency_us: a number for each axis, with commas between, or one for all.
         topology: whose links say what is not given of these: the name of one, or one of your own. Hosts come first.
-        fields: what errors call the three.
+        speeds: how fast GPUs compute, beside those whose times operators have: for each axis a number for each place on
+            it, with commas between, or one for all of them: ``1x2,2,1,1``.
+        weights: in the same way, whole numbers to which shares are proportional. None: small ones that balance speeds.
+        memory: in the same way, how much GPUs have beside each other: the budget is that of the largest.
+        called: what errors call these.
 
     Raises:
-        InputError: no such mesh, not one number for each axis, or a topology of other ranks.
+        InputError: no such mesh, not one number for each axis or place, or a topology of other ranks.
     """
     sizes = [int(part) if part.isdecimal() else 0 for part in text.lower().split("x")]
     if len(sizes) > _MOST_AXES or min(sizes) < 2:
-        raise InputError(fields[0], text, "is no mesh", f"Give 1 to {_MOST_AXES} axes of 2 or more, as in 2x4.")
-    offered = [] if topology is None else _rings(topology, sizes, fields[0])
-    rates = _each(gbps, fields[1], [ring.gbps for ring in offered] or [GBPS] * len(sizes), positive=True)
+        raise InputError(called("mesh"), text, "is no mesh", f"Give 1 to {_MOST_AXES} axes of 2 or more, as in 2x4.")
+    offered = [] if topology is None else _rings(topology, sizes, called("mesh"))
+    rates = _each(gbps, called("gbps"), [ring.gbps for ring in offered] or [GBPS] * len(sizes), positive=True)
     of_links = [LATENCY_US + ring.latency_us for ring in offered] or [LATENCY_US] * len(sizes)
-    latencies = _each(latency_us, fields[2], of_links)
+    latencies = _each(latency_us, called("latency_us"), of_links)
+    fast = _places(speeds, called("speeds"), sizes, float)
+    roomy = [tuple(part / max(of) for part in of) for of in _places(memory, called("memory"), sizes, float)]
+    if weights is None:
+        heavy = [_balanced(of, called("speeds")) for of in fast]
+    else:
+        heavy = _places(weights, called("weights"), sizes, int)
     return tuple(
-        Axis(f"axis{n}", size, rate, latency)
+        Axis(f"axis{n}", size, rate, latency, _unequal(heavy[n]), fast[n], _unequal(roomy[n]))
         for n, (size, rate, latency) in enumerate(zip(sizes, rates, latencies, strict=True))
     )
+
+
+def _places(text: str | None, field: str, sizes: Sequence[int], number: Callable[[str], _N]) -> list[tuple[_N, ...]]:
+    """For each axis a number for each place on it; none where all are alike."""
+    if text is None:
+        return [()] * len(sizes)
+    shown = "x".join(",".join("1" for _ in range(size)) for size in sizes)
+    remedy = f"Give {shown} for equal ones: axes with x between, places with commas, or one number for all of an axis."
+    by_axis = text.lower().split("x")
+    if len(by_axis) != len(sizes):
+        raise InputError(field, text, f"is for {len(by_axis)} axes, the mesh has {len(sizes)}", remedy)
+    found = []
+    for n, (of_axis, size) in enumerate(zip(by_axis, sizes, strict=True)):
+        try:
+            given = tuple(number(part) for part in of_axis.split(","))
+        except ValueError:
+            what = "a whole number" if number is int else "a number"
+            raise InputError(field, text, f"has something for axis {n} that is not {what}", remedy) from None
+        if len(given) not in (1, size):
+            raise InputError(field, text, f"is for {len(given)} GPUs on axis {n}, the mesh has {size}", remedy)
+        least = 1 if number is int else 1 / LARGEST_RATIO
+        if not all(least <= value <= LARGEST_RATIO for value in given):
+            raise InputError(field, text, f"is not from {least:g} to {LARGEST_RATIO:g}", remedy)
+        found.append(() if given == (1,) else given * (size // len(given)))
+    return found
+
+
+def _balanced(speeds: Sequence[float], field: str) -> tuple[int, ...]:
+    """The smallest weights by which no GPU takes much longer than by exact shares."""
+    if not speeds:
+        return ()
+    weights, fair = [1] * len(speeds), 1 / sum(speeds)
+    while max(w / s for w, s in zip(weights, speeds, strict=True)) > _CLOSE * fair * sum(weights):
+        if sum(weights) >= _MOST_UNITS:
+            raise InputError(field, tuple(speeds), "are too far apart to balance", "Give weights.")
+        # One unit more for whoever then takes the least time.
+        least = min(range(len(weights)), key=lambda n: (weights[n] + 1) / speeds[n])
+        weights[least] += 1
+    return tuple(weights)
+
+
+def _unequal(given: tuple[_N, ...]) -> tuple[_N, ...]:
+    """These, where they differ."""
+    return given if len(set(given)) > 1 else ()
+
+
+def tell_of_inputs(shapes: Iterable[Sequence[int]], axes: Sequence[Axis]) -> None:
+    """Say which axes cannot split the batch, though it may be split along others."""
+    for shape in dict.fromkeys(map(tuple, shapes)):
+        for axis in axes:
+            if shape and shape[0] % axis.units:
+                words = "%s has %s, which do not divide dimension 0 of the input of shape %s: it is not split there"
+                what = f"{axis.units} GPUs" if axis.is_even else f"shares of {axis.units} units"
+                logger.warning(words, axis.name, what, list(shape))
 
 
 def _rings(given: str | Topology, sizes: list[int], field: str) -> list[Ring]:

@@ -1,4 +1,7 @@
-"""What one worker holds while one operator runs, by what is chosen: the rows that a budget makes."""
+"""What one worker holds while one operator runs, by what is chosen: the rows that a budget makes.
+
+Where workers have different parts of the budget, bytes are those of the budget that a worker needs for what it holds.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy as np
 
 from loadmaster.models.partition.choices import Choices
 from loadmaster.models.partition.limits import over_time
-from loadmaster.models.partition.placements import held_elements
+from loadmaster.models.partition.placements import Mesh, Worker
 from loadmaster.models.partition.sides import buffer_bytes, copied_bytes, lives, sides
 from loadmaster.solvers.program import FloatArray, IntArray
 
@@ -20,12 +23,14 @@ class Moment:
     """Bytes that one worker holds while an operator runs.
 
     Attributes:
+        worker: that holds them.
         shares: variable -> [states] of the tensors that live then.
         buffers: (tensors, operators) -> [states, states] of what the operator needs or makes otherwise than it lies;
             (originals, copies) -> [states, states] of copies that live then and lie otherwise.
     """
 
     operator: int
+    worker: Worker
     shares: dict[int, FloatArray]
     buffers: dict[tuple[int, int], FloatArray]
 
@@ -36,29 +41,36 @@ class Moment:
 
 
 class Memory:
-    """The moments of a coarsened problem."""
+    """The moments of a coarsened problem.
+
+    Attributes:
+        workers: whose moments are to be kept: all others then keep the budget, too.
+    """
 
     def __init__(self, choices: Choices) -> None:
         self.choices, self.problem = choices, choices.problem
-        self.sizes = tuple(axis.size for axis in self.problem.axes)
+        self.workers = Mesh(self.problem.axes).fullest
         self._lives = lives(self.problem)
-        self._held: dict[tuple[int, tuple[int, ...], int], FloatArray] = {}
+        self._held: dict[tuple[int, Worker, tuple[int, ...], int], FloatArray] = {}
 
-    def moment(self, n: int) -> Moment:
-        """While operator n runs."""
+    def moments(self, n: int) -> list[Moment]:
+        """While operator n runs, of each of the workers."""
+        return [self._moment(n, worker) for worker in self.workers]
+
+    def _moment(self, n: int, worker: Worker) -> Moment:
         shares: dict[int, FloatArray] = {}
         for t, (first, last) in enumerate(self._lives):
             if first <= n <= last and t not in self.problem.copied:
                 v = self.choices.tensor_of[t]
-                held = self._held_bytes(v, t)
+                held = self._held_bytes(v, t, worker) / worker.memory_factor
                 shares[v] = shares[v] + held if v in shares else held
-        buffers = self._buffers(n)
+        buffers = self._buffers(n, worker)
         for copy, original in self.problem.copied.items():
             pair = (self.choices.tensor_of[original], self.choices.tensor_of[copy])
             if self._lives[copy][0] <= n <= self._lives[copy][1] and pair[0] != pair[1]:
-                held = self._copied(copy, *pair)
+                held = self._copied(copy, *pair, worker) / worker.memory_factor
                 buffers[pair] = buffers[pair] + held if pair in buffers else held
-        return Moment(n, shares, buffers)
+        return Moment(n, worker, shares, buffers)
 
     @cached_property
     def whole_bytes(self) -> IntArray:
@@ -69,27 +81,31 @@ class Memory:
     @cached_property
     def least_bytes(self) -> IntArray:
         """[operators] one worker holds at least: every class of tensors as divided as it can be."""
-        held = [
-            0 if t in self.problem.copied else int(self._held_bytes(v, t).min())
-            for t, v in enumerate(self.choices.tensor_of)
-        ]
-        return over_time(self.problem, held)
+        found = []
+        for worker in self.workers:
+            held = [
+                0 if t in self.problem.copied else int(self._held_bytes(v, t, worker).min())
+                for t, v in enumerate(self.choices.tensor_of)
+            ]
+            found.append(np.ceil(over_time(self.problem, held) / worker.memory_factor))
+        least: IntArray = np.max(found, axis=0).astype(np.int64)
+        return least
 
-    def _held_bytes(self, v: int, tensor: int) -> FloatArray:
+    def _held_bytes(self, v: int, tensor: int, worker: Worker) -> FloatArray:
         of = self.problem.tensors[tensor]
-        key = (v, of.shape, of.element_bytes)
+        key = (v, worker, of.shape, of.element_bytes)
         if key not in self._held:
             states = self.choices.variables[v].states
-            held = [held_elements(of.shape, p, self.sizes) * of.element_bytes for p in states]
+            held = [worker.held_elements(of.shape, p) * of.element_bytes for p in states]
             self._held[key] = np.array(held, dtype=float)
         return self._held[key]
 
-    def _copied(self, copy: int, v_original: int, v_copy: int) -> FloatArray:
+    def _copied(self, copy: int, v_original: int, v_copy: int, worker: Worker) -> FloatArray:
         """[states of the original, states of the copy]"""
-        states = [self.choices.variables[v].states for v in (v_original, v_copy)]
-        return np.array([[copied_bytes(self.problem, copy, b, a) for b in states[1]] for a in states[0]], dtype=float)
+        lie, copied = (self.choices.variables[v].states for v in (v_original, v_copy))
+        return np.array([[copied_bytes(self.problem, copy, b, a, worker) for b in copied] for a in lie], dtype=float)
 
-    def _buffers(self, n: int) -> dict[tuple[int, int], FloatArray]:
+    def _buffers(self, n: int, worker: Worker) -> dict[tuple[int, int], FloatArray]:
         operator, v = self.problem.operators[n], self.choices.operator_of[n]
         if v is None:
             return {}
@@ -100,6 +116,7 @@ class Memory:
             t = self.choices.tensor_of[needed[0].tensor]
             placements = self.choices.variables[t].states
             rows = [[0 if side.placement == p and not side.halos else 1 for side in needed] for p in placements]
-            buffer = np.array(rows) * np.array([buffer_bytes(self.problem, side) for side in needed])[None, :]
+            sizes = np.array([buffer_bytes(self.problem, side, worker) for side in needed])
+            buffer = np.array(rows) * sizes[None, :] / worker.memory_factor
             found[t, v] = found[t, v] + buffer if (t, v) in found else buffer
         return found

@@ -27,6 +27,8 @@ from loadmaster.models.fields import READING, Bounds, Gbps, Index, Name, Size
 from loadmaster.models.shown import ShownProblem
 
 LARGEST_US = 1e12
+# Between GPUs of one mesh.
+LARGEST_RATIO = 1e3
 
 Us = Annotated[float, Bounds(ge=0, le=LARGEST_US)]
 Part = Annotated[str, Bounds(pattern=r"^(R|P|S[0-9])$")]
@@ -39,12 +41,16 @@ LASTING = frozenset({"input", "parameter", "state"})
 
 @dataclass(frozen=True)
 class Axis:
-    """One direction of the mesh.
+    """One direction of the mesh. Its workers may be unequal: a worker's speed is the product of those of its places on
+    all axes, and so is its part of the budget.
 
     Attributes:
         size: workers along it.
         gbps: what each of them receives over it, GB/s (1e9 bytes per second).
         latency_us: what every collective along it takes beside its bytes.
+        weights: for each place on it, of how many of their sum the worker there has a share; empty: equal shares.
+        speeds: for each place, how fast a worker computes; operators' times are those of speed 1. Empty: all 1.
+        memory_factors: for each place, the part of the budget that a worker has; the largest is 1. Empty: all 1.
     """
 
     leave_out_defaults: ClassVar = True
@@ -53,6 +59,31 @@ class Axis:
     size: Annotated[int, Bounds(ge=2, le=4096)]
     gbps: Gbps
     latency_us: Us = 0.0
+    weights: tuple[Annotated[int, Bounds(ge=1, le=int(LARGEST_RATIO))], ...] = ()
+    speeds: tuple[Annotated[float, Bounds(ge=1 / LARGEST_RATIO, le=LARGEST_RATIO)], ...] = ()
+    memory_factors: tuple[Annotated[float, Bounds(ge=LARGEST_RATIO**-2, le=1)], ...] = ()
+
+    @cached_property
+    def shares(self) -> tuple[int, ...]:
+        """For each place the units that the worker there has of what is split: weights without a common divisor."""
+        divisor = math.gcd(*self.weights)
+        return tuple(weight // divisor for weight in self.weights) or (1,) * self.size
+
+    @cached_property
+    def units(self) -> int:
+        """Into how many equal ones a dimension that is split along it must divide."""
+        return sum(self.shares)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all shares are equal."""
+        return self.units == self.size
+
+    @cached_property
+    def slowest(self) -> tuple[float, float]:
+        """What the slowest worker does, over its speed: all of the work, and its units where that is divided."""
+        speeds = self.speeds or (1.0,) * self.size
+        return 1 / min(speeds), max(share / speed for share, speed in zip(self.shares, speeds, strict=True))
 
 
 @dataclass(frozen=True)
@@ -102,7 +133,7 @@ class Strategy:
         inputs: in the order of the operator's inputs.
         outputs: the part of each output that comes of it.
         divides: whether each worker does a share of the work; if not, all do all of it.
-        shares_divide: the number of shares must divide this, too: heads, of a dimension of heads x width.
+        shares_divide: the number of equal units must divide this, too: heads, of a dimension of heads x width.
     """
 
     leave_out_defaults: ClassVar = True
@@ -159,7 +190,7 @@ class Operator:
     source: str | None = None
 
     def worker_us(self, share: float) -> float:
-        """What a worker takes that does such a share of the work."""
+        """What a worker of speed 1 takes that does such a share of the work."""
         return self.launch_us + share * (self.time_us - self.launch_us)
 
     @property
@@ -174,10 +205,10 @@ class PartitionProblem(ShownProblem):
 
     Attributes:
         objective: ``bytes`` that all workers receive together, or ``time`` of the step.
-        replicas: whether tensors may lie whole on several workers. Without, every worker stores an equal share of every
+        replicas: whether tensors may lie whole on several workers. Without, every worker stores its share of every
             tensor that can be divided, as in [Wang20].
         overlap: how much of a gathered parameter's or a summed gradient's time is hidden behind kernels; None: nothing.
-        budget_bytes: memory of one worker; None: to be given at planning time.
+        budget_bytes: memory of one worker, of the largest where they are unequal; None: to be given at planning time.
     """
 
     name: Name

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from loadmaster.models.partition.placements import Placement, code, held_elements, shares
-from loadmaster.models.partition.problem import LASTING, Operator, PartitionProblem, Strategy
+from loadmaster.models.partition.placements import Placement, Worker, code
+from loadmaster.models.partition.problem import LASTING, Axis, Operator, PartitionProblem, Strategy
 from loadmaster.models.partition.traffic import Halos
 
 
@@ -34,17 +33,25 @@ def sides(operator: Operator, strategies: Sequence[Strategy]) -> Iterator[Side]:
         yield Side(tensor, tuple(code(strategy.outputs[slot]) for strategy in strategies), output=True)
 
 
-def work_share(sizes: Sequence[int], strategies: Sequence[Strategy]) -> float:
-    """What one worker does of an operator's work."""
-    return 1 / math.prod(size for size, strategy in zip(sizes, strategies, strict=True) if strategy.divides)
+def work_share(axes: Sequence[Axis], divides: Iterable[bool]) -> float:
+    """What the slowest worker does of an operator's work, over its speed.
+
+    Args:
+        divides: whether the work is divided along each axis.
+    """
+    work, units = 1.0, 1
+    for axis, divided in zip(axes, divides, strict=True):
+        work *= axis.slowest[divided]
+        units *= axis.units if divided else 1
+    return work / units
 
 
 class StrategyStates:
-    """Which strategies, one for each axis, an operator can have: those whose shares are all equal. Without replicas,
+    """Which strategies, one for each axis, an operator can have: those whose units are all equal. Without replicas,
     those of them that divide the work most."""
 
     def __init__(self, problem: PartitionProblem) -> None:
-        self.problem, self.sizes = problem, [axis.size for axis in problem.axes]
+        self.problem, self.units = problem, [axis.units for axis in problem.axes]
         self._known: dict[object, tuple[tuple[int, ...], ...]] = {}
 
     def of(self, operator: Operator) -> tuple[tuple[int, ...], ...]:
@@ -59,19 +66,19 @@ class StrategyStates:
         every = self.problem.strategies(operator)
         # No tensor lies as terms of a sum, so what needs terms never runs.
         can_run = [n for n, strategy in enumerate(every) if all(need.part != "P" for need in strategy.inputs)]
-        states = np.array(list(itertools.product(can_run, repeat=len(self.sizes))))
+        states = np.array(list(itertools.product(can_run, repeat=len(self.units))))
         parts = np.array([[code(p) for p in (*(n.part for n in s.inputs), *s.outputs)] for s in every])
-        sizes = np.array(self.sizes)
+        units = np.array(self.units)
         equal = np.ones(len(states), dtype=bool)
         for slot, shape in enumerate(shapes):
             placements = parts[states, slot]
             for d, extent in enumerate(shape):
-                equal &= extent % np.where(placements == d, sizes, 1).prod(axis=1) == 0
+                equal &= extent % np.where(placements == d, units, 1).prod(axis=1) == 0
         for n, strategy in enumerate(every):
             if strategy.shares_divide is not None:
-                equal &= strategy.shares_divide % np.where(states == n, sizes, 1).prod(axis=1) == 0
+                equal &= strategy.shares_divide % np.where(states == n, units, 1).prod(axis=1) == 0
         if not self.problem.replicas:
-            divided = np.where(np.array([s.divides for s in every])[states], sizes, 1).prod(axis=1)
+            divided = np.where(np.array([s.divides for s in every])[states], units, 1).prod(axis=1)
             equal &= divided == divided[equal].max()
         return tuple(map(tuple, states[equal].tolist()))
 
@@ -103,29 +110,29 @@ def exposed(problem: PartitionProblem, tensor: int, *, output: bool) -> float:
     """Of the time of a redistribution, what the step waits for.
 
     What lies in memory from the beginning can be brought while earlier operators run, and a gradient while later ones
-    do: no operator of its pass makes the one or reads the other.
+    do: no operator of its pass makes the one or reads the other. Workers of unequal shares bring nothing early.
     """
     role = problem.tensors[problem.original(tensor)].role
-    hidden = role == "gradient" if output else role in LASTING
+    early = role in LASTING and all(axis.is_even for axis in problem.axes)
+    hidden = role == "gradient" if output else early
     return 1 - (problem.overlap or 0.0) if hidden else 1.0
 
 
-def copied_bytes(problem: PartitionProblem, copy: int, lies: Placement, original_lies: Placement) -> int:
+def copied_bytes(
+    problem: PartitionProblem, copy: int, lies: Placement, original_lies: Placement, worker: Worker
+) -> int:
     """What one worker holds of a copy: nothing where it lies as its original."""
     if lies == original_lies:
         return 0
     tensor = problem.tensors[copy]
-    return held_elements(tensor.shape, lies, [axis.size for axis in problem.axes]) * tensor.element_bytes
+    return worker.held_elements(tensor.shape, lies) * tensor.element_bytes
 
 
-def buffer_bytes(problem: PartitionProblem, side: Side) -> int:
+def buffer_bytes(problem: PartitionProblem, side: Side, worker: Worker) -> int:
     """One worker's share of what an operator needs or makes, halos included."""
     tensor = problem.tensors[side.tensor]
-    sizes = [axis.size for axis in problem.axes]
-    held = held_elements(tensor.shape, side.placement, sizes)
-    found = held
+    held = found = worker.held_elements(tensor.shape, side.placement)
     for d, before, after in side.halos:
-        n = shares(side.placement, sizes, len(tensor.shape))[d]
-        if n > 1:
-            found += held // (tensor.shape[d] // n) * (before + after)
+        if d in side.placement:
+            found += held // worker.share_shape(tensor.shape, side.placement)[d] * (before + after)
     return found * tensor.element_bytes

@@ -24,8 +24,15 @@ def summary(problem: PartitionProblem) -> Summary:
     for n, (role, size) in enumerate(sorted(by_role.items(), key=lambda item: -item[1])):
         rows.append(("" if n else "tensors", f"{show_bytes(size):>9}  {role}"))
     for n, axis in enumerate(problem.axes):
-        latency = f", {axis.latency_us:g} us" if axis.latency_us else ""
-        rows.append(("" if n else "mesh", f"{axis.name}: {axis.size} GPUs, {axis.gbps:g} GB/s each{latency}"))
+        words = f"{axis.name}: {axis.size} GPUs, {axis.gbps:g} GB/s each"
+        words += f", {axis.latency_us:g} us" if axis.latency_us else ""
+        for what, numbers in (
+            ("speeds", axis.speeds),
+            ("shares", () if axis.is_even else axis.shares),
+            ("memory", axis.memory_factors),
+        ):
+            words += f", {what} {':'.join(f'{number:g}' for number in numbers)}" if numbers else ""
+        rows.append(("" if n else "mesh", words))
     figures = {
         "whole_bytes": whole,
         "least_budget_bytes": least,

@@ -18,6 +18,11 @@ bytes that each of them holds before, l the latency of the axis and B its bandwi
     P -> S<d>      reduce-scatter    l + (k - 1) b / (k B)
     R -> S<d>      each keeps its share, nothing moves
 
+Where shares along the axis are unequal, k - 1 of the largest are gathered, and so many scattered: collectives of NCCL
+are for equal ones. In an all-to-all each worker sends and receives what its share asks for, and the largest takes
+longest. With w of U units, whose worker receives most, that is b w (U - w) / (U max w) for (k - 1) b / k. An all-reduce
+does not depend on shares. Bytes b are always those of the worker with the largest share on every axis.
+
 Several axes that split one dimension do so in the order of the mesh, so only the last of them can leave it or join it.
 A halo costs one more exchange along each axis that splits its dimension.
 
@@ -36,7 +41,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loadmaster.models.partition.placements import TERM, WHOLE, Mesh, Placement, divides, held_elements
+from loadmaster.models.partition.placements import TERM, WHOLE, Mesh, Placement, divides
 from loadmaster.models.partition.problem import Axis
 from loadmaster.solvers.program import FloatArray
 
@@ -69,7 +74,7 @@ class Traffic:
     @cached_property
     def mesh(self) -> Mesh:
         """Its workers."""
-        return Mesh(tuple(axis.size for axis in self.axes))
+        return Mesh(self.axes)
 
     def received_bytes(
         self,
@@ -125,19 +130,19 @@ class Traffic:
         return self._paths(tuple(shape), element_bytes).hops(held, needed)
 
     def _halo_us(self, shape: Sequence[int], element_bytes: int, placement: Placement, halos: Halos) -> float:
-        held_bytes = held_elements(shape, placement, self.mesh.sizes) * element_bytes
+        held = self.mesh.largest.share_shape(shape, placement)
+        held_bytes = math.prod(held) * element_bytes
         found = 0.0
         for d, before, after in halos:
-            share = shape[d] // math.prod(a.size for a, p in zip(self.axes, placement, strict=True) if p == d)
             for axis, part in zip(self.axes, placement, strict=True):
                 if part == d:
-                    found += axis.latency_us + held_bytes / share * (before + after) / (axis.gbps * 1e3)
+                    found += axis.latency_us + held_bytes / held[d] * (before + after) / (axis.gbps * 1e3)
         return found
 
     def _paths(self, shape: tuple[int, ...], element_bytes: int) -> _Paths:
         found = self._known.get((shape, element_bytes))
         if found is None:
-            found = self._known[shape, element_bytes] = _Paths(self.axes, shape, element_bytes)
+            found = self._known[shape, element_bytes] = _Paths(self.mesh, shape, element_bytes)
         return found
 
     @cached_property
@@ -148,17 +153,17 @@ class Traffic:
 class _Paths:
     """Shortest paths between all placements of one shape."""
 
-    def __init__(self, axes: tuple[Axis, ...], shape: tuple[int, ...], element_bytes: int) -> None:
-        self.axes, self.sizes = axes, tuple(axis.size for axis in axes)
+    def __init__(self, mesh: Mesh, shape: tuple[int, ...], element_bytes: int) -> None:
+        self.axes = axes = mesh.axes
         self.shape, self.element_bytes = shape, element_bytes
         parts = [*range(len(shape)), WHOLE, TERM]
         grid = np.array(np.meshgrid(*[parts] * len(axes), indexing="ij")).reshape(len(axes), -1).T
-        placements = [p for p in map(tuple, grid.tolist()) if divides(shape, p, self.sizes)]
+        placements = [p for p in map(tuple, grid.tolist()) if divides(shape, p, mesh.units)]
         self.number: dict[Placement, int] = {p: n for n, p in enumerate(placements)}
         times = np.full((len(placements), len(placements)), np.inf)
         np.fill_diagonal(times, 0.0)
         for n, placement in enumerate(placements):
-            held_bytes = held_elements(shape, placement, self.sizes) * element_bytes
+            held_bytes = mesh.largest.held_elements(shape, placement) * element_bytes
             for axis in range(len(axes)):
                 for part in parts:
                     to = (*placement[:axis], part, *placement[axis + 1 :])
@@ -197,8 +202,14 @@ class _Paths:
             return np.inf
         if part == WHOLE:
             return 0.0
-        pieces = along.size - 1
         if part >= 0 and to == WHOLE:
-            return along.latency_us + pieces * held_bytes / (along.gbps * 1e3)
-        exchange_us = along.latency_us + pieces * held_bytes / along.size / (along.gbps * 1e3)
+            return along.latency_us + (along.size - 1) * held_bytes / (along.gbps * 1e3)
+        largest = max(along.shares)
+        if part >= 0:
+            pieces, of = max(share * (along.units - share) for share in along.shares) / largest, along.units
+        elif to == WHOLE:
+            pieces, of = along.size - 1, along.size
+        else:
+            pieces, of = (along.size - 1) * largest, along.units
+        exchange_us = along.latency_us + pieces * held_bytes / of / (along.gbps * 1e3)
         return 2 * exchange_us if part == TERM and to == WHOLE else exchange_us

@@ -4,7 +4,7 @@ Sets:
     v       classes of tensors and operators (:mod:`.choices`), s their states
     p       pairs of a class of tensors t and a class of operators o, with costs b_p[s_t, s_o]
     A_p     states of t whose rows of b_p (and of every buffer of the pair) are the same; B_p columns likewise
-    n       moments: operators while which the budget is to be kept (:mod:`.moments`)
+    n       moments: a worker and an operator while which it is to keep the budget (:mod:`.moments`)
 
 Parameters: a_v[s] cost of a state; M the budget; h_n[v, s] bytes of shares, w_n[p, a, b] bytes of buffers.
 

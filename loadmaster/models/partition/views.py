@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 Shape = tuple[int, ...]
 
@@ -23,7 +24,7 @@ class Cut:
 
     Attributes:
         outer: elements of the dimension's factors before that part.
-        unit: the greatest number of shares is a divisor of this.
+        unit: the number of equal units that are shared is a divisor of this.
     """
 
     dim: int
@@ -137,20 +138,20 @@ class View:
             outer *= factor.extent
         return found or [1]
 
-    def local(self, cuts: Sequence[tuple[Cut, int]]) -> list[list[int]]:
+    def local(self, cuts: Sequence[tuple[Cut, Fraction]]) -> list[list[int]]:
         """For each stage the extents of its factors on one worker.
 
         Args:
-            cuts: of the view, each with its number of shares.
+            cuts: of the view, each with the worker's share.
         """
         extents = [[f.extent for f in stage.factors] for stage in self.stages]
-        for cut, count in cuts:
+        for cut, share in cuts:
             at: Cut = cut
             for n in range(len(self.stages) - 1, -1, -1):
                 found = self.stages[n].found(at)
                 assert found is not None, "a strategy splits what it can"
                 number, factor = found
-                extents[n][number] //= count
+                extents[n][number] = int(extents[n][number] * share)
                 if factor.source is None:
                     break
                 at = Cut(factor.source, factor.outer)

@@ -63,7 +63,7 @@ class _Run:
         with effort.on_clock("build"):
             self.memory = Memory(choices)
             self.rules = Rules(self.problem)
-            self.moments = [self.memory.moment(int(self.memory.whole_bytes.argmax()))]
+            self.moments = self.memory.moments(int(self.memory.whole_bytes.argmax()))
         self.bound: float | None = None
         self.best: tuple[float, Splits] | None = None
         self.verdict: Check | None = None
@@ -110,7 +110,8 @@ class _Run:
         return int(self.memory.least_bytes.max())
 
     def _lacking(self, n: int, least: int) -> Infeasibility:
-        shares = self.memory.moment(n).shares
+        held = [moment.shares for moment in self.memory.moments(n)]
+        shares = max(held, key=lambda of: sum(float(sizes.min()) for sizes in of.values()))
         largest = sorted(shares, key=lambda v: float(shares[v].min()), reverse=True)[:_BLOCKERS]
         names = tuple(self.problem.tensors[self.choices.variables[v].members[0]].name for v in largest)
         where = f"operator {n} ({self.problem.operators[n].words})"
@@ -239,7 +240,7 @@ class _Run:
             self.smallest = (at, verdict.peak_bytes)
         if verdict.peak_bytes > self.budget_bytes:
             self._say(phase, f"{show_bytes(verdict.peak_bytes)} are too much")
-            return self.memory.moment(at)
+            return max(self.memory.moments(at), key=lambda moment: moment.bytes_of(chosen))
         if self.best is None or verdict.objective < self.best[0]:
             self.best, self.verdict = (verdict.objective, splits), verdict
         self._say(phase, f"{show_bytes(verdict.peak_bytes)} at the most")

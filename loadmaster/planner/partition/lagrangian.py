@@ -42,7 +42,7 @@ def search(
         TooWideError: tables are too large for elimination.
     """
     low, high, price = 0.0, None, first_price
-    known = {moment.operator for moment in moments}
+    known = {(moment.operator, moment.worker) for moment in moments}
     for _ in range(ROUNDS):
         if stop():
             return
@@ -52,8 +52,8 @@ def search(
             high = price
         else:
             low = price
-            if broken.operator not in known:
-                known.add(broken.operator)
+            if (broken.operator, broken.worker) not in known:
+                known.add((broken.operator, broken.worker))
                 moments.append(broken)
         if high is not None and high - low <= _CLOSE * high:
             return

@@ -55,6 +55,27 @@ def test_from_a_plan_to_its_tables(problem: Path, tmp_path: Path, capsys: pytest
     assert "on one GPU" in capsys.readouterr().out
 
 
+def test_gpus_that_are_not_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    made, plan = tmp_path / "problem.json", tmp_path / "plan.json"
+    shape = ("--model", "gpt2", "--mesh", "2x2", "--batch", "6", "--sequence", "64", "--hardware", "h100")
+    assert run("new", "partition", *shape, "--speeds", "1x2,1", "--memory", "1x80,40", "-o", made) == 0
+    assert not caplog.text
+    assert run("plan", made, "-o", plan) == 0
+    capsys.readouterr()
+    assert run("show", plan, "--problem", made, "--html", tmp_path / "plan.html") == 0
+    out = capsys.readouterr().out.splitlines()
+    assert any(line.endswith("on one GPU at most") for line in out)
+    rows = [line.split()[:4] + line.split()[-2:] for line in out if line.strip().startswith("1/2 x ")]
+    assert rows == [["1/2", "x", "2/3", "2", "80.0", "GiB"], ["1/2", "x", "1/3", "2", "40.0", "GiB"]]
+    assert "GPUs that are not alike" in (tmp_path / "plan.html").read_text()
+    assert run("show", made) == 0
+    assert "speeds 2:1, shares 2:1, memory 1:0.5" in capsys.readouterr().out
+    assert run("new", "partition", *shape, "--weights", "1x5,3", "-o", made) == 0
+    assert "axis1 has shares of 8 units, which do not divide dimension 0 of the input of shape [6, 64]" in caplog.text
+
+
 def test_too_small_a_budget_is_three(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", problem, "--budget", "100MB") == 3
     assert "largest" in capsys.readouterr().out
@@ -65,6 +86,8 @@ def test_too_small_a_budget_is_three(problem: Path, capsys: pytest.CaptureFixtur
     [
         (("--model", "gpt9", "--mesh", "2"), "--model: is no known model (found 'gpt9'). Did you mean gpt2?"),
         (("--model", "gpt2", "--mesh", "3y"), "--mesh"),
+        (("--model", "gpt2", "--mesh", "2x2", "--speeds", "1x2,1,1"), "--speeds: is for 3 GPUs on axis 1"),
+        (("--model", "gpt2", "--mesh", "2", "--latency-us", "soon"), "--latency-us: is no number"),
         (("--model", "gpt2", "--mesh", "2", "--batch", "0"), "--batch: is less than 1 (found 0)"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 from loadmaster.models.partition.checker import check
 from loadmaster.models.partition.copies import with_copies
@@ -35,8 +36,13 @@ SMOOTH = Signature("smooth", (Strategy("0", (Need("S0", 1, 1),), ("S0",)), Strat
 SIGNATURES = (PRODUCT, ELEMENTWISE, SMOOTH)
 
 
-def axes(*sizes: int, gbps: float = 1.0, latency_us: float = 0.0) -> tuple[Axis, ...]:
-    return tuple(Axis(f"axis {n}", size, gbps / (n + 1), latency_us) for n, size in enumerate(sizes))
+def axes(*sizes: int | tuple[int, ...], gbps: float = 1.0, latency_us: float = 0.0) -> tuple[Axis, ...]:
+    """Of so many equal workers each, or of workers with such weights."""
+    found = []
+    for n, of in enumerate(sizes):
+        size, weights = (of, ()) if isinstance(of, int) else (len(of), of)
+        found.append(Axis(f"axis {n}", size, gbps / (n + 1), latency_us, weights))
+    return tuple(found)
 
 
 def two_products(*sizes: int, **options: object) -> PartitionProblem:
@@ -58,7 +64,7 @@ def two_products(*sizes: int, **options: object) -> PartitionProblem:
 
 
 def random_problem(
-    seed: int, *, mesh: tuple[int, ...] = (2,), operators: int = 3, copies: bool = False
+    seed: int, *, mesh: tuple[int | tuple[int, ...], ...] = (2,), operators: int = 3, copies: bool = False
 ) -> PartitionProblem:
     """A chain with branches, of random sorts and shapes that fit; with copies of what several operators read."""
     rng = random.Random(seed)
@@ -90,14 +96,26 @@ def random_problem(
     return with_copies(found, operators) if copies else found
 
 
+def unequal(problem: PartitionProblem, seed: int) -> PartitionProblem:
+    """With workers of other speeds and parts of the budget, at random."""
+    rng = random.Random(seed)
+    axes = []
+    for axis in problem.axes:
+        factors = [rng.choice((0.25, 0.5, 1.0)) for _ in range(axis.size)]
+        factors[rng.randrange(axis.size)] = 1.0
+        speeds = tuple(rng.choice((0.5, 1.0, 3.0)) for _ in range(axis.size))
+        axes.append(replace(axis, speeds=speeds, memory_factors=tuple(factors)))
+    return replace(problem, axes=tuple(axes))
+
+
 def every_plan(problem: PartitionProblem) -> Iterator[Splits]:
     """All of them, those that do not hold too."""
-    sizes = tuple(axis.size for axis in problem.axes)
+    units = tuple(axis.units for axis in problem.axes)
     placements: list[list[tuple[str, ...]]] = [
-        [tuple(map(part_of, p)) for p in possible(t.shape, sizes, replicas=True)] for t in problem.tensors
+        [tuple(map(part_of, p)) for p in possible(t.shape, units, replicas=True)] for t in problem.tensors
     ]
     strategies: list[list[tuple[int, ...]]] = [
-        [*itertools.product(range(len(problem.strategies(operator))), repeat=len(sizes))]
+        [*itertools.product(range(len(problem.strategies(operator))), repeat=len(units))]
         for operator in problem.operators
     ]
     for placed in itertools.product(*placements):

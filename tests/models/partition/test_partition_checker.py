@@ -13,7 +13,7 @@ from loadmaster.models.partition.limits import least_bytes, spread, whole_bytes
 from loadmaster.models.partition.plan import Redistribution, Splits
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.partition.summary import summary
-from tests.models.partition.instances import two_products
+from tests.models.partition.instances import axes, two_products
 
 PLENTY = 1 << 40
 M, N, K, WHOLE = range(4)
@@ -96,6 +96,9 @@ def _said(verdict: Check, words: str) -> bool:
 def test_shares_that_are_not_equal() -> None:
     problem = two_products(8)  # four rows
     assert _said(check(problem, split("S0", "R", "S0", "R", "S0", M, 0, M), PLENTY), "shares are not equal")
+    weighted = replace(two_products(2), axes=axes((2, 1)))
+    words = r"tensor 0 \(x\).*shares are not equal, dimension 0 is no multiple of 3"
+    assert _said(check(weighted, split("S0", "R", "S0", "R", "S0", M, 0, M), PLENTY), words)
     whole = split("R", "R", "R", "R", "R", M, 2, M)
     assert _said(check(problem, whole, PLENTY), "operator 0 .* cannot run as m on tensors of these shapes")
 
@@ -165,6 +168,9 @@ def changed(problem: PartitionProblem, **changes: object) -> PartitionProblem:
         ({"operator2": {"outputs": (2,)}}, r"operators\[2\].outputs.*made by operators\[0\] too"),
         ({"tensor2": {"shape": (256,)}}, r"operators\[0\].signature.*splits h as S1.*1 dimensions"),
         ({"axis1": {"name": "axis 0"}}, r"axes\[1\].name.*another axis's name too"),
+        ({"axis1": {"weights": (1, 2, 3)}}, r"axes\[1\].weights.*for 3 workers of 2.*give 2 numbers"),
+        ({"axis0": {"speeds": (1.0,)}}, r"axes\[0\].speeds.*for 1 workers of 2"),
+        ({"axis0": {"memory_factors": (0.5, 0.5)}}, r"axes\[0\].memory_factors.*no worker with all of it"),
         ({"tensor0": {"tie": "t"}, "tensor1": {"tie": "t", "shape": (64, 64, 1)}}, r"tensors\[1\].tie"),
         ({"operator0": {"tie": "t"}, "operator1": {"tie": "t"}}, r"operators\[1\].tie.*two signatures"),
     ],

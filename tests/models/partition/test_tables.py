@@ -159,6 +159,41 @@ def test_meshes_that_there_are_not(text: str, options: dict[str, str], words: st
         mesh(text, **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"speeds": "1,2"}, "speeds.*is for 1 axes, the mesh has 2.*Give 1,1x1,1,1"),
+        ({"weights": "1x2,1"}, "weights.*is for 2 GPUs on axis 1, the mesh has 3"),
+        ({"weights": "1x2,1,0"}, "weights.*is not from 1 to 1000"),
+        ({"weights": "1x2,1,1.5"}, "weights.*axis 1.*not a whole number"),
+        ({"memory": "1x1,nan,1"}, "memory.*is not from 0.001 to 1000"),
+        ({"speeds": "1000,0.001x1"}, "speeds.*too far apart.*Give weights"),
+    ],
+)
+def test_unequal_gpus_that_there_are_not(options: dict[str, str], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        mesh("2x3", **options)
+
+
+def test_unequal_gpus_in_words() -> None:
+    hosts, gpus = mesh("2x3", speeds="1x2,1,1", memory="80,40x1")
+    assert (hosts.weights, hosts.speeds, hosts.memory_factors) == ((), (), (1.0, 0.5))
+    assert (gpus.weights, gpus.speeds, gpus.memory_factors) == ((2, 1, 1), (2.0, 1.0, 1.0), ())
+    # Given weights are kept, equal ones are none.
+    assert [axis.weights for axis in mesh("2x2", speeds="2,1x1", weights="1x3,1")] == [(), (3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "weights"),
+    [("2,1", (2, 1)), ("1.5,1", (3, 2)), ("1,0.97", ()), ("4,4", ()), ("3,2,1", (3, 2, 1)), ("1,0.73", (3, 2))],
+)
+def test_weights_balance_speeds(speeds: str, weights: tuple[int, ...]) -> None:
+    (axis,) = mesh(str(speeds.count(",") + 1), speeds=speeds)
+    assert axis.weights == weights
+    share_us = max(share / speed for share, speed in zip(axis.shares, axis.speeds, strict=True)) / axis.units
+    assert share_us * sum(axis.speeds) <= 1.05
+
+
 def test_a_mesh_in_words() -> None:
     axes = mesh("2X4", gbps="45,350", latency_us="5")
     assert [(a.size, a.gbps, a.latency_us) for a in axes] == [(2, 45.0, 5.0), (4, 350.0, 5.0)]

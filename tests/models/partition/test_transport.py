@@ -13,9 +13,10 @@ from loadmaster.models.partition import transport
 from loadmaster.models.partition.checker import check
 from loadmaster.models.partition.choices import Choices, coarsened
 from loadmaster.models.partition.moments import Memory, Moment
+from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import SolveOptions
-from tests.models.partition.instances import random_problem, two_products
+from tests.models.partition.instances import random_problem, two_products, unequal
 
 
 def twin(choices: Choices, moments: list[Moment], budget_bytes: int) -> float | None:
@@ -50,9 +51,19 @@ def twin(choices: Choices, moments: list[Moment], budget_bytes: int) -> float | 
 @pytest.mark.parametrize("seed", [*range(6), 8, 13])
 def test_equal_optima(seed: int) -> None:
     problem = random_problem(seed, mesh=(2, 2) if seed % 2 else (3,), operators=3, copies=seed > 5)
+    equals_its_twin(problem)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_optima_with_unequal_workers(seed: int) -> None:
+    mesh = ((3, 1), 2) if seed % 2 else ((2, 1),)
+    equals_its_twin(unequal(random_problem(seed, mesh=mesh, operators=3, copies=True), seed))
+
+
+def equals_its_twin(problem: PartitionProblem) -> None:
     choices = coarsened(problem)
     memory = Memory(choices)
-    moments = [memory.moment(n) for n in range(len(problem.operators))]
+    moments = [moment for n in range(len(problem.operators)) for moment in memory.moments(n)]
     least, most = int(memory.least_bytes.max()), int(memory.whole_bytes.max())
     for budget_bytes in (most * 2, (least + most) // 2, least - 1):
         program = transport.formulate(choices, moments, budget_bytes, scale=1.0, integer=True)
@@ -69,7 +80,7 @@ def test_equal_optima(seed: int) -> None:
 def test_the_relaxation_is_below_the_program() -> None:
     choices = coarsened(random_problem(3, mesh=(2, 2), operators=4))
     memory = Memory(choices)
-    moments = [memory.moment(int(memory.whole_bytes.argmax()))]
+    moments = memory.moments(int(memory.whole_bytes.argmax()))
     budget_bytes = int(memory.whole_bytes.max())
     found = [
         solve(
@@ -83,7 +94,9 @@ def test_the_relaxation_is_below_the_program() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_costs_and_bytes_of_choices_are_the_checkers(seed: int) -> None:
-    problem = replace(random_problem(seed, mesh=(2, 2), operators=4, copies=True), overlap=0.75 if seed % 2 else None)
+    problem = random_problem(seed, mesh=(2, (3, 1)) if seed % 2 else (2, 2), operators=4, copies=True)
+    problem = unequal(problem, seed) if seed % 4 > 1 else problem
+    problem = replace(problem, overlap=0.75 if seed > 3 else None)
     choices = coarsened(problem)
     memory = Memory(choices)
     rng = np.random.default_rng(seed)
@@ -96,8 +109,8 @@ def test_costs_and_bytes_of_choices_are_the_checkers(seed: int) -> None:
             continue
         assert verdict.ok, verdict.violations
         assert verdict.objective == pytest.approx(cost)
-        held = [memory.moment(n).bytes_of(chosen) for n in range(len(problem.operators))]
-        assert verdict.resident_bytes.tolist() == held
+        for n, held in enumerate(verdict.resident_bytes.tolist()):
+            assert held == max(moment.bytes_of(chosen) for moment in memory.moments(n))
 
 
 def test_what_is_tied_is_one_choice() -> None:

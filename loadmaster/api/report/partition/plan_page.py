@@ -5,7 +5,14 @@ from __future__ import annotations
 from loadmaster.api.report.page import facts, html_table, page, shown
 from loadmaster.api.report.partition.pictures import pictures
 from loadmaster.api.report.partition.view import View
-from loadmaster.api.report.partition.words import LAYER_HEADER, layer_rows, tensor_header, tensor_rows
+from loadmaster.api.report.partition.words import (
+    LAYER_HEADER,
+    WORKER_HEADER,
+    layer_rows,
+    tensor_header,
+    tensor_rows,
+    worker_rows,
+)
 from loadmaster.models.units import show_bytes, show_cost, show_share
 
 _MOST_TENSORS = 60
@@ -22,6 +29,8 @@ def plan_page(view: View) -> str:
         "<h2>How tensors are split</h2>",
         html_table(header, tensor_rows(view, _MOST_TENSORS), numbers=(1, len(header) - 1)),
     ]
+    if view.workers:
+        sections += ["<h2>GPUs that are not alike</h2>", html_table(WORKER_HEADER, worker_rows(view), (1, 2, 3))]
     if view.layers:
         sections += ["<h2>What moves most</h2>", html_table(LAYER_HEADER, layer_rows(view, _MOST_LAYERS), (1, 2, 3, 4))]
     return page(view.plan.name, lead, sections)

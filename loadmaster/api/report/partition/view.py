@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from loadmaster.errors import InputError
 from loadmaster.models.partition.checker import Check, check_plan
-from loadmaster.models.partition.placements import code, held_elements
+from loadmaster.models.partition.placements import Mesh, Worker, code
 from loadmaster.models.partition.plan import PartitionPlan, Redistribution, Splits
 from loadmaster.models.partition.problem import PartitionProblem, Role
 
@@ -20,7 +20,7 @@ class Row:
     Attributes:
         count: of them.
         parts: on each axis.
-        worker_bytes: of one tensor on one worker.
+        worker_bytes: of one tensor on one worker, that with the largest share.
     """
 
     name: str
@@ -29,6 +29,21 @@ class Row:
     shape: tuple[int, ...]
     parts: tuple[str, ...]
     worker_bytes: int
+
+
+@dataclass(frozen=True)
+class Workers:
+    """GPUs that hold equally much.
+
+    Attributes:
+        count: of them.
+        held_bytes, limit_bytes: what one holds at most, and may hold.
+    """
+
+    worker: Worker
+    count: int
+    held_bytes: int
+    limit_bytes: int
 
 
 @dataclass(frozen=True)
@@ -52,6 +67,7 @@ class View:
 
     Attributes:
         rows: the largest on a worker first.
+        workers: none where all are alike.
         layers: in the order of the step.
     """
 
@@ -60,6 +76,7 @@ class View:
     splits: Splits
     check: Check
     rows: tuple[Row, ...]
+    workers: tuple[Workers, ...]
     layers: tuple[Layer, ...]
 
 
@@ -74,20 +91,31 @@ def view(problem: PartitionProblem, plan: PartitionPlan) -> View:
         raise InputError("plan", plan.name, verdict.violations[0], "Plan the problem again: this plan does not hold.")
     assert plan.splits is not None
     rows = tuple(_rows(problem, plan.splits))
-    return View(problem, plan, plan.splits, verdict, rows, tuple(_layers(problem, verdict.redistributions)))
+    layers = tuple(_layers(problem, verdict.redistributions))
+    return View(problem, plan, plan.splits, verdict, rows, tuple(_workers(problem, plan, verdict)), layers)
 
 
 def _rows(problem: PartitionProblem, splits: Splits) -> list[Row]:
-    sizes = [axis.size for axis in problem.axes]
+    worker = Mesh(problem.axes).largest
     alike: dict[object, list[int]] = defaultdict(list)
     for n, tensor in enumerate(problem.tensors):
         alike[tensor.tie or n, tensor.shape, tensor.role].append(n)
     found = []
     for members in alike.values():
         of, parts = problem.tensors[members[0]], splits.placements[members[0]]
-        held = held_elements(of.shape, tuple(map(code, parts)), sizes) * of.element_bytes
+        held = worker.held_elements(of.shape, tuple(map(code, parts))) * of.element_bytes
         found.append(Row(of.tie or of.name, len(members), of.role, of.shape, parts, held))
     return sorted(found, key=lambda row: -row.worker_bytes * row.count)
+
+
+def _workers(problem: PartitionProblem, plan: PartitionPlan, verdict: Check) -> list[Workers]:
+    mesh = Mesh(problem.axes)
+    counts = Counter(mesh.worker(place) for place in mesh.places.tolist())
+    found = [
+        Workers(worker, counts[worker], held, int(worker.memory_factor * plan.budget_bytes))
+        for worker, held in verdict.held_bytes.items()
+    ]
+    return found if len(found) > 1 else []
 
 
 def _layers(problem: PartitionProblem, redistributions: Sequence[Redistribution]) -> list[Layer]:

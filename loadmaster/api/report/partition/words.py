@@ -40,6 +40,8 @@ def verdict(plan: PartitionPlan, check: Check) -> str:
 def details(view: View) -> str:
     """How tensors are split, by axis; what moves, by layer."""
     lines = ["", table(tensor_rows(view, _MOST_TENSORS), tensor_header(view))]
+    if view.workers:
+        lines += ["", table(worker_rows(view), WORKER_HEADER)]
     if view.layers:
         lines += ["", table(layer_rows(view, _MOST_LAYERS), LAYER_HEADER)]
     counts = collectives(view.problem, view.splits)
@@ -50,7 +52,8 @@ def details(view: View) -> str:
 
 def tensor_header(view: View) -> list[str]:
     """A column for each axis of the mesh."""
-    return ["tensor", "times", "role", "shape", *(f"{a.name} ({a.size})" for a in view.problem.axes), "on one GPU"]
+    on_one = "on one GPU" if all(axis.is_even for axis in view.problem.axes) else "on one GPU at most"
+    return ["tensor", "times", "role", "shape", *(f"{a.name} ({a.size})" for a in view.problem.axes), on_one]
 
 
 def tensor_rows(view: View, most: int) -> list[list[str]]:
@@ -65,6 +68,22 @@ def tensor_rows(view: View, most: int) -> list[list[str]]:
             show_bytes(row.worker_bytes),
         ]
         for row in view.rows[:most]
+    ]
+
+
+WORKER_HEADER = ["share of what is split", "GPUs", "holds at most", "of"]
+
+
+def worker_rows(view: View) -> list[list[str]]:
+    """GPUs that are not alike: their shares along each axis, and what they hold."""
+    return [
+        [
+            " x ".join(f"{share}/{units}" for share, units in zip(row.worker.shares, row.worker.units, strict=True)),
+            str(row.count),
+            show_bytes(row.held_bytes),
+            show_bytes(row.limit_bytes),
+        ]
+        for row in view.workers
     ]
 
 
