@@ -20,7 +20,7 @@ from loadmaster.executor.steps.stand_ins import standing_in_for_values
 from loadmaster.executor.steps.step import Loss
 from loadmaster.models.partition.checker import check_plan
 from loadmaster.models.partition.plan import PartitionPlan
-from loadmaster.models.partition.problem import PartitionProblem
+from loadmaster.models.partition.problem import Axis, PartitionProblem
 
 Executor = Literal["graph", "module"]
 
@@ -50,11 +50,13 @@ def apply(
             under plans of the method ``module``.
 
     Raises:
-        InputError: the plan is of another problem or method, the problem of another model, the mesh of another size,
-            the backend is none that runs the step, or the wrapped model does not compute what one device does.
+        InputError: the plan is of another problem or method, the problem of another model, the mesh of another size or,
+            for ``module``, of unequal shares, the backend is none that runs the step, or the wrapped model does not
+            compute what one device does.
     """
     if executor not in get_args(Executor):
         raise InputError("executor", executor, "is unknown", f"Choose one of: {', '.join(get_args(Executor))}.")
+    expect_equal_shares(executor, problem.axes)
     verdict = check_plan(problem, plan)
     if not verdict.ok:
         raise InputError("plan", plan.name, f"does not hold: {verdict.violations[0]}", "Plan again.")
@@ -76,6 +78,18 @@ def apply(
     if executor == "module":
         return ModuleStep(model, loss, traced, problem, plan, mesh, given)
     return PartitionedStep(model, loss, traced, problem, plan, mesh, backend)
+
+
+def expect_equal_shares(executor: Executor, axes: Sequence[Axis]) -> None:
+    """Refuse what ``fully_shard`` and ``DTensor`` cannot split.
+
+    Raises:
+        InputError: the executor is ``module``, and an axis has weights.
+    """
+    for n, axis in enumerate(axes):
+        if executor == "module" and not axis.is_even:
+            remedy = "Use executor='graph', which runs unequal shares."
+            raise InputError(f"axes[{n}].weights", axis.weights, "are not equal, and modules have equal shares", remedy)
 
 
 def device_type() -> str:

@@ -26,6 +26,7 @@ from loadmaster.executor.steps.stand_ins import lacks_values, standing_in_for_va
 from loadmaster.executor.steps.step import Loss
 from loadmaster.models.partition.copies import with_copies
 from loadmaster.models.partition.documents import check_problem
+from loadmaster.models.partition.meshes import tell_of_inputs
 from loadmaster.models.partition.problem import Axis, Operator, PartitionProblem, Signature, Tensor
 from loadmaster.models.partition.repeats import tied
 from loadmaster.models.partition.tdl.operators import update
@@ -83,7 +84,7 @@ def capture(
         own_device = device_of(model, present)
         traced = traced_step(model, present, loss)
     _tell(traced, strict=strict)
-    _tell_of_batch(traced, axes)
+    tell_of_inputs([traced.graph.held[n].shape for n in traced.inputs.values()], axes)
     known = costs or (profiled(own_device) if hardware is None else roofline(hardware))
     with unset_fake_temporarily():
         times_us = [known.node_us(run.node) for run in traced.runs]
@@ -118,18 +119,6 @@ def _tell(traced: TracedStep, *, strict: bool) -> None:
         raise InputError("model", "; ".join(whole), "cannot be split", remedy)
     for one in whole:
         logger.warning("%s; it runs whole on every GPU", one)
-
-
-def _tell_of_batch(traced: TracedStep, axes: Sequence[Axis]) -> None:
-    """Say which axes cannot split the batch, though it may be split along others."""
-    for tensor in traced.inputs.values():
-        shape = traced.graph.held[tensor].shape
-        for axis in axes:
-            if shape and shape[0] % axis.size:
-                words = (
-                    "%s has %d GPUs, which do not divide dimension 0 of the input of shape %s: it is not split there"
-                )
-                logger.warning(words, axis.name, axis.size, list(shape))
 
 
 def _with_optimizer(

@@ -10,17 +10,14 @@ from loadmaster.executor.steps import made_step
 from loadmaster.executor.steps.factory import users_code
 from loadmaster.executor.steps.made_step import make_step
 from loadmaster.models.hardware import hardware
-from loadmaster.models.partition.meshes import MESH_FLAGS, mesh
+from loadmaster.models.partition.mesh_flags import add_mesh, given_mesh
 from loadmaster.models.partition.problem import PartitionProblem
 
 
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     p = made_step.parser("Capture a PyTorch model's training step, optimizer and all, as operators that can be split.")
-    p.add_argument("--mesh", required=True, metavar="2x4", help="GPUs along each axis, the slowest links first")
-    p.add_argument("--topology", metavar="NAME", help="whose links say how fast the axes are: hgx-h200, ndv2, ...")
-    p.add_argument("--gbps", metavar="X,Y", help="GB/s that a GPU receives along each axis, or along all (350)")
-    p.add_argument("--latency-us", metavar="X,Y", help="of a collective along each axis, or along all (20)")
+    add_mesh(p)
     p.add_argument("--hardware", default="h200", help="whose times and memory are taken (h200)")
     p.add_argument(
         "--overlap", type=float, default=OVERLAP, metavar="X", help=f"of parameters' collectives, hidden ({OVERLAP})"
@@ -36,13 +33,7 @@ def run(arguments: argparse.Namespace) -> None:
     Raises:
         InputError: the factory, the mesh, the device or the model cannot be used.
     """
-    axes = mesh(
-        arguments.mesh,
-        gbps=arguments.gbps,
-        latency_us=arguments.latency_us,
-        topology=arguments.topology,
-        fields=MESH_FLAGS,
-    )
+    axes = given_mesh(arguments)
     device = hardware(arguments.hardware)
 
     def captured() -> PartitionProblem:

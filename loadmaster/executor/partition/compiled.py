@@ -95,6 +95,7 @@ class CompiledStep:
         keep_strides(forward, len(self._results))
         keep_strides(backward, len(self._gradients))
         at_once = self._peak_bytes // _PEAK_OVER_AT_ONCE
+        alike = self._split.redistribute.traffic.mesh.is_even
         context = TracingContext(mode)
         context.output_strides = []
         with inductor_config.patch(
@@ -110,10 +111,10 @@ class CompiledStep:
             }
         ):
             with tracing(context):
-                self._run_forward = compile_fx_inner(overlapped(forward, at_once), fakes)
+                self._run_forward = compile_fx_inner(overlapped(forward, at_once, alike=alike), fakes)
             given = as_made(backward, context.output_strides[len(self._results) :], mode)
             turn_gradients(backward, given, mode)
-            self._run_backward = compile_fx_inner(overlapped(backward, at_once), given, is_backward=True)
+            self._run_backward = compile_fx_inner(overlapped(backward, at_once, alike=alike), given, is_backward=True)
 
     def _passes(self, mode: FakeTensorMode, fakes: Sequence[Tensor]) -> tuple[fx.GraphModule, fx.GraphModule]:
         """The graphs of both passes; the backward one is given what is saved, then the tangent."""
@@ -140,6 +141,8 @@ class CompiledStep:
         last = joint.graph.find_nodes(op="placeholder")[-1]
         last.target = _TANGENT
         last._rename(_TANGENT)
+        if not self._split.redistribute.traffic.mesh.is_even:
+            _settle_passes(joint.graph, len(self._results))
         joint.recompile()
         # A tensor that is gathered for each pass is gathered twice: held in between, it would take memory.
         with functorch_config.patch(cse=False):
@@ -150,6 +153,25 @@ class CompiledStep:
         taken = [str(node.target) for node in backward.graph.find_nodes(op="placeholder")]
         assert taken == [*(node.name for node in outputs[len(self._results) :]), _TANGENT]
         return forward, backward
+
+
+def _settle_passes(graph: fx.Graph, result_count: int) -> None:
+    """Collectives that the forward pass's results do not need come after the tangent: the backward pass runs them.
+
+    The partitioner would choose by sizes, which differ from rank to rank where shares are unequal. The others are in
+    the forward pass anyway: it makes no collective again.
+    """
+    results: Any = graph.output_node().args[0]
+    ahead, needed = [node for node in results[:result_count] if isinstance(node, fx.Node)], set()
+    while ahead:
+        node = ahead.pop()
+        if node not in needed:
+            needed.add(node)
+            ahead += node.all_input_nodes
+    tangent = graph.find_nodes(op="placeholder")[-1]
+    for node in graph.nodes:
+        if node.target in collectives.BEGUN and node not in needed:
+            node.args = (*node.args, tangent)
 
 
 def _know_collectives() -> None:

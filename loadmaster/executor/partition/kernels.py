@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from loadmaster.executor.partition.split_step import Kernel
 from loadmaster.executor.partition.traced import TracedStep
 from loadmaster.executor.partition.trials import is_tensor, schema, value
 from loadmaster.executor.steps.step_graph import is_random
+from loadmaster.models.partition.placements import Mesh
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.partition.views import Cut
 
@@ -53,7 +55,7 @@ def kernels(
     Returns:
         The kernels, and how many of them the forward pass has.
     """
-    graph, sizes = traced.graph, [axis.size for axis in problem.axes]
+    graph, fractions = traced.graph, Mesh(problem.axes).worker(draws.coordinate).fractions
     steps: list[Run | None] = [*graph.runs]
     steps[graph.forward_count : graph.forward_count] = [None] * len(graph.buffers)
     found: list[Kernel] = []
@@ -65,16 +67,16 @@ def kernels(
             found.append(_copy)
             continue
         run = steps[done]
-        found.append(_update if run is None else _drawing(run, sizes, taken, draws, done))
+        found.append(_update if run is None else _drawing(run, fractions, taken, draws, done))
         done += 1
         if done == graph.forward_count:
             forward = len(found)
     return found, forward
 
 
-def _drawing(run: Run, sizes: Sequence[int], taken: Sequence[int], draws: Draws, n: int) -> Kernel:
+def _drawing(run: Run, fractions: Sequence[Fraction], taken: Sequence[int], draws: Draws, n: int) -> Kernel:
     """One operator, with random numbers of its own where it draws some."""
-    kernel = _kernel(run, sizes, taken)
+    kernel = _kernel(run, fractions, taken)
     if not is_random(run.node):
         return kernel
     axes = [axis for axis, s in enumerate(taken) if s < len(run.seen)]
@@ -97,12 +99,12 @@ def _seeded(
         return kernel(given, shapes)
 
 
-def _kernel(run: Run, sizes: Sequence[int], chosen: Sequence[int]) -> Kernel:
+def _kernel(run: Run, fractions: Sequence[Fraction], chosen: Sequence[int]) -> Kernel:
     """One operator: its views of the shares, then itself."""
-    split = [(run.seen[s], size) for s, size in zip(chosen, sizes, strict=True) if s < len(run.seen)]
+    split = [(run.seen[s], share) for s, share in zip(chosen, fractions, strict=True) if s < len(run.seen)]
 
-    def cuts(slot: int) -> list[tuple[Cut, int]]:
-        return [(cut, size) for seen, size in split if (cut := seen.cuts[slot]) is not None]
+    def cuts(slot: int) -> list[tuple[Cut, Fraction]]:
+        return [(cut, share) for seen, share in split if (cut := seen.cuts[slot]) is not None]
 
     views = [on_share(view, cuts(slot)) for slot, (_, view) in enumerate(run.inputs)]
     node = run.node
@@ -112,8 +114,8 @@ def _kernel(run: Run, sizes: Sequence[int], chosen: Sequence[int]) -> Kernel:
     if split and run.admitted.formula is not None:
         formula = run.admitted.formula
         extents = formula.extents([*(v.shape for _, v in run.inputs), *(v.shape for _, v in run.outputs)])
-        for seen, size in split:
-            extents[seen.index] //= size
+        for seen, share in split:
+            extents[seen.index] = int(extents[seen.index] * share)
         told = formula.told_values(
             extents, {a.name: v for a, v in zip(schema(node).arguments, node.args, strict=False)}
         )

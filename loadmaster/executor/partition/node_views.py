@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -82,11 +83,11 @@ def _part(parts: fx.Node, source: View, at: int) -> View | None:
     return source.sliced(dim, start, start + sizes[at])
 
 
-def on_share(view: View, cuts: Sequence[tuple[Cut, int]]) -> Callable[[Tensor], Tensor]:
+def on_share(view: View, cuts: Sequence[tuple[Cut, Fraction]]) -> Callable[[Tensor], Tensor]:
     """The view of a worker's share: a function of the share.
 
     Args:
-        cuts: of the view, each with its number of shares.
+        cuts: of the view, each with the share.
     """
     if view.is_identity:
         return lambda share: share

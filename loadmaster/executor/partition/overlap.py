@@ -20,15 +20,18 @@ from loadmaster.executor.steps.step_graph import is_view
 _Pair = tuple[fx.Node, fx.Node]
 
 
-def overlapped(module: fx.GraphModule, at_once_bytes: int) -> fx.GraphModule:
+def overlapped(module: fx.GraphModule, at_once_bytes: int, *, alike: bool = True) -> fx.GraphModule:
     """The same pass with its collectives taken apart and moved, in place.
 
     Args:
         at_once_bytes: of what is begun early or waited for late.
+        alike: whether all ranks have such a pass. If not, none is begun early: what that comes to depends on shapes,
+            and all ranks must begin in one order.
     """
     graph = module.graph
     pairs = [_taken_apart(graph, node) for node in list(graph.nodes) if node.target in collectives.BEGUN]
-    _begin_early(graph, [pair for pair in pairs if _is_from_given(pair[0])], at_once_bytes)
+    if alike:
+        _begin_early(graph, [pair for pair in pairs if _is_from_given(pair[0])], at_once_bytes)
     _wait_late(graph, [pair for pair in pairs if _is_for_nobody(pair[1])], at_once_bytes)
     _in_order(graph)
     graph.lint()
@@ -78,8 +81,10 @@ def _in_order(graph: fx.Graph) -> None:
 
 
 def _taken_apart(graph: fx.Graph, node: fx.Node) -> tuple[fx.Node, fx.Node]:
+    # What it comes after is given to the pass: nothing has to wait for that.
+    args = node.args[:-1] if isinstance(node.args[-1], fx.Node) else node.args
     with graph.inserting_before(node):
-        begin = graph.call_function(collectives.BEGUN[node.target], node.args)
+        begin = graph.call_function(collectives.BEGUN[node.target], args)
         wait = graph.call_function(collectives.wait_for, (begin,))
     begin.meta["val"] = wait.meta["val"] = node.meta["val"]
     node.replace_all_uses_with(wait)

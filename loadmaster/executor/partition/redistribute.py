@@ -1,7 +1,8 @@
 """A tensor brought from one placement to another, over the process groups of a mesh: the path that was planned.
 
 Every step is one collective along one axis (:mod:`loadmaster.models.partition.traffic`), so that what is counted here
-is what was predicted.
+is what was predicted. Along an axis of unequal shares, what is gathered or scattered is padded to the largest one
+(:mod:`.uneven`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from loadmaster.executor.partition.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from loadmaster.executor.partition import uneven
+from loadmaster.executor.partition.collectives import all_gather, all_reduce, all_to_all, in_a_row, reduce_scatter
 from loadmaster.models.partition.placements import WHOLE, Placement
 from loadmaster.models.partition.traffic import Hop, Traffic
 
@@ -26,6 +28,7 @@ class Redistributor:
 
     Attributes:
         counts: collectives so far, by name.
+        worker: this rank's shares.
     """
 
     def __init__(self, mesh: DeviceMesh, traffic: Traffic) -> None:
@@ -34,6 +37,7 @@ class Redistributor:
         self._groups = [mesh.get_group(axis) for axis in range(mesh.ndim)]
         self._ranks: Sequence[int] = mesh.get_coordinate() or ()
         self._sizes = list(mesh.shape)
+        self.worker = traffic.mesh.worker(self._ranks)
 
     def __call__(self, share: Tensor, shape: Sequence[int], held: Placement, needed: Placement) -> Tensor:
         """A share of a tensor of that shape, in another placement.
@@ -62,7 +66,10 @@ class Redistributor:
         return self(share, shape, placement, (WHOLE,) * len(placement))
 
     def _own(self, tensor: Tensor, axis: int, dim: int) -> Tensor:
-        return tensor.chunk(self._sizes[axis], dim)[self._ranks[axis]]
+        along = self.traffic.axes[axis]
+        if along.is_even:
+            return tensor.chunk(self._sizes[axis], dim)[self._ranks[axis]]
+        return uneven.pieces(tensor, dim, along.shares)[self._ranks[axis]]
 
     def _step(self, share: Tensor, hop: Hop) -> Tensor:
         axis, part, to = hop
@@ -72,25 +79,36 @@ class Redistributor:
         self.counts[hop.collective] += 1
         row: Tensor
         if hop.collective == "all-reduce":
-            row = all_reduce(_row(share), group)
+            row = all_reduce(in_a_row(share), group)
             return row.view_as(share)
+        if not self.traffic.axes[axis].is_even:
+            return self._uneven_step(share, hop)
         if hop.collective == "all-gather":
-            row = all_gather(_row(share), size, group)
+            row = all_gather(in_a_row(share), share.numel(), size, group)
             return _joined(row.view(size, *share.shape), part)
         shape = (*share.shape[:to], size, share.shape[to] // size, *share.shape[to + 1 :])
         pieces = share.reshape(shape).movedim(to, 0)
         if hop.collective == "reduce-scatter":
-            row = reduce_scatter(_row(pieces), size, group)
+            row = reduce_scatter(in_a_row(pieces), size, group)
             return row.view(pieces.shape[1:])
-        row = all_to_all(_row(pieces), size, group)
+        counts = [share.numel() // size] * size
+        row = all_to_all(in_a_row(pieces), counts, counts, group)
         return _joined(row.view(pieces.shape), part)
+
+    def _uneven_step(self, share: Tensor, hop: Hop) -> Tensor:
+        axis, part, to = hop
+        group, shares, own = self._groups[axis].group_name, self.traffic.axes[axis].shares, self._ranks[axis]
+        if hop.collective == "all-gather":
+            return uneven.gathered(share, part, shares, own, group)
+        if hop.collective == "reduce-scatter":
+            return uneven.scattered(share, to, shares, own, group)
+        return uneven.exchanged(share, part, to, shares, own, group)
 
 
 def _joined(pieces: Tensor, dim: int) -> Tensor:
-    """Pieces, the first dimension, one after the other along a dimension of each; nothing is copied for the first."""
-    return pieces.movedim(0, dim).flatten(dim, dim + 1)
+    """Pieces, the first dimension, one after the other along a dimension of each; nothing is copied for the first.
 
-
-def _row(tensor: Tensor) -> Tensor:
-    """The elements in one row: collectives over the first dimension want one, and a compiler lays out a row one way."""
-    return tensor.contiguous().view(-1)
+    Pieces of one element there would come out as a view: some kernels read what they are given as one row (PyTorch's
+    layer norms on CPUs, of the means of the forward pass).
+    """
+    return pieces.movedim(0, dim).flatten(dim, dim + 1).contiguous()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from loadmaster.errors import InputError, LoadmasterError
-from loadmaster.executor.partition.apply import Executor, apply, device_type, expect_ranks
+from loadmaster.executor.partition.apply import Executor, apply, device_type, expect_equal_shares, expect_ranks
 from loadmaster.executor.partition.capture import OVERLAP, capture
 from loadmaster.executor.partition.graph_step import Backend, PartitionedStep
 from loadmaster.executor.partition.module_step import ModuleStep
@@ -45,6 +45,9 @@ def split(
     gbps: str | None = None,
     latency_us: str | None = None,
     topology: str | Topology | None = None,
+    speeds: str | None = None,
+    weights: str | None = None,
+    memory: str | None = None,
     hardware: str | None = "h200",
     overlap: float = OVERLAP,
     backend: Backend | None = None,
@@ -59,7 +62,8 @@ def split(
             ``module`` with ``method="module"``.
         budget_bytes: memory of one GPU, for what the step itself holds: bytes, or a size (``"40GiB"``).
         optimizer: makes the optimizer of some parameters, such as ``torch.optim.AdamW``: its state counts.
-        gbps, latency_us, topology: of the axes, as for :func:`loadmaster.models.partition.meshes.mesh`.
+        gbps, latency_us, topology, speeds, weights, memory: of the axes, as for
+            :func:`loadmaster.models.partition.meshes.mesh`.
         hardware: the entry of the catalogue whose times are estimated; None: operators are measured.
         overlap: as for :func:`loadmaster.executor.capture_partition`.
         backend, executor: as for :func:`loadmaster.executor.apply_partition`.
@@ -68,8 +72,11 @@ def split(
         InputError: the step cannot be captured, the mesh is not that of the ranks, or there is no plan.
         LoadmasterError: the planner's.
     """
-    axes = mesh_of(mesh, gbps=gbps, latency_us=latency_us, topology=topology)
+    axes = mesh_of(
+        mesh, gbps=gbps, latency_us=latency_us, topology=topology, speeds=speeds, weights=weights, memory=memory
+    )
     expect_ranks([axis.size for axis in axes])
+    expect_equal_shares(executor, axes)
     budget = bytes_of(budget_bytes, "budget_bytes")
 
     def planned() -> tuple[PartitionProblem, PartitionPlan]:

@@ -50,8 +50,9 @@ class SplitStep:
         if tuple(mesh.shape) != sizes:
             remedy = f"Make a mesh of {' x '.join(map(str, sizes))}."
             raise InputError("mesh", tuple(mesh.shape), "is not the mesh of the problem", remedy)
-        self.problem, self.kernels, self.sizes = problem, kernels, sizes
+        self.problem, self.kernels = problem, kernels
         self.redistribute = Redistributor(mesh, Traffic(problem.axes))
+        self._worker = self.redistribute.worker
         self.placements: list[Placement] = [tuple(map(code, parts)) for parts in splits.placements]
         kept = {*kept, *(n for n, tensor in enumerate(problem.tensors) if tensor.role in LASTING)}
         last_read = {t: n for n, operator in enumerate(problem.operators) for t in operator.inputs}
@@ -70,7 +71,7 @@ class SplitStep:
 
     def share_shape(self, tensor: int) -> list[int]:
         """Of what one rank holds of a tensor."""
-        return _share(self.problem.tensors[tensor].shape, self.placements[tensor], self.sizes)
+        return self._worker.share_shape(self.problem.tensors[tensor].shape, self.placements[tensor])
 
     def run(self, held: MutableMapping[int, Tensor], first: int = 0, last: int | None = None) -> None:
         """Run operators from the first to before the last one.
@@ -103,7 +104,7 @@ class SplitStep:
             path = self.redistribute.traffic.path(of.shape, of.element_bytes, held, needed)
             (makes if side.output else reads).append((side.tensor, path))
             if side.output:
-                shapes.append(_share(of.shape, side.placement, self.sizes))
+                shapes.append(self._worker.share_shape(of.shape, side.placement))
         touched = dict.fromkeys((*operator.inputs, *operator.outputs))
         freed = tuple(t for t in touched if t not in kept and last_read.get(t, n) <= n)
         return _Call(tuple(reads), tuple(makes), tuple(shapes), freed)
@@ -123,11 +124,3 @@ class _Call:
     makes: tuple[tuple[int, list[Hop]], ...]
     shapes: tuple[list[int], ...]
     freed: tuple[int, ...]
-
-
-def _share(shape: Sequence[int], placement: Placement, sizes: Sequence[int]) -> list[int]:
-    found = list(shape)
-    for part, size in zip(placement, sizes, strict=True):
-        if part >= 0:
-            found[part] //= size
-    return found

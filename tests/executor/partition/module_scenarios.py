@@ -35,14 +35,14 @@ def under(problem: PartitionProblem, roles: Roles) -> PartitionPlan:
     return replace(plan_of(problem, splits), method="module")
 
 
-def fast_links(name: str, sizes: tuple[int, ...], rank: int) -> PartitionProblem:
+def fast_links(name: str, sizes: tuple[int, ...]) -> PartitionProblem:
     """So fast that all is split which can be."""
-    return captured(name, axes(*sizes, gbps=1e6), rank)
+    return replace(captured(name), axes=axes(*sizes, gbps=1e6))
 
 
 def trains_alike(name: str, every: list[Roles], sizes: tuple[int, ...], rank: int) -> None:
     """Loss and parameters are those of one device, whatever the axes are for."""
-    problem, expected = fast_links(name, sizes, rank), on_one_device(name)
+    problem, expected = fast_links(name, sizes), on_one_device(name)
     for roles in every:
         model, batch, loss = made(name)
         step = apply(model, batch, loss, problem=problem, plan=under(problem, roles), executor="module")
@@ -79,7 +79,7 @@ def splits_in_one_call(sizes: tuple[int, ...], rank: int) -> None:
 
 def refuses(sizes: tuple[int, ...], rank: int) -> None:
     """What would train otherwise than one device is found before it trains."""
-    problem = fast_links("convolutional", sizes, rank)
+    problem = fast_links("convolutional", sizes)
 
     def tried(roles: Roles) -> None:
         model, batch, loss = made("convolutional")

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, fx
+from torch._guards import TracingContext
 from torch.distributed.device_mesh import init_device_mesh
 
 import loadmaster
 from loadmaster.errors import InputError, LoadmasterError
+from loadmaster.executor.partition import collectives as collectives_of_graphs
+from loadmaster.executor.partition import compiled
 from loadmaster.executor.partition.apply import apply
 from loadmaster.executor.partition.capture import capture
 from loadmaster.executor.partition.graph_step import Backend, PartitionedStep
 from loadmaster.executor.partition.redistribute import Redistributor
 from loadmaster.executor.partition.split import split
-from loadmaster.executor.partition.traced import traced_step
+from loadmaster.executor.partition.traced import TracedStep, traced_step
 from loadmaster.executor.steps.batch import batch_of
 from loadmaster.models.partition.checker import check
 from loadmaster.models.partition.choices import coarsened
@@ -27,29 +35,37 @@ from loadmaster.models.partition.collectives import collectives
 from loadmaster.models.partition.documents import read_problem, write_problem
 from loadmaster.models.partition.placements import TERM, divides, possible
 from loadmaster.models.partition.plan import PartitionPlan, Splits
-from loadmaster.models.partition.problem import Axis, PartitionProblem
+from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.partition.traffic import Traffic
-from tests.executor.partition.models import made
+from tests.executor.partition.models import Made, made
 from tests.models.partition.instances import axes
 
 STEPS, RATE = 3, 0.01
+# Workers along each axis, or the weights of unequal ones.
+Sizes = tuple[int | tuple[int, ...], ...]
 LARGEST = 1 << 60
 
 
-def every_redistribution(sizes: tuple[int, ...], rank: int) -> None:
+def every_redistribution(of: Sizes, rank: int) -> None:
     """From every placement of a matrix to every other one, terms of sums among them."""
-    redistribute = Redistributor(init_device_mesh("cpu", sizes), Traffic(axes(*sizes, latency_us=1.0)))
-    shape = (8, 12)
-    whole = torch.arange(96, dtype=torch.float64).reshape(shape)
-    stored = possible(shape, sizes, replicas=True)
+    traffic = Traffic(axes(*of, latency_us=1.0))
+    sizes, units = traffic.mesh.sizes, traffic.mesh.units
+    redistribute = Redistributor(init_device_mesh("cpu", sizes), traffic)
+    # Shares of one column are joined, too.
+    shape = (24, math.prod(units))
+    whole = torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape)
+    stored = possible(shape, units, replicas=True)
     parts = itertools.product((0, 1, TERM), repeat=len(sizes))
-    for held in {*stored, *(p for p in parts if divides(shape, p, sizes))}:
+    for held in sorted({*stored, *(p for p in parts if divides(shape, p, units))}):
+        (top, bottom), (left, right) = traffic.mesh.regions(shape, [held])[0, rank].tolist()
+        assert torch.equal(redistribute.cut(whole, held), whole[top:bottom, left:right])
         terms = 1
         for part, size in zip(held, sizes, strict=True):
             terms *= size if part == TERM else 1
         for needed in stored:
             found = redistribute(redistribute.cut(whole, held) / terms, shape, held, needed)
             torch.testing.assert_close(found, redistribute.cut(whole, needed), rtol=1e-14, atol=0)
+            assert found.is_contiguous()
 
 
 def plan_of(problem: PartitionProblem, splits: Splits) -> PartitionPlan:
@@ -74,13 +90,13 @@ def plan_of(problem: PartitionProblem, splits: Splits) -> PartitionPlan:
     )
 
 
-def trains_alike(name: str, plans: int, sizes: tuple[int, ...], rank: int, backend: Backend = "eager") -> None:
+def trains_alike(name: str, plans: int, sizes: Sizes, rank: int, backend: Backend = "eager") -> None:
     """Loss, gradients and parameters of random plans are those of one device; collectives are those predicted."""
-    model, batch, loss = made(name)
-    problem = captured(name, axes(*sizes, latency_us=1.0), rank)
+    model, batch, loss, traced = traced_once(name)
+    problem = replace(captured(name), axes=axes(*sizes, latency_us=1.0))
     choices, rng = coarsened(problem), random.Random(1)
     expected = on_one_device(name)
-    traced, mesh = traced_step(model, batch_of(batch), loss), init_device_mesh("cpu", sizes)
+    mesh = init_device_mesh("cpu", tuple(axis.size for axis in problem.axes))
     for _ in range(plans):
         splits = choices.splits([rng.randrange(len(variable.states)) for variable in choices.variables])
         # As ``apply`` does, but for the tracing: it takes longer than the rest.
@@ -100,16 +116,58 @@ def trains_alike(name: str, plans: int, sizes: tuple[int, ...], rank: int, backe
             torch.testing.assert_close(step.state_dict(), state, rtol=1e-9, atol=1e-11)
 
 
-def captured(name: str, mesh: tuple[Axis, ...], rank: int) -> PartitionProblem:
-    """One rank captures for all."""
+def passes_are_alike(name: str, plans: int, sizes: Sizes, rank: int) -> None:
+    """Compiled passes of ranks with unequal shares begin the same collectives in one order: else they would not end."""
+    model, batch, loss, traced = traced_once(name)
+    problem = replace(captured(name), axes=axes(*sizes, latency_us=1.0))
+    choices, rng = coarsened(problem), random.Random(1)
+    mesh = init_device_mesh("cpu", tuple(axis.size for axis in problem.axes))
+    begun: list[list[str]] = []
+
+    def runs_nothing(_: object) -> None:
+        raise InterruptedError
+
+    def seen(module: fx.GraphModule, *_: object, **__: object) -> Callable[[object], None]:
+        nodes = module.graph.nodes
+        begun.append([str(node.target) for node in nodes if node.target in collectives_of_graphs.BEGUN.values()])
+        context = TracingContext.try_get()
+        if context is not None and context.output_strides is not None:
+            output: Any = module.graph.output_node()
+            context.output_strides += [None] * len(output.args[0])
+        return runs_nothing
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(compiled, "compile_fx_inner", seen)
+        for _ in range(plans):
+            splits = choices.splits([rng.randrange(len(variable.states)) for variable in choices.variables])
+            step = PartitionedStep(model, loss, traced, problem, plan_of(problem, splits), mesh, "inductor")
+            with pytest.raises(InterruptedError):
+                step(*batch)
+    assert len(begun) == 2 * plans and all(begun)
+    said: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(said, begun)
+    assert said == [begun] * len(said)
+
+
+@cache
+def traced_once(name: str) -> tuple[*Made, TracedStep]:
+    """A model, which steps read and do not train."""
+    model, batch, loss = made(name)
+    return model, batch, loss, traced_step(model, batch_of(batch), loss)
+
+
+@cache
+def captured(name: str) -> PartitionProblem:
+    """One rank captures for all, whatever the mesh."""
     said: list[object] = [None]
-    if rank == 0:
+    if dist.get_rank() == 0:
         model, batch, loss = made(name)
-        said = [write_problem(capture(model, batch, loss, axes=mesh))]
+        said = [write_problem(capture(model, batch, loss, axes=axes(2)))]
     dist.broadcast_object_list(said)
     return read_problem(said[0])
 
 
+@cache
 def on_one_device(name: str) -> list[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:
     model, batch, loss = made(name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
@@ -176,16 +234,28 @@ def splits_in_one_call(sizes: tuple[int, ...], rank: int) -> None:
     torch.testing.assert_close(step(*batch), loss(model(*batch[:-1]), batch[-1]), rtol=1e-10, atol=1e-12)
     with pytest.raises(LoadmasterError, match="budget_bytes"):
         split(model, batch, loss, mesh=mesh, planner=loadmaster.plan, budget_bytes=1)
+    with pytest.raises(InputError, match=r"axes\[0\].weights.*executor='graph'"):
+        split(
+            model,
+            batch,
+            loss,
+            mesh=mesh,
+            weights="3,1x1",
+            planner=loadmaster.plan,
+            budget_bytes="1GiB",
+            executor="module",
+        )
     with pytest.raises(InputError, match=r"batch: .*\[8, 8\]"):
         step(batch[0][:4], batch[1][:4])
     with pytest.raises(InputError, match="mesh"):
         split(model, batch, loss, mesh="8x8", planner=loadmaster.plan, budget_bytes="1GiB")
 
 
-def saves_and_loads(sizes: tuple[int, ...], rank: int) -> None:
+def saves_and_loads(sizes: tuple[int, ...], rank: int, speeds: str | None = None) -> None:
     """A plain state dict goes out and in; a model without values gets them that way."""
     model, batch, loss = made("convolutional")
-    step = split(model, batch, loss, mesh="x".join(map(str, sizes)), planner=loadmaster.plan, budget_bytes="1GiB")
+    mesh = "x".join(map(str, sizes))
+    step = split(model, batch, loss, mesh=mesh, speeds=speeds, planner=loadmaster.plan, budget_bytes="1GiB")
     step(*batch).backward()
     state = step.state_dict()
     model.load_state_dict(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from fractions import Fraction
 
 import pytest
 import torch
@@ -50,11 +51,16 @@ def chain(rng: random.Random) -> tuple[Tensor, Tensor, View]:
     return tensor, seen, view
 
 
-def share(tensor: Tensor, cut: Cut, n: int, worker: int) -> Tensor:
+def share(tensor: Tensor, cut: Cut, shares: tuple[int, ...], worker: int) -> Tensor:
     """A worker's share along a part of a dimension."""
     before, extent, after = tensor.shape[: cut.dim], tensor.shape[cut.dim], tensor.shape[cut.dim + 1 :]
     inner = tensor.reshape(*before, cut.outer, extent // cut.outer, *after)
-    return inner.chunk(n, cut.dim + 1)[worker].flatten(cut.dim, cut.dim + 1)
+    return piece(inner, cut.dim + 1, shares, worker).flatten(cut.dim, cut.dim + 1)
+
+
+def piece(tensor: Tensor, dim: int, shares: tuple[int, ...], worker: int) -> Tensor:
+    unit = tensor.shape[dim] // sum(shares)
+    return tensor.narrow(dim, unit * sum(shares[:worker]), unit * shares[worker])
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -70,10 +76,11 @@ def test_shares_of_a_view_are_views_of_shares(seed: int) -> None:
             for outer in view.starts(dim):
                 cut = Cut(dim, outer)
                 found = view.traced(cut)
-                for n in (2, 3):
-                    if found is None or found.outer != 1 or found.unit % n:
+                for shares in ((1, 1), (1, 1, 1), (2, 1), (1, 3)):
+                    if found is None or found.outer != 1 or found.unit % sum(shares):
                         continue
-                    for worker in range(n):
-                        own = tensor if found.dim < 0 else tensor.chunk(n, found.dim)[worker]
-                        assert torch.equal(on_share(view, [(cut, n)])(own), share(seen, cut, n, worker))
+                    for worker, units in enumerate(shares):
+                        own = tensor if found.dim < 0 else piece(tensor, found.dim, shares, worker)
+                        local = on_share(view, [(cut, Fraction(units, sum(shares)))])(own)
+                        assert torch.equal(local, share(seen, cut, shares, worker))
                         tried += 1

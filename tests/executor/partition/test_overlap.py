@@ -22,7 +22,7 @@ def a_pass() -> fx.GraphModule:
     def run(x: Tensor, *halves: Tensor) -> list[Tensor]:
         gradients = []
         for half in halves:
-            weight = collectives.all_gather(half.view(-1), 2, "group").view(WIDTH, WIDTH)
+            weight = collectives.all_gather(half.view(-1), half.numel(), 2, "group").view(WIDTH, WIDTH)
             x = torch.tanh(x @ weight)
             gradient = collectives.reduce_scatter((x.t() @ x).view(-1), 2, "group")
             gradients.append(gradient.view(WIDTH // 2, WIDTH))

@@ -35,22 +35,40 @@ def test_the_pages_script_trains_under_torchrun(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_models_train_on_two_ranks_as_on_one(tmp_path: Path) -> None:
-    scenarios = {name: partial(step_scenarios.trains_alike, name, 2, (2,)) for name in MADE}
+    """On equal ranks, and where one has three times what the other has."""
+    unequal = ((3, 1),)
+    scenarios = {name: partial(step_scenarios.trains_alike, name, 1, (2,)) for name in MADE}
+    scenarios |= {f"{name}, unequal": partial(step_scenarios.trains_alike, name, 1, unequal) for name in MADE}
+    scenarios |= {str(of): partial(step_scenarios.every_redistribution, of) for of in ((2,), unequal)}
     scenarios |= {
-        "redistributions": partial(step_scenarios.every_redistribution, (2,)),
         "dropout": partial(step_scenarios.drops_alike, (2,)),
         "state": partial(step_scenarios.saves_and_loads, (2,)),
+        "state, unequal": partial(step_scenarios.saves_and_loads, (2,), speeds="3,1"),
         "compiled": partial(step_scenarios.trains_alike, "recurrent", 1, (2,), backend="inductor"),
         "compiled convolutions": partial(step_scenarios.trains_alike, "convolutional", 1, (2,), backend="inductor"),
+        "compiled, unequal": partial(step_scenarios.trains_alike, "perceptron", 1, unequal, backend="inductor"),
+        "passes": partial(step_scenarios.passes_are_alike, "gpt", 2, ((7, 1),)),
     }
     said = reports(scenarios, tmp_path, 2, last=step_scenarios.a_rank_ends)
     assert said == {name: ["", ""] for name in scenarios} | {"last": ["", "nothing"]}
 
 
 @pytest.mark.slow
+def test_models_train_on_three_unequal_ranks_as_on_one(tmp_path: Path) -> None:
+    scenarios = {
+        "perceptron": partial(step_scenarios.trains_alike, "perceptron", 2, ((2, 1, 1),)),
+        "redistributions": partial(step_scenarios.every_redistribution, ((2, 1, 1),)),
+    }
+    assert reports(scenarios, tmp_path, 3) == {name: [""] * 3 for name in scenarios}
+
+
+@pytest.mark.slow
 def test_models_train_on_a_mesh_as_on_one(tmp_path: Path) -> None:
     """Two axes: every rank traces for itself, so that a few models must do here."""
-    scenarios = {name: partial(step_scenarios.trains_alike, name, 2, (2, 2)) for name in ("convolutional", "experts")}
+    meshes = ((2, 2), ((3, 1), 2))
+    names = ("convolutional", "experts")
+    scenarios = {f"{n} {of}": partial(step_scenarios.trains_alike, n, 1, of) for n in names for of in meshes}
     scenarios["one call"] = partial(step_scenarios.splits_in_one_call, (2, 2))
-    scenarios |= {str(sizes): partial(step_scenarios.every_redistribution, sizes) for sizes in ((2, 2), (4,))}
+    meshes = ((2, 2), (4,), ((2, 1), (1, 3)))
+    scenarios |= {str(of): partial(step_scenarios.every_redistribution, of) for of in meshes}
     assert reports(scenarios, tmp_path, 4) == {name: [""] * 4 for name in scenarios}
