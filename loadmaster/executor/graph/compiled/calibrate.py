@@ -21,7 +21,7 @@ from torch import Tensor
 import loadmaster
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.compiled.capture import statistics_of_graph
-from loadmaster.executor.graph.compiled.choosing import build
+from loadmaster.executor.graph.compiled.choosing import KernelMaker
 from loadmaster.executor.graph.compiled.indices import Indices
 from loadmaster.executor.graph.compiled.triton.cache import FOLDER, folder
 from loadmaster.executor.graph.structure.graph import Graph
@@ -92,7 +92,7 @@ def kernel_times(program: Program, graph: Graph, element_bytes: int) -> Iterator
     held = {n: _given(program, n, indices, dtype) for n, value in enumerate(program.values) if not value.inputs}
     needs = Inline(program, kept)
     for kernel in schedule.kernels:
-        runner = build(program, kernel, kept, indices, dtype)
+        runner = KernelMaker(program, kernel, kept, dtype, indices.device).on(indices)
         held.update(zip(kernel.stores, runner(held), strict=True))
         yield costs.work(kernel, kernel_need(needs, kernel)), _time_us(partial(runner, held))
 

@@ -1,5 +1,8 @@
 """What the kernels of a compiled layer know of one graph: rows of every space, and which row belongs to which.
 
+All of it is made when a kernel first asks, on the graph's device. Of what the host must know, counts and longest rows,
+as much as can be is taken from the graph's own counts; the rest :meth:`Indices.learn` asks the device for at once.
+
 Edges are kept sorted by relation, then by target, then as they were given; pairs by relation, then by node; nodes by
 type. So the edges of one relation, or of one target and relation, lie side by side. The caller's order is
 :attr:`Indices.edge_order`.
@@ -7,20 +10,21 @@ type. So the edges of one relation, or of one target and relation, lie side by s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from loadmaster.errors import InputError
+from loadmaster.executor.graph.compiled.pairing import Pairing, Pairs
+from loadmaster.executor.graph.structure.blocks import Block
+from loadmaster.executor.graph.structure.graph import Graph
 from loadmaster.executor.graph.structure.ids import choose_dtype
-from loadmaster.executor.graph.structure.pairs import distinct_pairs, of_pair_keys, pair_keys
+from loadmaster.executor.graph.structure.pairs import of_pair_keys, pair_keys
 from loadmaster.models.graph.spaces import Space
-
-if TYPE_CHECKING:
-    from loadmaster.executor.graph.structure.graph import Graph
 
 Groups = tuple[Tensor, Tensor | None]
 _OF_NODES: tuple[Space, ...] = ("node", "source", "target")
@@ -33,7 +37,6 @@ class Indices:
     The rows of ``node``, ``source`` and ``target`` are the same.
 
     Attributes:
-        edge_order: [edges], the place at which the caller gave the edge of each row.
         result_rows: the rows of nodes that are a layer's results; None: all.
         device: of all tensors.
     """
@@ -45,24 +48,28 @@ class Indices:
         relation: Tensor,
         node_count: int,
         relation_count: int,
-        node_type_ptr: Tensor,
-        edge_order: Tensor,
+        node_type_ptr: Sequence[int],
+        edge_order: Tensor | None,
         result_rows: Tensor | None,
+        relation_ptr: Sequence[int] | None,
     ) -> None:
-        self.device = source.device
-        self.edge_order, self.result_rows = edge_order, result_rows
+        self.device, self.result_rows = source.device, result_rows
+        self._edge_order = edge_order
         self._edges: dict[Space, Tensor] = {"source": source, "target": target, "relation": relation}
-        self._type_ptr = node_type_ptr
+        self._type_list = [*node_type_ptr]
+        self._relation_list = None if relation_ptr is None else [*relation_ptr]
         self._rows: dict[Space, int] = {
             "one": 1,
             "relation": relation_count,
-            "node_type": node_type_ptr.numel() - 1,
+            "node_type": len(node_type_ptr) - 1,
             "node": node_count,
             "source": node_count,
             "target": node_count,
             "edge": source.numel(),
         }
         self._index = choose_dtype(None, max(source.numel(), node_count))
+        self._pairs: dict[Space, Pairs] = {}
+        self._longest: dict[tuple[Space, Space], int] = {}
         self._kept: dict[Hashable, Any] = {}
 
     @classmethod
@@ -72,27 +79,49 @@ class Indices:
         In a block the nodes are those that edges begin at; :attr:`result_rows` are those that edges end at.
         """
         if graph not in _of_graphs:
-            _of_graphs[graph] = cls._of(graph)
+            _of_graphs[graph] = cls._of_block(graph) if isinstance(graph, Block) else cls._of_graph(graph)
         return _of_graphs[graph]
 
     @classmethod
-    def _of(cls, graph: Graph) -> Indices:
-        schema, device = graph.schema, graph.device
-        target, rows = graph.destination, None
-        if schema.destination_counts != schema.source_counts:
-            shift = torch.tensor(schema.source_offsets) - torch.tensor(schema.destination_offsets)
-            shifts = torch.repeat_interleave(shift[:-1], torch.tensor(schema.destination_counts)).to(device)
-            target = target.long() + shifts[target.long()]
-            rows = torch.arange(schema.destination_count, device=device) + shifts
+    def _of_graph(cls, graph: Graph) -> Indices:
+        schema = graph.schema
         return cls.from_edges(
             graph.source,
-            target,
+            graph.destination,
             graph.relation,
             schema.source_count,
             len(schema.relations),
-            torch.tensor(schema.source_offsets),
+            schema.source_offsets,
             graph.edge_order,
+            graph.relation_ptr,
+        )
+
+    @classmethod
+    def _of_block(cls, block: Block) -> Indices:
+        """Edges of a block lie in the order of rows; so this waits for nothing."""
+        schema, device = block.schema, block.device
+        index = choose_dtype(None, max(block.num_edges(), schema.source_count))
+        target = block.destination.to(index)
+        relation = block.relation.to(index)
+        # Of each type, nodes that edges end at are the first of those that edges begin at.
+        shifts = [schema.source_offsets[t] - schema.destination_offsets[t] for t in range(len(schema.node_types))]
+        if any(shifts):
+            of_relation = [shifts[schema.ends(r)[1]] for r in range(len(schema.relations))]
+            target = target + _on(device, of_relation, index).index_select(0, relation)
+        rows = None
+        if schema.destination_counts != schema.source_counts:
+            starts = zip(schema.source_offsets, schema.destination_counts, strict=False)
+            rows = torch.cat([torch.arange(start, start + count, device=device) for start, count in starts])
+        return cls(
+            block.source.to(index),
+            target,
+            relation,
+            schema.source_count,
+            len(schema.relations),
+            schema.source_offsets,
+            None,
             rows,
+            block.relation_ptr,
         )
 
     @classmethod
@@ -103,9 +132,9 @@ class Indices:
         relation: Tensor,
         node_count: int,
         relation_count: int,
-        node_type_ptr: Tensor,
+        node_type_ptr: Sequence[int],
         edge_order: Tensor | None = None,
-        result_rows: Tensor | None = None,
+        relation_ptr: Sequence[int] | None = None,
     ) -> Indices:
         """Of edges in any order, which are known to name nodes and relations.
 
@@ -113,7 +142,7 @@ class Indices:
             source, target, relation: [edges], integers.
             node_type_ptr: [types + 1], where the nodes of each type begin.
             edge_order: [edges], the place at which the caller gave each edge; None: this one.
-            result_rows: the rows of nodes that are a layer's results; None: all.
+            relation_ptr: [relations + 1], where the edges of each relation begin once they are sorted; None: unknown.
         """
         index = choose_dtype(None, max(source.numel(), node_count))
         keys, order = torch.sort(pair_keys(target, relation, node_count), stable=True)
@@ -124,16 +153,45 @@ class Indices:
             kinds.to(index),
             node_count,
             relation_count,
-            node_type_ptr.to(source.device, index),
+            node_type_ptr,
             (order if edge_order is None else edge_order[order]).to(index),
-            result_rows,
+            None,
+            relation_ptr,
         )
+
+    @property
+    def edge_order(self) -> Tensor:
+        """The place at which the caller gave the edge of each row: [edges]."""
+        if self._edge_order is None:
+            self._edge_order = torch.arange(self.rows("edge"), dtype=self._index, device=self.device)
+        return self._edge_order
+
+    def learn(self, pairs: Iterable[Space] = (), longest: Iterable[tuple[Space, Space]] = ()) -> None:
+        """Find together what the host must know and only the device does. Waits for it once for each of both.
+
+        Args:
+            pairs: spaces of pairs, whose numbers of rows are wanted.
+            longest: (over, to): how many rows of ``over`` one row of ``to`` has at the most.
+        """
+        begun = {space: self._pairing(space) for space in dict.fromkeys(pairs) if space not in self._pairs}
+        if begun:
+            lists = torch.stack([one.relation_ptr for one in begun.values()]).tolist()
+            for (space, one), relation_list in zip(begun.items(), lists, strict=True):
+                found = self._pairs[space] = one.counted(relation_list)
+                self._kept[("groups", "edge", space)] = found.ptr, found.order
+                self._kept[("groups", space, "relation")] = found.relation_ptr, None
+        wanted = [key for key in dict.fromkeys(longest) if key not in self._longest]
+        self._longest.update(dict.fromkeys(wanted, 0))
+        some = [(over, to) for over, to in wanted if self.rows(to)]
+        if some:
+            lengths = [self.groups(over, to)[0].diff().max() for over, to in some]
+            self._longest.update(zip(some, torch.stack(lengths).tolist(), strict=True))
 
     def rows(self, space: Space) -> int:
         """How many rows a space has."""
         if space in self._rows:
             return self._rows[space]
-        return int(self._pairs(space)[0].numel())
+        return self._pairs_of(space).node.numel()
 
     def map(self, fine: Space, coarse: Space) -> Tensor | None:
         """For each row of ``fine`` the row of ``coarse`` that it belongs to: [rows(fine)]; None: it is the same row.
@@ -153,34 +211,26 @@ class Indices:
             (ptr, order): the rows of row r are ``order[ptr[r] : ptr[r + 1]]``, ascending; ptr has rows(to) + 1
             numbers; order has rows(over), or is None where it would be 0, 1, 2, ...
         """
+        for space in (over, to):
+            if space in _END_OF:
+                self._pairs_of(space)  # with which some groups come
         found: Groups = self._once(("groups", over, to), lambda: self._grouped(over, to))
         return found
 
-    def segments(self, space: Space, types: Space) -> Tensor:
+    def segments(self, space: Space, types: Space) -> list[int]:
         """Where the rows of each row of ``types`` begin among the rows of a space that is sorted by it: [types + 1].
 
         Raises:
             InputError: the space is not sorted by it.
         """
-        ptr, order = self.groups(space, types)
-        if order is not None:
-            raise InputError("types", types, f"is not what rows of {space} are sorted by", "Use groups.")
-        return ptr
-
-    def segment_list(self, space: Space, types: Space) -> list[int]:
-        """As :meth:`segments`, on the host."""
-        found: list[int] = self._once(("list", space, types), lambda: self.segments(space, types).tolist())
+        found: list[int] = self._once(("segments", space, types), lambda: self._segmented(space, types))
         return found
 
     def longest(self, over: Space, to: Space) -> int:
         """The most rows of ``over`` that one row of ``to`` has."""
-
-        def measured() -> int:
-            ptr, _ = self.groups(over, to)
-            return int((ptr[1:] - ptr[:-1]).max()) if ptr.numel() > 1 else 0
-
-        found: int = self._once(("longest", over, to), measured)
-        return found
+        if (over, to) not in self._longest:
+            self.learn(longest=[(over, to)])
+        return self._longest[over, to]
 
     def degree(self, space: Space, dtype: torch.dtype) -> Tensor:
         """How many edges each row of source, target or target_pair has: [rows(space)].
@@ -207,49 +257,68 @@ class Indices:
             if coarse in self._edges:
                 return self._edges[coarse]
             if coarse in _END_OF:
-                return self._pairs(coarse)[2]
+                return self._pairs_of(coarse).of_edge
         if fine in _END_OF and coarse == _END_OF[fine]:
-            return self._pairs(fine)[0]
+            return self._pairs_of(fine).node
         if fine in _END_OF and coarse == "relation":
-            return self._pairs(fine)[1]
+            return self._pairs_of(fine).relation
         if fine in _OF_NODES and coarse == "node_type":
-            counts = (self._type_ptr[1:] - self._type_ptr[:-1]).long()
-            types = torch.arange(counts.numel(), dtype=self._index, device=self.device)
-            return torch.repeat_interleave(types, counts, output_size=self.rows("node"))
+            counts = [b - a for a, b in pairwise(self._type_list)]
+            return torch.repeat_interleave(_on(self.device, counts, self._index), output_size=self.rows("node"))
         raise InputError("coarse", coarse, f"has no row for each row of {fine}", "Map to a coarser space.")
 
-    def _pairs(self, space: Space) -> tuple[Tensor, Tensor, Tensor]:
-        """Node and relation of each pair, and the pair of each edge."""
+    def _pairs_of(self, space: Space) -> Pairs:
+        if space not in self._pairs:
+            self.learn([space])
+        return self._pairs[space]
+
+    def _pairing(self, space: Space) -> Pairing:
         if space not in _END_OF:
             raise InputError("space", space, "is no space of rows", "Use one of loadmaster.models.graph.spaces.")
-        found: tuple[Tensor, Tensor, Tensor] = self._once(("pairs", space), lambda: self._paired(_END_OF[space]))
+        ends, relation_ptr = self._edges[_END_OF[space]], self.groups("edge", "relation")[0]
+        is_sorted = space == "target_pair"
+        return Pairing.of(ends, self._edges["relation"], relation_ptr, self.rows("node"), is_sorted=is_sorted)
+
+    def _segmented(self, space: Space, types: Space) -> list[int]:
+        if types == "one":
+            return [0, self.rows(space)]
+        if space in _OF_NODES and types == "node_type":
+            return self._type_list
+        if types == "relation" and space in _END_OF:
+            return self._pairs_of(space).relation_list
+        if (space, types) == ("edge", "relation") and self._relation_list is not None:
+            return self._relation_list
+        ptr, order = self.groups(space, types)
+        if order is not None:
+            raise InputError("types", types, f"is not what rows of {space} are sorted by", "Use groups.")
+        found: list[int] = ptr.tolist()
         return found
 
-    def _paired(self, end: Space) -> tuple[Tensor, Tensor, Tensor]:
-        ends, relation = self._edges[end], self._edges["relation"]
-        found = distinct_pairs(ends, relation, self.rows("node"), is_sorted=end == "target")
-        node, kind, of_edge = (x.to(self._index) for x in found)
-        return node, kind, of_edge
-
     def _grouped(self, over: Space, to: Space) -> Groups:
-        count, rows = self.rows(to), self.rows(over)
+        count = self.rows(to)
         owner = self.map(over, to)
         if owner is None:
             return torch.arange(count + 1, dtype=self._index, device=self.device), None
-        if to == "one":
-            return torch.tensor([0, rows], dtype=self._index, device=self.device), None
-        if to == "node_type":
-            return self._type_ptr, None
+        if to in ("one", "node_type") or ((over, to) == ("edge", "relation") and self._relation_list is not None):
+            return _on(self.device, self._segmented(over, to), self._index), None
         order = None
-        if (over, to) not in _SORTED:
+        if not self._is_sorted(over, to):
             owner, order = torch.sort(owner, stable=True)
             order = order.to(self._index)
         bounds = torch.arange(count + 1, dtype=self._index, device=self.device)
         return torch.searchsorted(owner, bounds, out_int32=self._index == torch.int32), order
 
+    def _is_sorted(self, over: Space, to: Space) -> bool:
+        """Whether the rows of ``over`` lie by the row of ``to``."""
+        if to == "relation":
+            return True
+        alone = self.rows("relation") == 1
+        return alone and ((over, to) in (("edge", "target"), ("source_pair", "source"), ("target_pair", "target")))
+
+
+def _on(device: torch.device, numbers: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Few numbers, on a device, without waiting for what is queued there."""
+    return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True)
+
 
 _of_graphs: WeakKeyDictionary[Graph, Indices] = WeakKeyDictionary()
-# Of these the rows of the finer space are sorted by the coarser one.
-_SORTED: frozenset[tuple[Space, Space]] = frozenset(
-    {("edge", "relation"), ("edge", "target_pair"), ("source_pair", "relation"), ("target_pair", "relation")}
-)

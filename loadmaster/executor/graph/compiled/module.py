@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +15,14 @@ from loadmaster.errors import InputError
 from loadmaster.executor.graph.compiled.captured import GraphLaunches, is_short
 from loadmaster.executor.graph.compiled.indices import Indices
 from loadmaster.executor.graph.compiled.passes import Passes, passes
-from loadmaster.executor.graph.compiled.run import Run
+from loadmaster.executor.graph.compiled.run import Makers, Run
 from loadmaster.executor.graph.compiled.step import call
 from loadmaster.executor.graph.structure.graph import Graph
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Schedule
 
 RunKey = tuple[torch.device, torch.dtype, frozenset[int]]
+Runs = WeakKeyDictionary[Graph, dict[RunKey, Callable[[Sequence[Tensor]], tuple[Tensor, ...]]]]
 Launch = Literal["auto", "graph", "eager"]
 
 
@@ -58,7 +60,8 @@ class CompiledLayer(nn.Module):
         self.reset_parameters()
         self._graphs = {graph.device: graph}
         self._passes: dict[frozenset[int], Passes] = {}
-        self._runs: dict[RunKey, Callable[[Sequence[Tensor]], tuple[Tensor, ...]]] = {}
+        self._makers: dict[RunKey, Makers] = {}
+        self._runs: Runs = WeakKeyDictionary()
 
     def reset_parameters(self) -> None:
         """Draw matrices and vectors by Glorot's rule, each by itself; numbers become 1."""
@@ -95,7 +98,8 @@ class CompiledLayer(nn.Module):
         weights: dict[str, Tensor] = {name: getattr(self, name) for name in self._parameters_of}
         tensors = [*given.values(), *weights.values()]
         device = tensors[0].device
-        indices = Indices.of(self._expect_graph(graph, device))
+        on = self._expect_graph(graph, device)
+        indices = Indices.of(on)
         for name, x in given.items():
             self._expect_feature(name, x, indices)
         dtype = self._dtype(device, {**given, **weights})
@@ -105,35 +109,41 @@ class CompiledLayer(nn.Module):
         for n in wanted & self._without_gradient:
             remedy = "Compile the layer for training, plan with feature gradients, or call it under torch.no_grad()."
             raise InputError(self.program.values[n].name, "requires_grad", "gets no gradient from this layer", remedy)
-        run = self._run(indices, dtype, wanted, graph is None or graph is self._graphs.get(device))
-        outputs = run(tensors)
+        outputs = self._run(on, dtype, wanted)(tensors)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what belongs to one process: runs are made anew when they are needed."""
-        return {**self.__dict__, "_runs": {}, "_graphs": {self.graph.device: self.graph}}
+        """Without what belongs to one process: it is made anew when it is needed."""
+        return {**self.__dict__, "_makers": {}, "_runs": None, "_graphs": {self.graph.device: self.graph}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_runs": WeakKeyDictionary()})  # type: ignore[no-untyped-call]
 
     def _run(
-        self, indices: Indices, dtype: torch.dtype, wanted: frozenset[int], own: bool
+        self, graph: Graph, dtype: torch.dtype, wanted: frozenset[int]
     ) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
-        key = (indices.device, dtype, wanted)
-        if own and key in self._runs:
-            return self._runs[key]
+        key = (graph.device, dtype, wanted)
+        runs = self._runs.setdefault(graph, {})
+        if key not in runs:
+            runs[key] = self._new_run(graph, key)
+        return runs[key]
+
+    def _new_run(self, graph: Graph, key: RunKey) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
+        device, dtype, wanted = key
         if wanted not in self._passes:
             self._passes[wanted] = passes(self.program, self.schedule, wanted)
+        if key not in self._makers:
+            self._makers[key] = Makers(self.program, self._passes[wanted], dtype, device)
         numbers = [*self._features.values(), *self._parameters_of.values()]
-        run = Run(self.program, self._passes[wanted], indices, dtype)
-        if not own:
+        run = Run(self._makers[key], Indices.of(graph))
+        if graph is not self._graphs.get(device):
             return partial(call, run, numbers)
-        on_gpu = indices.device.type == "cuda"
-        if self.launch == "graph" and not on_gpu:
+        if self.launch == "graph" and device.type != "cuda":
             remedy = 'Move the layer to a GPU, or leave launch at "auto".'
-            raise InputError("launch", "graph", f"is for GPUs, and the features are on {indices.device}", remedy)
-        if on_gpu and (self.launch == "graph" or (self.launch == "auto" and is_short(run))):
-            self._runs[key] = GraphLaunches(run, numbers, len(self._features))
-        else:
-            self._runs[key] = partial(call, run, numbers)
-        return self._runs[key]
+            raise InputError("launch", "graph", f"is for GPUs, and the features are on {device}", remedy)
+        if device.type == "cuda" and (self.launch == "graph" or (self.launch == "auto" and is_short(run))):
+            return GraphLaunches(run, numbers, len(self._features))
+        return partial(call, run, numbers)
 
     def _by_name(self, features: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         names = [*self._features]

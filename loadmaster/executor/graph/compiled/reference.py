@@ -60,7 +60,7 @@ class ReferenceRunner:
 
     def _segments(self, space: Space, types: Space) -> Iterator[tuple[int, Rows]]:
         """Chunks of rows of one type, with the type."""
-        ptr = self.indices.segment_list(space, types)
+        ptr = self.indices.segments(space, types)
         for which, (start, end) in enumerate(pairwise(ptr)):
             if start < end:
                 yield from ((which, rows) for rows in self._chunks(space, start, end))

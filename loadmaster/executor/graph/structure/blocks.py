@@ -15,6 +15,8 @@ from loadmaster.executor.graph.structure.graph import Graph
 class Block(Graph):
     """Edges from source nodes to destination nodes, which are the first source nodes of each type.
 
+    Edges lie by relation, then by destination: so compiled layers need not sort them.
+
     ``srcdata`` and ``dstdata`` are data of their own; a layer reads the former and writes the latter.
 
     Attributes:
@@ -30,7 +32,7 @@ class Block(Graph):
     def of_sample(
         cls, parts: Parts, source_ids: tuple[Tensor, ...], destination_ids: tuple[Tensor, ...], edge_ids: Tensor
     ) -> Block:
-        """Of parts that are known to fit."""
+        """Of parts that are known to fit, with edges in the order of relations, then of destinations."""
         block = cls.of_parts(parts)
         block.source_ids, block.destination_ids, block.edge_ids = source_ids, destination_ids, edge_ids
         return block

@@ -153,9 +153,8 @@ class Graph(PassesMessages):
     @property
     def relation(self) -> Tensor:
         """The number of each edge's relation: [edges], of the ids' dtype; made anew each time."""
-        sizes = torch.tensor(self.relation_ptr, device=self.device).diff()
-        numbers = torch.arange(self.relation_count, dtype=self.id_dtype, device=self.device)
-        return numbers.repeat_interleave(sizes, output_size=self.num_edges())
+        sizes = torch.tensor(self.relation_ptr, dtype=self.id_dtype).diff().to(self.device, non_blocking=True)
+        return torch.repeat_interleave(sizes, output_size=self.num_edges())
 
     def __repr__(self) -> str:
         nodes = ", ".join(f"{name}: {n}" for name, n in zip(self.node_types, self.schema.source_counts, strict=True))

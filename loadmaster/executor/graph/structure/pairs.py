@@ -40,27 +40,10 @@ def of_pair_keys(keys: Tensor, node_count: int) -> tuple[Tensor, Tensor]:
     return relation, keys - relation * max(1, node_count)
 
 
-def distinct_pairs(
-    node: Tensor, relation: Tensor, node_count: int, *, is_sorted: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Node and relation of each distinct pair, by relation, then by node, and the pair of each edge. All are int64.
-
-    Waits for the device.
-
-    Args:
-        node, relation: [edges].
-        is_sorted: whether the edges lie in that order, so that nothing need be sorted.
-    """
-    keys = pair_keys(node, relation, node_count)
-    unique = torch.unique_consecutive if is_sorted else torch.unique
-    distinct, edge_pair = unique(keys, return_inverse=True)
-    kind, at = of_pair_keys(distinct, node_count)
-    return at, kind, edge_pair
-
-
 def pairs_of(rows: Tensor, neighbours: Tensor, relation: Tensor, row_count: int) -> Pairs:
     """The pairs of ``rows`` [edges] and ``relation`` [edges]. Waits for the device."""
     dtype = rows.dtype
-    node, kind, edge_pair = distinct_pairs(rows, relation, row_count)
+    distinct, edge_pair = torch.unique(pair_keys(rows, relation, row_count), return_inverse=True)
+    kind, node = of_pair_keys(distinct, row_count)
     edges = compress(edge_pair.to(dtype), neighbours, node.numel())
     return Pairs(node.to(dtype), kind.to(dtype), edges)

@@ -61,9 +61,10 @@ def layers(monkeypatch: pytest.MonkeyPatch) -> tuple[CompiledLayer, CompiledLaye
     def run(self: CompiledLayer, *args: Any) -> Any:
         found = run_of(self, *args)
         if self is captured and not isinstance(found, GraphLaunches):
-            key = next(key for key, value in self._runs.items() if value is found)
+            runs = next(runs for runs in self._runs.values() if found in runs.values())
+            key = next(key for key, value in runs.items() if value is found)
             run, numbers = found.args
-            found = self._runs[key] = GraphLaunches(run, numbers, 1, RunAgain)
+            found = runs[key] = GraphLaunches(run, numbers, 1, RunAgain)
         return found
 
     monkeypatch.setattr(compiled_module.CompiledLayer, "_run", run)
@@ -191,7 +192,8 @@ def test_cuda_graphs_give_what_kernels_give(name: str) -> None:
         torch.testing.assert_close(slopes[0], slopes[1])
         for a, b in zip(captured.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(a, b)
-    launches = next(iter(captured._runs.values()))
+    (runs,) = captured._runs.values()
+    launches = next(iter(runs.values()))
     assert isinstance(launches, GraphLaunches) and isinstance(launches._graphs, CudaGraphs)
 
 

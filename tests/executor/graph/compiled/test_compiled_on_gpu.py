@@ -83,3 +83,24 @@ def test_features_of_edges_and_blocks_on_a_gpu_equal_those_on_the_cpu() -> None:
     rows = torch.cat([ids[name].long() + GRAPH.schema.source_offsets[t] for t, name in enumerate("012")])
     expected = layer(h[rows], graph=blocks[0])
     expect_close(layer.cuda()(h[rows].cuda(), graph=blocks[0].to("cuda")), expected, torch.float64)
+
+
+@pytest.mark.parametrize("name", ["rgcn", "rgat", "hgt"])
+def test_block_after_block_with_gradients_equals_the_cpu(name: str) -> None:
+    """Kernels that were compiled for one block run on the next ones."""
+    torch.manual_seed(0)
+    layer = compile_layer(name, GRAPH, width=16, out=16).cuda()
+    plain = compile_layer(name, GRAPH, width=16, out=16).double()
+    plain.load_state_dict(layer.state_dict())
+    sampler = NeighbourSampler(GRAPH, [3], generator=torch.Generator().manual_seed(0))
+    for count in (40, 60, 41):
+        (block,), ids = sampler({kind: torch.randperm(300)[:count] for kind in GRAPH.node_types})
+        h = torch.randn(sum(len(x) for x in ids.values()), 16)
+        here, there = h.double().requires_grad_(), h.cuda().requires_grad_()
+        expected, found = plain(here, graph=block), layer(there, graph=block.to("cuda"))
+        expect_close(found, expected, torch.float32)
+        for out in (expected, found):
+            out.square().mean().backward()
+        for a, b in zip((there, *layer.parameters()), (here, *plain.parameters()), strict=True):
+            expect_close(a.grad, b.grad, torch.float32)
+            a.grad = b.grad = None

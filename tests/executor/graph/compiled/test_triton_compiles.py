@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 import torch
 
-from loadmaster.executor.graph.compiled.triton import build, building
+from loadmaster.executor.graph.compiled.triton import TritonKernel, building
 from loadmaster.models.graph.autodiff import with_backward
 from loadmaster.models.graph.greedy import greedy_schedule
 from loadmaster.models.graph.library import layer
@@ -24,10 +24,9 @@ NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32"}
 class Compiled:
     """Compiles instead of launching; all tensors lie on multiples of 16 bytes, as they do on a GPU."""
 
-    is_compiled = False
     shared_bytes: list[int]
 
-    def __init__(self, kernel, grid, arguments, places, options) -> None:
+    def __init__(self, kernel, grid, arguments, places, options, compiled) -> None:
         self.kernel, self.arguments, self.places, self.options = kernel, list(arguments), places, options
 
     def first(self, tensors) -> None:
@@ -62,7 +61,7 @@ def test_every_kernel_of_a_layer_compiles_within_shared_memory(name, heads, widt
     indices = random_indices(300, 3_000, 5, hub_edges=900)
     held = random_held(program, indices, dtype)
     for kernel in schedule.kernels:
-        runner = build(program, kernel, frozenset(schedule.kept), indices, dtype)
+        runner = TritonKernel(program, kernel, frozenset(schedule.kept), dtype).on(indices)
         assert runner is not None
         held.update(zip(kernel.stores, runner(held), strict=True))
     assert len(Compiled.shared_bytes) >= len(schedule.kernels)

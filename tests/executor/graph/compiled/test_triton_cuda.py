@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loadmaster.executor.graph.compiled.triton import build, building
+from loadmaster.executor.graph.compiled.triton import TritonKernel, building
 from loadmaster.models.graph.autodiff import with_backward
 from loadmaster.models.graph.greedy import greedy_schedule
 from loadmaster.models.graph.library import layer
@@ -73,7 +73,7 @@ def test_a_kernel_gives_the_same_bits_in_every_run(indices, dtype):
     held = random_held(program, indices, dtype)
     kept = frozenset(schedule.kept)
     for kernel in schedule.kernels:
-        runner = build(program, kernel, kept, indices, dtype)
+        runner = TritonKernel(program, kernel, kept, dtype).on(indices)
         assert runner is not None
         first, second = runner(held), runner(held)
         graph = torch.cuda.CUDAGraph()

@@ -9,6 +9,7 @@ from tests.executor.interpreted import MARKS, said_by
 CASES = (
     "layers_of_the_library_with_their_gradients",
     "random_layers_orders_and_schedules",
+    "one_kernel_on_several_graphs",
     "long_rows_in_chunks",
     "traversals_of_every_reduction",
     "great_scores_stay_finite",

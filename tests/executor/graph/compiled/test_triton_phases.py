@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 import torch
 
-from loadmaster.executor.graph.compiled.triton import build
+from loadmaster.executor.graph.compiled.triton import TritonKernel
 from loadmaster.executor.graph.compiled.triton.phases import phases
 from loadmaster.models.graph.autodiff import with_backward
 from loadmaster.models.graph.greedy import greedy_schedule
@@ -85,7 +85,7 @@ def test_graphs_of_one_shape_share_their_sources(tmp_path, monkeypatch):
     for seed, edges in ((0, 300), (1, 310)):
         indices = random_indices(40, edges, 5, seed)
         for kernel in schedule.kernels:
-            build(program, kernel, frozenset(schedule.kept), indices, torch.float32)
+            TritonKernel(program, kernel, frozenset(schedule.kept), torch.float32).on(indices)
         written.append(len([*tmp_path.iterdir()]))
     assert written[0] == written[1]
 
@@ -95,4 +95,4 @@ def test_one_plain_product_is_left_to_pytorch():
     program = layer("gat", 8, 8, 1)
     (linear,) = (n for n, value in enumerate(program.values) if value.op == "linear")
     kernel = Kernel("gemm", "node", (linear,))
-    assert build(program, kernel, frozenset({linear}), random_indices(6, 20, 3), torch.float32) is None
+    assert TritonKernel(program, kernel, frozenset({linear}), torch.float32).on(random_indices(6, 20, 3)) is None

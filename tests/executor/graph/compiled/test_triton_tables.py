@@ -16,7 +16,7 @@ from tests.executor.graph.compiled.triton_runs import random_indices
 
 def of_targets(targets: list[int], nodes: int) -> Indices:
     edges = torch.tensor(targets, dtype=torch.int64)
-    return Indices.from_edges(edges, edges, torch.zeros_like(edges), nodes, 1, torch.tensor([0, nodes]))
+    return Indices.from_edges(edges, edges, torch.zeros_like(edges), nodes, 1, [0, nodes])
 
 
 @given(st.lists(st.integers(0, 4), max_size=40), st.integers(1, 5), st.integers(0, 6), st.booleans())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from loadmaster.executor.graph.compiled.compiling import compile as compile_laye
 from loadmaster.executor.graph.compiled.indices import Indices
 from loadmaster.executor.graph.compiled.tune import tune
 from loadmaster.executor.graph.structure.graph import Graph
+from loadmaster.executor.graph.structure.sampling import NeighbourSampler
 from loadmaster.models.graph.device import graph_hardware
 from loadmaster.models.graph.library import layer
 from loadmaster.planner import PlanOptions
@@ -97,7 +100,24 @@ def test_the_layers_own_graph_may_be_named_and_runs_as_if_it_were_not() -> None:
     module = compile_layer("rgcn", graph, width=4, out=4)
     h = torch.randn(3, 4)
     assert torch.equal(module(h, graph=graph), module(h))
-    assert len(module._runs) == 1
+    (runs,) = module._runs.values()
+    assert len(runs) == 1
+
+
+def test_what_is_made_of_a_block_serves_it_again_and_goes_with_it() -> None:
+    graph = Graph([0, 1, 2, 3], [1, 2, 0, 0])
+    module = compile_layer("gat", graph, width=4, out=4)
+    block = NeighbourSampler(graph, [2])(torch.tensor([0, 1])).blocks[0]
+    h = torch.randn(block.num_src_nodes(), 4)
+    assert torch.equal(module(h, graph=block), module(h, graph=block))
+    made, indices = (
+        weakref.ref(module._runs[block][next(iter(module._runs[block]))].args[0]),
+        weakref.ref(Indices.of(block)),
+    )
+    del block
+    gc.collect()
+    assert made() is None and indices() is None
+    assert module(torch.randn(4, 4)).shape == (4, 4)
 
 
 class Other:

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from loadmaster.executor.graph.compiled.indices import Indices
-from loadmaster.executor.graph.compiled.triton import building, gemm, outer
+from loadmaster.executor.graph.compiled.reference import ReferenceRunner
+from loadmaster.executor.graph.compiled.triton import TritonKernel, building, gemm, outer
 from loadmaster.models.graph.autodiff import with_backward
 from loadmaster.models.graph.greedy import greedy_schedule
 from loadmaster.models.graph.library import layer
@@ -30,7 +31,13 @@ from loadmaster.models.graph.tracing import per_relation, shared, traced
 from loadmaster.models.graph.value import Value
 from tests.executor.graph.compiled.plain_layers import PlainGraph, evaluated
 from tests.executor.graph.compiled.random_layers import graphs, layers, schedules
-from tests.executor.graph.compiled.triton_runs import expect_as_plain, generated_count, random_held, random_indices
+from tests.executor.graph.compiled.triton_runs import (
+    expect_as_plain,
+    expect_close,
+    generated_count,
+    random_held,
+    random_indices,
+)
 from tests.executor.interpreted_cases import Cases, Guarded
 
 case = Cases()
@@ -70,7 +77,7 @@ def plain_graph(nodes: int, edges: int, relations: int) -> tuple[PlainGraph, Ind
     source, target = (torch.randint(0, nodes - at, (edges,), generator=generator) for at in (0, 2))
     relation = torch.randint(0, relations - 1, (edges,), generator=generator)
     types = (torch.arange(nodes) >= nodes // 3).long()
-    ptr = torch.tensor([0, nodes // 3, nodes])
+    ptr = [0, nodes // 3, nodes]
     indices = Indices.from_edges(source, target, relation, nodes, relations, ptr)
     return PlainGraph(source, target, relation, types), indices
 
@@ -128,12 +135,30 @@ def random_layers_orders_and_schedules() -> None:
         schedule = data.draw(st.sampled_from([*schedules(program)]))
         sorted_numbers = data.draw(st.sampled_from([1, building.SORTED_NUMBERS]))
         count = plain.node_count
-        ptr = torch.tensor([0, int((plain.node_type == 0).sum()), count])
+        ptr = [0, int((plain.node_type == 0).sum()), count]
         indices = Indices.from_edges(plain.source, plain.target, plain.relation, count, 8, ptr)
         with mock.patch.object(building, "SORTED_NUMBERS", sorted_numbers):
             check(program, schedule, indices)
 
     run()
+
+
+@case
+def one_kernel_on_several_graphs() -> None:
+    """What was made for one graph and kept serves another with other rows."""
+    program, schedule = trained("rgat", 6, 8, 2)
+    kept = frozenset(schedule.kept)
+    kernels = [TritonKernel(program, kernel, kept, torch.float64) for kernel in schedule.kernels]
+    for edges, seed in ((40, 0), (0, 1), (55, 2), (40, 0)):
+        indices = random_indices(9, edges, 4, seed)
+        held = random_held(program, indices, torch.float64)
+        for kernel, made in zip(schedule.kernels, kernels, strict=True):
+            runner = made.on(indices)
+            plain = ReferenceRunner(program, kernel, indices, torch.float64)
+            want = plain(held)
+            if runner is not None:
+                expect_close(program, kernel, runner(held), want, 1e-9)
+            held.update(zip(kernel.stores, want, strict=True))
 
 
 @case
@@ -271,7 +296,7 @@ def shorter_numbers() -> None:
 @case
 def graphs_without_edges() -> None:
     none = torch.zeros(0, dtype=torch.int64)
-    indices = Indices.from_edges(none, none, none, 3, 2, torch.tensor([0, 0, 3]))
+    indices = Indices.from_edges(none, none, none, 3, 2, [0, 0, 3])
     for name, heads in (("rgcn", 1), ("rgat", 2), ("hgt", 1)):
         found = check(*trained(name, 4, 8, heads), indices)
         assert all(bool(torch.isfinite(x).all()) for x in found.values())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from loadmaster.executor.graph.compiled.indices import Indices
 from loadmaster.executor.graph.compiled.reference import ReferenceRunner
-from loadmaster.executor.graph.compiled.triton import build
+from loadmaster.executor.graph.compiled.triton import TritonKernel
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Kernel, Schedule
 
@@ -25,7 +25,7 @@ def random_indices(
     source[edges - hub_edges :] = 1
     relation = torch.randint(0, relations, (edges,), generator=generator)
     relation[relation == 2] = 1
-    types = torch.tensor([0, nodes // 3, nodes], device=device)
+    types = [0, nodes // 3, nodes]
     return Indices.from_edges(source.to(device), target.to(device), relation.to(device), nodes, relations, types)
 
 
@@ -59,7 +59,7 @@ def expect_as_plain(
     held = random_held(program, indices, dtype) if held is None else dict(held)
     kept = frozenset(schedule.kept)
     for kernel in schedule.kernels:
-        runner = build(program, kernel, kept, indices, dtype)
+        runner = TritonKernel(program, kernel, kept, dtype).on(indices)
         exact = ReferenceRunner(program, kernel, indices, torch.float64)({n: x.double() for n, x in held.items()})
         if runner is None:
             plain = ReferenceRunner(program, kernel, indices, dtype)
@@ -90,4 +90,4 @@ def expect_close(
 def generated_count(program: Program, schedule: Schedule, indices: Indices, dtype: torch.dtype) -> int:
     """How many kernels have a generated form."""
     kept = frozenset(schedule.kept)
-    return sum(build(program, kernel, kept, indices, dtype) is not None for kernel in schedule.kernels)
+    return sum(TritonKernel(program, kernel, kept, dtype).on(indices) is not None for kernel in schedule.kernels)

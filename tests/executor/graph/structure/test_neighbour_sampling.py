@@ -42,6 +42,7 @@ def expect_sample_of(graph: Graph, block: Block, fanout: int, replace: bool) -> 
         source, destination = block.edges(triple)
         adjacency = graph.relation_adjacency(r)
         within = ids - graph.relation_ptr[r]
+        assert destination.tolist() == sorted(destination.tolist())
         assert adjacency.source[within].tolist() == block.source_ids[first][source.long()].tolist()
         assert adjacency.destination[within].tolist() == block.destination_ids[last][destination.long()].tolist()
         if not replace:

@@ -4,13 +4,14 @@
     traverse, gemm, outer, maps           the templates; ``fold`` is PyTorch's own batched product
     phases, accumulators, products        passes over rows, sums in them, products of tiles
     tables                                what kernels read of one graph
-    cache, launching, building            sources on disk, light launches, all of it put together
+    cache, launching, building            sources on disk, light launches, all of it put together: what is generated
+                                          for one graph serves every other that is cut alike
 
 Triton is imported when the first kernel is built.
 """
 
 from __future__ import annotations
 
-from loadmaster.executor.graph.compiled.triton.building import build
+from loadmaster.executor.graph.compiled.triton.building import TritonKernel
 
-__all__ = ["build"]
+__all__ = ["TritonKernel"]

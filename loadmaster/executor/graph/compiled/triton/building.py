@@ -1,9 +1,14 @@
-"""From a kernel of a schedule to something that runs it on one graph."""
+"""From a kernel of a schedule to what runs it: generated once for all graphs that are cut alike, bound to each of them.
+
+Mini-batches have a graph for every step, so little is done for each: tables, grids, and which tensor goes where.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +20,7 @@ from loadmaster.executor.graph.compiled.triton.cache import imported
 from loadmaster.executor.graph.compiled.triton.expressions import Unsupported
 from loadmaster.executor.graph.compiled.triton.gemm import typed_product
 from loadmaster.executor.graph.compiled.triton.generated import LEAST_NUMBERS, Generated, Launch, held_by, widest_row
-from loadmaster.executor.graph.compiled.triton.launching import BoundLaunch, launch_all
+from loadmaster.executor.graph.compiled.triton.launching import BoundLaunch, Compiled, launch_all
 from loadmaster.executor.graph.compiled.triton.maps import mapped
 from loadmaster.executor.graph.compiled.triton.outer import outer_product
 from loadmaster.executor.graph.compiled.triton.products import Precision, precision
@@ -24,7 +29,7 @@ from loadmaster.executor.graph.compiled.triton.tables import Table, chunks, grou
 from loadmaster.executor.graph.compiled.triton.traverse import Cut, traversal
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Kernel
-from loadmaster.models.graph.spaces import SPACES, WEIGHT_SPACES, Space
+from loadmaster.models.graph.spaces import WEIGHT_SPACES, Space
 
 NARROW_NUMBERS = (1 << 31) - (1 << 20)  # offsets beyond need 64 bits
 SLOT_NUMBERS = 32  # of one value that a thread of a traversal holds
@@ -36,72 +41,128 @@ SORTED_NUMBERS = 16  # of the widest value: of shorter rows, more is lost in sca
 LEAST_PROGRAMS = 1024  # that keep a GPU busy
 
 
-def build(
-    program: Program, kernel: Kernel, kept: frozenset[int], indices: Indices, dtype: torch.dtype
-) -> KernelRunner | None:
-    """What runs a kernel on the graph's device.
+class TritonKernel:
+    """A kernel of a schedule, to be run on any graph.
 
-    Args:
-        kept: numbers of all values that kernels of the schedule store.
-        dtype: of all values that are given.
-
-    Returns:
-        None where PyTorch's own operators do as well (:func:`.gemm.is_plain`, ``fold``), or nothing is generated.
+    Attributes:
+        longest: (over, to), if a graph is cut by how many rows of ``over`` one row of ``to`` has at the most.
     """
-    held = held_by(program, kernel, kept)
-    cut = _cut_of(program, kernel, frozenset(held), indices) if kernel.template == "traverse" else None
-    try:
-        generated = _generated(program, kernel, kept, dtype, cut, _wide(program, indices), precision(dtype))
-    except Unsupported:
-        return None
-    return TritonRunner(program, kernel, kept, indices, dtype, generated, cut)
+
+    def __init__(self, program: Program, kernel: Kernel, kept: frozenset[int], dtype: torch.dtype) -> None:
+        """Of a schedule.
+
+        Args:
+            kept: numbers of all values that its kernels store.
+            dtype: of all values that are given.
+        """
+        self.program, self.kernel, self.kept, self.dtype = program, kernel, kept, dtype
+        self.reads = reads(program, kernel, kept)
+        self.dtypes = [stored_dtype(program, n, dtype) if n in kept else dtype for n in self.reads]
+        self.longest: tuple[Space, Space] | None = None
+        self._widest = 1
+        if kernel.template == "traverse":
+            assert kernel.over is not None
+            self._widest = ceil_power(widest_row(program, kernel, held_by(program, kernel, kept)))
+            if kernel.rows not in WEIGHT_SPACES:
+                self.longest = kernel.over, kernel.rows
+        self._numbers: dict[Space, int] = {}
+        for typed in program.types:
+            self._numbers[typed.space] = max(self._numbers.get(typed.space, 1), typed.numbers)
+        self._bindings: dict[tuple[Cut | None, frozenset[Space], Precision], Binding | None] = {}
+
+    def on(self, indices: Indices) -> KernelRunner | None:
+        """What runs the kernel on one graph.
+
+        Returns:
+            None where PyTorch's own operators do as well (:func:`.gemm.is_plain`, ``fold``), or nothing is generated.
+        """
+        cut = _cut_of(self.kernel, self._widest, indices) if self.kernel.template == "traverse" else None
+        # Spaces of which some value has numbers beyond 32 bits.
+        wide = frozenset(s for s, most in self._numbers.items() if indices.rows(s) * most > NARROW_NUMBERS)
+        key = cut, wide, precision(self.dtype)
+        if key not in self._bindings:
+            try:
+                self._bindings[key] = _binding(self.program, self.kernel, self.kept, self.dtype, *key)
+            except Unsupported:
+                self._bindings[key] = None
+        binding = self._bindings[key]
+        return None if binding is None else TritonRunner(self, indices, binding, cut)
+
+    def shape(self, n: int, indices: Indices) -> torch.Size:
+        """Of a held value on a graph."""
+        typed = self.program.types[n]
+        return torch.Size((indices.rows(typed.space), *typed.shape))
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What was generated for a kernel, and what its parameters are bound to.
+
+    Attributes:
+        functions: of each launch, the kernel of Triton.
+        fixed: of each launch and parameter, what is bound to a graph; None where a tensor of the call goes.
+        places: of each launch, (parameter, tensor of the call).
+        compiled: on each device, what Triton made of each launch for all graphs; is added to.
+    """
+
+    generated: Generated
+    functions: tuple[Any, ...]
+    fixed: tuple[tuple[Argument | None, ...], ...]
+    places: tuple[tuple[tuple[int, int], ...], ...]
+    compiled: dict[torch.device, tuple[Compiled, ...]]
+
+
+@lru_cache(maxsize=4096)
+def _binding(
+    program: Program,
+    kernel: Kernel,
+    kept: frozenset[int],
+    dtype: torch.dtype,
+    cut: Cut | None,
+    wide: frozenset[Space],
+    how: Precision,
+) -> Binding:
+    generated = _generated(program, kernel, kept, dtype, cut, wide, how)
+    names: list[Argument] = [("value", n) for n in reads(program, kernel, kept)]
+    names += [("stored", n) for n in kernel.stores]
+    names += [("scratch", s.name) for s in generated.scratch]
+    numbered = {bound: at for at, bound in enumerate(names)}
+    module = imported(generated.text)
+    parameters = [tuple(launch.function.arguments.values()) for launch in generated.launches]
+    return Binding(
+        generated,
+        tuple(getattr(module, launch.function.name) for launch in generated.launches),
+        tuple(tuple(None if argument in numbered else argument for argument in each) for each in parameters),
+        tuple(tuple((at, numbered[a]) for at, a in enumerate(each) if a in numbered) for each in parameters),
+        {},
+    )
 
 
 class TritonRunner:
     """Runs one kernel on one graph (:mod:`loadmaster.executor.graph.compiled.runner`)."""
 
-    def __init__(
-        self,
-        program: Program,
-        kernel: Kernel,
-        kept: frozenset[int],
-        indices: Indices,
-        dtype: torch.dtype,
-        generated: Generated,
-        cut: Cut | None,
-    ) -> None:
+    def __init__(self, of: TritonKernel, indices: Indices, binding: Binding, cut: Cut | None) -> None:
         self._device = indices.device
-        self._reads = reads(program, kernel, kept)
-        self._dtypes = [stored_dtype(program, n, dtype) if n in kept else dtype for n in self._reads]
-        self._shapes = [
-            torch.Size((indices.rows(program.types[n].space), *program.types[n].shape)) for n in self._reads
-        ]
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        self._reads, self._dtypes = of.reads, of.dtypes
+        self._shapes = [of.shape(n, indices) for n in of.reads]
         self._made: list[tuple[tuple[int, ...], torch.dtype]] = [
-            ((indices.rows(program.types[n].space), *program.types[n].shape), stored_dtype(program, n, dtype))
-            for n in kernel.stores
+            (of.shape(n, indices), stored_dtype(of.program, n, of.dtype)) for n in of.kernel.stores
         ]
-        self._stored = len(kernel.stores)
-        tables, counts = _tables(program, kernel, indices, generated, cut)
+        self._stored = len(of.kernel.stores)
+        generated = binding.generated
+        tables, counts = _tables(of.program, of.kernel, indices, generated, cut)
+        wide = torch.float64 if of.dtype == torch.float64 else torch.float32
         self._made += [((counts[s.count], s.numbers), wide) for s in generated.scratch]
-        names: list[Argument] = [("value", n) for n in self._reads]
-        names += [("stored", n) for n in kernel.stores]
-        names += [("scratch", s.name) for s in generated.scratch]
-        numbered = {bound: at for at, bound in enumerate(names)}
-        module = imported(generated.text)
         self._launches: list[BoundLaunch] = []
-        for launch in generated.launches:
+        compiled = binding.compiled.setdefault(self._device, tuple({} for _ in generated.launches))
+        for at, launch in enumerate(generated.launches):
             grid = _grid(launch, counts)
             if 0 in grid:
                 continue
-            bound = launch.function.arguments.values()
-            arguments = [
-                None if argument in numbered else _fixed(argument, indices, tables, counts) for argument in bound
-            ]
-            places = [(at, numbered[argument]) for at, argument in enumerate(bound) if argument in numbered]
+            fixed = [None if a is None else _fixed(a, indices, tables, counts) for a in binding.fixed[at]]
             options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": launch.fuses}
-            kernel_of = getattr(module, launch.function.name)
-            self._launches.append(BoundLaunch(kernel_of, grid, arguments, places, options))
+            bound = binding.functions[at], grid, fixed, binding.places[at], options, compiled[at]
+            self._launches.append(BoundLaunch(*bound))
 
     def __call__(self, held: Mapping[int, Tensor]) -> list[Tensor]:
         """What the kernel stores, in order.
@@ -123,7 +184,6 @@ class TritonRunner:
         return made[: self._stored]
 
 
-@lru_cache(maxsize=4096)
 def _generated(
     program: Program,
     kernel: Kernel,
@@ -146,19 +206,10 @@ def _generated(
     raise Unsupported(kernel.template)
 
 
-def _wide(program: Program, indices: Indices) -> frozenset[Space]:
-    """Spaces of which some value has numbers beyond 32 bits."""
-    most: dict[Space, int] = {}
-    for typed in program.types:
-        most[typed.space] = max(most.get(typed.space, 1), typed.numbers)
-    return frozenset(s for s in SPACES if s in most and indices.rows(s) * most[s] > NARROW_NUMBERS)
-
-
-def _cut_of(program: Program, kernel: Kernel, held: frozenset[int], indices: Indices) -> Cut:
+def _cut_of(kernel: Kernel, widest: int, indices: Indices) -> Cut:
     """How a traversal is cut on a graph: by the mean and the longest of its rows, and the numbers of its values."""
     over, to = kernel.over, kernel.rows
     assert over is not None
-    widest = ceil_power(widest_row(program, kernel, held))
     tile = kernel.tile
     wanted = max(tile.rows, LEAST_NUMBERS // widest)
     slots = floor_power(max(1, min(wanted, tile.warps * 32 * SLOT_NUMBERS // widest)))

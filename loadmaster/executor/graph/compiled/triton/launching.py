@@ -1,16 +1,21 @@
 """Launches of compiled kernels, as light as Triton allows.
 
-The first launch goes through Triton, which compiles. Those after it call the compiled kernel's own launcher with
-addresses: nothing about the arguments can change but where tensors lie, and all lie on multiples of 16 bytes.
+The first launch goes through Triton, which compiles. Those after it, on any graph with arguments of the same types,
+call the compiled kernel's own launcher with addresses: nothing else about the arguments can change, and all tensors of
+calls lie on multiples of 16 bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+# What Triton made of one kernel on one device, by the types of what it is bound to.
+Compiled = dict[Hashable, Any]
+_NARROW = 1 << 31
 
 
 class BoundLaunch:
@@ -22,6 +27,8 @@ class BoundLaunch:
         arguments: in the kernel's order; None where a tensor of the call goes.
         places: (argument, tensor of the call) of these.
         options: what Triton compiles with.
+        compiled: shared by all launches of this kernel on one device whose tensors of the call are of the same types;
+            is added to.
     """
 
     def __init__(
@@ -31,11 +38,13 @@ class BoundLaunch:
         arguments: Sequence[Tensor | int | None],
         places: Sequence[tuple[int, int]],
         options: dict[str, Any],
+        compiled: Compiled,
     ) -> None:
         self._kernel, self._grid, self._options = kernel, grid, options
         self._arguments, self._places = list(arguments), tuple(places)
-        self._compiled: Any = None
         self._addresses = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
+        self._known, self._key = compiled, tuple(map(_kind, arguments))
+        self._compiled: Any = None
 
     def first(self, tensors: Sequence[Tensor]) -> None:
         """Launches through Triton."""
@@ -43,14 +52,18 @@ class BoundLaunch:
         for at, which in self._places:
             arguments[at] = tensors[which]
         self._compiled = self._kernel[self._grid](*arguments, **self._options)
+        if self._compiled is not None:
+            self._known[self._key] = self._compiled
 
     @property
     def is_compiled(self) -> bool:
         """Whether :meth:`again` can be called. Triton's interpreter compiles nothing."""
+        if self._compiled is None:
+            self._compiled = self._known.get(self._key)
         return self._compiled is not None
 
     def again(self, stream: int, addresses: Sequence[int]) -> None:
-        """Launches what :meth:`first` compiled, on tensors of the same types at these addresses."""
+        """Launches what was compiled, on tensors of the same types at these addresses."""
         arguments = self._addresses.copy()
         for at, which in self._places:
             arguments[at] = addresses[which]
@@ -64,16 +77,24 @@ def launch_all(launches: Sequence[BoundLaunch], tensors: Sequence[Tensor], devic
     Args:
         tensors: 16-byte aligned.
     """
-    if all(launch.is_compiled for launch in launches) and torch.cuda.current_device() == device.index:
-        stream = torch._C._cuda_getCurrentRawStream(device.index)
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        for launch in launches:
-            launch.again(stream, addresses)
-        return
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            for launch in launches:
-                launch.first(tensors)
-    else:
+    if device.type != "cuda":
         for launch in launches:
             launch.first(tensors)
+        return
+    if torch.cuda.current_device() != device.index:
+        with torch.cuda.device(device):
+            return launch_all(launches, tensors, device)
+    stream = torch._C._cuda_getCurrentRawStream(device.index)
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    for launch in launches:
+        if launch.is_compiled:
+            launch.again(stream, addresses)
+        else:
+            launch.first(tensors)
+
+
+def _kind(argument: Tensor | int | None) -> Hashable:
+    """What Triton compiles anew for: the type of an argument, and whether it lies on a multiple of 16 bytes."""
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    return argument is None or argument < _NARROW

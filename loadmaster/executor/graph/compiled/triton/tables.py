@@ -75,7 +75,7 @@ def tiles(indices: Indices, space: Space, types: Space, rows: int) -> tuple[Tabl
     """Rows of one type, so many at a time: ``tile_first``, ``tile_last``, ``tile_type``; and how many tiles."""
 
     def made() -> tuple[Table, int]:
-        ptr = _on_host(indices.segments(space, types))
+        ptr = np.array(indices.segments(space, types))
         which, first, last = _cut_each(ptr[:-1], ptr[1:], rows)
         return _table(indices, tile_first=first, tile_last=last, tile_type=which), len(which)
 
@@ -95,12 +95,7 @@ def chunks(
     """
 
     def made() -> tuple[Table, int, int]:
-        found = groups(indices, over, to, by_length)
-        ptr = found.ptr
-        # Found on the device: of millions of rows, few are long.
-        place = torch.nonzero(ptr[1:] - ptr[:-1] > (bound or -1)).flatten()
-        row = _on_host(place if found.rows is None else found.rows[place])
-        first, last = _on_host(ptr[place]), _on_host(ptr[place + 1])
+        row, first, last = _long_rows(indices, over, to, bound, by_length)
         at, chunk_first, chunk_last = _cut_each(first, last, rows)
         ends = np.cumsum(np.bincount(at, minlength=len(row)))
         begins = ends - np.bincount(at, minlength=len(row))
@@ -120,15 +115,23 @@ def chunks(
     return found
 
 
+def _long_rows(indices: Indices, over: Space, to: Space, bound: int, by_length: bool) -> Any:
+    """Rows of ``to`` with more than ``bound`` rows of ``over``, all where that is 0, and where these begin and end."""
+    found = groups(indices, over, to, by_length)
+    if not bound and found.order is None:
+        ptr = np.array(indices.segments(over, to))
+        return np.arange(len(ptr) - 1), ptr[:-1], ptr[1:]
+    # Found on the device, which is waited for: of millions of rows, few are long.
+    place = torch.nonzero(found.ptr.diff() > (bound or -1)).flatten()
+    row = place if found.rows is None else found.rows[place].long()
+    return torch.stack((row, found.ptr[place].long(), found.ptr[place + 1].long())).cpu().numpy()
+
+
 def _once(indices: Indices, key: Hashable, make: Callable[[], Any]) -> Any:
     kept = _made.setdefault(indices, {})
     if key not in kept:
         kept[key] = make()
     return kept[key]
-
-
-def _on_host(x: Tensor) -> Any:
-    return x.cpu().numpy().astype(np.int64)
 
 
 def _cut_each(first: Any, last: Any, size: int) -> tuple[Any, Any, Any]:
@@ -141,6 +144,12 @@ def _cut_each(first: Any, last: Any, size: int) -> tuple[Any, Any, Any]:
 
 
 def _table(indices: Indices, **columns: Any) -> Table:
+    """Columns on the device, by one copy; each begins on a multiple of 16 bytes."""
     fits = all(len(c) == 0 or c.max() < 1 << 31 for c in columns.values())
-    dtype = torch.int32 if fits else torch.int64
-    return {name: torch.from_numpy(c).to(indices.device, dtype) for name, c in columns.items()}
+    begins = np.cumsum([0, *(-(-len(c) // 4) * 4 for c in columns.values())]).tolist()
+    whole = np.zeros(begins[-1], np.int32 if fits else np.int64)
+    for begin, column in zip(begins, columns.values(), strict=False):
+        whole[begin : begin + len(column)] = column
+    there = torch.from_numpy(whole).to(indices.device, non_blocking=True)
+    starts = zip(begins, columns.items(), strict=False)
+    return {name: there[begin : begin + len(column)] for begin, (name, column) in starts}
