@@ -21,8 +21,8 @@ from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import MOST_STORES, Kernel
 from loadmaster.models.graph.value import GIVEN
 
-# Candidates of one order, about: a program with so many takes a second.
-MOST = 1_500
+# Candidates of one order, about: to make so many, and to solve their program, takes a second each.
+MOST = 5_000
 
 
 @dataclass(frozen=True)

@@ -80,11 +80,12 @@ class Formulated:
         order = int(values[self.orders].argmax())
         return order, np.flatnonzero(values[self.kernels[order]] > 0.5).tolist()
 
-    def without(self, order: int, chosen: Sequence[int], name: str) -> Formulated:
-        """The same without this set of kernels and its supersets."""
+    def without(self, order: int, groups: Sequence[Sequence[int]], name: str) -> Formulated:
+        """The same without sets of kernels that have one of every group; of a group no two can be taken."""
         coefficients = np.zeros(self.program.column_count)
-        coefficients[self.kernels[order][list(chosen)]] = 1.0
-        program = self.program.with_row(name, coefficients, upper=len(chosen) - 1.0)
+        for group in groups:
+            coefficients[self.kernels[order][list(group)]] += 1.0
+        program = self.program.with_row(name, coefficients, upper=len(groups) - 1.0)
         return Formulated(program, self.orders, self.kernels, self.scale)
 
 

@@ -1,10 +1,10 @@
 """How ``graph`` is solved: by the program of each order, first without the budget, then under it where that binds.
 
 What the program finds without a budget bounds all plans. Where its kernels, put into sequence, and the hot rows that
-are worth it take more than the budget, the program is solved with rows of memory; a set of kernels that is still too
-much is excluded, and so on for a few rounds. Schedules by rule are tried first: there is a plan as soon as one of them
-fits. Orders are solved one by one, first those whose kernels take least at the least; those that take more than the
-best plan are left out.
+are worth it take more than the budget, the program is solved with rows of memory. A set of kernels that is still too
+much is excluded, with all others that are too much for the same reason (:mod:`loadmaster.models.graph.conflicts`), and
+so on. Schedules by rule are tried first: there is a plan as soon as one of them fits. Orders are solved one by one,
+first those whose kernels take least at the least; those that take more than the best plan are left out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from loadmaster.errors import CancelledError, LimitReachedError
 from loadmaster.models.graph.candidates import Candidates, candidates
 from loadmaster.models.graph.checker import Check, check, kernel_costs, kernel_need, kernel_words
+from loadmaster.models.graph.conflicts import conflict
 from loadmaster.models.graph.costs import Costs
 from loadmaster.models.graph.formulation import Formulated, formulate, least_at_once
 from loadmaster.models.graph.greedy import greedy_schedule, least_kept
@@ -30,7 +31,7 @@ from loadmaster.models.graph.problem import GraphProblem
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.residence import largest_at, over_time, peak_bytes
 from loadmaster.models.graph.schedule import Kernel, Schedule
-from loadmaster.models.graph.sequence import in_sequence
+from loadmaster.models.graph.sequence import Fact, Sequences, in_sequence
 from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.graph.by_rule import METHODS
@@ -40,8 +41,8 @@ from loadmaster.solvers.solution import Solution, SolverStatus, relative_gap
 # Sums of the same costs in another order are equal to so many digits.
 _CLOSE = 1e-9
 _BLOCKERS = 3
-# Sets of kernels that are excluded because they take more memory in sequence than the rows of memory count.
-_MOST_ROUNDS = 6
+# Reasons for which sets of kernels are excluded: they take more memory in sequence than the rows of memory count.
+_MOST_ROUNDS = 50
 
 
 def plan_graph(
@@ -166,20 +167,22 @@ class _Run:
         return min(*self.lower, self._best_us) if self.lower else None
 
     def _rounds(self, phase: str, p: int, of: Candidates, budget_bytes: int | None, *, rounds: int) -> None:
-        """Solve one order, put its kernels into sequence, exclude them where they are too much, again.
+        """Solve one order, put its kernels into sequence, exclude them, again.
 
-        The first optimum is a bound, where the candidates are all that count.
+        What the program finds is a bound, where the candidates are all that count, as long as what was excluded was
+        put into the best sequence there is: then nothing better was lost.
         """
         scale = max(self.best_without_us, 1.0)
         with self.effort.on_clock("build"):
             formulated = formulate(self.problem, [of], budget_bytes, scale)
         # All features over the link, which the program's hot rows save from.
         constant = gather_us(self.problem, 0)
+        nothing_lost = of.are_all
         for at in range(rounds):
             if self.effort.over() if budget_bytes is None else self._done():
                 return
             solution = self._solved(phase, formulated)
-            if at == 0 and of.are_all:
+            if nothing_lost:
                 if solution.status is SolverStatus.INFEASIBLE:
                     self.lower[p] = math.inf
                 elif solution.bound is not None:
@@ -187,19 +190,39 @@ class _Run:
             if solution.values is None or self.lower[p] >= self._best_us:
                 return
             _, chosen = formulated.chosen(solution.values)
-            self._try(phase, p, [of.found[c].kernel for c in chosen])
-            formulated = formulated.without(0, chosen, f"excluded[{at}]")
+            nothing_lost &= self._try(phase, p, [of.found[c].kernel for c in chosen])
+            if at < rounds - 1:
+                formulated = formulated.without(0, self._alike(p, of, chosen), f"excluded[{at}]")
+
+    def _alike(self, p: int, of: Candidates, chosen: Sequence[int]) -> list[list[int]]:
+        """Groups of candidates: who takes one of each has taken too much, or what was tried."""
+        with self.effort.on_clock("build"):
+            facts = [Fact(frozenset(of.found[c].kernel.stores), of.found[c].reads) for c in chosen]
+            reason = conflict(Sequences(self.problem, self.steps[p]), facts, self.budget_bytes)
+            if reason is None:
+                return [[c] for c in chosen]
+            every = [(frozenset(one.kernel.stores), one.reads) for one in of.found]
+            return [
+                [c for c, (stores, reads) in enumerate(every) if fact.stores <= stores and fact.reads <= reads | stores]
+                for fact in reason
+            ]
 
     def _solved(self, phase: str, what: Formulated) -> Solution:
         gap = self.effort.options.gap / 2
         return self.effort.solved(what.program, lambda: self._say(phase, "solving"), gap=gap)
 
-    def _try(self, phase: str, order: int, kernels: Iterable[Kernel]) -> None:
-        """Take a set of kernels where it is the best that fits, with as many hot rows as fit beside it."""
+    def _try(self, phase: str, order: int, kernels: Iterable[Kernel]) -> bool:
+        """Take a set of kernels where it is the best that fits, with as many hot rows as fit beside it.
+
+        Returns:
+            whether no plan of these kernels is better than the best one now.
+        """
         program = self.steps[order]
-        schedule = in_sequence(self.problem, program, self._tiled(program, [*kernels]))
-        if schedule is None:
-            return
+        with self.effort.on_clock("check"):
+            found = in_sequence(self.problem, program, self._tiled(program, [*kernels]))
+        if found is None:
+            return True
+        schedule = found.schedule
         with self.effort.on_clock("check"):
             peak = peak_bytes(self.problem, program, schedule)
             if self.smallest is None or peak < self.smallest[0]:
@@ -208,7 +231,7 @@ class _Run:
             self.best_without_us = min(self.best_without_us, kernels_us + gather_us(self.problem, self.wanted_rows))
             if peak > self.budget_bytes:
                 self._say(phase, f"{show_bytes(peak)} are too much")
-                return
+                return found.is_least
             hot_rows = min(self.wanted_rows, as_many_as_fit(self.problem, self.budget_bytes - peak))
             if kernels_us + gather_us(self.problem, hot_rows) < self._best_us:
                 choices = self.orders[order].choices
@@ -216,6 +239,7 @@ class _Run:
                 assert verdict.ok, verdict.violations
                 self.best = _Found(self.orders[order], program, schedule, hot_rows, verdict)
         self._say(phase, f"{show_bytes(peak)} at the most")
+        return found.is_least
 
     def _tiled(self, program: Program, kernels: Sequence[Kernel]) -> list[Kernel]:
         costs = Costs(program, self.problem.statistics, self.problem.element_bytes, self.problem.hardware)

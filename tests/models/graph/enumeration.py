@@ -28,9 +28,9 @@ def schedules(problem: GraphProblem, step: Program) -> Iterator[Schedule]:
     for size in range(len(others) + 1):
         for some in itertools.combinations(others, size):
             for groups in _groupings(step, sorted(must | {*some})):
-                schedule = in_sequence(problem, step, [kernel_of(step, group) for group in groups])
-                if schedule is not None and not broken_rules(step, schedule):
-                    yield schedule
+                found = in_sequence(problem, step, [kernel_of(step, group) for group in groups])
+                if found is not None and not broken_rules(step, found.schedule):
+                    yield found.schedule
 
 
 def _groupings(step: Program, kept: list[int]) -> Iterator[list[tuple[int, ...]]]:

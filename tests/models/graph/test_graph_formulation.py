@@ -173,8 +173,9 @@ def test_what_the_program_takes_is_a_schedule_that_holds(name: str) -> None:
     assert solution.values is not None
     order, chosen = formulated.chosen(solution.values)
     step = of[order].program
-    schedule = in_sequence(problem, step, [of[order].found[c].kernel for c in chosen])
-    assert schedule is not None
+    found = in_sequence(problem, step, [of[order].found[c].kernel for c in chosen])
+    assert found is not None
+    schedule = found.schedule
     assert broken_rules(step, schedule) == []
     assert enumeration.time_us(problem, step, schedule) == pytest.approx(solution.objective * 100.0, rel=1e-6)
 
@@ -186,7 +187,7 @@ def test_a_set_of_kernels_can_be_excluded() -> None:
     first = solve(formulated.program, EXACT)
     assert first.values is not None and first.objective is not None
     order, chosen = formulated.chosen(first.values)
-    second = solve(formulated.without(order, chosen, "excluded").program, EXACT)
+    second = solve(formulated.without(order, [[c] for c in chosen], "excluded").program, EXACT)
     assert second.values is not None and second.objective is not None
     assert second.objective >= first.objective
     assert formulated.chosen(second.values) != (order, chosen)

@@ -64,6 +64,20 @@ def test_a_plan_under_a_budget_is_the_best_of_all_schedules_that_fit(share: floa
     assert plan.objective == pytest.approx(best, rel=1e-6)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("seed", range(3))
+def test_below_what_is_enough_by_rule_there_is_the_best_plan_or_a_proof(seed: int, share: float) -> None:
+    problem = problems.rgcn(seed, training=True, feature_gradients=seed > 1)
+    low, high = least_bytes(problem), enough_bytes(problem)
+    budget_bytes = int(low + share * (high - low))
+    plan, best = planned(problem, budget_bytes), best_under(problem, budget_bytes)
+    assert plan.status == ("infeasible" if best is None else "optimal")
+    if best is not None:
+        assert check_plan(problem, plan).ok
+        assert plan.objective == pytest.approx(best, rel=1e-6)
+        assert plan.bound == pytest.approx(best, rel=1e-6)
+
+
 CHEAP = [("rgcn", True), ("gat", True), ("rgat", False), ("hgt", False), ("simple-hgn", False)]
 
 
