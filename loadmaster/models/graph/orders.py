@@ -1,8 +1,9 @@
 """The orders of a program: what computes the same with its linear operators in another order, or for other rows.
 
 First the program is made canonical: dot products of vectors put together are split, and what depends on nodes alone is
-computed for nodes. Then every combination of the forms of its sites (:mod:`.rewriting`), and of each the choice between
-a row for every pair of node and relation (compact) and one for every edge (vanilla), [Wu24] sections 3.3.2 and 3.4.3.
+computed for nodes. Then every combination of the forms of its sites (:mod:`.rewriting`), products by parts before the
+others, and of each the choice between a row for every pair of node and relation (compact) and one for every edge
+(vanilla), [Wu24] sections 3.3.2 and 3.4.3.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from loadmaster.errors import InputError
 from loadmaster.models.graph.program import Program
-from loadmaster.models.graph.rewriting import FIRST, SPREAD, rewritten, sites, spreadable
+from loadmaster.models.graph.rewriting import FIRST, PARTS, SPREAD, divisible, rewritten, sites, spreadable
 
 MOST_ORDERS = 64
 COMPACT = "compact"
@@ -41,19 +42,25 @@ def orders(program: Program, most: int = MOST_ORDERS) -> list[Order]:
     if program.forward_count != len(program.values):
         raise InputError("program", "given", "has a backward pass", "Give the forward pass; add the other to an order.")
     whole = rewritten(program, {})
-    of = [*sites(whole)]
-    written = [
-        ({n: form for (n, _), form in zip(of, forms, strict=True)})
-        for forms in itertools.product(*((FIRST, *more) for _, more in of))
-    ]
     found: dict[object, Order] = {}
-    compact = [_order(whole, forms) for forms in written[:most]]
+    compact = [*itertools.islice(_compact(whole), most)]
     spread = itertools.chain.from_iterable(_for_edges(order) for order in compact)
     for order in itertools.chain(compact, spread):
         found.setdefault(_content(order.program), order)
         if len(found) == most:
             break
     return [*found.values()]
+
+
+def _compact(whole: Program) -> Iterator[Order]:
+    divided = [*divisible(whole)]
+    for by_parts in itertools.product((FIRST, PARTS), repeat=len(divided)):
+        program = rewritten(whole, dict(zip(divided, by_parts, strict=True)))
+        names = {whole.values[n].name: form for n, form in zip(divided, by_parts, strict=True)}
+        of = [*sites(program)]
+        for forms in itertools.product(*((FIRST, *more) for _, more in of)):
+            order = _order(program, {n: form for (n, _), form in zip(of, forms, strict=True)})
+            yield Order({**names, **order.choices}, order.program)
 
 
 def _order(program: Program, forms: Mapping[int, str]) -> Order:

@@ -7,9 +7,11 @@ Sites are values that can be made in more than one way:
     linear(linear(x, W), V)          = linear(x, fold(W, V))                    ``weights first``
     sum of f linear(x, W) over edges = sum of linear(sum of f x over edges, W)  ``sum first``
     linear(x, W) for each pair       = the same for each edge                   ``for each edge``
+    linear(concat(x, y), W)          = linear(x, W1) + linear(y, W2)            ``by parts``
 
 where f is a number for each edge (or each of its heads). The inner sum is for each target and relation where W is by
-relation, and for each target where one W serves all.
+relation, and for each target where one W serves all. By parts is a form where some part has fewer rows than the
+whole; there are more sites behind it, in the products of the parts.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from loadmaster.models.graph.program import Builder, Program
 from loadmaster.models.graph.spaces import Space, join
 from loadmaster.models.graph.value import GIVEN, Value
 
-FIRST, WEIGHTS, SUM, SPREAD = "as written", "weights first", "sum first", "for each edge"
+FIRST, WEIGHTS, SUM, SPREAD, PARTS = "as written", "weights first", "sum first", "for each edge", "by parts"
 PAIRS: dict[Space, Space] = {"target": "target_pair", "source": "source_pair"}
 
 
@@ -62,6 +64,16 @@ def spreadable(program: Program) -> Iterator[int]:
         by_pairs = value.op == "linear" and program.types[n].space in PAIRS.values()
         if by_pairs and program.types[value.inputs[0]].space in PAIRS:
             yield n
+
+
+def divisible(program: Program) -> Iterator[int]:
+    """Products of rows that are put together of parts, of which one has fewer rows."""
+    for n, value in enumerate(program.values):
+        if value.op == "linear" and program.values[value.inputs[0]].op == "concat":
+            weight = program.types[value.inputs[1]].space
+            spaces = [join((program.types[x].space, weight)) for x in _parts(program, value.inputs[0])]
+            if any(space != program.types[n].space for space in spaces):
+                yield n
 
 
 def rewritten(program: Program, forms: Mapping[int, str]) -> Program:
@@ -128,6 +140,16 @@ def _inner(program: Program, n: int) -> int | None:
     return x if fits and joins else None
 
 
+def _parts(program: Program, n: int) -> Iterator[int]:
+    """The vectors that a vector is put together of."""
+    value = program.values[n]
+    if value.op != "concat":
+        yield n
+        return
+    for x in value.inputs:
+        yield from _parts(program, x)
+
+
 def _joins(*spaces: Space) -> bool:
     try:
         join(spaces)
@@ -157,6 +179,8 @@ class _Rewriting:
 
     def _form(self, n: int) -> int:
         value, form = self.of.values[n], self.forms.get(n, FIRST)
+        if value.op == "linear" and form == PARTS:
+            return self._by_parts(n)
         if value.op == "linear":
             return self._linear(n, *self._product(n), spread=form == SPREAD)
         if value.op == "aggregate" and form == SUM:
@@ -186,6 +210,20 @@ class _Rewriting:
         if spread:
             x = self.b.made("spread", x, space="edge", name=f"{name}_spread")
         return self._hoisted("linear", x, weight, name)
+
+    def _by_parts(self, n: int) -> int:
+        x, weight = self.of.values[n].inputs
+        name, start = self.of.values[n].name, 0
+        found: int | None = None
+        turned = self.b.made("transpose", self.at(weight))
+        for at, part in enumerate(_parts(self.of, x)):
+            count = self.of.types[part].shape[-1]
+            rows = self.b.made("transpose", self.b.made("part", turned, number=float(start), count=count))
+            product = self._hoisted("linear", self.at(part), rows, f"{name}_{at}")
+            found = product if found is None else self.b.made("add", found, product, name=f"{name}_sum{at}")
+            start += count
+        assert found is not None, "a site"
+        return found
 
     def _hoisted(self, op: str, x: int, other: int, name: str) -> int:
         """A product or dot product with what serves all, of nodes and not of what edges see of them."""

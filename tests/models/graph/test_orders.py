@@ -61,12 +61,28 @@ def _chained(nodes: Nodes, edges: Edges, weights: Any) -> Traced:
     return edges.sum(-(deep * 0.5) / edges.in_degree()) + edges.sum(edges.w * (edges.source(nodes.h) @ weights.A))
 
 
-OTHERS: list[Callable[..., Traced]] = [_concatenated, _chained]
+def _put_together(nodes: Nodes, edges: Edges, weights: Any) -> Traced:
+    """Rows of edges, of both ends and of nothing but a weight, through weights by relation and through one for all."""
+    inner = concat(edges.source(nodes.h @ weights.A), edges.target(nodes.h))
+    ends = concat(edges.source(nodes.h), edges.target(nodes.h))
+    found: Traced = edges.sum(concat(inner, weights.v[edges.relation]) @ weights.Q[edges.relation])
+    return found + edges.sum(edges.w * leaky_relu(ends @ weights.P, 0.2))
+
+
+def _put_together_of_heads(nodes: Nodes, edges: Edges, weights: Any) -> Traced:
+    ends = concat(edges.source(nodes.h @ weights.D).heads(2), edges.target(nodes.h @ weights.D).heads(2))
+    found: Traced = edges.sum((ends @ weights.E[edges.relation]).joined())
+    return found
+
+
+OTHERS: list[Callable[..., Traced]] = [_concatenated, _chained, _put_together, _put_together_of_heads]
 
 
 def other(function: Callable[..., Traced]) -> Program:
     square = {"A": shared(3, 3), "B": shared(3, 3), "W": per_relation(3, 3), "a": per_relation(6)}
-    return traced(function, nodes={"h": 3}, edges={"w": ()}, weights=square)
+    long = {"P": shared(6, 3), "Q": per_relation(8, 3), "v": per_relation(2)}
+    of_heads = {"D": shared(3, 4), "E": per_relation(2, 4, 3)}
+    return traced(function, nodes={"h": 3}, edges={"w": ()}, weights={**square, **long, **of_heads})
 
 
 @pytest.mark.parametrize("function", OTHERS)
@@ -114,6 +130,31 @@ def test_a_sum_over_relations_can_be_taken_before_the_product() -> None:
     (found,) = [o for o in orders(layer("rgcn", 4, 4)) if o.choices.get("aggregate7") == "sum first"]
     spaces = [found.program.types[n].space for n, v in enumerate(found.program.values) if v.op == "linear"]
     assert sorted(spaces) == ["node", "target_pair"]
+
+
+def test_a_product_of_both_ends_can_be_taken_for_each_of_them() -> None:
+    for name, spaces in (("P", ["node", "node"]), ("W", ["source_pair", "target_pair"])):
+
+        def ends(nodes: Nodes, edges: Edges, weights: Any, name: str = name) -> Traced:
+            weight = weights.P if name == "P" else weights.W[edges.relation]
+            return edges.sum(leaky_relu(concat(edges.source(nodes.h), edges.target(nodes.h)) @ weight, 0.2))  # type: ignore[no-any-return]
+
+        weight = {"P": shared(6, 3)} if name == "P" else {"W": per_relation(6, 3)}
+        first, *others = orders(traced(ends, nodes={"h": 3}, weights=weight))
+        by_parts = next(o for o in others if "by parts" in o.choices.values())
+        of_first, of_parts = (
+            sorted(o.program.types[n].space for n, v in enumerate(o.program.values) if v.op == "linear")
+            for o in (first, by_parts)
+        )
+        assert of_first == ["edge"] and of_parts == spaces
+
+
+def test_a_product_of_parts_that_have_as_many_rows_is_one_product() -> None:
+    def beside(nodes: Nodes, edges: Edges, weights: Any) -> Traced:
+        return concat(nodes.h, edges.sum(edges.source(nodes.h))) @ weights.P
+
+    (only,) = orders(traced(beside, nodes={"h": 3}, weights={"P": shared(6, 3)}))
+    assert "by parts" not in only.choices.values()
 
 
 def test_orders_are_different_and_not_too_many() -> None:

@@ -65,6 +65,7 @@ WEIGHTS = {
     "v": shared(D),
     "b": per_relation(),
     "u": per_relation(2 * D),
+    "C": per_relation(2 * D, D),
 }
 
 
@@ -104,6 +105,7 @@ def layers(draw: Any) -> Program:
         steps = [
             lambda: vector() @ weights.W[edges.relation],
             lambda: vector() @ weights.V,
+            lambda: concat(vector(), vector()) @ weights.C[edges.relation],
             lambda: draw(st.sampled_from([relu, elu, gelu, sigmoid, tanh]))(vector()),
             lambda: vector() * number(),
             lambda: vector() + vector(),
