@@ -38,6 +38,7 @@ from loadmaster.executor.graph.structure.files import load_graphs, save_graphs
 from loadmaster.executor.graph.structure.graph import Graph
 from loadmaster.executor.graph.structure.sampling import NeighbourSampler
 from loadmaster.executor.graph.structure.selection import edge_subgraph, node_subgraph, relation_subgraph
+from loadmaster.executor.graph.structure.walks import random_walk
 from loadmaster.models.graph.device import graph_hardware
 from loadmaster.models.graph.tracing import (
     concat,
@@ -91,6 +92,7 @@ __all__ = [
     "per_node_type",
     "per_relation",
     "predicted_hit_rate",
+    "random_walk",
     "readout_edges",
     "readout_nodes",
     "relation_subgraph",

@@ -72,6 +72,14 @@ class Program:
                 found[i].append(n)
         return tuple(map(tuple, found))
 
+    @cached_property
+    def above(self) -> tuple[frozenset[int], ...]:
+        """Of every value, all that it is made from."""
+        found: list[frozenset[int]] = []
+        for value in self.values:
+            found.append(frozenset(value.inputs).union(*(found[i] for i in value.inputs)))
+        return tuple(found)
+
     @property
     def results(self) -> tuple[int, ...]:
         """What is computed for its own sake: outputs, then gradients."""

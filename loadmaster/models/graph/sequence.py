@@ -75,10 +75,8 @@ class Sequences:
         self.sizes = [value_bytes(problem, program, n) for n in range(len(program.values))]
         self.lasting = lasting_bytes(problem, program)
         self.gradients = sum(self.sizes[n] for n in program.given("gradient").values())
-        # Of each value, all that it is made from. What is stored of it is stored before, or by the same kernel.
-        self.above: list[frozenset[int]] = []
-        for value in program.values:
-            self.above.append(frozenset(value.inputs).union(*(self.above[i] for i in value.inputs)))
+        # What is stored of this is stored before, or by the same kernel.
+        self.above = program.above
 
     def least(self, facts: Sequence[Fact], most_bytes: int | None = None) -> tuple[list[int] | None, bool]:
         """The sequence that takes the least at the most, among those that take no more than ``most_bytes``.
