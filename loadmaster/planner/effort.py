@@ -83,7 +83,13 @@ class Effort:
         self.solver = (solution.solver, solution.solver_version)
 
     def solved(
-        self, program: Program, on_progress: Callable[[], None], *, gap: float, limit_s: float | None = None
+        self,
+        program: Program,
+        on_progress: Callable[[], None],
+        *,
+        gap: float,
+        limit_s: float | None = None,
+        cutoff: float | None = None,
     ) -> Solution:
         """One solve within what is left of the effort, on the clock and in the account.
 
@@ -91,6 +97,7 @@ class Effort:
             on_progress: called whenever the solver reports.
             gap: at which it may stop.
             limit_s: wall seconds, where that is less than what is left.
+            cutoff: only what costs no more is of interest; "infeasible" then means that there is nothing of the kind.
         """
         options = self.options
         left_s = self.left_s if limit_s is None else min(limit_s, self.left_s)
@@ -102,6 +109,7 @@ class Effort:
                     gap=gap,
                     seed=options.seed,
                     memory_limit_bytes=options.solver_memory_bytes,
+                    cutoff=cutoff,
                 ),
                 solver=options.solver,
                 cancelled=self.cancelled,

@@ -11,7 +11,8 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from loadmaster.models.graph.costs import Costs
 from loadmaster.models.graph.inline import Inline, Need, is_by_numbers, matrix_rows, required, rows_class
@@ -59,12 +60,24 @@ class Candidates:
     @property
     def least_us(self) -> float:
         """What no schedule goes below: each value that must be kept pays an equal part of a kernel that stores it."""
+        return sum(self._parts_us.values())
+
+    def within(self, limit_us: float) -> Candidates:
+        """Those that a schedule can have that takes no more: beyond its values' parts of the least, each has what is
+        left."""
+        parts_us = self._parts_us
+        left_us = limit_us - sum(parts_us.values())
+        found = [c for c in self.found if c.time_us - sum(parts_us.get(n, 0.0) for n in c.kernel.stores) <= left_us]
+        return replace(self, found=found)
+
+    @cached_property
+    def _parts_us(self) -> dict[int, float]:
         least = dict.fromkeys(self.must, math.inf)
         for candidate in self.found:
             stored = [n for n in candidate.kernel.stores if n in self.must]
             for n in stored:
                 least[n] = min(least[n], candidate.time_us / len(stored))
-        return sum(least.values())
+        return least
 
 
 def candidates(costs: Costs, *, by_time_alone: bool) -> Candidates:
@@ -89,6 +102,7 @@ class _Making:
     def __init__(self, costs: Costs, must: frozenset[int], may: frozenset[int]) -> None:
         self.costs, self.program, self.must, self.may = costs, costs.program, must, may
         self.needs = Inline(self.program, must)
+        self.made_of = _made_of(self.program)
 
     def groups(self) -> Iterator[tuple[int, ...]]:
         """What kernels store: each value by itself, and those that fit into one kernel."""
@@ -161,13 +175,15 @@ class _Making:
                 inline_of += [inline, inline | {first}]
                 continue
             if self._holds(needs, need, stores):
-                tiled = self.costs.tiled(kernel, need)
                 kept = frozenset(n for n in need.reads if self.program.values[n].op not in GIVEN) - {*stores}
-                yield Candidate(tiled, kept, inline & need.inline, self.costs.time_us(tiled, need))
+                yield Candidate(kernel, kept, inline & need.inline, self.costs.time_us(kernel, need))
 
     def _holds(self, needs: Inline, need: Need, stores: tuple[int, ...]) -> bool:
         """(S3) and (S5) for one kernel, and (S2) within it."""
         if not need.elsewhere.isdisjoint(stores):
+            return False
+        # What others make of its own values, it cannot wait for.
+        if any(self.made_of[r].intersection(stores) for r in need.reads.difference(stores)):
             return False
         for n in stores:
             rows = needs.of(matrix_rows(self.program, n))
@@ -177,3 +193,11 @@ class _Making:
         if not products:
             return True
         return all(n in products or not needs.to_make(n).reads.isdisjoint(stores) for n in stores)
+
+
+def _made_of(program: Program) -> list[frozenset[int]]:
+    """Of each value, all that it is made of, directly or not."""
+    found: list[frozenset[int]] = []
+    for value in program.values:
+        found.append(frozenset(value.inputs).union(*(found[i] for i in value.inputs)))
+    return found

@@ -142,7 +142,7 @@ def kernel_costs(problem: GraphProblem, program: Program, schedule: Schedule) ->
     for kernel in schedule.kernels:
         work = costs.work(kernel, kernel_need(needs, kernel))
         time_us = work.time_us(problem.hardware, problem.element_bytes)
-        found.append(KernelCost(time_us, work.dram_bytes, work.stored_bytes, work.matrix_flops + work.vector_flops))
+        found.append(KernelCost(time_us, work.dram_bytes, work.stored_bytes, work.matrix_flops))
     return tuple(found)
 
 

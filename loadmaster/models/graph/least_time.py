@@ -21,8 +21,8 @@ def least_us(costs: Costs) -> float:
         template = template_of(program, n)
         if template in ("gemm", "outer", "fold"):
             kernel = kernel_of(program, (n,))
-            found += costs.time_us(costs.tiled(kernel, Need()), Need())
+            found += costs.time_us(kernel, Need())
         elif template == "traverse":
-            stored_us = costs.value_bytes(n) / (hardware.dram_gbps * 1e3)
+            stored_us = costs.cold_bytes(n) / (hardware.dram_gbps * 1e3)
             found += stored_us + hardware.launch_us / MOST_STORES[template]
     return found

@@ -28,7 +28,8 @@ class GraphStatistics:
         edges, source_pairs, target_pairs: for each relation, its edges, and its different sources and targets.
         nodes: for each node type, its nodes.
         in_degrees, out_degrees: nodes of degree 0, 1, 2 to 3, 4 to 7, 8 to 15, ...
-        longest: edges of one target, source, target and relation, source and relation, at the most.
+        longest: edges of one target, source, target and relation, source and relation, at the most; relations of one
+            target, source.
         hits: the share of accesses that goes to the hottest rows of features, for each share in :data:`HOT_SHARES`.
     """
 
@@ -38,7 +39,7 @@ class GraphStatistics:
     nodes: _Counts
     in_degrees: Annotated[tuple[Size, ...], Bounds(min_length=1, max_length=64)]
     out_degrees: Annotated[tuple[Size, ...], Bounds(min_length=1, max_length=64)]
-    longest: tuple[Size, Size, Size, Size]
+    longest: tuple[Size, Size, Size, Size, Size, Size]
     hits: Annotated[tuple[_Share, ...], Bounds(min_length=len(HOT_SHARES), max_length=len(HOT_SHARES))]
 
     __pydantic_config__: ClassVar = READING
@@ -68,9 +69,7 @@ class GraphStatistics:
         if over == "edge":
             spaces: tuple[Space, ...] = ("target", "source", "target_pair", "source_pair")
             return self.longest[spaces.index(to)]
-        # Pairs of one node: no more than there are relations.
-        end = self.longest[0] if to == "target" else self.longest[1]
-        return min(end, len(self.edges))
+        return self.longest[4 if to == "target" else 5]
 
 
 def expect_statistics(statistics: GraphStatistics, field: str = "statistics") -> None:
@@ -135,29 +134,60 @@ def statistics_of(
             wrong = int(x.min()) if int(x.min()) < 0 else int(x.max())
             raise InputError(name, wrong, "names nothing that there is", f"Numbers are 0 to {bound - 1}.")
     out_degree, in_degree = (np.bincount(x, minlength=nodes) for x in ends[:2])
-    source_pairs, longest_source = _pairs(ends[0], ends[2], nodes, relations)
-    target_pairs, longest_target = _pairs(ends[1], ends[2], nodes, relations)
-    return GraphStatistics(
-        edges=tuple(np.bincount(ends[2], minlength=relations).tolist()),
+    (source_pairs, *sources), (target_pairs, *targets) = (_pairs(x, ends[2], nodes, relations) for x in ends[:2])
+    return counted(
+        edges=np.bincount(ends[2], minlength=relations),
         source_pairs=source_pairs,
         target_pairs=target_pairs,
+        node_type_counts=node_type_counts,
+        in_degree=in_degree,
+        out_degree=out_degree,
+        longest_pairs=(targets[0], sources[0], targets[1], sources[1]),
+        frequency=frequency,
+    )
+
+
+def counted(
+    *,
+    edges: NDArray[np.integer],
+    source_pairs: NDArray[np.integer],
+    target_pairs: NDArray[np.integer],
+    node_type_counts: Sequence[int],
+    in_degree: NDArray[np.integer],
+    out_degree: NDArray[np.integer],
+    longest_pairs: tuple[int, int, int, int],
+    frequency: ArrayLike | None = None,
+) -> GraphStatistics:
+    """The numbers of a graph that somebody has counted.
+
+    Args:
+        edges, source_pairs, target_pairs: [relations].
+        in_degree, out_degree: [nodes].
+        longest_pairs: the last four of :attr:`GraphStatistics.longest`.
+        frequency: as for :func:`statistics_of`.
+    """
+    return GraphStatistics(
+        edges=tuple(edges.tolist()),
+        source_pairs=tuple(source_pairs.tolist()),
+        target_pairs=tuple(target_pairs.tolist()),
         nodes=tuple(map(int, node_type_counts)),
         in_degrees=_buckets(in_degree),
         out_degrees=_buckets(out_degree),
-        longest=(int(in_degree.max()), int(out_degree.max()), longest_target, longest_source),
+        longest=(int(in_degree.max()), int(out_degree.max()), *longest_pairs),
         hits=_hits(out_degree if frequency is None else np.asarray(frequency, dtype=np.float64)),
     )
 
 
 def _pairs(
     ends: NDArray[np.integer], relation: NDArray[np.integer], nodes: int, relations: int
-) -> tuple[tuple[int, ...], int]:
-    """Different nodes of each relation; edges of one of them, at the most."""
+) -> tuple[NDArray[np.integer], int, int]:
+    """Different nodes of each relation; edges of one of them, and relations of one node, at the most."""
     keys = relation.astype(np.int64) * nodes + ends
     keys.sort()
     first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
     longest = int(np.diff(np.r_[first, len(keys)]).max())
-    return tuple(np.bincount(keys[first] // nodes, minlength=relations).tolist()), longest
+    kinds, of_nodes = np.divmod(keys[first], nodes)
+    return np.bincount(kinds, minlength=relations), longest, int(np.bincount(of_nodes).max())
 
 
 def _buckets(degree: NDArray[np.integer]) -> tuple[int, ...]:

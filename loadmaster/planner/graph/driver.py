@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 
 from loadmaster.errors import CancelledError, LimitReachedError
 from loadmaster.models.graph.candidates import Candidates, candidates
-from loadmaster.models.graph.checker import Check, check, kernel_costs, kernel_need, kernel_words
+from loadmaster.models.graph.checker import Check, check, kernel_costs, kernel_words
 from loadmaster.models.graph.conflicts import conflict
 from loadmaster.models.graph.costs import Costs
 from loadmaster.models.graph.formulation import Formulated, formulate, least_at_once
 from loadmaster.models.graph.greedy import greedy_schedule, least_kept
 from loadmaster.models.graph.hot_rows import as_many_as_fit, gather_us, segments
-from loadmaster.models.graph.inline import Inline
 from loadmaster.models.graph.least_time import least_us
 from loadmaster.models.graph.limits import least_bytes
 from loadmaster.models.graph.lowering import lowered
@@ -173,18 +172,22 @@ class _Run:
         put into the best sequence there is: then nothing better was lost.
         """
         scale = max(self.best_without_us, 1.0)
-        with self.effort.on_clock("build"):
-            formulated = formulate(self.problem, [of], budget_bytes, scale)
         # All features over the link, which the program's hot rows save from.
         constant = gather_us(self.problem, 0)
+        kernels_us = self._best_us - gather_us(self.problem, self.wanted_rows)
+        with self.effort.on_clock("build"):
+            of = of.within(kernels_us * (1.0 + _CLOSE))
+            formulated = formulate(self.problem, [of], budget_bytes, scale)
         nothing_lost = of.are_all
         for at in range(rounds):
             if self.effort.over() if budget_bytes is None else self._done():
                 return
-            solution = self._solved(phase, formulated)
+            best_us = self._best_us
+            cutoff = None if math.isinf(best_us) else (best_us - constant) / scale
+            solution = self._solved(phase, formulated, cutoff)
             if nothing_lost:
                 if solution.status is SolverStatus.INFEASIBLE:
-                    self.lower[p] = math.inf
+                    self.lower[p] = max(self.lower[p], best_us)
                 elif solution.bound is not None:
                     self.lower[p] = max(self.lower[p], solution.bound * scale + constant)
             if solution.values is None or self.lower[p] >= self._best_us:
@@ -207,9 +210,9 @@ class _Run:
                 for fact in reason
             ]
 
-    def _solved(self, phase: str, what: Formulated) -> Solution:
+    def _solved(self, phase: str, what: Formulated, cutoff: float | None) -> Solution:
         gap = self.effort.options.gap / 2
-        return self.effort.solved(what.program, lambda: self._say(phase, "solving"), gap=gap)
+        return self.effort.solved(what.program, lambda: self._say(phase, "solving"), gap=gap, cutoff=cutoff)
 
     def _try(self, phase: str, order: int, kernels: Iterable[Kernel]) -> bool:
         """Take a set of kernels where it is the best that fits, with as many hot rows as fit beside it.
@@ -219,7 +222,7 @@ class _Run:
         """
         program = self.steps[order]
         with self.effort.on_clock("check"):
-            found = in_sequence(self.problem, program, self._tiled(program, [*kernels]))
+            found = in_sequence(self.problem, program, [*kernels])
         if found is None:
             return True
         schedule = found.schedule
@@ -240,11 +243,6 @@ class _Run:
                 self.best = _Found(self.orders[order], program, schedule, hot_rows, verdict)
         self._say(phase, f"{show_bytes(peak)} at the most")
         return found.is_least
-
-    def _tiled(self, program: Program, kernels: Sequence[Kernel]) -> list[Kernel]:
-        costs = Costs(program, self.problem.statistics, self.problem.element_bytes, self.problem.hardware)
-        needs = Inline(program, frozenset(n for kernel in kernels for n in kernel.stores))
-        return [costs.tiled(kernel, kernel_need(needs, kernel)) for kernel in kernels]
 
     def _done(self) -> bool:
         return self.effort.over() or self._is_proved()

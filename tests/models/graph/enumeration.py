@@ -53,7 +53,7 @@ def _could_share(step: Program, group: tuple[int, ...], n: int) -> bool:
 
 
 def time_us(problem: GraphProblem, step: Program, schedule: Schedule) -> float:
-    """Of all kernels, each in its best tile."""
+    """Of all kernels."""
     costs = Costs(step, problem.statistics, problem.element_bytes, problem.hardware)
     needs = Inline(step, frozenset(schedule.kept))
     return sum(_kernel_us(costs, needs, kernel) for kernel in schedule.kernels)
@@ -63,4 +63,4 @@ def _kernel_us(costs: Costs, needs: Inline, kernel: Kernel) -> float:
     need = Need()
     for n in kernel.stores:
         need |= needs.to_make(n)
-    return costs.time_us(costs.tiled(kernel, need), need)
+    return costs.time_us(kernel, need)

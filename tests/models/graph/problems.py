@@ -35,9 +35,8 @@ def hardware(seed: int) -> GraphHardware:
         l2_gbps=about(40.0),
         l2_bytes=int(about(1 << 17)),
         matrix_tflops=(about(0.4), about(0.2)),
-        vector_tflops=about(0.1),
-        rows_per_us=about(100.0),
-        tail_rows_per_us=about(20.0),
+        made_per_us=about(2_000.0),
+        step_us=about(0.5),
         launch_us=about(2.0),
     )
 

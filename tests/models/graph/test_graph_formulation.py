@@ -164,6 +164,19 @@ def test_the_optimum_of_a_step_of_training_is_the_best_of_all_schedules(seed: in
         assert optimum(test, [one], None) == pytest.approx(best, rel=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_kernels_that_no_schedule_of_the_least_time_has_can_be_left_out(seed: int) -> None:
+    problem = problems.rgcn(seed, training=True)
+    left_out = 0
+    for of in all_candidates(problem, by_time_alone=True):
+        least = optimum(problem, [of], None)
+        assert least is not None
+        fewer = of.within(least * (1 + 1e-9))
+        assert optimum(problem, [fewer], None) == pytest.approx(least, rel=1e-6)
+        left_out += len(of.found) - len(fewer.found)
+    assert left_out
+
+
 @pytest.mark.parametrize("name", [pytest.param("rgat", marks=pytest.mark.slow), "hgt"])
 def test_what_the_program_takes_is_a_schedule_that_holds(name: str) -> None:
     problem = problems.problem(layer(name, 4, 4), 0, training=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -34,7 +35,8 @@ def test_rows_of_every_space_are_counted() -> None:
     # Node 1 has four edges that end, node 2 has one; node 0 has three that leave, 2 and 3 have one.
     assert found.in_degrees == (3, 1, 0, 1)
     assert found.out_degrees == (2, 2, 1)
-    assert found.longest == (4, 3, 2, 2)
+    # Target 1 has two relations, and so has source 0.
+    assert found.longest == (4, 3, 2, 2, 2, 2)
 
 
 def test_hot_rows_are_those_of_nodes_that_many_edges_leave() -> None:
@@ -54,6 +56,10 @@ def test_counts_are_those_of_sets(seed: int, nodes: int, edges: int, relations: 
         assert found.edges[r] == at.sum()
         assert found.source_pairs[r] == len(set(source[at].tolist()))
         assert found.target_pairs[r] == len(set(target[at].tolist()))
+    ends = (target.tolist(), source.tolist())
+    edges_of = [Counter(end) for end in ends] + [Counter(zip(end, relation.tolist(), strict=True)) for end in ends]
+    relations_of = [Counter(node for node, _ in pairs) for pairs in edges_of[2:]]
+    assert found.longest == tuple(max(counts.values()) for counts in (*edges_of, *relations_of))
 
 
 @pytest.mark.parametrize("name", ["aifb", "bgs", "biokg", "fb15k", "mutag"])

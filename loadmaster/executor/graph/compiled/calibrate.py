@@ -29,13 +29,16 @@ from loadmaster.executor.steps.measure import queued_us
 from loadmaster.models.files import write_text
 from loadmaster.models.graph.autodiff import with_backward
 from loadmaster.models.graph.checker import kernel_need
-from loadmaster.models.graph.costs import Costs, Work, fitted
+from loadmaster.models.graph.costs import Costs, Work
 from loadmaster.models.graph.datasets import data_set, generated
 from loadmaster.models.graph.device import HARDWARE, GraphHardware
-from loadmaster.models.graph.greedy import greedy_schedule
+from loadmaster.models.graph.fitting import fitted
+from loadmaster.models.graph.greedy import greedy_kept, least_kept
 from loadmaster.models.graph.inline import Inline
 from loadmaster.models.graph.library import layer
+from loadmaster.models.graph.lowering import lowered
 from loadmaster.models.graph.program import Program
+from loadmaster.models.graph.schedule import Schedule
 
 # Few kernels wait for the same thing in all of these.
 LAYERS = ("rgcn", "rgat")
@@ -80,13 +83,17 @@ def measured(device: torch.device, element_bytes: int) -> Iterator[tuple[Work, f
         of = data_set(name)
         graph = Graph(source, target, node_count=of.nodes, relation=relation, relations=of.relations)
         for model in LAYERS:
-            yield from kernel_times(with_backward(layer(model, WIDTH, WIDTH)), graph, element_bytes)
+            program = with_backward(layer(model, WIDTH, WIDTH))
+            # What the second keeps less, its products make on the way.
+            for kept in {greedy_kept(program), least_kept(program)}:
+                yield from kernel_times(program, lowered(program, kept), graph, element_bytes)
 
 
-def kernel_times(program: Program, graph: Graph, element_bytes: int) -> Iterator[tuple[Work, float]]:
-    """What every kernel of a program's greedy schedule does on a graph, and the microseconds that it takes there."""
+def kernel_times(
+    program: Program, schedule: Schedule, graph: Graph, element_bytes: int
+) -> Iterator[tuple[Work, float]]:
+    """What every kernel of a schedule does on a graph, and the microseconds that it takes there."""
     indices, dtype = Indices.of(graph), _DTYPES[element_bytes]
-    schedule = greedy_schedule(program)
     kept = frozenset(schedule.kept)
     costs = Costs(program, statistics_of_graph(graph), element_bytes, HARDWARE["h100"])
     held = {n: _given(program, n, indices, dtype) for n, value in enumerate(program.values) if not value.inputs}

@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Literal
 from weakref import WeakKeyDictionary
 
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.compiled.indices import Indices
 from loadmaster.executor.graph.structure.graph import Graph
@@ -12,7 +16,7 @@ from loadmaster.models.graph.device import GraphHardware
 from loadmaster.models.graph.documents import check_problem
 from loadmaster.models.graph.problem import GraphProblem
 from loadmaster.models.graph.program import Program
-from loadmaster.models.graph.statistics import GraphStatistics, statistics_of
+from loadmaster.models.graph.statistics import GraphStatistics, counted
 
 _counted: WeakKeyDictionary[Graph, GraphStatistics] = WeakKeyDictionary()
 
@@ -98,8 +102,31 @@ def statistics_of_graph(graph: Graph) -> GraphStatistics:
 
 
 def _count(graph: Graph) -> GraphStatistics:
-    indices = Indices.of(graph)
-    ends = [indices.map("edge", space) for space in ("source", "target", "relation")]
-    source, target, relation = (end.cpu().numpy() for end in ends if end is not None)
-    schema = graph.schema
-    return statistics_of(source, target, relation, schema.source_counts, len(schema.relations))
+    """On the graph's device, from indices that its kernels need as well."""
+    indices, schema = Indices.of(graph), graph.schema
+    if not indices.rows("edge"):
+        raise InputError("graph", 0, "edges are too few", "Give a graph with edges.")
+    edges, source_pairs, target_pairs = (
+        np.diff(indices.segments(space, "relation")) for space in ("edge", "source_pair", "target_pair")
+    )
+    in_degree, out_degree = (_lengths(indices.groups("edge", end)[0]) for end in ("target", "source"))
+    return counted(
+        edges=edges,
+        source_pairs=source_pairs,
+        target_pairs=target_pairs,
+        node_type_counts=schema.source_counts,
+        in_degree=in_degree,
+        out_degree=out_degree,
+        longest_pairs=(
+            indices.longest("edge", "target_pair"),
+            indices.longest("edge", "source_pair"),
+            indices.longest("target_pair", "target"),
+            indices.longest("source_pair", "source"),
+        ),
+    )
+
+
+def _lengths(ptr: Tensor) -> NDArray[np.integer]:
+    """Of each row, how many belong to it."""
+    found: NDArray[np.integer] = (ptr[1:] - ptr[:-1]).cpu().numpy()
+    return found

@@ -1,6 +1,7 @@
 """Trying a plan against its closest rivals on the device: what runs is what was fastest there.
 
-Plans are made from estimates. Schedules whose estimates lie close together are told apart by running them.
+Plans are made from estimates. Schedules whose estimates lie close together are told apart by running them, and so is
+the schedule that would run without a plan: with one, nothing gets slower.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from loadmaster.executor.graph.compiled.module import CompiledLayer, Launch
 from loadmaster.executor.graph.structure.graph import Graph
 from loadmaster.executor.steps.measure import queued_us
 from loadmaster.models.graph.checker import check
-from loadmaster.models.graph.greedy import greedy_schedule, least_kept
+from loadmaster.models.graph.greedy import greedy_kept, least_kept
 from loadmaster.models.graph.lowering import lowered
 from loadmaster.models.graph.orders import orders
 from loadmaster.models.graph.plan import GraphPlan
@@ -29,14 +30,14 @@ from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Schedule
 
 logger = logging.getLogger(__name__)
-RIVALS = 3
+RIVALS = 4
 WARM, REPEATS = 4, 9
 
 
 def tune(
     problem: GraphProblem, plan: GraphPlan, graph: Graph, *features: Tensor, launch: Launch = "auto"
 ) -> CompiledLayer:
-    """The fastest module of the plan and the best schedules by rule, on these features and their device.
+    """The fastest module of the plan, the one without a plan, and the best schedules by rule, on these features.
 
     Args:
         problem: of the plan.
@@ -73,14 +74,16 @@ def tune(
 
 
 def _rivals(problem: GraphProblem, budget_bytes: int) -> list[tuple[Program, Schedule]]:
-    """Schedules by rule that fit, those with the shortest estimates."""
+    """Schedules by rule that fit: the one that runs without a plan, and those with the shortest estimates."""
     found: list[tuple[float, Program, Schedule]] = []
-    for order in orders(problem.program):
+    for at, order in enumerate(orders(problem.program)):
         program = problem.step(order.program)
-        for schedule in (greedy_schedule(program), lowered(program, least_kept(program))):
+        for rule in (greedy_kept, least_kept):
+            schedule = lowered(program, rule(program))
             verdict = check(problem, order.choices, program, schedule, 0, budget_bytes)
             if verdict.ok:
-                found.append((verdict.kernels_us, program, schedule))
+                runs_anyway = at == 0 and rule is greedy_kept
+                found.append((-1.0 if runs_anyway else verdict.kernels_us, program, schedule))
     found.sort(key=lambda one: one[0])
     return [(program, schedule) for _, program, schedule in found[:RIVALS]]
 

@@ -80,6 +80,23 @@ def test_tuning_takes_the_schedule_that_is_fastest_when_it_is_tried(plan: Any, m
     torch.testing.assert_close(best(h), other(h))
 
 
+def test_tuning_tries_what_runs_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[CompiledLayer] = []
+
+    def step_us(module: CompiledLayer, features: Any) -> float:
+        seen.append(module)
+        return 1.0
+
+    def kernels(module: CompiledLayer) -> list[tuple[str, str]]:
+        return sorted((kernel.template, kernel.rows) for kernel in module.schedule.kernels)
+
+    monkeypatch.setattr(tuning, "step_us", step_us)
+    monkeypatch.setattr(tuning, "RIVALS", 1)
+    found = planned(problem(), PlanOptions(time_limit_s=20, method="unfused"))
+    tuning.tune(problem(), found, GRAPH, torch.randn(9, 4))
+    assert kernels(seen[-1]) == kernels(compile_layer("rgat", GRAPH, width=4, out=4)) != kernels(seen[0])
+
+
 def test_a_step_that_is_timed_leaves_no_gradients() -> None:
     module, h = compile_layer("rgcn", GRAPH, width=4, out=4), torch.randn(9, 4, requires_grad=True)
     assert tuning.step_us(module, (h,)) > 0

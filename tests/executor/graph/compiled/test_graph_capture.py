@@ -15,7 +15,9 @@ from loadmaster.executor.graph.command import main
 from loadmaster.executor.graph.compiled import calibrate
 from loadmaster.executor.graph.compiled.capture import capture, statistics_of_graph
 from loadmaster.executor.graph.structure.graph import Graph
+from loadmaster.models.graph.autodiff import with_backward
 from loadmaster.models.graph.device import graph_hardware
+from loadmaster.models.graph.greedy import greedy_schedule
 from loadmaster.models.graph.library import layer
 
 GRAPH = Graph([0, 1, 2, 0, 0], [1, 2, 0, 2, 2], node_count=4, relation=[1, 1, 0, 1, 1], relations=3)
@@ -98,9 +100,10 @@ def test_every_kernel_of_a_layer_is_timed_with_what_it_does(monkeypatch: pytest.
         return 5.0
 
     monkeypatch.setattr(calibrate, "_time_us", launched)
-    program = calibrate.with_backward(layer("rgat", 4, 4))
-    found = [*calibrate.kernel_times(program, GRAPH, 4)]
-    assert len(found) == len(calibrate.greedy_schedule(program).kernels)
+    program = with_backward(layer("rgat", 4, 4))
+    schedule = greedy_schedule(program)
+    found = [*calibrate.kernel_times(program, schedule, GRAPH, 4)]
+    assert len(found) == len(schedule.kernels)
     assert all(us == 5.0 and work.dram_bytes > 0 for work, us in found)
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from loadmaster.executor.graph.compiled.triton import TritonKernel
-from loadmaster.executor.graph.compiled.triton.phases import phases
 from loadmaster.models.graph.autodiff import with_backward
 from loadmaster.models.graph.greedy import greedy_schedule
 from loadmaster.models.graph.library import layer
+from loadmaster.models.graph.phases import phases
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Kernel
 from loadmaster.models.graph.tracing import leaky_relu, traced

@@ -21,6 +21,7 @@ from torch import Tensor
 from loadmaster.executor.graph.compiled.indices import Indices
 from loadmaster.executor.graph.compiled.reference import ReferenceRunner
 from loadmaster.executor.graph.compiled.triton import TritonKernel, building, gemm, outer
+from loadmaster.models.graph import cut
 from loadmaster.models.graph.autodiff import with_backward
 from loadmaster.models.graph.greedy import greedy_schedule
 from loadmaster.models.graph.library import layer
@@ -133,11 +134,11 @@ def random_layers_orders_and_schedules() -> None:
         if any(value.op == "equal" for value in program.values):
             return  # which row is the greatest is decided by rounding: see traversals_of_every_reduction
         schedule = data.draw(st.sampled_from([*schedules(program)]))
-        sorted_numbers = data.draw(st.sampled_from([1, building.SORTED_NUMBERS]))
+        sorted_numbers = data.draw(st.sampled_from([1, cut.SORTED_NUMBERS]))
         count = plain.node_count
         ptr = [0, int((plain.node_type == 0).sum()), count]
         indices = Indices.from_edges(plain.source, plain.target, plain.relation, count, 8, ptr)
-        with mock.patch.object(building, "SORTED_NUMBERS", sorted_numbers):
+        with mock.patch.object(cut, "SORTED_NUMBERS", sorted_numbers):
             check(program, schedule, indices)
 
     run()
@@ -165,7 +166,7 @@ def one_kernel_on_several_graphs() -> None:
 def long_rows_in_chunks() -> None:
     """Chunks of two rows: partial results, one pass or two."""
     indices = random_indices(9, 60, 4, hub_edges=20)
-    with mock.patch.object(building, "_bound", lambda widest, slots: 2):
+    with mock.patch.object(cut, "_bound", lambda widest, slots, steps: 2):
         for name, out, heads in (("rgat", 8, 2), ("hgt", 16, 1), ("gat", 16, 2)):
             check(*trained(name, 6, out, heads), indices)
 
@@ -186,7 +187,7 @@ def traversals_of_every_reduction() -> None:
         indices = random_indices(7, 30, 3)
         held = {0: torch.randint(-2, 3, (30, 6)).double()}
         for rows in (64, 2):
-            with mock.patch.object(building, "_bound", lambda widest, slots, rows=rows: rows):
+            with mock.patch.object(cut, "_bound", lambda widest, slots, steps, rows=rows: rows):
                 check(program, schedule, indices, held=held)
     for reduce in ("max", "min"):
         forward = traced(

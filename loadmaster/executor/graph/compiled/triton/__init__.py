@@ -2,7 +2,7 @@
 
     source, rows, formulas, expressions   the text of a kernel; values as expressions, down to what is held
     traverse, gemm, outer, maps           the templates; ``fold`` is PyTorch's own batched product
-    phases, accumulators, products        passes over rows, sums in them, products of tiles
+    accumulators, products                sums in passes over rows, products of tiles
     tables                                what kernels read of one graph
     cache, launching, building            sources on disk, light launches, all of it put together: what is generated
                                           for one graph serves every other that is cut alike

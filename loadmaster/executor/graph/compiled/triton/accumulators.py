@@ -7,8 +7,8 @@ from run to run. A pass runs over the rows themselves, or over partial results o
 from __future__ import annotations
 
 from loadmaster.executor.graph.compiled.triton.expressions import Coordinates, Expressions
-from loadmaster.executor.graph.compiled.triton.phases import Phase
 from loadmaster.executor.graph.compiled.triton.source import Block, Register
+from loadmaster.models.graph.phases import Phase
 
 _LOW, _HIGH = 'float("-inf")', 'float("inf")'
 

@@ -19,26 +19,20 @@ from loadmaster.executor.graph.compiled.runner import KernelRunner, reads, store
 from loadmaster.executor.graph.compiled.triton.cache import imported
 from loadmaster.executor.graph.compiled.triton.expressions import Unsupported
 from loadmaster.executor.graph.compiled.triton.gemm import typed_product
-from loadmaster.executor.graph.compiled.triton.generated import LEAST_NUMBERS, Generated, Launch, held_by, widest_row
+from loadmaster.executor.graph.compiled.triton.generated import Generated, Launch, held_by, widest_row
 from loadmaster.executor.graph.compiled.triton.launching import BoundLaunch, Compiled, launch_all
 from loadmaster.executor.graph.compiled.triton.maps import mapped
 from loadmaster.executor.graph.compiled.triton.outer import outer_product
 from loadmaster.executor.graph.compiled.triton.products import Precision, precision
-from loadmaster.executor.graph.compiled.triton.source import Argument, ceil_power, floor_power
+from loadmaster.executor.graph.compiled.triton.source import Argument
 from loadmaster.executor.graph.compiled.triton.tables import Table, chunks, grouped_map, groups, tiles
-from loadmaster.executor.graph.compiled.triton.traverse import Cut, traversal
+from loadmaster.executor.graph.compiled.triton.traverse import traversal
+from loadmaster.models.graph.cut import Cut, chunk_rows, cut_of
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Kernel
 from loadmaster.models.graph.spaces import WEIGHT_SPACES, Space
 
 NARROW_NUMBERS = (1 << 31) - (1 << 20)  # offsets beyond need 64 bits
-SLOT_NUMBERS = 32  # of one value that a thread of a traversal holds
-CUT_NUMBERS = 1 << 15  # of the widest value, in the longest row that is not cut
-CUT_STEPS = 64  # of the loop over the longest row that is not cut
-CHUNKS = 2048  # into which all rows are cut where there are few
-LEAST_CHUNK_ROWS = 256
-SORTED_NUMBERS = 16  # of the widest value: of shorter rows, more is lost in scattered stores than slots are saved
-LEAST_PROGRAMS = 1024  # that keep a GPU busy
 
 
 class TritonKernel:
@@ -62,13 +56,13 @@ class TritonKernel:
         self._widest = 1
         if kernel.template == "traverse":
             assert kernel.over is not None
-            self._widest = ceil_power(widest_row(program, kernel, held_by(program, kernel, kept)))
+            self._widest = widest_row(program, kernel, held_by(program, kernel, kept))
             if kernel.rows not in WEIGHT_SPACES:
                 self.longest = kernel.over, kernel.rows
         self._numbers: dict[Space, int] = {}
         for typed in program.types:
             self._numbers[typed.space] = max(self._numbers.get(typed.space, 1), typed.numbers)
-        self._bindings: dict[tuple[Cut | None, frozenset[Space], Precision], Binding | None] = {}
+        self._bindings: dict[tuple[Cut | None, bool, frozenset[Space], Precision], Binding | None] = {}
 
     def on(self, indices: Indices) -> KernelRunner | None:
         """What runs the kernel on one graph.
@@ -76,10 +70,14 @@ class TritonKernel:
         Returns:
             None where PyTorch's own operators do as well (:func:`.gemm.is_plain`, ``fold``), or nothing is generated.
         """
-        cut = _cut_of(self.kernel, self._widest, indices) if self.kernel.template == "traverse" else None
+        cut, ordered = None, False
+        if self.kernel.template == "traverse":
+            assert self.kernel.over is not None
+            cut = _cut_of(self.kernel, self._widest, indices)
+            ordered = groups(indices, self.kernel.over, self.kernel.rows, cut.by_length).order is not None
         # Spaces of which some value has numbers beyond 32 bits.
         wide = frozenset(s for s, most in self._numbers.items() if indices.rows(s) * most > NARROW_NUMBERS)
-        key = cut, wide, precision(self.dtype)
+        key = cut, ordered, wide, precision(self.dtype)
         if key not in self._bindings:
             try:
                 self._bindings[key] = _binding(self.program, self.kernel, self.kept, self.dtype, *key)
@@ -119,10 +117,11 @@ def _binding(
     kept: frozenset[int],
     dtype: torch.dtype,
     cut: Cut | None,
+    ordered: bool,
     wide: frozenset[Space],
     how: Precision,
 ) -> Binding:
-    generated = _generated(program, kernel, kept, dtype, cut, wide, how)
+    generated = _generated(program, kernel, kept, dtype, cut, ordered, wide, how)
     names: list[Argument] = [("value", n) for n in reads(program, kernel, kept)]
     names += [("stored", n) for n in kernel.stores]
     names += [("scratch", s.name) for s in generated.scratch]
@@ -190,13 +189,14 @@ def _generated(
     kept: frozenset[int],
     dtype: torch.dtype,
     cut: Cut | None,
+    ordered: bool,
     wide: frozenset[Space],
     how: Precision,
 ) -> Generated:
     held = held_by(program, kernel, kept)
     real = "tl.float64" if dtype == torch.float64 else "tl.float32"
     if cut is not None:
-        return traversal(program, kernel, held, cut, wide, real)
+        return traversal(program, kernel, held, cut, ordered, wide, real)
     if kernel.template == "gemm":
         return typed_product(program, kernel, held, wide, real, how)
     if kernel.template == "outer":
@@ -207,35 +207,11 @@ def _generated(
 
 
 def _cut_of(kernel: Kernel, widest: int, indices: Indices) -> Cut:
-    """How a traversal is cut on a graph: by the mean and the longest of its rows, and the numbers of its values."""
+    """How a traversal is cut on a graph."""
     over, to = kernel.over, kernel.rows
     assert over is not None
-    tile = kernel.tile
-    wanted = max(tile.rows, LEAST_NUMBERS // widest)
-    slots = floor_power(max(1, min(wanted, tile.warps * 32 * SLOT_NUMBERS // widest)))
-    by_length = widest >= SORTED_NUMBERS and to not in WEIGHT_SPACES
-    ordered = groups(indices, over, to, by_length).order is not None
-    if to in WEIGHT_SPACES:
-        return Cut(1, slots, slots, 0, ordered, by_length)
-    rows = max(1, indices.rows(to))
-    chunk_slots = slots
-    while slots > 1 and slots * widest > 32 * tile.warps and max(rows, indices.rows(over)) < LEAST_PROGRAMS * slots:
-        slots //= 2
-    mean = min(slots, ceil_power(-(-indices.rows(over) // rows)))
-    each = mean
-    if by_length:
-        # Rows that are alike need no more slots than keep enough programs busy.
-        each = min(mean, max(2, mean // 4))
-        while each < mean and rows * each < LEAST_PROGRAMS * slots:
-            each *= 2
-    bound = _bound(widest, each)
-    is_cut = indices.longest(over, to) > bound
-    return Cut(slots // each, each, chunk_slots, bound if is_cut else None, ordered, by_length)
-
-
-def _bound(widest: int, slots: int) -> int:
-    """The longest row that is not cut."""
-    return max(64, min(2048, CUT_NUMBERS // widest, CUT_STEPS * slots))
+    longest = 0 if to in WEIGHT_SPACES else indices.longest(over, to)
+    return cut_of(kernel.tile, widest, to, indices.rows(over), indices.rows(to), longest)
 
 
 def _tables(
@@ -251,7 +227,7 @@ def _tables(
     if kernel.template == "outer" or (cut is not None and cut.bound is not None):
         assert kernel.over is not None
         bound = cut.bound or 0 if cut is not None else 0
-        size = bound or max(LEAST_CHUNK_ROWS, -(-indices.rows(kernel.over) // CHUNKS))
+        size = bound or chunk_rows(indices.rows(kernel.over))
         by_length = cut is not None and cut.by_length
         table, count, cut_rows = chunks(indices, kernel.over, kernel.rows, size, bound, by_length)
         return table, {"rows": rows, "chunks": count, "cut_rows": cut_rows}

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from loadmaster.executor.graph.compiled.triton.formulas import formula
 from loadmaster.executor.graph.compiled.triton.rows import OF_NODES, Rows, Seen
-from loadmaster.executor.graph.compiled.triton.source import Argument, Block, Function, Register, ceil_power
+from loadmaster.executor.graph.compiled.triton.source import Argument, Block, Function, Register
+from loadmaster.models.graph.cut import ceil_power
 from loadmaster.models.graph.inline import base
 from loadmaster.models.graph.operators import OPERATORS
 from loadmaster.models.graph.program import Program

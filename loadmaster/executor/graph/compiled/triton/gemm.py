@@ -18,7 +18,6 @@ from loadmaster.executor.graph.compiled.triton.expressions import (
     store_row,
 )
 from loadmaster.executor.graph.compiled.triton.generated import Generated, Launch, compares
-from loadmaster.executor.graph.compiled.triton.phases import joined_heads
 from loadmaster.executor.graph.compiled.triton.products import Precision, added_product
 from loadmaster.executor.graph.compiled.triton.rows import OF_NODES, Rows, Seen
 from loadmaster.executor.graph.compiled.triton.source import (
@@ -26,11 +25,11 @@ from loadmaster.executor.graph.compiled.triton.source import (
     Block,
     Function,
     Register,
-    ceil_power,
-    floor_power,
 )
+from loadmaster.models.graph.cut import ceil_power, floor_power
 from loadmaster.models.graph.inline import base
 from loadmaster.models.graph.operators import OPERATORS
+from loadmaster.models.graph.phases import joined_heads
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Kernel
 from loadmaster.models.graph.spaces import Space

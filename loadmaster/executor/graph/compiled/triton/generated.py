@@ -15,8 +15,6 @@ from loadmaster.models.graph.value import GIVEN
 # Rows of many tables are numbered by a count that the host knows when it binds a kernel to a graph.
 Count = str
 
-LEAST_NUMBERS = 1024  # that a program has of a value, where rows are short
-
 
 @dataclass(frozen=True)
 class Scratch:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from loadmaster.executor.graph.compiled.triton.expressions import Coordinate, Coordinates, Expressions, store_row
-from loadmaster.executor.graph.compiled.triton.generated import LEAST_NUMBERS, Generated, Launch, compares, widest_row
+from loadmaster.executor.graph.compiled.triton.generated import Generated, Launch, compares, widest_row
 from loadmaster.executor.graph.compiled.triton.rows import Rows
-from loadmaster.executor.graph.compiled.triton.source import Argument, Function, Register, ceil_power, floor_power
+from loadmaster.executor.graph.compiled.triton.source import Argument, Function, Register
+from loadmaster.models.graph.cut import LEAST_NUMBERS, ceil_power, floor_power
 from loadmaster.models.graph.operators import Shape
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Kernel

@@ -13,7 +13,8 @@ from loadmaster.executor.graph.compiled.triton.gemm import LEAST
 from loadmaster.executor.graph.compiled.triton.generated import Generated, Launch, Scratch, compares
 from loadmaster.executor.graph.compiled.triton.products import Precision, added_product
 from loadmaster.executor.graph.compiled.triton.rows import Rows, Seen
-from loadmaster.executor.graph.compiled.triton.source import Argument, Function, Register, ceil_power, floor_power
+from loadmaster.executor.graph.compiled.triton.source import Argument, Function, Register
+from loadmaster.models.graph.cut import ceil_power, floor_power
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Kernel
 from loadmaster.models.graph.spaces import Space

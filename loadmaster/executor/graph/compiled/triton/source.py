@@ -176,15 +176,5 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def ceil_power(count: int) -> int:
-    """The least power of two that is no less."""
-    return 1 << max(0, count - 1).bit_length()
-
-
-def floor_power(count: int) -> int:
-    """The greatest power of two that is no more."""
-    return 1 << (max(1, count).bit_length() - 1)
-
-
 def _bracketed(code: str) -> str:
     return code if code.isidentifier() else f"({code})"

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from loadmaster.executor.graph.compiled.triton.accumulators import Accumulators
 from loadmaster.executor.graph.compiled.triton.expressions import Expressions, Unsupported, store_row
 from loadmaster.executor.graph.compiled.triton.generated import Generated, Launch, Scratch, compares
-from loadmaster.executor.graph.compiled.triton.phases import Phase, phases, softmax_of
 from loadmaster.executor.graph.compiled.triton.rows import Rows, Seen
-from loadmaster.executor.graph.compiled.triton.source import Argument, Block, Function, Register, ceil_power
+from loadmaster.executor.graph.compiled.triton.source import Argument, Block, Function, Register
+from loadmaster.models.graph.cut import Cut, ceil_power
+from loadmaster.models.graph.phases import Phase, phases, softmax_of
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.schedule import Kernel
 from loadmaster.models.graph.spaces import Space
@@ -25,35 +26,19 @@ COMBINED_NUMBERS = 4096  # of partial results that a program puts together at on
 COMBINED_WARPS = 4
 
 
-@dataclass(frozen=True)
-class Cut:
-    """How a traversal is cut.
-
-    Attributes:
-        rows, slots: of a program that takes short rows.
-        chunk_slots: rows that a program of a chunk takes at once.
-        bound: the longest row that is not cut; 0: all are cut, None: none is.
-        ordered: whether the rows that belong to one row lie apart.
-        by_length: whether rows are taken in the order of their lengths.
-    """
-
-    rows: int
-    slots: int
-    chunk_slots: int
-    bound: int | None
-    ordered: bool
-    by_length: bool
-
-
 def traversal(
     program: Program,
     kernel: Kernel,
     held: Mapping[int, Argument],
     cut: Cut,
+    ordered: bool,
     wide: frozenset[Space],
     real: str,
 ) -> Generated:
     """The launches of a traversal.
+
+    Args:
+        ordered: whether the rows that belong to one row lie apart.
 
     Raises:
         Unsupported: something in it has no expression.
@@ -62,7 +47,7 @@ def traversal(
         raise Unsupported("a traversal without rows to run over")
     aggregates = tuple(n for n in kernel.stores if program.values[n].op == "aggregate")
     to: Space = program.types[aggregates[0]].space
-    made = _Traversal(program, kernel, held, cut, wide, real, aggregates, to, kernel.over)
+    made = _Traversal(program, kernel, held, cut, ordered, wide, real, aggregates, to, kernel.over)
     return made.generated()
 
 
@@ -72,6 +57,7 @@ class _Traversal:
     kernel: Kernel
     held: Mapping[int, Argument]
     cut: Cut
+    ordered: bool
     wide: frozenset[Space]
     real: str
     aggregates: tuple[int, ...]
@@ -81,7 +67,7 @@ class _Traversal:
     def generated(self) -> Generated:
         order = phases(self.program, self.aggregates, frozenset(self.held))
         fuses = not compares(self.program, self.kernel)
-        warps = self.kernel.tile.warps
+        warps = self.cut.warps
         launches: list[Launch] = []
         scratch: list[Scratch] = []
         if self.cut.bound != 0:
@@ -139,7 +125,7 @@ class _Traversal:
 
     def _over(self, f: Function, loop: Block, position: Register, mask: Register, to: Rows) -> Rows:
         number = position
-        if self.cut.ordered:
+        if self.ordered:
             order = f.parameter("order", "order", self.over, self.to, self.cut.by_length)
             number = f.named(loop, f.load(order, position, mask))
 
