@@ -238,7 +238,7 @@ def traced(
     try:
         result = layer(Nodes("features of nodes", of_nodes), Edges(builder, of_edges), _Named("weights", of_weights))
     except (TypeError, AttributeError) as error:
-        remedy = "Write it with the operators of loadmaster.models.graph.tracing."
+        remedy = "Write it with the operators of loadmaster.executor.graph: relu, concat, dot and so on."
         raise InputError(
             "layer", getattr(layer, "__name__", "layer"), f"cannot be captured: {error}", remedy
         ) from error

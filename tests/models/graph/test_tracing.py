@@ -18,7 +18,7 @@ def summed(nodes: Nodes, edges: Edges, weights: Any) -> Any:
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (lambda nodes, edges, weights: math.sin(nodes.h), "layer: cannot be captured: .*tracing"),
+        (lambda nodes, edges, weights: math.sin(nodes.h), "layer: cannot be captured: .*loadmaster.executor.graph"),
         (lambda nodes, edges, weights: nodes.h.relu(), "layer: cannot be captured: .*has no attribute 'relu'"),
         (lambda nodes, edges, weights: None, "layer: is no value of nodes .*found 'NoneType'"),
         (lambda nodes, edges, weights: [], "layer: is no value of nodes .*found 'list'"),

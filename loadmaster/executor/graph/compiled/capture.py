@@ -75,7 +75,7 @@ def expect_traced(layer: object) -> None:
         InputError: it is a function or a module as it is written.
     """
     if not isinstance(layer, Program):
-        remedy = "Capture a function with loadmaster.models.graph.tracing.traced first."
+        remedy = "Capture a function first: loadmaster.executor.graph.traced(function, ...)."
         raise InputError("layer", type(layer).__name__, "is no program", remedy)
 
 

@@ -127,7 +127,7 @@ class Other:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((torch.nn.Linear(4, 4), Graph([0], [0])), "layer: is no program .*found 'Linear'.*traced"),
+        ((torch.nn.Linear(4, 4), Graph([0], [0])), "layer: is no program .*executor.graph.traced"),
         ((lambda nodes, edges, weights: nodes.h, Graph([0], [0])), "layer: is no program"),
         ((layer("gat", 4, 4), Other()), "graph: is no graph .*found 'Other'.*from_pyg"),
         ((layer("gat", 4, 4), Graph([0], [0]), Other()), "plan: is no plan of a graph layer"),
