@@ -56,12 +56,17 @@ def by_kernel(table: Tensor, index: Tensor) -> Tensor:
     return result
 
 
-def by_processor(table: Tensor, index: Tensor) -> Tensor:
-    """Rows gathered by the processor into pinned memory, then copied: [n, ...] on the device of the index."""
-    rows = torch.empty((index.numel(), *table.shape[1:]), dtype=table.dtype, pin_memory=index.is_cuda)
-    here = index.cpu()
-    torch.index_select(table, 0, torch.where(here < 0, here + table.shape[0], here), out=rows)
-    return rows.to(index.device, non_blocking=True)
+def by_processor(table: Tensor, index: Tensor, device: torch.device) -> Tensor:
+    """Rows gathered by the processor into pinned memory, then copied: [n, ...] on a device.
+
+    Args:
+        table: [rows, ...] in host memory.
+        index: int32 or int64 [n] on the host, of rows that the table has.
+        device: where the rows go.
+    """
+    rows = torch.empty((index.numel(), *table.shape[1:]), dtype=table.dtype, pin_memory=device.type == "cuda")
+    torch.index_select(table, 0, torch.where(index < 0, index + table.shape[0], index), out=rows)
+    return rows.to(device, non_blocking=True)
 
 
 def reads_in_place(table: Tensor, device: torch.device) -> bool:
@@ -134,7 +139,10 @@ def _reason_of(table: Tensor, device: torch.device) -> str:
     if table.numel() * table.element_size() < _TRIED_FROM_BYTES:
         return ""
     index = torch.randint(0, table.shape[0], (max(1, _TRIAL_BYTES // row_bytes),), device=device)
-    ways: list[Callable[[], Tensor]] = [lambda: by_kernel(table, index), lambda: by_processor(table, index)]
+    ways: list[Callable[[], Tensor]] = [
+        lambda: by_kernel(table, index),
+        lambda: by_processor(table, index.cpu(), device),
+    ]
     return slower_than_processor(lambda way: _seconds(way, device), ways)
 
 

@@ -22,22 +22,25 @@ def gather_rows(table: Tensor, index: Tensor, in_place: bool = True) -> Tensor:
 
     Args:
         table: [rows, ...], pinned where the index is on a CUDA device; each row contiguous.
-        index: int32 or int64 [n]. Below zero, rows count from the end. On a CUDA device, a row that the table does not
-            have gives zeros: :func:`expect_in_range` says whether there are any.
+        index: int32 or int64 [n]. Below zero, rows count from the end. A CUDA device that reads in place takes zeros
+            for a row that the table does not have: :func:`expect_in_range` says whether there are any.
         in_place: whether a CUDA device reads the rows itself, or the processor gathers and sends them.
 
     Returns:
         [n, ...], of the table's dtype.
 
     Raises:
-        InputError: a table that the device cannot read, an index that is none, or a row out of range on the host.
+        InputError: a table that the device cannot read, an index that is none, or a row out of range where the
+            processor gathers.
     """
     expect_gather(table, index)
     if not index.is_cuda:
         expect_in_range(index, table.shape[0])
         return table[index]
     if not in_place:
-        return by_processor(table, index)
+        here = index.cpu()
+        expect_in_range(here, table.shape[0])
+        return by_processor(table, here, index.device)
     expect_readable(table, index.device)
     return by_kernel(table, index.contiguous())
 
@@ -78,7 +81,7 @@ def gather_hot_rows(
     result = rows.new_empty((index.shape[0], *table.shape[1:]))
     result[hot] = rows[slot[hot]]
     cold = index[~hot]
-    result[~hot] = by_processor(table, cold) if index.is_cuda else table[cold]
+    result[~hot] = by_processor(table, cold.cpu(), index.device) if index.is_cuda else table[cold]
     return result
 
 
@@ -110,7 +113,9 @@ def expect_gather(table: Tensor, index: Tensor) -> None:
 
 
 def rows_are_contiguous(table: Tensor) -> bool:
-    """Whether each row lies in one piece, however far the next one is."""
+    """Whether each row lies in one piece as it is read, however far the next one is."""
+    if table.is_conj() or table.is_neg():
+        return False  # what lies there is another number
     expected = 1
     for size, stride in zip(reversed(table.shape[1:]), reversed(table.stride()[1:]), strict=True):
         if size != 1 and stride != expected:

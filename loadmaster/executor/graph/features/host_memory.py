@@ -12,7 +12,8 @@ import ctypes
 import math
 import mmap
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,8 @@ def pinned_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device)
     failure = _register(address, size_bytes, device, _PORTABLE | _MAPPED)
     if failure:
         raise _no_memory(size_bytes, failure)
-    return _tensor_on(memory, address, size_bytes, device).view(dtype).view(tuple(shape))
+    give_back = partial(_unregister, address, device)
+    return _tensor_on(memory, address, size_bytes, give_back).view(dtype).view(tuple(shape))
 
 
 def mapped_file(path: Path, device: torch.device) -> tuple[Tensor, str]:
@@ -71,7 +73,23 @@ def mapped_file(path: Path, device: torch.device) -> tuple[Tensor, str]:
     if device.type == "cuda":
         failure = _register(address, size_bytes, device, _PORTABLE | _MAPPED | _READ_ONLY)
     registered = device.type == "cuda" and not failure
-    return _tensor_on(contents, address, size_bytes, device if registered else None), failure
+    give_back = partial(_unregister, address, device) if registered else None
+    return _tensor_on(contents, address, size_bytes, give_back), failure
+
+
+def used_where_it_is(pinned: Tensor, device: torch.device) -> Tensor:
+    """The same memory as a tensor that a device may read to the end, whenever the last tensor on it goes.
+
+    PyTorch hands out what it pinned anew as soon as its tensor is gone, and knows nothing of kernels that read it.
+
+    Args:
+        pinned: a strided tensor that lies as it is read: no lazy conjugate or negative.
+        device: that reads it.
+    """
+    storage = pinned.untyped_storage()
+    whole = storage.nbytes() // pinned.itemsize * pinned.itemsize
+    memory = _tensor_on(pinned, storage.data_ptr(), whole, partial(torch.cuda.synchronize, device))
+    return memory.view(pinned.dtype).as_strided(pinned.shape, pinned.stride(), pinned.storage_offset())
 
 
 def expect_readable(table: Tensor, device: torch.device) -> None:
@@ -89,17 +107,21 @@ def expect_readable(table: Tensor, device: torch.device) -> None:
         )
 
 
-def _tensor_on(owner: object, address: int, size_bytes: int, device: torch.device | None) -> Tensor:
-    """uint8 [size_bytes] on memory that its owner keeps; with a device it is registered, until the tensor dies."""
+def _tensor_on(owner: object, address: int, size_bytes: int, give_back: Callable[[], None] | None) -> Tensor:
+    """uint8 [size_bytes] on memory that its owner keeps until the tensor dies and what is to be done then is done."""
     block = (ctypes.c_char * size_bytes).from_address(address)
-    weakref.finalize(block, _let_go, owner, address, device).atexit = False  # a process that ends frees all
+    weakref.finalize(block, _let_go, owner, give_back).atexit = False  # a process that ends frees all
     return torch.frombuffer(block, dtype=torch.uint8)
 
 
-def _let_go(owner: object, address: int, device: torch.device | None) -> None:
-    if device is not None:
-        torch.cuda.synchronize(device)  # a kernel may still read it
-        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+def _let_go(owner: object, give_back: Callable[[], None] | None) -> None:
+    if give_back is not None:
+        give_back()
+
+
+def _unregister(address: int, device: torch.device) -> None:
+    torch.cuda.synchronize(device)  # a kernel may still read it
+    torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
 
 def _register(address: int, size_bytes: int, device: torch.device, flags: int) -> str:

@@ -30,7 +30,8 @@ class HotRows:
         hot: int [rows], which rows are kept, each one time: :func:`hottest` finds them.
 
     Raises:
-        InputError: no unified tensor, or rows that the table does not have, or has only one time.
+        InputError: no unified tensor, a table whose rows do not lie in one piece, rows that it does not have, or one
+            named twice.
     """
 
     def __init__(self, table: UnifiedTensor, hot: Tensor) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.features.gather import expect_nodes
 
+_LEAST_TOLERANCE = 1e-14  # sums of float64 probabilities differ by about that in every step
 SLOT_BYTES = 4  # of the map from a row to its place on the GPU, for each row of the table
 
 
@@ -78,18 +79,22 @@ def reverse_pagerank(
     Args:
         source, destination: int [edges].
         node_count: nodes of the graph, at least one.
-        seeds: nodes that training begins with, each one time; all nodes if None.
+        seeds: nodes that training begins with, at least one; a walk begins at each time that one is named. All nodes
+            if None.
         damping: at least 0, below 1.
-        tolerance: the probabilities of two steps differ by less in sum when this ends.
+        tolerance: the probabilities of two steps differ by no more in sum when this ends; at least 1e-14, what
+            rounding leaves.
 
     Returns:
         float64 [node_count] on the host, in sum 1.
 
     Raises:
-        InputError: edges or seeds that name no node, or a damping out of range.
+        InputError: edges or seeds that name no node, no seeds, or a damping or tolerance out of range.
     """
     if not 0.0 <= damping < 1.0:
         raise InputError("damping", damping, "is no probability below 1", "Take 0.85.")
+    if not tolerance >= _LEAST_TOLERANCE:
+        raise InputError("tolerance", tolerance, "is less than rounding leaves", f"Take {_LEAST_TOLERANCE} or more.")
     if source.shape != destination.shape:
         raise InputError(
             "destination", list(destination.shape), f"does not fit {list(source.shape)} sources", "Give both per edge."
@@ -101,6 +106,8 @@ def reverse_pagerank(
     start = torch.ones(node_count, dtype=torch.float64)
     if seeds is not None:
         expect_nodes("seeds", seeds, node_count)
+        if not seeds.numel():
+            raise InputError("seeds", 0, "are none to walk back from", "Give at least one, or None for all nodes.")
         start = torch.bincount(seeds.cpu(), minlength=node_count).double()
     start /= start.sum()
     rank, change = start, 1.0
@@ -151,6 +158,10 @@ def predicted_hit_rate(frequency: Tensor, hot: Tensor) -> float:
     Args:
         frequency: [nodes], how often each row is read, in any unit.
         hot: int [rows], which rows are there.
+
+    Raises:
+        InputError: rows that the frequency is not of.
     """
+    expect_nodes("hot", hot, frequency.shape[0])
     frequency = frequency.cpu().double()
     return float(frequency[hot.cpu()].sum() / frequency.sum()) if bool(frequency.any()) else 0.0

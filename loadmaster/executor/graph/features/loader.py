@@ -99,14 +99,16 @@ class FeatureLoader:
             )
         of_nodes = None if isinstance(features, Mapping) else features.shape[0]
         _expect_rows("features", of_nodes, node_count)
-        counted = node_count if node_count is not None else of_nodes
-        _expect_rows("labels", None if labels is None else labels.shape[0], counted)
+        of_labels = None if labels is None else labels.shape[0]
+        _expect_rows("labels", of_labels, of_nodes if node_count is None else node_count)
+        counted = next((rows for rows in (node_count, of_nodes, of_labels) if rows is not None), None)
         if counted is not None:
             expect_nodes("seeds", seeds, counted)
         self.seeds, self.sample, self.features, self.labels = seeds, sample, features, labels
         self.batch_size, self.shuffle, self.drop_last, self.prefetch = batch_size, shuffle, drop_last, prefetch
         self.generator = generator
-        self._lanes = _lanes([*(features.values() if isinstance(features, Mapping) else [features]), seeds])
+        of_features = [*features.values()] if isinstance(features, Mapping) else [features]
+        self._lanes = _lanes([*of_features, seeds, *([] if labels is None else [labels])])
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -131,6 +133,7 @@ class FeatureLoader:
                 del batch
         finally:
             worker.shutdown(wait=True, cancel_futures=True)
+            self._wait_for_lanes()
 
     def _seed_batches(self) -> Iterator[Tensor]:
         order = self.seeds
@@ -177,6 +180,11 @@ class FeatureLoader:
             return None
         now: torch.cuda.Event = torch.cuda.current_stream(self._lanes[0].device).record_event()
         return now
+
+    def _wait_for_lanes(self) -> None:
+        """Let the trainer's stream, whose memory the seeds are, wait for batches that nobody took."""
+        for lane in self._lanes or ():
+            torch.cuda.current_stream(lane.device).wait_stream(lane)
 
     def _hand_over(self, batch: Batch, made: torch.cuda.Event | None) -> None:
         """Let the trainer's stream wait for a batch, and its memory for that stream."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.features.host_memory import mapped_file, pinned_empty
+from loadmaster.executor.graph.features.host_memory import mapped_file, pinned_empty, used_where_it_is
 from loadmaster.executor.graph.features.rules import Affinity, expect_affinity
 from loadmaster.executor.graph.features.unified_tensor import UnifiedTensor, is_read_in_place, no_gradient
 
@@ -41,8 +41,9 @@ def unified(
         raise InputError("tensor", str(tensor.layout), "has no rows in memory", "Give a dense tensor: to_dense().")
     if isinstance(tensor, UnifiedTensor):
         tensor = tensor.cpu_view
-    if reader.type == "cuda" and tensor.device.type == "cpu" and tensor.is_pinned():
-        return _made(tensor, affinity, reader, debug)
+    lies_as_read = not (tensor.is_conj() or tensor.is_neg())
+    if reader.type == "cuda" and tensor.device.type == "cpu" and tensor.is_pinned() and lies_as_read:
+        return _made(used_where_it_is(tensor, reader), affinity, reader, debug)
     host = pinned_empty(tensor.shape, tensor.dtype, reader)
     return _made(host.copy_(tensor), affinity, reader, debug)
 

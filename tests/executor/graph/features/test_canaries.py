@@ -40,7 +40,7 @@ def test_canaries_hold_nans_for_what_they_are():
 
 def test_rows_gathered_by_the_processor_are_the_rows():
     table, index = torch.randn(6, 3), torch.tensor([5, -6, 2])
-    assert torch.equal(canaries.by_processor(table, index), table[index])
+    assert torch.equal(canaries.by_processor(table, index, CPU), table[index])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -146,6 +147,23 @@ def test_pinned_memory_is_exactly_as_large_as_asked_for_and_given_back_once(cuda
     del view
     gc.collect()
     assert fake.given_back == [fake.registered[0][0]]
+
+
+def test_memory_of_others_goes_back_when_the_device_is_done(monkeypatch):
+    waited = []
+    monkeypatch.setattr(host_memory.torch.cuda, "synchronize", waited.append)
+    mine = torch.arange(24, dtype=torch.float32)[2:].view(11, 2)[1:]
+    address, want, device = mine.data_ptr(), mine.clone(), torch.device("cuda", 0)
+    alive = weakref.ref(mine)
+    lent = host_memory.used_where_it_is(mine, device)
+    assert lent.data_ptr() == address and lent.stride() == mine.stride() and torch.equal(lent, want)
+    view = lent[3:]
+    del mine, lent
+    gc.collect()
+    assert waited == [] and alive() is not None and torch.equal(view, want[3:])
+    del view
+    gc.collect()
+    assert waited == [device] and alive() is None
 
 
 def test_memory_that_cannot_be_pinned_is_an_error(cuda):

@@ -157,6 +157,11 @@ def test_what_does_not_fit_is_refused(options, match):
         loader(**options)
 
 
+def test_seeds_without_labels_are_refused_where_features_have_types():
+    with pytest.raises(InputError, match="seeds"):
+        FeatureLoader(torch.tensor([NODES]), sample, {"user": FEATURES}, LABELS)
+
+
 @pytest.mark.parametrize("seeds", [torch.tensor([0.5]), torch.tensor([[1]]), torch.tensor([-1]), torch.tensor([NODES])])
 def test_seeds_that_name_no_nodes_are_refused(seeds):
     with pytest.raises(InputError, match="seeds"):

@@ -77,7 +77,7 @@ def test_memory_that_is_not_pinned_is_refused():
 def test_canaries_live_and_both_ways_agree():
     table = canary_table(GPU)
     assert differing_rows(table, GPU, by_kernel) == 0
-    assert differing_rows(table, GPU, by_processor) == 0
+    assert differing_rows(table, GPU, lambda table, index: by_processor(table, index.cpu(), GPU)) == 0
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".bin"])
@@ -88,6 +88,36 @@ def test_files_are_read(suffix, tmp_path):
     table = unified_file(path, (3000, 33), torch.float32, device=GPU)
     index = torch.randint(0, 3000, (999,))
     assert torch.equal(table[index.to(GPU)].cpu(), torch.from_numpy(array)[index])
+
+
+def test_a_pinned_tensor_is_read_where_it_is_until_the_reads_are_over():
+    host = torch.arange(4_000_000, dtype=torch.float32).view(-1, 4).pin_memory()
+    want, address = host.clone(), host.data_ptr()
+    table = unified(host, device=GPU)
+    assert table.data_ptr() == address and table.is_pinned()
+    index = torch.randperm(len(host), device=GPU)
+    found = [table[index] for _ in range(20)]
+    del host, table
+    gc.collect()
+    torch.empty(want.shape, pin_memory=True).zero_()  # may be the same memory
+    assert all(torch.equal(rows.cpu(), want[index.cpu()]) for rows in found)
+
+
+def test_lazy_conjugates_arrive_as_they_are():
+    host = torch.randn(50, 3, dtype=torch.complex64).pin_memory()
+    index = torch.randint(0, 50, (40,))
+    for table, want in (
+        (unified(host, device=GPU).conj(), host.conj()),
+        (unified(host.conj(), device=GPU), host.conj()),
+    ):
+        assert torch.equal(table[index.to(GPU)].cpu(), want[index])
+
+
+def test_out_of_range_is_an_error_where_the_processor_gathers():
+    table = torch.ones(10, 4).pin_memory()
+    assert gather_rows(table, torch.tensor([9, -10], device=GPU), False).is_cuda
+    with pytest.raises(InputError, match="10 rows"):
+        gather_rows(table, torch.tensor([10], device=GPU), False)
 
 
 def test_memory_goes_back_when_the_last_view_does():

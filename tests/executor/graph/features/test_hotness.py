@@ -102,6 +102,13 @@ def test_numbers_out_of_range_are_refused():
     for damping in (1.0, -0.1):
         with pytest.raises(InputError, match="damping"):
             reverse_pagerank(one, one, NODES, damping=damping)
+    for tolerance in (0.0, 1e-20, float("nan")):
+        with pytest.raises(InputError, match="tolerance"):
+            reverse_pagerank(one, one, NODES, tolerance=tolerance)
+    with pytest.raises(InputError, match="seeds"):
+        reverse_pagerank(one, one, NODES, seeds=one[:0])
+    with pytest.raises(InputError, match="hot"):
+        predicted_hit_rate(torch.ones(3), torch.tensor([3]))
     with pytest.raises(InputError, match="destination"):
         reverse_pagerank(one, torch.tensor([0, 0]), NODES)
     with pytest.raises(InputError, match="rows"):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.features import UnifiedTensor, making, unified, unified_empty, unified_tensor
-from loadmaster.executor.graph.features.gather import gather_rows
+from loadmaster.executor.graph.features.gather import gather_rows, rows_are_contiguous
 
 CPU = "cpu"
 
@@ -100,6 +100,14 @@ def test_any_index_reads_what_pytorch_reads(data):
         for n in shape[: data.draw(st.integers(1, len(shape)))]
     )
     assert torch.equal(unified(host, device=CPU)[index], host[index])
+
+
+def test_lazy_conjugates_are_read_as_what_they_mean():
+    """Rows of one do not lie in memory as they are read: a kernel must not copy them."""
+    host = torch.complex(table(5, 4), table(5, 4) + 1)
+    for lazy in (lambda t: t.conj(), lambda t: t.conj().imag):
+        assert torch.equal(plain(lazy(unified(host, device=CPU))[COLUMNS]), lazy(host)[COLUMNS])
+        assert not rows_are_contiguous(lazy(host))
 
 
 def test_views_share_memory_and_stay_unified():
