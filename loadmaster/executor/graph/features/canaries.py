@@ -1,9 +1,9 @@
 """Whether a device reads host memory right, and faster than the processor gathers: tried before it is relied on.
 
-Some drivers and machines (confidential computing among them) let a kernel read pinned host memory and give it something
-else. So the first table for a device is preceded by one whose contents are known, and of every table some rows are read
-both ways. Where they differ, and where the kernel is slower on the table itself, rows are gathered by the processor
-into pinned memory and copied: what was there before. The log says so.
+Some drivers and machines (confidential computing among them) let a kernel read host memory and give it something else.
+So the first table for a device is preceded by one whose contents are known, and of every table some rows are read both
+ways. Where they differ, and where the kernel is slower on the table itself, rows are gathered by the processor into
+pinned memory and copied: what was there before. The log says so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loadmaster.executor.graph.features.host_memory import pinned_empty
+from loadmaster.executor.graph.features.host_memory import host_empty
 
 _log = logging.getLogger(__name__)
 _CANARY_SHAPE = (257, 129)  # rows longer than a line that begin at every offset in one
@@ -48,7 +48,7 @@ def by_kernel(table: Tensor, index: Tensor) -> Tensor:
     """Rows read in place by a kernel: [n, ...] on the device of the index.
 
     Args:
-        table: [rows, ...] in pinned host memory, each row contiguous.
+        table: [rows, ...] in host memory that the device reads, each row contiguous.
         index: int32 or int64 [n], contiguous, on a CUDA device.
     """
     result = torch.empty((index.numel(), *table.shape[1:]), dtype=table.dtype, device=index.device)
@@ -73,7 +73,7 @@ def reads_in_place(table: Tensor, device: torch.device) -> bool:
     """Whether rows of this table are gathered by the kernel on this device; the log says why not.
 
     Args:
-        table: [rows, ...] in pinned host memory.
+        table: [rows, ...] in host memory that the device reads.
         device: a CUDA device.
     """
     reason = _broken(device) or _reason_of(table, device)
@@ -112,7 +112,7 @@ def slower_than_processor(seconds: Callable[[Callable[[], Tensor]], float], ways
 
 def canary_table(device: torch.device) -> Tensor:
     """int32 [257, 129] that no broken read gives by chance, where tables lie."""
-    table = pinned_empty(_CANARY_SHAPE, torch.int32, device)
+    table = host_empty(_CANARY_SHAPE, torch.int32, device)
     return table.random_(1, 2**31 - 1, generator=torch.Generator().manual_seed(0))
 
 

@@ -21,7 +21,7 @@ def gather_rows(table: Tensor, index: Tensor, in_place: bool = True) -> Tensor:
     """Rows of a table in host memory, where the index lies.
 
     Args:
-        table: [rows, ...], pinned where the index is on a CUDA device; each row contiguous.
+        table: [rows, ...], in memory that the CUDA device reads where the index is on one; each row contiguous.
         index: int32 or int64 [n]. Below zero, rows count from the end. A CUDA device that reads in place takes zeros
             for a row that the table does not have: :func:`expect_in_range` says whether there are any.
         in_place: whether a CUDA device reads the rows itself, or the processor gathers and sends them.

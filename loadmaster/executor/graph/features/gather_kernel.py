@@ -107,7 +107,7 @@ def gather(table: Tensor, index: Tensor, result: Tensor, launch: Launch | None =
     """Copy rows of a table to a result.
 
     Args:
-        table: [rows, ...] in pinned host memory, each row contiguous.
+        table: [rows, ...] in host memory that the device reads, each row contiguous.
         index: int32 or int64 [n], contiguous, on the device. Rows count from the end below zero; a row that the table
             does not have gives zeros.
         result: [n, ...] on the device, contiguous.

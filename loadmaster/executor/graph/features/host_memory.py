@@ -1,14 +1,15 @@
-"""Host memory that GPUs read in place: page-locked and mapped, exactly as many bytes as asked for.
+"""Host memory that GPUs read in place: of CUDA's, or a file's where the system mapped it.
 
-PyTorch rounds what it pins up to a power of two, which for a table of features is up to twice its size. Here memory
-comes from the system page by page, in huge pages where there are any, and is registered with CUDA; a file is
-registered where the system mapped it. Memory stays registered until the last tensor on it is gone.
+A table lies in managed memory, which a GPU reads in large pages. Where there is none it is page-locked: memory from the
+system, registered with CUDA. So is a file. (PyTorch rounds what it pins up to a power of two, which for a table of
+features is up to twice its size.) Memory stays until the last tensor on it is gone and the device has read it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import math
 import mmap
 import weakref
@@ -21,12 +22,14 @@ import torch
 from torch import Tensor
 
 from loadmaster.errors import InputError
+from loadmaster.executor.graph.features.managed_memory import free, is_mapped, managed
 
+_log = logging.getLogger(__name__)
 # Flags of cudaHostRegister: every context may read, at a device address, and no device writes.
 _PORTABLE, _MAPPED, _READ_ONLY = 1, 2, 8
 
 
-def pinned_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+def host_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A contiguous host tensor that a device reads in place; an ordinary one where the device is the host.
 
     Args:
@@ -43,18 +46,13 @@ def pinned_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device)
     size_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cuda" or not size_bytes:
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
-    try:
-        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, ValueError, OverflowError) as error:
-        raise _no_memory(size_bytes, str(error)) from error
-    with contextlib.suppress(OSError):  # a system without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)  # a device translates fewer addresses
-    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    failure = _register(address, size_bytes, device, _PORTABLE | _MAPPED)
+    address, failure = managed(size_bytes, device)
     if failure:
-        raise _no_memory(size_bytes, failure)
-    give_back = partial(_unregister, address, device)
-    return _tensor_on(memory, address, size_bytes, give_back).view(dtype).view(tuple(shape))
+        _log.warning("No managed memory for %s (%s): rows are read through small pages, slower.", device, failure)
+        memory = _locked(size_bytes, device)
+    else:
+        memory = _tensor_on(None, address, size_bytes, partial(free, address, device))
+    return memory.view(dtype).view(tuple(shape))
 
 
 def mapped_file(path: Path, device: torch.device) -> tuple[Tensor, str]:
@@ -77,34 +75,32 @@ def mapped_file(path: Path, device: torch.device) -> tuple[Tensor, str]:
     return _tensor_on(contents, address, size_bytes, give_back), failure
 
 
-def used_where_it_is(pinned: Tensor, device: torch.device) -> Tensor:
-    """The same memory as a tensor that a device may read to the end, whenever the last tensor on it goes.
-
-    PyTorch hands out what it pinned anew as soon as its tensor is gone, and knows nothing of kernels that read it.
-
-    Args:
-        pinned: a strided tensor that lies as it is read: no lazy conjugate or negative.
-        device: that reads it.
-    """
-    storage = pinned.untyped_storage()
-    whole = storage.nbytes() // pinned.itemsize * pinned.itemsize
-    memory = _tensor_on(pinned, storage.data_ptr(), whole, partial(torch.cuda.synchronize, device))
-    return memory.view(pinned.dtype).as_strided(pinned.shape, pinned.stride(), pinned.storage_offset())
-
-
 def expect_readable(table: Tensor, device: torch.device) -> None:
     """Refuse host memory that a device cannot read in place.
 
     Raises:
-        InputError: the tensor lies in memory that is not pinned, and the device is a CUDA device.
+        InputError: the tensor lies in ordinary memory, and the device is a CUDA device.
     """
-    if device.type == "cuda" and not table.is_pinned():
+    if device.type == "cuda" and table.numel() and not is_mapped(table.data_ptr()):
         raise InputError(
             "table",
             f"{tuple(table.shape)} on {table.device}",
-            f"lies in memory that {device} cannot read: it is not pinned",
+            f"lies in ordinary memory, which {device} cannot read",
             "Make it with unified(tensor), or with pin_memory=True.",
         )
+
+
+def _locked(size_bytes: int, device: torch.device) -> Tensor:
+    """uint8 [size_bytes] from the system, registered with CUDA."""
+    try:
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError, OverflowError) as error:
+        raise _no_memory(size_bytes, str(error)) from error
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    failure = _register(address, size_bytes, device, _PORTABLE | _MAPPED)
+    if failure:
+        raise _no_memory(size_bytes, failure)
+    return _tensor_on(memory, address, size_bytes, partial(_unregister, address, device))
 
 
 def _tensor_on(owner: object, address: int, size_bytes: int, give_back: Callable[[], None] | None) -> Tensor:

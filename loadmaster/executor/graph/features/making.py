@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.features.host_memory import mapped_file, pinned_empty, used_where_it_is
+from loadmaster.executor.graph.features.host_memory import host_empty, mapped_file
 from loadmaster.executor.graph.features.rules import Affinity, expect_affinity
 from loadmaster.executor.graph.features.unified_tensor import UnifiedTensor, is_read_in_place, no_gradient
 
@@ -25,13 +25,13 @@ def unified(
     """A unified tensor with the contents of another tensor.
 
     Args:
-        tensor: copied into pinned memory; one that is pinned already is used where it is.
+        tensor: copied into memory that the device reads.
         affinity: "gpu": results of operators are CUDA tensors. "host": they are unified, as preprocessing needs it.
         device: that reads it. None is the current CUDA device, or the host where there is none.
         debug: hold every index against the number of rows. The host then waits for the GPU at each read.
 
     Raises:
-        InputError: a tensor that needs a gradient or is sparse, an unknown affinity or device, no memory to pin.
+        InputError: a tensor that needs a gradient or is sparse, an unknown affinity or device, no memory.
     """
     expect_affinity(affinity)
     reader = _reader(device)
@@ -41,10 +41,7 @@ def unified(
         raise InputError("tensor", str(tensor.layout), "has no rows in memory", "Give a dense tensor: to_dense().")
     if isinstance(tensor, UnifiedTensor):
         tensor = tensor.cpu_view
-    lies_as_read = not (tensor.is_conj() or tensor.is_neg())
-    if reader.type == "cuda" and tensor.device.type == "cpu" and tensor.is_pinned() and lies_as_read:
-        return _made(used_where_it_is(tensor, reader), affinity, reader, debug)
-    host = pinned_empty(tensor.shape, tensor.dtype, reader)
+    host = host_empty(tensor.shape, tensor.dtype, reader)
     return _made(host.copy_(tensor), affinity, reader, debug)
 
 
@@ -68,7 +65,7 @@ def unified_empty(
     """
     expect_affinity(affinity)
     reader = _reader(device)
-    return _made(pinned_empty(shape, dtype, reader), affinity, reader, debug)
+    return _made(host_empty(shape, dtype, reader), affinity, reader, debug)
 
 
 def unified_file(
@@ -82,7 +79,7 @@ def unified_file(
 ) -> UnifiedTensor:
     """A unified tensor over a file, read where the system mapped it. Nobody may write to it.
 
-    Where the system lets no device read mapped files, the file is read into pinned memory, and the log says so.
+    Where the system lets no device read mapped files, the file is read into memory of its own, and the log says so.
 
     Args:
         path: a file of numpy (``.npy``), or one with the elements in order and nothing else.
@@ -113,8 +110,8 @@ def unified_file(
     contents, failure = mapped_file(path, reader)
     table = contents[begin_bytes:].view(dtype).view(tuple(shape))
     if failure:
-        _log.warning("%s is read into pinned memory: %s cannot read it where it is mapped (%s).", path, reader, failure)
-        return _made(pinned_empty(table.shape, dtype, reader).copy_(table), affinity, reader, debug)
+        _log.warning("%s is read into memory: %s cannot read it where it is mapped (%s).", path, reader, failure)
+        return _made(host_empty(table.shape, dtype, reader).copy_(table), affinity, reader, debug)
     made = _made(table, affinity, reader, debug)
     made.writable = False
     return made

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.features.canaries import reads_in_place
 from loadmaster.executor.graph.features.gather import expect_in_range, gather_rows, rows_are_contiguous
-from loadmaster.executor.graph.features.host_memory import pinned_empty
+from loadmaster.executor.graph.features.host_memory import host_empty
 from loadmaster.executor.graph.features.row_reads import OPERATORS, row_read
 from loadmaster.executor.graph.features.rules import Affinity, Placement, expect_affinity, placement
 
@@ -123,7 +123,7 @@ class UnifiedTensor(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> UnifiedTensor:
         """As unified, in memory of its own."""
-        host = pinned_empty(self.shape, self.dtype, self.result_device).copy_(self.cpu_view)
+        host = host_empty(self.shape, self.dtype, self.result_device).copy_(self.cpu_view)
         made = self._like(host)
         made.writable = True
         memo[id(self)] = made
@@ -250,9 +250,8 @@ def _unified(value: Any, like: UnifiedTensor, affinity: Affinity) -> Any:
     """A result on the host as a unified tensor; a scalar or what is no tensor as it is."""
     if not isinstance(value, Tensor) or not value.dim():
         return value
-    if like.result_device.type == "cuda" and not value.is_pinned():
-        pinned = pinned_empty(value.shape, value.dtype, like.result_device)
-        value = pinned.copy_(value)
+    if like.result_device.type == "cuda":
+        value = host_empty(value.shape, value.dtype, like.result_device).copy_(value)
     made = like._like(value, affinity)
     made.writable = True
     return made

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import weakref
 
 import numpy as np
 import pytest
@@ -12,7 +10,8 @@ import torch
 
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.features import UnifiedTensor, host_memory, unified_file
-from loadmaster.executor.graph.features.host_memory import expect_readable, pinned_empty
+from loadmaster.executor.graph.features.host_memory import expect_readable
+from tests.executor.graph.features.fake_cuda import Registry
 
 ARRAY = np.arange(21, dtype=np.float32).reshape(7, 3)
 CPU = "cpu"
@@ -96,89 +95,31 @@ def test_no_file_and_an_empty_one_are_refused(tmp_path):
         unified_file(tmp_path / "empty", (0, 3), torch.float32, device=CPU)
 
 
-def test_memory_that_is_not_pinned_is_refused_for_a_gpu():
+def test_ordinary_memory_is_refused_for_a_gpu():
     expect_readable(torch.zeros(3), torch.device("cpu"))
-    with pytest.raises(InputError, match="not pinned"):
+    with pytest.raises(InputError, match="ordinary memory"):
         expect_readable(torch.zeros(3), torch.device("cuda", 0))
 
 
-class Cuda:
-    """Registers memory, or does not; remembers what was given back."""
-
-    class cudaError:
-        success = 0
-
-    def __init__(self, status: int) -> None:
-        self.status, self.registered, self.given_back = status, [], []
-
-    def cudaHostRegister(self, address, size_bytes, flags):
-        self.registered.append((address, size_bytes, flags))
-        return self.status
-
-    def cudaHostUnregister(self, address):
-        self.given_back.append(address)
-
-    def cudaGetErrorString(self, status):
-        return "out of memory"
-
-
 @pytest.fixture
-def cuda(monkeypatch):
+def registering(monkeypatch):
+    """CUDA, which registers memory with a status."""
+
     def install(status):
-        fake = Cuda(status)
-        monkeypatch.setattr(host_memory.torch.cuda, "cudart", lambda: fake)
-        monkeypatch.setattr(host_memory.torch.cuda, "synchronize", lambda device: None)
-        monkeypatch.setattr(host_memory.torch.cuda, "device", lambda device: contextlib.nullcontext())
-        monkeypatch.setattr(host_memory, "_take_last_error", lambda device: None)
+        fake = Registry(status)
+        fake.install(monkeypatch)
         return fake
 
     return install
 
 
-def test_pinned_memory_is_exactly_as_large_as_asked_for_and_given_back_once(cuda):
-    fake = cuda(0)
-    table = pinned_empty((1000, 33), torch.float16, torch.device("cuda", 0))
-    assert table.shape == (1000, 33) and table.is_contiguous() and table.data_ptr() % 4096 == 0
-    assert fake.registered == [(table.data_ptr(), 66000, 3)]
-    view = table.fill_(2.0)[5:]
-    del table
-    gc.collect()
-    assert fake.given_back == [] and bool((view == 2.0).all())
-    del view
-    gc.collect()
-    assert fake.given_back == [fake.registered[0][0]]
-
-
-def test_memory_of_others_goes_back_when_the_device_is_done(monkeypatch):
-    waited = []
-    monkeypatch.setattr(host_memory.torch.cuda, "synchronize", waited.append)
-    mine = torch.arange(24, dtype=torch.float32)[2:].view(11, 2)[1:]
-    address, want, device = mine.data_ptr(), mine.clone(), torch.device("cuda", 0)
-    alive = weakref.ref(mine)
-    lent = host_memory.used_where_it_is(mine, device)
-    assert lent.data_ptr() == address and lent.stride() == mine.stride() and torch.equal(lent, want)
-    view = lent[3:]
-    del mine, lent
-    gc.collect()
-    assert waited == [] and alive() is not None and torch.equal(view, want[3:])
-    del view
-    gc.collect()
-    assert waited == [device] and alive() is None
-
-
-def test_memory_that_cannot_be_pinned_is_an_error(cuda):
-    cuda(2)
-    with pytest.raises(InputError, match="ulimit"):
-        pinned_empty((10,), torch.float32, torch.device("cuda", 0))
-
-
-def test_a_file_that_cannot_be_registered_says_why(cuda, raw):
-    cuda(2)
+def test_a_file_that_cannot_be_registered_says_why(registering, raw):
+    registering(2)
     contents, failure = host_memory.mapped_file(raw, torch.device("cuda", 0))
     assert failure == "out of memory" and contents.numel() == ARRAY.nbytes
 
 
-def test_a_file_is_registered_for_reading_alone(cuda, raw):
-    fake = cuda(0)
+def test_a_file_is_registered_for_reading_alone(registering, raw):
+    fake = registering(0)
     contents, failure = host_memory.mapped_file(raw, torch.device("cuda", 0))
     assert failure == "" and fake.registered == [(contents.data_ptr(), ARRAY.nbytes, 11)]

@@ -13,6 +13,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.graph.features import FeatureLoader, HotRows, UnifiedTensor, unified, unified_file
 from loadmaster.executor.graph.features.canaries import by_kernel, by_processor, canary_table, differing_rows
 from loadmaster.executor.graph.features.gather import gather_rows
+from loadmaster.executor.graph.features.managed_memory import is_mapped
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,7 +27,7 @@ GPU = torch.device("cuda", 0)
 def test_rows_arrive_as_they_are(width, dtype):
     host = torch.randint(-100, 100, (5000, width)).to(dtype)
     table = unified(host, device=GPU)
-    assert table.is_pinned() and table.in_place
+    assert is_mapped(table.data_ptr()) and table.in_place
     index = torch.randint(-5000, 5000, (3001,))
     found = table[index.to(GPU)]
     assert type(found) is torch.Tensor and found.device == GPU
@@ -55,7 +56,7 @@ def test_the_rules_of_placement():
     table = unified(host, device=GPU)
     assert (table * 2).is_cuda and (table + one).is_cuda and table.to("cuda").is_cuda
     kept = table.with_affinity("host") * 2
-    assert isinstance(kept, UnifiedTensor) and kept.is_pinned()
+    assert isinstance(kept, UnifiedTensor) and is_mapped(kept.data_ptr())
     assert (table.with_affinity("host") + one).is_cuda
     with pytest.raises(InputError, match="no device that reads them all"):
         torch.where(one > 0, table, host)
@@ -69,8 +70,8 @@ def test_out_of_range_gives_zeros_unless_debugged():
         unified(host, device=GPU, debug=True)[torch.tensor([10], device=GPU)]
 
 
-def test_memory_that_is_not_pinned_is_refused():
-    with pytest.raises(InputError, match="not pinned"):
+def test_ordinary_memory_is_refused():
+    with pytest.raises(InputError, match="ordinary memory"):
         gather_rows(torch.ones(4, 4), torch.tensor([1], device=GPU))
 
 
@@ -90,21 +91,8 @@ def test_files_are_read(suffix, tmp_path):
     assert torch.equal(table[index.to(GPU)].cpu(), torch.from_numpy(array)[index])
 
 
-def test_a_pinned_tensor_is_read_where_it_is_until_the_reads_are_over():
-    host = torch.arange(4_000_000, dtype=torch.float32).view(-1, 4).pin_memory()
-    want, address = host.clone(), host.data_ptr()
-    table = unified(host, device=GPU)
-    assert table.data_ptr() == address and table.is_pinned()
-    index = torch.randperm(len(host), device=GPU)
-    found = [table[index] for _ in range(20)]
-    del host, table
-    gc.collect()
-    torch.empty(want.shape, pin_memory=True).zero_()  # may be the same memory
-    assert all(torch.equal(rows.cpu(), want[index.cpu()]) for rows in found)
-
-
 def test_lazy_conjugates_arrive_as_they_are():
-    host = torch.randn(50, 3, dtype=torch.complex64).pin_memory()
+    host = torch.randn(50, 3, dtype=torch.complex64)
     index = torch.randint(0, 50, (40,))
     for table, want in (
         (unified(host, device=GPU).conj(), host.conj()),
@@ -125,7 +113,30 @@ def test_memory_goes_back_when_the_last_view_does():
     view = table[10:20].cpu_view
     del table
     gc.collect()
-    assert view.is_pinned() and bool((view == 1).all())
+    assert is_mapped(view.data_ptr()) and bool((view == 1).all())
+
+
+def test_pinned_memory_is_read_in_place_too():
+    host = torch.randn(500, 9).pin_memory()
+    index = torch.randint(0, 500, (300,))
+    assert torch.equal(gather_rows(host, index.to(GPU)).cpu(), host[index])
+
+
+def test_a_file_may_be_copied_to_be_written_to(tmp_path):
+    np.save(tmp_path / "features.npy", np.ones((100, 5), np.float32))
+    table = unified(unified_file(tmp_path / "features.npy", device=GPU).cpu_view, device=GPU)
+    table.mul_(2)
+    assert table[torch.tensor([3], device=GPU)].tolist() == [[2.0] * 5]
+
+
+def test_copies_to_and_from_a_table_leave_it_on_the_host():
+    host = torch.randn(100_000, 64)
+    table, index = unified(host, device=GPU), torch.randint(0, 100_000, (5000,))
+    there = table.to("cuda")
+    table.copy_(there + 1)
+    assert torch.equal(table[index.to(GPU)].cpu(), (host + 1)[index])
+    table.cpu_view.sub_(1)
+    assert torch.allclose(table[index.to(GPU)].cpu(), host[index], atol=1e-6)
 
 
 def test_hot_rows_come_from_either_side():
