@@ -1,16 +1,17 @@
 """Features beyond the GPU: rows read in place beside what they replace, a training step, and hot rows.
 
-    python benchmarks/graph_features.py                            on a GPU with 24 GiB of host memory to spare
-    python benchmarks/graph_features.py --sweep                    launches of the kernel beside each other, no result
+    python benchmarks/graph_features.py                            on a GPU with 40 GiB of host memory to spare
     python benchmarks/graph_features.py --device cpu --small       a trial without a GPU, no result
 
 Link: random rows of a table of 8 GiB through ``table[index]``, beside a pinned copy of 1 GiB (the link), the
-processor's ``index_select`` into pinned memory with a copy, and PyTorch's ``index_select`` on the GPU over the same
-host memory. Fresh indices in every round; medians of CUDA events around all calls of a round.
+processor's ``index_select`` from ordinary into pinned memory with a copy, PyTorch's ``index_select`` on the GPU over
+our memory, and our kernel over memory that PyTorch pinned. Fresh indices in every round; medians of CUDA events around
+all calls of a round. The processor uses every core, whatever the environment says.
 
 Step: two layers of GraphSAGE (mean), fan-out 15 and 10, batches of 1024, 128 features on the host, a graph of 100 M
 edges on the GPU. The peer samples with the same sampler, and has its rows gathered by the processor into pinned memory
-by a thread ahead of the step, copied on a stream of their own.
+by a thread ahead of the step, copied on a stream of their own. Its parts are timed alone, too: no pipeline is faster
+than the slowest of its parts.
 
 Hot rows: chosen by the sampled frequency of some batches, predicted by that of others, measured over the epochs timed.
 
@@ -21,13 +22,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise, product
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +51,13 @@ from loadmaster.executor.graph.features import (  # noqa: E402
     sampled_frequency,
     unified_empty,
 )
+from loadmaster.executor.graph.features.gather import gather_rows  # noqa: E402
 
 GIB = 1 << 30
 WIDTHS = (32, 64, 100, 128, 256, 343, 513, 602, 1024)
 FANOUT = (10, 15)  # of the seeds first
 HOT_SHARE = 0.1  # of all rows
+PARTS_OF = 8  # batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,27 +135,29 @@ def filled(shape: tuple[int, int], device: torch.device) -> UnifiedTensor:
     return table
 
 
-def gather_rows(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
+def gathers(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
     """Figure: random rows over the link, by length of row."""
     found = []
     link = link_gbps(sizes, device)
-    memory = filled((sizes.table_bytes // 4096, 1024), device)
-    flat = memory.view(-1)
+    ours = filled((sizes.table_bytes // 4096, 1024), device).view(-1)
+    ordinary = torch.empty(ours.shape).copy_(ours.cpu_view)
+    pinned = torch.empty(ours.shape, pin_memory=device.type == "cuda").copy_(ours.cpu_view)
     for width in WIDTHS:
-        rows = flat.numel() // width
-        table = flat[: rows * width].view(rows, width)
+        rows = ours.numel() // width
+        table, by_pages, plain = (t[: rows * width].view(rows, width) for t in (ours, pinned, ordinary))
         assert isinstance(table, UnifiedTensor)
         count = sizes.gathered_bytes // (4 * width)
         alias = on_device(table.cpu_view, device) if device.type == "cuda" else None
         buffer = torch.empty(count, width, pin_memory=device.type == "cuda")
         there = torch.empty(count, width, device=device)
 
-        def by_processor(index: Tensor, table: Tensor = table.cpu_view, buffer=buffer, there=there) -> Tensor:
+        def by_processor(index: Tensor, table: Tensor = plain, buffer=buffer, there=there) -> Tensor:
             torch.index_select(table, 0, index.cpu(), out=buffer)
             return there.copy_(buffer, non_blocking=True)
 
         ways: dict[str, Callable[[Tensor], Tensor]] = {
             "in_place": lambda index, table=table: table[index],
+            "in_place_of_pinned": lambda index, table=by_pages: gather_rows(table, index),
             "processor_and_copy": by_processor,
         }
         if alias is not None:
@@ -268,10 +275,59 @@ def _taken(made: tuple[Any, ...], streams: list[Any]) -> Iterator[tuple[list[tup
     yield blocks, rows, labels
 
 
-def step_time(sizes: Sizes, device: torch.device) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Figures: the step with rows read in place, with hot rows, and the peer's; hit rates."""
+def trainer(sizes: Sizes, device: torch.device) -> Callable[[list[tuple[Tensor, int]], Tensor, Tensor], None]:
+    """A training step: blocks, features and labels go in."""
+    torch.manual_seed(0)
+    model = Sage(sizes).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+
+    def step(blocks: list[tuple[Tensor, int]], rows: Tensor, wanted: Tensor) -> None:
+        nn.functional.cross_entropy(model(blocks, rows), wanted).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def parts_of_a_step(
+    sizes: Sizes, graph: Graph, table: UnifiedTensor, ordinary: Tensor, labels: Tensor, seeds: Sequence[Tensor]
+) -> dict[str, float]:
+    """Milliseconds of each part of a step when nothing else runs; the host's clock, as the host may be what limits."""
+    step, device = trainer(sizes, graph.device), graph.device
+    sampled = [graph.sample(part) for part in seeds]
+    rows = [table[nodes] for _, nodes in sampled]
+    buffer = torch.empty(max(len(r) for r in rows), sizes.features, pin_memory=device.type == "cuda")
+    here = [nodes.cpu() for _, nodes in sampled]
+
+    def all_of(calls: Sequence[Callable[[], Any]]) -> float:
+        taken = []
+        for _ in range(sizes.rounds):
+            start_s = time.perf_counter()
+            for call in calls:
+                call()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            taken.append((time.perf_counter() - start_s) * 1e3 / len(calls))
+        return statistics.median(taken[2:] or taken)
+
+    found = {
+        "input_nodes": statistics.mean(len(r) for r in rows),
+        "sample_ms": all_of([partial(graph.sample, part) for part in seeds]),
+        "in_place_ms": all_of([partial(table.__getitem__, nodes) for _, nodes in sampled]),
+        "processor_ms": all_of([partial(torch.index_select, ordinary, 0, i, out=buffer[: len(i)]) for i in here]),
+        "train_ms": all_of(
+            [partial(step, blocks, x, labels[part]) for (blocks, _), x, part in zip(sampled, rows, seeds, strict=True)]
+        ),
+    }
+    print(found)
+    return found
+
+
+def step_time(sizes: Sizes, device: torch.device) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, float]]:
+    """Figures: the step with rows read in place, with hot rows, and the peer's; hit rates; the parts of a step."""
     graph = Graph(sizes, device)
     table = filled((sizes.nodes, sizes.features), device)
+    ordinary = torch.empty(table.shape).copy_(table.cpu_view)
     labels = torch.randint(0, sizes.classes, (sizes.nodes,), device=device)
     generator = torch.Generator(device).manual_seed(1)
     warm, seeds, chosen_by, predicted_by = (
@@ -291,22 +347,17 @@ def step_time(sizes: Sizes, device: torch.device) -> tuple[list[dict[str, Any]],
         return batches
 
     ways = {
-        "pinned prefetch": lambda of: prefetched(of, graph, table.cpu_view, labels, sizes),
+        "pinned prefetch": lambda of: prefetched(of, graph, ordinary, labels, sizes),
         "in place": loader(table),
         "in place, hot rows": loader(hot_rows),
     }
     found = []
     for name, batches in ways.items():
-        torch.manual_seed(0)
-        model = Sage(sizes).to(device)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        step = trainer(sizes, device)
 
-        def train(of: Tensor, batches=batches, model=model, optimizer=optimizer) -> None:
-            for blocks, rows, wanted in batches(of):
-                loss = nn.functional.cross_entropy(model(blocks, rows), wanted)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+        def train(of: Tensor, batches=batches, step=step) -> None:
+            for batch in batches(of):
+                step(*batch)
 
         train(warm)
         hot_rows.forget_reads()
@@ -326,46 +377,23 @@ def step_time(sizes: Sizes, device: torch.device) -> tuple[list[dict[str, Any]],
         "measured": hot_rows.hit_rate(),
     }
     print(rates)
-    return found, rates
-
-
-def sweep(sizes: Sizes, device: torch.device) -> None:
-    """Launches of the kernel beside each other, in GB/s: what its defaults were chosen by."""
-    from loadmaster.executor.graph.features.gather_kernel import Launch, gather
-
-    memory = filled((sizes.table_bytes // 4096, 1024), device).cpu_view.view(-1)
-    print("link", round(link_gbps(sizes, device), 1))
-    for tile, columns, programs, warps in product((4096, 8192, 16384), (1024, 2048), (1, 2, 4, 8), (2, 4, 8)):
-        launch, gbps = Launch(tile, columns, programs, warps), []
-        for width in (32, 64, 100, 128, 256, 513, 1024):
-            table = memory[: memory.numel() // width * width].view(-1, width)
-            count = sizes.gathered_bytes // (4 * width)
-            result = torch.empty(count, width, device=device)
-            taken = []
-            for _ in range(4):
-                index = torch.randint(0, table.shape[0], (count,), device=device)
-                taken.append(seconds_of(lambda i=index, t=table, r=result, how=launch: gather(t, i, r, how), device))
-            gbps.append(round(4 * width * count / statistics.median(taken[1:]) / 1e9, 1))
-        print(tile, columns, programs, warps, gbps, flush=True)
+    return found, rates, parts_of_a_step(sizes, graph, table, ordinary, labels, seeds.split(sizes.batch)[:PARTS_OF])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="tables of megabytes, and no result")
-    parser.add_argument("--sweep", action="store_true", help="launches of the kernel beside each other, and no result")
     asked = parser.parse_args()
     device, sizes = torch.device(asked.device), SMALL if asked.small else Sizes()
-    if asked.sweep:
-        sweep(sizes, device)
-        return
     start_s = time.perf_counter()
-    rows = gather_rows(sizes, device)
-    steps, rates = step_time(sizes, device)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    rows = gathers(sizes, device)
+    steps, rates, parts = step_time(sizes, device)
     print(f"{time.perf_counter() - start_s:.0f} s")
     if not asked.small:
-        sizes_said = dataclasses.asdict(sizes)
-        print(record.write("graph_features", {"sizes": sizes_said, "gather": rows, "step": steps, "hot_rows": rates}))
+        said = {"sizes": dataclasses.asdict(sizes), "threads": torch.get_num_threads()}
+        print(record.write("graph_features", said | {"gather": rows, "step": steps, "parts": parts, "hot_rows": rates}))
 
 
 if __name__ == "__main__":
