@@ -142,6 +142,6 @@ def _no_memory(size_bytes: int, reason: str) -> InputError:
     return InputError(
         "host memory",
         f"{size_bytes} bytes",
-        f"cannot be pinned: {reason}",
+        f"cannot be had: {reason}",
         "Take fewer rows or a smaller dtype, or let the process lock more memory (ulimit -l).",
     )

@@ -1,4 +1,4 @@
-"""Host memory that a GPU maps in pages of 2 MiB: CUDA's managed memory, told to stay on the host.
+"""Host memory that a GPU maps in large pages: CUDA's managed memory, told to stay on the host.
 
 Memory that is pinned is mapped in pages of 4 KiB, however it lies, and a GPU that reads rows anywhere in a large table
 looks up a page for nearly every row. Managed memory moves to whoever reads it, unless it is told where to stay and who
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-PAGE_BYTES = 1 << 21
+PAGE_BYTES = 1 << 21  # of CUDA's largest pages on the host
 # Of cuda.h.
 _ATTACH_GLOBAL = 1
 _STAY_AT, _IS_READ_BY = 3, 5  # advice
