@@ -4,9 +4,9 @@ Tensors of one tie lie alike, and so do all tensors of an elementwise operator, 
 one tie run alike. A copy runs where its result lies; without replicas nothing is stored twice, and it lies as its
 original.
 
-A tensor is split only along dimensions by which an operator can make or need one of its class, or a copy of it: along
-others it would have to move for every one of them. Operators that are elementwise can split along any and do not count,
-unless there are no others.
+A tensor is split only along dimensions by which an operator can make or need one of its class, or a copy of one, or
+what it is a copy of: along others it would have to move for every one of them. Operators that are elementwise can split
+along any and do not count, unless there are no others.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Classes:
         Raises:
             InputError: its members have none in common.
         """
-        dims = self._dimensions()
+        useful_to = self._useful()
         found = []
         for members in self.tensors:
             shapes = dict.fromkeys(self.problem.tensors[t].shape for t in members)
-            useful = frozenset().union(*(dims.get(t, frozenset()) for t in members)) or None
+            useful = useful_to[members[0]] or None
             first, *others = [possible(s, self.units, useful, replicas=self.problem.replicas) for s in shapes]
             common = tuple(p for p in first if all(p in other for other in others))
             if not common:
@@ -88,7 +88,19 @@ class Classes:
             found.append(common)
         return found
 
-    def _dimensions(self) -> dict[int, frozenset[int]]:
+    def _useful(self) -> dict[int, frozenset[int]]:
+        """For every tensor the dimensions that are of use to one of its class, their copies and originals."""
+        dims = self._dimensions()
+        sets = _Sets(len(self.problem.tensors))
+        for members in (*self.tensors, *self.problem.copied.items()):
+            sets.join(members)
+        found = {}
+        for kin in sets.groups():
+            useful = frozenset().union(*(dims.get(t, ()) for t in kin))
+            found.update(dict.fromkeys(kin, useful))
+        return found
+
+    def _dimensions(self) -> dict[int, set[int]]:
         """By which an operator that is not elementwise can split each tensor."""
         found: dict[int, set[int]] = {}
         for operator, merged in zip(self.problem.operators, self.merged, strict=True):
@@ -99,9 +111,7 @@ class Classes:
                 for tensor, part in zip((*operator.inputs, *operator.outputs), parts, strict=True):
                     if code(part) >= 0:
                         found.setdefault(tensor, set()).add(code(part))
-        for copy, of in reversed(self.problem.copied.items()):
-            found.setdefault(of, set()).update(found.get(copy, ()))
-        return {tensor: frozenset(dims) for tensor, dims in found.items() if dims}
+        return found
 
 
 class _Sets:

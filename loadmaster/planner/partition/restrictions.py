@@ -98,7 +98,10 @@ def spartan(choices: Choices, cancelled: Cancelled) -> list[int]:
 
     def size_bytes(v: int) -> int:
         variable = choices.variables[v]
-        return sum(choices.problem.tensors[m].size_bytes for m in variable.members) if variable.of == "tensors" else 0
+        if variable.of == "operators":
+            return 0
+        problem = choices.problem
+        return sum(problem.tensors[m].size_bytes for m in variable.members if m not in problem.copied)
 
     for v in sorted(near, key=size_bytes, reverse=True):
         choose(v)

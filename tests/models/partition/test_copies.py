@@ -8,11 +8,20 @@ import pytest
 
 from loadmaster.errors import InputError
 from loadmaster.models.partition.checker import check
+from loadmaster.models.partition.classes import Classes
 from loadmaster.models.partition.copies import with_copies
 from loadmaster.models.partition.documents import check_problem, read_problem, write_problem
 from loadmaster.models.partition.limits import least_bytes, whole_bytes
+from loadmaster.models.partition.placements import WHOLE
 from loadmaster.models.partition.plan import Splits
-from loadmaster.models.partition.problem import Operator, PartitionProblem, Tensor
+from loadmaster.models.partition.problem import (
+    Need,
+    Operator,
+    PartitionProblem,
+    Signature,
+    Strategy,
+    Tensor,
+)
 from tests.models.partition.instances import SIGNATURES, axes, every_plan, random_problem
 
 PLENTY = 1 << 40
@@ -92,6 +101,18 @@ def test_there_is_a_plan_with_copies_for_every_plan_without(seed: int) -> None:
             alias = check(copied, Splits((*splits.placements, part), tuple(runs)), PLENTY)
             assert alias.ok and alias.objective == pytest.approx(found.objective)
             assert alias.peak_bytes == found.peak_bytes
+
+
+def test_a_copy_can_lie_wherever_its_original_can() -> None:
+    """q is made by columns, too; both of its readers know rows only."""
+    rows = Signature("rows", (Strategy("0", (Need("S0"),), ("S0",)),))
+    made = three_products()
+    readers = (Operator("rows", 3, (4,), (5,)), Operator("rows", 3, (4,), (6,)))
+    copied = with_copies(replace(made, operators=(made.operators[0], *readers), signatures=(*made.signatures, rows)), 3)
+    classes = Classes(copied)
+    possible = {t: found for of, found in zip(classes.tensors, classes.placements, strict=True) for t in of}
+    assert copied.copied == {7: 4} and possible[7] == possible[4]
+    assert {part for (part,) in possible[4]} == {0, 1, WHOLE}
 
 
 def test_without_replicas_nothing_is_stored_twice() -> None:
