@@ -91,21 +91,24 @@ def _elementwise_strategy(strategies: Sequence[Strategy], part: int) -> int:
     return -1
 
 
-def coarsened(problem: PartitionProblem) -> Choices:
+def coarsened(problem: PartitionProblem, *, copies_alike: bool = False) -> Choices:
     """The variables of a problem, and what they cost.
+
+    Args:
+        copies_alike: whether copies lie as their originals.
 
     Raises:
         InputError: tied tensors or operators that have nothing to choose together.
     """
-    return _Coarsening(problem).choices()
+    return _Coarsening(problem, Classes(problem, copies_alike=copies_alike)).choices()
 
 
 class _Coarsening:
-    def __init__(self, problem: PartitionProblem) -> None:
+    def __init__(self, problem: PartitionProblem, classes: Classes) -> None:
         self.problem = problem
         self.traffic = Traffic(problem.axes)
         self.timed = problem.objective == "time"
-        self.classes = Classes(problem)
+        self.classes = classes
         self._known: dict[object, FloatArray] = {}
 
     def choices(self) -> Choices:

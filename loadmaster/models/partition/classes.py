@@ -21,10 +21,14 @@ from loadmaster.models.partition.sides import StrategyStates, runs_where_its_ten
 
 
 class Classes:
-    """The classes of one problem, members ascending."""
+    """The classes of one problem, members ascending.
 
-    def __init__(self, problem: PartitionProblem) -> None:
-        self.problem = problem
+    Args:
+        copies_alike: whether copies lie as their originals even where something may be stored twice.
+    """
+
+    def __init__(self, problem: PartitionProblem, *, copies_alike: bool = False) -> None:
+        self.problem, self._copies_alike = problem, copies_alike or not problem.replicas
         self.units = tuple(axis.units for axis in problem.axes)
         self.copies = [problem.signatures[operator.signature].copy for operator in problem.operators]
         self.elementwise = [runs_where_its_tensors_lie(problem, operator) for operator in problem.operators]
@@ -36,7 +40,7 @@ class Classes:
         """Classes of tensors."""
         sets = _Sets(len(self.problem.tensors))
         sets.tie(tensor.tie for tensor in self.problem.tensors)
-        alike = self.elementwise if self.problem.replicas else self.merged
+        alike = self.merged if self._copies_alike else self.elementwise
         for operator, are_alike in zip(self.problem.operators, alike, strict=True):
             if are_alike:
                 sets.join((*operator.inputs, *operator.outputs))

@@ -137,7 +137,7 @@ class _Run:
     def _roles(self) -> list[tuple[float, _Run]]:
         """Plans under all roles that elimination finds; (what any plan costs at least, its run), cheapest first."""
         runs = []
-        for _, choices in by_roles(self.choices):
+        for _, choices in by_roles(self.problem):
             try:
                 with self.effort.on_clock("solve"):
                     _, optimum = minimize(choices.unary, choices.pairs, cancelled=self.effort.cancelled)

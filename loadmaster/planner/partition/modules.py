@@ -24,8 +24,9 @@ from typing import get_args
 
 import numpy as np
 
-from loadmaster.models.partition.choices import Choices, Variable
+from loadmaster.models.partition.choices import Choices, Variable, coarsened
 from loadmaster.models.partition.placements import WHOLE, Placement
+from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.partition.roles import Role
 from loadmaster.models.partition.sides import Side, sides
 from loadmaster.solvers.program import FloatArray, IntArray
@@ -36,10 +37,10 @@ _BATCH = 0
 _WHOLE_OPERATORS = ("aten.convolution",)
 
 
-def by_roles(choices: Choices) -> Iterator[tuple[tuple[Role, ...], Choices]]:
+def by_roles(problem: PartitionProblem) -> Iterator[tuple[tuple[Role, ...], Choices]]:
     """(roles of the axes, the choices that they leave)"""
-    modules = _Modules(choices)
-    for roles in itertools.product(get_args(Role), repeat=len(choices.problem.axes)):
+    modules = _Modules(coarsened(problem, copies_alike=True))
+    for roles in itertools.product(get_args(Role), repeat=len(problem.axes)):
         yield roles, modules.under(roles)
 
 
@@ -71,11 +72,7 @@ class _Modules:
         pairs = {}
         for (t, o), costs in self.choices.pairs.items():
             left = costs[np.ix_(kept[t], kept[o])]
-            if self.choices.variables[o].of == "tensors":
-                left = self._as_original(left, t, o, kept[t], kept[o])
-            elif tensor_axes:
-                left = self._still(left, t, o, kept[t], kept[o], tensor_axes)
-            pairs[t, o] = left
+            pairs[t, o] = self._still(left, t, o, kept[t], kept[o], tensor_axes) if tensor_axes else left
         variables = [
             replace(variable, states=tuple(variable.states[n] for n in keep))
             for variable, keep in zip(self.choices.variables, kept, strict=True)
@@ -128,12 +125,6 @@ class _Modules:
         dividing = [n for n in fitting if all(every[variable.states[n][axis]].divides for axis in divided)]
         of_batch = not self._of_batch.isdisjoint(operator.inputs)
         return dividing if of_batch and dividing else fitting
-
-    def _as_original(self, costs: FloatArray, t: int, o: int, original: IntArray, copy: IntArray) -> FloatArray:
-        """The costs, infinite where a copy lies otherwise than its original."""
-        lie, copied = self.choices.variables[t].states, self.choices.variables[o].states
-        alike = np.array([[lie[a] == copied[b] for b in copy] for a in original])
-        return np.where(alike, costs, np.inf)
 
     def _still(
         self, costs: FloatArray, t: int, o: int, lies: IntArray, runs: IntArray, tensor_axes: Sequence[int]

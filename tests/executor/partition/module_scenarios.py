@@ -13,7 +13,6 @@ from loadmaster.errors import InputError
 from loadmaster.executor.partition.apply import apply
 from loadmaster.executor.partition.module_step import ModuleStep
 from loadmaster.executor.partition.split import split
-from loadmaster.models.partition.choices import coarsened
 from loadmaster.models.partition.plan import PartitionPlan
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.partition.roles import Role, roles_of
@@ -28,7 +27,7 @@ Roles = tuple[Role, ...]
 
 def under(problem: PartitionProblem, roles: Roles) -> PartitionPlan:
     """The best plan where the axes have these roles."""
-    choices = dict(by_roles(coarsened(problem)))[roles]
+    choices = dict(by_roles(problem))[roles]
     chosen, _ = minimize(choices.unary, choices.pairs)
     splits = choices.splits(chosen)
     assert roles_of(problem, splits) == roles
