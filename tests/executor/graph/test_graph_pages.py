@@ -102,10 +102,11 @@ def test_the_page_about_features_says_what_was_measured() -> None:
     low, middle, high = (row for row in result["gather"] if row["features"] in (128, 256, 1024))
     shares = [f"{100 * row['share_of_link']:.0f} %" for row in (low, middle, high)]
     assert (
-        f"{shares[0]} of it when they have 512 bytes, at {shares[1]} with 1 KiB and at {shares[2]} with 4 KiB" in page
+        f"{shares[0]} of the link's rate when they have 512 bytes, at {shares[1]} with 1 KiB and at {shares[2]} with "
+        "4 KiB" in page
     )
     gains = [f"{row['times_processor']:.1f}" for row in (low, middle, high)]
-    assert f"That is {gains[0]}, {gains[1]} and {gains[2]} times what 32 cores and a copy reach" in page
+    assert f"That is {gains[0]}, {gains[1]} and {gains[2]} times what those threads and a copy reached" in page
     step = next(row["times_prefetch"] for row in result["step"] if row["pipeline"] == "in place")
     assert f"{step:.2f} times as fast as with prefetching by the processor" in page
 

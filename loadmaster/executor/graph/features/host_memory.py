@@ -23,6 +23,7 @@ from torch import Tensor
 
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.features.managed_memory import free, is_mapped, managed
+from loadmaster.executor.steps.host_link import host_bytes
 
 _log = logging.getLogger(__name__)
 # Flags of cudaHostRegister: every context may read, at a device address, and no device writes.
@@ -38,7 +39,7 @@ def host_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
         device: that reads it.
 
     Returns:
-        uninitialized, at the beginning of a page.
+        with any contents, at the beginning of a page.
 
     Raises:
         InputError: so much host memory cannot be had or locked.
@@ -46,12 +47,15 @@ def host_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
     size_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cuda" or not size_bytes:
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+    if size_bytes > host_bytes():  # managed memory is promised beyond that, and the process ended when it is written
+        raise _no_memory(size_bytes, f"the host has {host_bytes()}")
     address, failure = managed(size_bytes, device)
     if failure:
         _log.warning("No managed memory for %s (%s): rows are read through small pages, slower.", device, failure)
         memory = _locked(size_bytes, device)
     else:
         memory = _tensor_on(None, address, size_bytes, partial(free, address, device))
+        memory.zero_()  # by all threads, and before the device: so its pages are the host's, large, and mapped
     return memory.view(dtype).view(tuple(shape))
 
 

@@ -30,7 +30,7 @@ def managed(size_bytes: int, device: torch.device) -> tuple[int, str]:
         device: a CUDA device.
 
     Returns:
-        where it begins, zeroed, and "" ; or 0, and why there is none.
+        where it begins, and ""; or 0, and why there is none. Pages come to be where the host first writes.
     """
     torch.cuda.synchronize(device)  # the device's context is there and current from here on
     pages_bytes = ctypes.c_size_t(-(-size_bytes // PAGE_BYTES) * PAGE_BYTES)
@@ -44,12 +44,8 @@ def managed(size_bytes: int, device: torch.device) -> tuple[int, str]:
         )
         if failure:
             return 0, failure
-        failure = (
-            _failure("cuMemAdvise", address, pages_bytes, _STAY_AT, _HOST)
-            or _failure("cuMemAdvise", address, pages_bytes, _IS_READ_BY, ordinal)
-            # All of it is there from the beginning, in whole pages: too little memory is found out here.
-            or _failure("cuMemPrefetchAsync", address, pages_bytes, _HOST, None)
-            or _failure("cuCtxSynchronize")
+        failure = _failure("cuMemAdvise", address, pages_bytes, _STAY_AT, _HOST) or _failure(
+            "cuMemAdvise", address, pages_bytes, _IS_READ_BY, ordinal
         )
     if failure:
         free(address.value, device)

@@ -71,12 +71,6 @@ class Driver:
     def cuMemAdvise(self, address: Any, size_bytes: Any, advice: int, device: Any) -> int:
         return self._done("cuMemAdvise", size_bytes.value, advice, getattr(device, "value", device))
 
-    def cuMemPrefetchAsync(self, address: Any, size_bytes: Any, device: int, stream: None) -> int:
-        return self._done("cuMemPrefetchAsync", size_bytes.value, device)
-
-    def cuCtxSynchronize(self) -> int:
-        return self._done("cuCtxSynchronize")
-
     def cuMemFree_v2(self, address: Any) -> int:
         del self.memory[address.value]
         return self._done("cuMemFree_v2")

@@ -29,8 +29,6 @@ def test_a_table_is_whole_pages_on_the_host_that_the_device_reads(monkeypatch):
         ("cuMemAllocManaged", PAGE_BYTES, 1),
         ("cuMemAdvise", PAGE_BYTES, PREFERRED, HOST),
         ("cuMemAdvise", PAGE_BYTES, ACCESSED_BY, 0),
-        ("cuMemPrefetchAsync", PAGE_BYTES, HOST),
-        ("cuCtxSynchronize",),
     ]
     assert len(driver.memory) == 1
     expect_readable(table[100:], GPU)
@@ -51,7 +49,7 @@ def test_it_is_given_back_once_with_its_last_view(monkeypatch):
     assert not driver.memory and driver.calls.count(("cuMemFree_v2",)) == 1
 
 
-@pytest.mark.parametrize("failing", ["cuMemAllocManaged", "cuMemAdvise", "cuMemPrefetchAsync", ""])
+@pytest.mark.parametrize("failing", ["cuMemAllocManaged", "cuMemAdvise", ""])
 def test_without_managed_memory_it_is_locked_and_the_log_says_so(failing, monkeypatch, caplog):
     Driver(failing, concurrent=int(failing != "")).install(monkeypatch)
     registry = Registry(0)
@@ -71,7 +69,7 @@ def test_without_managed_memory_it_is_locked_and_the_log_says_so(failing, monkey
 
 
 def test_what_was_had_before_a_failure_is_given_back(monkeypatch):
-    driver = Driver("cuMemPrefetchAsync")
+    driver = Driver("cuMemAdvise")
     driver.install(monkeypatch)
     Registry(0).install(monkeypatch)
     host_empty((10,), torch.float32, GPU)
@@ -82,6 +80,14 @@ def test_memory_that_cannot_be_had_is_an_error(monkeypatch):
     Driver("cuMemAllocManaged").install(monkeypatch)
     with pytest.raises(InputError, match="ulimit"):
         host_empty((10,), torch.float32, GPU)
+
+
+def test_more_than_the_machine_has_is_refused_before_it_is_asked_for(monkeypatch):
+    driver = Driver()
+    driver.install(monkeypatch)
+    with pytest.raises(InputError, match="the host has"):
+        host_empty((1 << 50,), torch.float32, GPU)
+    assert driver.calls == []
 
 
 def test_nothing_and_memory_for_the_host_are_ordinary():
