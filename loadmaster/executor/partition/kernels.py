@@ -63,7 +63,7 @@ def kernels(
     for operator, taken in zip(problem.operators, strategies, strict=True):
         if done == len(steps):
             break
-        if problem.signatures[operator.signature].copy:
+        if problem.is_copy(operator):
             found.append(_copy)
             continue
         run = steps[done]

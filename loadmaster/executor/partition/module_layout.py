@@ -71,7 +71,7 @@ def layout_of(traced: TracedStep, problem: PartitionProblem, splits: Splits) -> 
     operators = [
         (operator, chosen)
         for operator, chosen in zip(problem.operators, splits.strategies, strict=True)
-        if not problem.signatures[operator.signature].copy
+        if not problem.is_copy(operator)
     ]
     made_in = {t: o.module for o, _ in operators for t in o.outputs}
     kept = {n for n, tensor in enumerate(problem.tensors) if tensor.role in ("parameter", "state")}

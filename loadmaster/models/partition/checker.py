@@ -250,7 +250,7 @@ class _Checking:
             if not math.isfinite(received):
                 self.wrong.append(f"{self._name(n)} needs {of.name} as terms of a sum, which it is not")
                 continue
-            if not self.problem.signatures[operator.signature].copy:
+            if not self.problem.is_copy(operator):
                 buffers += np.array([buffer_bytes(self.problem, side, worker) for worker in self.workers])
             if received or time_us:
                 self.redistributions.append(Redistribution(n, side.tensor, round(received), time_us, side.output))
@@ -268,7 +268,7 @@ class _Checking:
                 if one.tie is not None and first.setdefault(one.tie, row) != row:
                     self.wrong.append(f"{what}[{n}] is split otherwise than others of its tie {one.tie}")
         for n, operator in enumerate(self.problem.operators):
-            copies = self.problem.signatures[operator.signature].copy
+            copies = self.problem.is_copy(operator)
             if copies or runs_where_its_tensors_lie(self.problem, operator):
                 alike = operator.outputs if copies and self.problem.replicas else (*operator.inputs, *operator.outputs)
                 lie = {self.placements[t] for t in alike}

@@ -67,6 +67,10 @@ class Choices:
         found = sum(float(a[x]) for a, x in zip(self.unary, chosen, strict=True))
         return found + sum(float(b[chosen[t], chosen[o]]) for (t, o), b in self.pairs.items())
 
+    def add(self, t: int, v: int, cost: FloatArray) -> None:
+        """A cost of a pair, to what it costs already."""
+        self.pairs[t, v] = self.pairs[t, v] + cost if (t, v) in self.pairs else cost
+
     def splits(self, chosen: Sequence[int]) -> Splits:
         """The plan that an assignment stands for."""
         states = [variable.states[x] for variable, x in zip(self.variables, chosen, strict=True)]
@@ -160,7 +164,7 @@ class _Coarsening:
                     alike[found.tensor_of[tensor], v, slot, of.shape, of.element_bytes, share] += 1
         for (t, v, slot, shape, element_bytes, share), count in alike.items():
             cost = count * share * self._traffic(found.variables[t], found.variables[v], slot, shape, element_bytes)
-            found.pairs[t, v] = found.pairs[t, v] + cost if (t, v) in found.pairs else cost
+            found.add(t, v, cost)
         self._copies(found)
 
     def _share(self, tensor: int, *, output: bool) -> float:
@@ -178,7 +182,7 @@ class _Coarsening:
         for (t, v, shape, element_bytes, share), count in alike.items():
             if t != v:
                 cost = count * share * price(shape, element_bytes, found.variables[t].states, found.variables[v].states)
-                found.pairs[t, v] = found.pairs[t, v] + cost if (t, v) in found.pairs else cost
+                found.add(t, v, cost)
 
     def _traffic(
         self, tensors: Variable, operators: Variable, slot: int, shape: tuple[int, ...], element_bytes: int

@@ -30,7 +30,7 @@ class Classes:
     def __init__(self, problem: PartitionProblem, *, copies_alike: bool = False) -> None:
         self.problem, self._copies_alike = problem, copies_alike or not problem.replicas
         self.units = tuple(axis.units for axis in problem.axes)
-        self.copies = [problem.signatures[operator.signature].copy for operator in problem.operators]
+        self.copies = [problem.is_copy(operator) for operator in problem.operators]
         self.elementwise = [runs_where_its_tensors_lie(problem, operator) for operator in problem.operators]
         self.merged = [a or b for a, b in zip(self.copies, self.elementwise, strict=True)]
         self.strategies = StrategyStates(problem)

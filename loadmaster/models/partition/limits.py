@@ -22,10 +22,15 @@ def over_time(problem: PartitionProblem, sizes: Sequence[int]) -> IntArray:
     return changes.cumsum()[:-1]
 
 
+def whole_over_time(problem: PartitionProblem) -> IntArray:
+    """[operators] the bytes of all tensors that live then, undivided; copies lie as their originals."""
+    sizes = [0 if n in problem.copied else tensor.size_bytes for n, tensor in enumerate(problem.tensors)]
+    return over_time(problem, sizes)
+
+
 def whole_bytes(problem: PartitionProblem) -> int:
     """What the step takes on one GPU that does all of it."""
-    sizes = [0 if n in problem.copied else tensor.size_bytes for n, tensor in enumerate(problem.tensors)]
-    return int(over_time(problem, sizes).max())
+    return int(whole_over_time(problem).max())
 
 
 def least_bytes(problem: PartitionProblem) -> int:

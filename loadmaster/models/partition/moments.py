@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from loadmaster.models.partition.choices import Choices
-from loadmaster.models.partition.limits import over_time
+from loadmaster.models.partition.limits import over_time, whole_over_time
 from loadmaster.models.partition.placements import Mesh, Worker
 from loadmaster.models.partition.sides import buffer_bytes, copied_bytes, lives, sides
 from loadmaster.solvers.program import FloatArray, IntArray
@@ -75,8 +75,7 @@ class Memory:
     @cached_property
     def whole_bytes(self) -> IntArray:
         """[operators] of all tensors that live then, undivided."""
-        copied = self.problem.copied
-        return over_time(self.problem, [0 if n in copied else t.size_bytes for n, t in enumerate(self.problem.tensors)])
+        return whole_over_time(self.problem)
 
     @cached_property
     def least_bytes(self) -> IntArray:

@@ -244,7 +244,11 @@ class PartitionProblem(ShownProblem):
     @cached_property
     def copied(self) -> dict[int, int]:
         """Tensors that are copies -> what each is a copy of."""
-        return {o.outputs[0]: o.inputs[0] for o in self.operators if self.signatures[o.signature].copy}
+        return {o.outputs[0]: o.inputs[0] for o in self.operators if self.is_copy(o)}
+
+    def is_copy(self, operator: Operator) -> bool:
+        """Whether its result is its input, brought elsewhere."""
+        return self.signatures[operator.signature].copy
 
     def original(self, tensor: int) -> int:
         """What a tensor is a copy of, at last; itself where it is none."""

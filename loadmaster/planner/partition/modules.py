@@ -50,7 +50,7 @@ class _Modules:
         self._maker: dict[int, int] = {}
         self._readers: dict[int, list[int]] = {}
         for n, operator in enumerate(self.problem.operators):
-            if not self.problem.signatures[operator.signature].copy:
+            if not self.problem.is_copy(operator):
                 self._maker.update((tensor, n) for tensor in operator.outputs)
                 for tensor in map(self.problem.original, operator.inputs):
                     self._readers.setdefault(tensor, []).append(n)
