@@ -1,17 +1,17 @@
-"""Collectives on one row of elements, as operators that a graph can hold.
+"""Collectives on rows of elements, as operators that a graph can hold.
 
-Each is one operator, begun and waited for. Each is also two: ``begin_...``, whose result may be read through
-``wait_for`` only. PyTorch's own pairs are not used: Inductor of 2.13 has read a result before it was waited for (seen
-with ``reduce_scatter_tensor`` and an elementwise reader, on CPUs), and so it has where waiting is stated as a write.
-What ``wait_for`` returns is another name of the result, so that every reader comes after it. ``after`` is what must
-be there before, most often what another collective began: all ranks begin them in one order, whatever a compiler makes
-of their own shares. What moves is kept by the collective until it is waited for. On a GPU, waiting stops the stream,
-not the process.
+Each is one operator on one row, begun and waited for. Each is also two on a list of rows, which move together:
+``begin_...``, whose results may be read through ``wait_for`` only. PyTorch's own pairs are not used: Inductor of 2.13
+has read a result before it was waited for (seen with ``reduce_scatter_tensor`` and an elementwise reader, on CPUs), and
+so it has where waiting is stated as a write. ``wait_for`` returns the same rows under other names, so that every reader
+comes after it. ``after`` is what must be there before, most often what another collective began: all ranks begin them
+in one order, whatever a compiler makes of their own shares. What moves is kept by the collective until it is waited
+for. On a GPU, waiting stops the stream, not the process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,58 +26,78 @@ def in_a_row(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1)
 
 
-def _begin_all_reduce(row: Tensor, group: str, after: Tensor | None = None) -> Tensor:
-    found: Tensor = _ops.all_reduce(row, "sum", group)
+def _begin_all_reduce(rows: list[Tensor], group: str, after: Tensor | None = None) -> list[Tensor]:
+    found: list[Tensor] = _ops.all_reduce_coalesced(rows, "sum", group)
     return found
 
 
-def _begin_all_gather(row: Tensor, most: int, size: int, group: str, after: Tensor | None = None) -> Tensor:
-    row = row if row.numel() == most else torch.nn.functional.pad(row, (0, most - row.numel()))
-    found: Tensor = _ops.all_gather_into_tensor(row, size, group)
+def _begin_all_gather(
+    rows: list[Tensor], most: list[int], size: int, group: str, after: Tensor | None = None
+) -> list[Tensor]:
+    filled = [
+        row if row.numel() == count else torch.nn.functional.pad(row, (0, count - row.numel()))
+        for row, count in zip(rows, most, strict=True)
+    ]
+    found: list[Tensor] = _ops.all_gather_into_tensor_coalesced(filled, size, group)
     return found
 
 
-def _begin_reduce_scatter(row: Tensor, size: int, group: str, after: Tensor | None = None) -> Tensor:
-    found: Tensor = _ops.reduce_scatter_tensor(row, "sum", size, group)
+def _begin_reduce_scatter(rows: list[Tensor], size: int, group: str, after: Tensor | None = None) -> list[Tensor]:
+    found: list[Tensor] = _ops.reduce_scatter_tensor_coalesced(rows, "sum", size, group)
     return found
 
 
 def _begin_all_to_all(
-    row: Tensor, received: list[int], sent: list[int], group: str, after: Tensor | None = None
-) -> Tensor:
-    found: Tensor = _ops.all_to_all_single(row, received, sent, group)
-    return found
+    rows: list[Tensor], received: list[int], sent: list[int], group: str, after: Tensor | None = None
+) -> list[Tensor]:
+    return [_ops.all_to_all_single(row, received, sent, group) for row in rows]
 
 
-def _waited(begun: Tensor) -> Tensor:
-    found: Tensor = _ops.wait_tensor(begun)
-    return found
+def _waited(begun: list[Tensor]) -> list[Tensor]:
+    return [_ops.wait_tensor(row) for row in begun]
 
 
-def _operator(name: str, takes: str, run: Callable[..., Tensor], fake: Callable[..., Tensor]) -> Any:
+def _operator(name: str, takes: str, gives: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
     """An operator of this name. Nothing is differentiated through it, so that a call costs little."""
-    _library.define(f"{name}({takes}) -> Tensor")  # type: ignore[no-untyped-call]
+    _library.define(f"{name}({takes}) -> {gives}")  # type: ignore[no-untyped-call]
     torch.library.impl(f"loadmaster::{name}", "default", run, lib=_library)
     torch.library.register_fake(f"loadmaster::{name}", fake, lib=_library)
     return getattr(torch.ops.loadmaster, name).default
 
 
-def _pair(name: str, takes: str, begin: Callable[..., Tensor], elements: Callable[..., int]) -> tuple[Any, Any]:
-    """A collective as one operator, and the operator that begins it."""
+def _pair(
+    name: str, own: Sequence[str], shared: str, begin: Callable[..., list[Tensor]], elements: Callable[..., int]
+) -> tuple[Any, Any]:
+    """A collective on one row as one operator, and the operator that begins it on several.
+
+    Args:
+        own: arguments that each row has for itself, the row first.
+        shared: arguments that are the same for all rows.
+        elements: of a result, from the elements of its row and the other arguments.
+    """
+
+    def begin_one(*given: Any) -> list[Tensor]:
+        return begin(*([one] for one in given[: len(own)]), *given[len(own) :])
+
+    def fake_begin(*given: Any) -> list[Tensor]:
+        rows, rest = zip(*given[: len(own)], strict=True), given[len(own) :]
+        return [row.new_empty(elements(row.numel(), *more, *rest)) for row, *more in rows]
 
     def fake(row: Tensor, *rest: Any) -> Tensor:
         return row.new_empty(elements(row.numel(), *rest))
 
-    takes = f"{takes}, Tensor? after=None"
-    whole = _operator(name, takes, lambda *given: _waited(begin(*given)), fake)
-    return whole, _operator(f"begin_{name}", takes, begin, fake)
+    rest = f"{shared}, Tensor? after=None"
+    several = ", ".join(one.replace(" ", "[] ") for one in own)
+    whole = _operator(name, f"{', '.join(own)}, {rest}", "Tensor", lambda *given: _waited(begin_one(*given))[0], fake)
+    return whole, _operator(f"begin_{name}", f"{several}, {rest}", "Tensor[]", begin, fake_begin)
 
 
-all_reduce, _first = _pair("all_reduce", "Tensor row, str group", _begin_all_reduce, lambda count, *_: count)
+all_reduce, _first = _pair("all_reduce", ["Tensor row"], "str group", _begin_all_reduce, lambda count, *_: count)
 """(row, group): the sum over a group."""
 all_gather, _second = _pair(
     "all_gather",
-    "Tensor row, int most, int size, str group",
+    ["Tensor row", "int most"],
+    "int size, str group",
     _begin_all_gather,
     lambda count, most, size, *_: most * size,
 )
@@ -85,14 +105,16 @@ all_gather, _second = _pair(
 that one has."""
 reduce_scatter, _third = _pair(
     "reduce_scatter",
-    "Tensor row, int size, str group",
+    ["Tensor row"],
+    "int size, str group",
     _begin_reduce_scatter,
     lambda count, size, *_: count // size,
 )
 """(row, size, group): this rank's share of the sum over a group of that size."""
 all_to_all, _fourth = _pair(
     "all_to_all",
-    "Tensor row, int[] received, int[] sent, str group",
+    ["Tensor row"],
+    "int[] received, int[] sent, str group",
     _begin_all_to_all,
     lambda count, received, *_: sum(received),
 )
@@ -101,9 +123,10 @@ each."""
 
 BEGUN: dict[Any, Any] = {all_reduce: _first, all_gather: _second, reduce_scatter: _third, all_to_all: _fourth}
 """Each collective's operator -> the one that begins it."""
+OWN_ARGUMENTS: dict[Any, int] = {all_reduce: 1, all_gather: 2, reduce_scatter: 1, all_to_all: 1}
+"""Each collective's operator -> how many arguments, the first ones, are lists where it is begun on several rows."""
 
-_library.define("wait_for(Tensor(a) begun) -> Tensor(a)")  # type: ignore[no-untyped-call]
-torch.library.impl("loadmaster::wait_for", "default", _waited, lib=_library)
-torch.library.register_fake("loadmaster::wait_for", lambda begun: begun.view(-1), lib=_library)
-wait_for = torch.ops.loadmaster.wait_for.default
+wait_for = _operator(
+    "wait_for", "Tensor[] begun", "Tensor[]", _waited, lambda begun: [torch.empty_like(row) for row in begun]
+)
 """What was begun, when it is there."""

@@ -1,23 +1,48 @@
-"""Collectives of a compiled pass beside its kernels: begun early, waited for late.
+"""Collectives of a compiled pass beside its kernels: moved together, begun early, waited for late.
 
 A collective becomes two operators: one begins it, the other makes the stream wait for it. What is gathered from a given
 share, a parameter most often, is begun while earlier operators run; what nothing in the pass reads, a gradient most
 often, is waited for while later ones run. What is on its way takes memory: so many bytes at once, and at least one
 collective ahead.
+
+A collective costs the host as much as several kernels, whatever it moves. So neighbours of one sort are one, a bucket,
+where no reader has to wait for that: gathers, up to a part of the bytes that may be on their way, and sums that are
+ready before the first of them is read. What little depends on a collective and goes out, such as the gradient of a
+norm in another type, is computed at the end of the pass: there it waits for nothing, and its neighbours are one bucket.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from loadmaster.executor.partition import collectives
+from loadmaster.executor.partition.local import results_of
 from loadmaster.executor.steps.step_graph import is_view
 
-_Pair = tuple[fx.Node, fx.Node]
+# As many buckets may be on their way: the first waits for its bytes and hides nothing, and the last hides behind
+# nothing.
+_BUCKETS_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """One collective, taken apart.
+
+    Attributes:
+        begun: the operator that begins it, then what it begins, a row each.
+        waited: the operator that waits for all of them, then the rows.
+        size_bytes: of what it moves, on this rank, whole.
+    """
+
+    begun: tuple[fx.Node, ...]
+    waited: tuple[fx.Node, ...]
+    size_bytes: int
 
 
 def overlapped(module: fx.GraphModule, at_once_bytes: int, *, alike: bool = True) -> fx.GraphModule:
@@ -25,50 +50,108 @@ def overlapped(module: fx.GraphModule, at_once_bytes: int, *, alike: bool = True
 
     Args:
         at_once_bytes: of what is begun early or waited for late.
-        alike: whether all ranks have such a pass. If not, none is begun early: what that comes to depends on shapes,
-            and all ranks must begin in one order.
+        alike: whether all ranks have such a pass. If not, each collective is a bucket, begun where it was: the rest
+            depends on shapes, and all ranks must begin in one order.
     """
     graph = module.graph
-    pairs = [_taken_apart(graph, node) for node in list(graph.nodes) if node.target in collectives.BEGUN]
+    largest_bytes = at_once_bytes // _BUCKETS_AT_ONCE if alike else 0
     if alike:
-        _begin_early(graph, [pair for pair in pairs if _is_from_given(pair[0])], at_once_bytes)
-    _wait_late(graph, [pair for pair in pairs if _is_for_nobody(pair[1])], at_once_bytes)
+        _postpone(graph, largest_bytes)
+    buckets = [_taken_apart(graph, nodes) for nodes in _buckets(graph, largest_bytes)]
+    place = _places(graph)
+    buckets.sort(key=lambda bucket: place[bucket.begun[0]])
+    if alike:
+        _begin_early(graph, [bucket for bucket in buckets if _is_from_given(bucket.begun[0])], at_once_bytes)
+    _wait_late(graph, [bucket for bucket in buckets if _is_for_nobody(bucket.waited[0])], at_once_bytes)
     _in_order(graph)
     graph.lint()
     module.recompile()
     return module
 
 
-def _begin_early(graph: fx.Graph, pairs: Sequence[_Pair], at_once_bytes: int) -> None:
-    """Each right after the wait for the last one that leaves room for it."""
+def _postpone(graph: fx.Graph, largest_bytes: int) -> None:
+    """Put what depends on a collective at the end of the pass, where it is little."""
+    for node in [node for node in graph.nodes if node.target in collectives.BEGUN]:
+        if _is_from_given(node) or _is_for_nobody(node):
+            continue
+        dependents = _dependents([node], through=lambda _: True)
+        if sum(map(_size_bytes, [node, *dependents])) <= largest_bytes:
+            _move(dependents, graph.output_node())
+
+
+def _buckets(graph: fx.Graph, largest_bytes: int) -> list[list[fx.Node]]:
+    """Collectives that move together, in order."""
+    place = _places(graph)
+    found: list[list[fx.Node]] = []
+    last: dict[str, list[fx.Node]] = {}
+    for node in [node for node in graph.nodes if node.target in collectives.BEGUN]:
+        given = _is_from_given(node)
+        shared = _arguments(node)[collectives.OWN_ARGUMENTS[node.target] :]
+        sort = repr((given, node.target, shared, node.meta["val"].dtype))
+        bucket = last.get(sort, [])
+        is_full = sum(map(_moved_bytes, [*bucket, node])) > largest_bytes
+        if not bucket or is_full or not (given or place[node] < place[_first_reader(bucket)]):
+            bucket = last[sort] = []
+            found.append(bucket)
+        bucket.append(node)
+    return found
+
+
+def _taken_apart(graph: fx.Graph, nodes: Sequence[fx.Node]) -> _Bucket:
+    """Begun where the first row is needed if all are given, else where the last one is there; waited for at the first
+    reader."""
+    own = collectives.OWN_ARGUMENTS[nodes[0].target]
+    columns = [list(column) for column in zip(*(_arguments(node)[:own] for node in nodes), strict=True)]
+    begins_at = nodes[0] if _is_from_given(nodes[0]) else nodes[-1]
+    for node in nodes[1:] if begins_at is nodes[0] else ():
+        _move(_views_of_given(*_rows(node)), begins_at)
+    with graph.inserting_before(begins_at):
+        begin = graph.call_function(collectives.BEGUN[nodes[0].target], (*columns, *_arguments(nodes[0])[own:]))
+        begun = [graph.call_function(operator.getitem, (begin, n)) for n in range(len(nodes))]
+    reader = _first_reader(nodes)
+    views = [node for node in _dependents(nodes, _is_light) if _is_light(node)]
+    with graph.inserting_before(reader):
+        wait = graph.call_function(collectives.wait_for, (begun,))
+        waited = [graph.call_function(operator.getitem, (wait, n)) for n in range(len(nodes))]
+    _move(views, reader)
+    begin.meta["val"] = wait.meta["val"] = [node.meta["val"] for node in nodes]
+    for node, one, there in zip(nodes, begun, waited, strict=True):
+        one.meta["val"] = there.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(there)
+    size_bytes = sum(map(_moved_bytes, nodes))
+    for node in nodes:
+        graph.erase_node(node)
+    return _Bucket((begin, *begun), (wait, *waited), size_bytes)
+
+
+def _begin_early(graph: fx.Graph, buckets: Sequence[_Bucket], at_once_bytes: int) -> None:
+    """Each right after the wait for the last one that leaves room for it, in the order in which they are needed."""
     moved: set[fx.Node] = set()
-    first, on_their_way = 0, 0
-    for n, (begin, _) in enumerate(pairs):
-        on_their_way += _bytes(begin)
+    first, on_their_way, place = 0, 0, _first(graph)
+    for n, bucket in enumerate(buckets):
+        on_their_way += bucket.size_bytes
         while first < n - 1 and on_their_way > at_once_bytes:
-            on_their_way -= _bytes(pairs[first][0])
+            on_their_way -= buckets[first].size_bytes
+            place = buckets[first].waited[-1].next
             first += 1
-        inputs = [node for node in _inputs(begin) if node not in moved]
-        _move(inputs, pairs[first - 1][1].next if first else _first(graph))
-        moved.update(inputs)
+        nodes = [*dict.fromkeys(node for row in _rows(bucket.begun[0]) for node in _views_of_given(row))]
+        nodes = [*(node for node in nodes if node not in moved), *bucket.begun]
+        _move(nodes, place)
+        moved.update(nodes)
+        place = bucket.begun[-1].next
 
 
-def _wait_late(graph: fx.Graph, pairs: Sequence[_Pair], at_once_bytes: int) -> None:
+def _wait_late(graph: fx.Graph, buckets: Sequence[_Bucket], at_once_bytes: int) -> None:
     """Each right after the begin of the first one that leaves no room for it."""
     last, on_their_way = 0, 0
-    for n, (begin, wait) in enumerate(pairs):
-        while last < len(pairs) and (last <= n + 1 or on_their_way <= at_once_bytes):
-            on_their_way += _bytes(pairs[last][0])
+    for n, bucket in enumerate(buckets):
+        while last < len(buckets) and (last <= n + 1 or on_their_way <= at_once_bytes):
+            on_their_way += buckets[last].size_bytes
             last += 1
-        after = pairs[last - 1][0].next if on_their_way > at_once_bytes and last > n + 1 else graph.output_node()
-        _move([wait, *_readers(wait)], after)
-        on_their_way -= _bytes(begin)
-
-
-def _bytes(begin: fx.Node) -> int:
-    """Of what it moves, on this rank, whole."""
-    values = (begin.meta["val"], begin.all_input_nodes[0].meta["val"])
-    return max(int(value.numel() * value.element_size()) for value in values)
+        is_full = on_their_way > at_once_bytes and last > n + 1
+        after = buckets[last - 1].begun[-1].next if is_full else graph.output_node()
+        _move([*bucket.waited, *_dependents(bucket.waited[1:], _is_light)], after)
+        on_their_way -= bucket.size_bytes
 
 
 def _in_order(graph: fx.Graph) -> None:
@@ -77,68 +160,86 @@ def _in_order(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.target in collectives.BEGUN.values():
             node.args = (*node.args, before)
-            before = node
+            before = node.next  # the first row that it begins
 
 
-def _taken_apart(graph: fx.Graph, node: fx.Node) -> tuple[fx.Node, fx.Node]:
-    # What it comes after is given to the pass: nothing has to wait for that.
-    args = node.args[:-1] if isinstance(node.args[-1], fx.Node) else node.args
-    with graph.inserting_before(node):
-        begin = graph.call_function(collectives.BEGUN[node.target], args)
-        wait = graph.call_function(collectives.wait_for, (begin,))
-    begin.meta["val"] = wait.meta["val"] = node.meta["val"]
-    node.replace_all_uses_with(wait)
-    graph.erase_node(node)
-    return begin, wait
+def _arguments(node: fx.Node) -> tuple[Any, ...]:
+    """Of a collective. What it comes after is given to the pass: nothing has to wait for that."""
+    return node.args[:-1] if isinstance(node.args[-1], fx.Node) and len(node.args) > 1 else node.args
 
 
-def _is_from_given(begin: fx.Node) -> bool:
-    """Whether it moves something given, or a view of it."""
-    found = begin.all_input_nodes[0]
-    while _is_light(found):
-        found = found.all_input_nodes[0]
-    return found.op == "placeholder"
+def _moved_bytes(node: fx.Node) -> int:
+    return max(_size_bytes(node), _size_bytes(node.all_input_nodes[0]))
 
 
-def _inputs(begin: fx.Node) -> list[fx.Node]:
-    """It, behind the views that it moves a view through, in order."""
-    found = [begin]
-    while (source := found[0].all_input_nodes[0]).op != "placeholder":
-        found.insert(0, source)
+def _size_bytes(node: fx.Node) -> int:
+    return sum(value.numel() * value.element_size() for value in results_of(node.meta["val"]))
+
+
+def _is_from_given(node: fx.Node) -> bool:
+    """Whether it moves what is given, or views of it."""
+    return all(_source(row).op == "placeholder" for row in _rows(node))
+
+
+def _rows(node: fx.Node) -> list[fx.Node]:
+    rows: Any = node.args[0]
+    return rows if isinstance(rows, list) else [rows]
+
+
+def _source(row: fx.Node) -> fx.Node:
+    while _is_light(row):
+        row = row.all_input_nodes[0]
+    return row
+
+
+def _views_of_given(row: fx.Node) -> list[fx.Node]:
+    """The views that a view of something given goes through, in order."""
+    found: list[fx.Node] = []
+    while row.op != "placeholder":
+        found.insert(0, row)
+        row = row.all_input_nodes[0]
     return found
 
 
-def _is_for_nobody(wait: fx.Node) -> bool:
+def _is_for_nobody(node: fx.Node) -> bool:
     """Whether nothing but the pass's output reads it, or views of it."""
-    return all(reader.op == "output" or _is_light(reader) for reader in _every_reader(wait))
+    return all(map(_is_light, _dependents([node], _is_light)))
 
 
-def _readers(wait: fx.Node) -> list[fx.Node]:
-    """Views of it, in order."""
-    found = [reader for reader in _every_reader(wait) if reader.op != "output"]
-    place = {node: n for n, node in enumerate(wait.graph.nodes)}
+def _first_reader(nodes: Sequence[fx.Node]) -> fx.Node:
+    """Of any of them, or of views; the pass's output if there is none."""
+    graph = nodes[0].graph
+    readers = [node for node in _dependents(nodes, _is_light) if not _is_light(node)]
+    return readers[0] if readers else graph.output_node()
+
+
+def _dependents(nodes: Sequence[fx.Node], through: Callable[[fx.Node], bool]) -> list[fx.Node]:
+    """What reads them, and what reads that where it may be looked through, in order; without the pass's output."""
+    found: set[fx.Node] = set()
+    ahead = [user for node in nodes for user in node.users]
+    while ahead:
+        reader = ahead.pop()
+        if reader not in found and reader.op != "output":
+            found.add(reader)
+            if through(reader):
+                ahead += reader.users
+    place = _places(nodes[0].graph) if found else {}
     return sorted(found, key=place.__getitem__)
 
 
-def _every_reader(wait: fx.Node) -> list[fx.Node]:
-    """What reads it, and, where that is a view, what reads the view."""
-    found: dict[fx.Node, None] = {}
-    ahead = list(wait.users)
-    while ahead:
-        reader = ahead.pop()
-        if reader not in found:
-            found[reader] = None
-            if _is_light(reader):
-                ahead += list(reader.users)
-    return list(found)
+def _places(graph: fx.Graph) -> dict[fx.Node, int]:
+    return {node: n for n, node in enumerate(graph.nodes)}
 
 
 def _is_light(node: fx.Node) -> bool:
-    return node.op == "call_function" and is_view(node) and len(node.all_input_nodes) == 1
+    is_other_name = node.op == "call_function" and (node.target is operator.getitem or is_view(node))
+    return is_other_name and len(node.all_input_nodes) == 1
 
 
 def _move(nodes: Sequence[fx.Node], before: Any) -> None:
     """Put nodes there, one after the other."""
+    if not nodes:
+        return
     if nodes[0] is not before:
         before.prepend(nodes[0])
     for node, following in itertools.pairwise(nodes):
