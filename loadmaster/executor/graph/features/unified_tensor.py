@@ -47,7 +47,7 @@ class UnifiedTensor(Tensor):
     result_device: torch.device
     debug: bool
     writable: bool
-    _in_place: bool | None
+    _in_place: dict[int, bool]
 
     def __new__(
         cls,
@@ -61,18 +61,20 @@ class UnifiedTensor(Tensor):
     ) -> UnifiedTensor:
         self: UnifiedTensor = torch.Tensor._make_subclass(cls, host)
         self.cpu_view, self.affinity, self.result_device = host, affinity, result_device
-        self.debug, self._in_place, self.writable = debug, in_place, writable
+        self.debug, self.writable = debug, writable
+        self._in_place = {} if in_place is None else {_row_bytes(host): in_place}
         return self
 
     @property
     def in_place(self) -> bool:
         """Whether the GPU reads rows itself; False where it was found not to read them right, or to be slower.
 
-        It is found out when a table is made, and for a view with rows of another length when it is first read.
+        It is found out when a table is made, and once more for each other length of row that its views are read by.
         """
-        if self._in_place is None:
-            self._in_place = is_read_in_place(self.cpu_view, self.result_device)
-        return self._in_place
+        row_bytes = _row_bytes(self.cpu_view)
+        if row_bytes not in self._in_place:
+            self._in_place[row_bytes] = is_read_in_place(self.cpu_view, self.result_device)
+        return self._in_place[row_bytes]
 
     def with_affinity(self, affinity: Affinity) -> UnifiedTensor:
         """The same memory with another affinity; nothing moves.
@@ -143,15 +145,16 @@ class UnifiedTensor(Tensor):
         return _run(func, args, kwargs)
 
     def _like(self, host: Tensor, affinity: Affinity | None = None) -> UnifiedTensor:
-        """Another tensor with what this one is told."""
-        return UnifiedTensor(
+        """Another tensor with what this one is told, and what was found out about either."""
+        made = UnifiedTensor(
             host,
             affinity=self.affinity if affinity is None else affinity,
             result_device=self.result_device,
             debug=self.debug,
-            in_place=self._in_place if _row_bytes(host) == _row_bytes(self.cpu_view) else None,
             writable=self.writable,
         )
+        made._in_place = self._in_place
+        return made
 
 
 def is_read_in_place(host: Tensor, device: torch.device) -> bool:

@@ -247,7 +247,7 @@ class FakeCuda(Tensor):
         return torch.Tensor._make_subclass(cls, value)
 
 
-def test_a_view_with_rows_of_another_length_is_tried_anew(monkeypatch):
+def test_a_view_with_rows_of_another_length_is_tried_once(monkeypatch):
     tried = []
 
     def slower(host, device):
@@ -260,5 +260,5 @@ def test_a_view_with_rows_of_another_length_is_tried_anew(monkeypatch):
     assert tried == []
     narrow = table.view(16, 3)
     assert tried == []
-    assert not narrow.in_place and not narrow.in_place
+    assert not narrow.in_place and not narrow[4:].in_place and not table.view(16, 3).in_place
     assert tried == [(16, 3)]
