@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+from tests.executor.meeting import meet, meeting_place
 
 LIMIT_S = 600
 IMPORTED = [
@@ -33,13 +33,15 @@ def reports(
 
     ``last`` comes after the others and may end a rank's process: such a rank says nothing about it.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    store = meeting_place()
     # Imports take longer than scenarios do: a process of its own has them done, and ranks of all worlds are its forks.
     mp.get_context("forkserver").set_forkserver_preload(IMPORTED)
     context = mp.start_processes(
-        _rank, args=(dict(scenarios), last, port, folder, ranks), nprocs=ranks, join=False, start_method="forkserver"
+        _rank,
+        args=(dict(scenarios), last, store.port, folder, ranks),
+        nprocs=ranks,
+        join=False,
+        start_method="forkserver",
     )
     deadline = time.monotonic() + LIMIT_S
     try:
@@ -63,9 +65,7 @@ def _begun(folder: Path) -> dict[str, str]:
 def _rank(
     rank: int, scenarios: Mapping[str, Scenario], last: Scenario | None, port: int, folder: Path, ranks: int
 ) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    meet(rank, ranks, port)
     said: dict[str, str] = {}
 
     def say() -> None:
@@ -80,12 +80,7 @@ def _rank(
         (folder / f"{rank}.begun").write_text("last")
         said["last"] = _outcome(last, rank)
         say()
-        # The group is broken by now: no farewells. But rank 0 holds the store, in which the others may be reading.
-        (folder / f"{rank}.done").touch()
-        until = time.monotonic() + 30
-        while len(list(folder.glob("*.done"))) < ranks - 1 and time.monotonic() < until:
-            time.sleep(0.1)
-        os._exit(0)
+        os._exit(0)  # the group is broken by now: no farewells
     dist.destroy_process_group()
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+from tests.executor.meeting import meet, meeting_place
 
 RANKS = 2
 LIMIT_S = 600
@@ -22,10 +22,8 @@ Scenario = Callable[[int], None]
 
 def outcomes(scenarios: Mapping[str, Scenario], folder: Path) -> dict[str, list[str]]:
     """What every rank has to say about every scenario: empty where its assertions held."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = mp.start_processes(_rank, args=(dict(scenarios), port, folder), nprocs=RANKS, join=False)
+    store = meeting_place()
+    context = mp.start_processes(_rank, args=(dict(scenarios), store.port, folder), nprocs=RANKS, join=False)
     deadline = time.monotonic() + LIMIT_S
     try:
         while not context.join(timeout=1):
@@ -34,20 +32,20 @@ def outcomes(scenarios: Mapping[str, Scenario], folder: Path) -> dict[str, list[
         for process in context.processes:
             process.kill()
     said = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
-    return {name: [one[name] for one in said] for name in scenarios}
+    return {name: [one.get(name, "not run: one before it failed") for one in said] for name in scenarios}
 
 
 def _rank(rank: int, scenarios: Mapping[str, Scenario], port: int, folder: Path) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    """Ends at the first failure: a rank that waits for this one then fails, too, instead of waiting on."""
+    meet(rank, RANKS, port)
     said = {}
     for name, scenario in scenarios.items():
         try:
             scenario(rank)
+            dist.barrier()
             said[name] = ""
         except Exception:  # noqa: BLE001, a report of whatever went wrong
             said[name] = traceback.format_exc()
-        dist.barrier()
+            break
     (folder / f"{rank}.json").write_text(json.dumps(said))
-    dist.destroy_process_group()
+    os._exit(0)  # where a rank failed the group is broken: no farewells
