@@ -53,7 +53,7 @@ def render(results: Mapping[str, Result]) -> str:
         split_over_gpus(
             results["partition"], *(results[f"partition_{of}"] for of in ("capture", "operators", "fuzz", "gpus_2"))
         ),
-        graph_networks(*(results[f"graph_{of}"] for of in ("kernels", "layers", "features"))),
+        graph_networks(*(results[f"graph_{of}"] for of in ("kernels", "layers", "features", "minibatch"))),
     ]
     return "\n".join([_INTRODUCTION, *sections])
 

@@ -19,17 +19,21 @@ def cell(row: Result) -> Cell:
 
 
 def measured(rows: Iterable[Result], system: str) -> dict[Cell, Result]:
-    """What a system was measured at."""
-    return {cell(row): row for row in rows if row["system"] == system and "ms" in row}
+    """What a system was measured at, in the precision of the page."""
+    return {cell(row): row for row in rows if row["system"] == system and _is_shown(row)}
 
 
 def best_rivals(rows: Iterable[Result]) -> dict[Cell, Result]:
-    """The fastest of what is not ours."""
+    """The fastest of what is not ours, in the precision of the page."""
     found: dict[Cell, Result] = {}
     for row in rows:
-        if not row["system"].startswith("loadmaster") and "ms" in row:
+        if not row["system"].startswith("loadmaster") and _is_shown(row):
             found[cell(row)] = min(row, found.get(cell(row), row), key=lambda one: float(one["ms"]))
     return found
+
+
+def _is_shown(row: Result) -> bool:
+    return "ms" in row and row["precision"] == "high"
 
 
 def graph_layers(result: Result) -> Figure:
