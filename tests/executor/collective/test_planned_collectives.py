@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.executor.collective import group_scenarios, probe_scenarios, runner_scenarios, torch_scenarios
-from tests.executor.collective.worlds import reports
+from tests.executor.worlds import reports
 
 SCENARIOS = {
     one.__name__: one for one in (*runner_scenarios.SCENARIOS, *torch_scenarios.SCENARIOS, *group_scenarios.SCENARIOS)

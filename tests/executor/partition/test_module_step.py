@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.executor.collective.worlds import reports
 from tests.executor.partition import module_scenarios
+from tests.executor.worlds import reports
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.sources import ROOT
-from tests.executor.collective.worlds import reports
 from tests.executor.partition import step_scenarios
 from tests.executor.partition.models import MADE
+from tests.executor.worlds import reports
 
 
 @pytest.mark.slow

@@ -21,10 +21,12 @@ from loadmaster.executor.memory.run.apply import CompiledPlans
 from loadmaster.executor.steps.wrappers import wrapper_bytes
 from loadmaster.models.memory.checker import check
 from tests.executor.memory.models import Mlp, Transformer, convnet_case, mlp_case, transformer_case
-from tests.executor.memory.ranks import RANKS, outcomes
 from tests.executor.memory.schedules import plan, schedule
+from tests.executor.worlds import reports
 
 TINY_BUCKETS = {"bucket_cap_mb": 0.001}
+
+RANKS = 2
 
 
 def some_kept(problem):
@@ -243,7 +245,7 @@ SCENARIOS = {
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    return outcomes(SCENARIOS, tmp_path_factory.mktemp("ranks"))
+    return reports(SCENARIOS, tmp_path_factory.mktemp("ranks"), RANKS)
 
 
 @pytest.mark.slow

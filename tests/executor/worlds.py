@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-
-from tests.executor.meeting import meet, meeting_place
 
 LIMIT_S = 600
 IMPORTED = [
@@ -31,9 +30,11 @@ def reports(
 ) -> dict[str, list[str]]:
     """What every rank has to say about every scenario: empty where its assertions held.
 
-    ``last`` comes after the others and may end a rank's process: such a rank says nothing about it.
+    A rank ends at its first failure, so that a rank that waits for it fails, too, instead of waiting on. ``last`` comes
+    after the others and may end a rank's process. Of what did not come to an end a rank says "nothing".
     """
-    store = meeting_place()
+    # Held here, at a port that nobody else can take before the ranks are there.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     # Imports take longer than scenarios do: a process of its own has them done, and ranks of all worlds are its forks.
     mp.get_context("forkserver").set_forkserver_preload(IMPORTED)
     context = mp.start_processes(
@@ -65,28 +66,20 @@ def _begun(folder: Path) -> dict[str, str]:
 def _rank(
     rank: int, scenarios: Mapping[str, Scenario], last: Scenario | None, port: int, folder: Path, ranks: int
 ) -> None:
-    meet(rank, ranks, port)
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     said: dict[str, str] = {}
-
-    def say() -> None:
-        (folder / f"{rank}.json").write_text(json.dumps(said))
-
-    for name, scenario in scenarios.items():
+    for name, scenario in [*scenarios.items(), *([("last", last)] if last else [])]:
         (folder / f"{rank}.begun").write_text(name)
-        said[name] = _outcome(scenario, rank)
-        dist.barrier()
-    say()
-    if last is not None:
-        (folder / f"{rank}.begun").write_text("last")
-        said["last"] = _outcome(last, rank)
-        say()
-        os._exit(0)  # the group is broken by now: no farewells
-    dist.destroy_process_group()
-
-
-def _outcome(scenario: Scenario, rank: int) -> str:
-    try:
-        scenario(rank)
-    except (Exception, pytest.fail.Exception):  # noqa: BLE001, a report of whatever went wrong
-        return traceback.format_exc()
-    return ""
+        try:
+            scenario(rank)
+            if scenario is not last:
+                dist.barrier()
+            said[name] = ""
+        except (Exception, pytest.fail.Exception):  # noqa: BLE001, a report of whatever went wrong
+            said[name] = traceback.format_exc()
+            break
+        finally:
+            (folder / f"{rank}.json").write_text(json.dumps(said))
+    os._exit(0)  # the group may be broken by now: no farewells
