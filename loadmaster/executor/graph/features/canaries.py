@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 _CANARY_SHAPE = (257, 129)  # rows longer than a line that begin at every offset in one
 _CANARIES = 64
 # A smaller table may be in the processor's cache, and takes no time either way.
-_TRIED_FROM_BYTES = 1 << 26
+TRIED_FROM_BYTES = 1 << 26
 _TRIAL_BYTES = 1 << 24
 _TRIALS = 5
 _CLEARLY = 1.05
@@ -136,7 +136,7 @@ def _reason_of(table: Tensor, device: torch.device) -> str:
     if wrong:
         return f"{wrong} rows of this table arrived as something else"
     row_bytes = table.shape[1:].numel() * table.element_size()
-    if table.numel() * table.element_size() < _TRIED_FROM_BYTES:
+    if table.numel() * table.element_size() < TRIED_FROM_BYTES:
         return ""
     index = torch.randint(0, table.shape[0], (max(1, _TRIAL_BYTES // row_bytes),), device=device)
     ways: list[Callable[[], Tensor]] = [

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from loadmaster.errors import InputError
-from loadmaster.executor.graph.features.canaries import reads_in_place
+from loadmaster.executor.graph.features.canaries import TRIED_FROM_BYTES, reads_in_place
 from loadmaster.executor.graph.features.gather import expect_in_range, gather_rows, rows_are_contiguous
 from loadmaster.executor.graph.features.host_memory import host_empty
 from loadmaster.executor.graph.features.row_reads import OPERATORS, row_read
@@ -47,7 +47,7 @@ class UnifiedTensor(Tensor):
     result_device: torch.device
     debug: bool
     writable: bool
-    _in_place: dict[int, bool]
+    _in_place: dict[tuple[int, bool], bool]
 
     def __new__(
         cls,
@@ -62,19 +62,20 @@ class UnifiedTensor(Tensor):
         self: UnifiedTensor = torch.Tensor._make_subclass(cls, host)
         self.cpu_view, self.affinity, self.result_device = host, affinity, result_device
         self.debug, self.writable = debug, writable
-        self._in_place = {} if in_place is None else {_row_bytes(host): in_place}
+        self._in_place = {} if in_place is None else {_tried_as(host): in_place}
         return self
 
     @property
     def in_place(self) -> bool:
         """Whether the GPU reads rows itself; False where it was found not to read them right, or to be slower.
 
-        It is found out when a table is made, and once more for each other length of row that its views are read by.
+        It is found out when a table is made, and once more for each other length of row that its views are read by,
+        of small views and of those that are large enough to be timed.
         """
-        row_bytes = _row_bytes(self.cpu_view)
-        if row_bytes not in self._in_place:
-            self._in_place[row_bytes] = is_read_in_place(self.cpu_view, self.result_device)
-        return self._in_place[row_bytes]
+        sort = _tried_as(self.cpu_view)
+        if sort not in self._in_place:
+            self._in_place[sort] = is_read_in_place(self.cpu_view, self.result_device)
+        return self._in_place[sort]
 
     def with_affinity(self, affinity: Affinity) -> UnifiedTensor:
         """The same memory with another affinity; nothing moves.
@@ -163,8 +164,9 @@ def is_read_in_place(host: Tensor, device: torch.device) -> bool:
     return reads_in_place(host, device) if fits else True
 
 
-def _row_bytes(host: Tensor) -> int:
-    return host.shape[1:].numel() * host.element_size()
+def _tried_as(host: Tensor) -> tuple[int, bool]:
+    """What a trial depends on: bytes of a row, and whether there are enough rows to time them."""
+    return host.shape[1:].numel() * host.element_size(), host.numel() * host.element_size() >= TRIED_FROM_BYTES
 
 
 def no_gradient(tensor: Tensor) -> InputError:

@@ -262,3 +262,13 @@ def test_a_view_with_rows_of_another_length_is_tried_once(monkeypatch):
     assert tried == []
     assert not narrow.in_place and not narrow[4:].in_place and not table.view(16, 3).in_place
     assert tried == [(16, 3)]
+
+
+def test_what_a_small_view_says_does_not_stand_for_a_large_one(monkeypatch):
+    tried = []
+    monkeypatch.setattr(unified_tensor, "TRIED_FROM_BYTES", 100)
+    monkeypatch.setattr(unified_tensor, "reads_in_place", lambda host, _: tried.append(len(host)) or len(host) < 8)
+    table = UnifiedTensor(torch.ones(8, 6), affinity="gpu", result_device=torch.device("cuda", 0), in_place=True)
+    narrow = table.view(16, 3)
+    assert narrow[:4].in_place and not narrow.in_place and narrow[:2].in_place
+    assert tried == [4, 16]
