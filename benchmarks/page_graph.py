@@ -136,7 +136,7 @@ def _new_blocks(rows: Sequence[Result]) -> str:
         )
     return (
         f"On sampled blocks we are slower than PyG: {'; '.join(said)}. The difference is what a layer makes of each "
-        "new block on the host: edges by relation, degrees, rows to read. Only a block that comes again is worth it."
+        "new block on the host: edges by relation, degrees, rows to read."
     )
 
 
@@ -155,7 +155,7 @@ def _doubts(layers: Result) -> str:
         f"{sum(one > 1.05 for one in beside)} of {len(beside)} cells it takes over 5 % longer than the schedule by "
         f"rule that `compile` uses without a plan, up to {max(beside):.2f} times as long. In "
         f"{sum(one < 0.95 for one in beside)} it takes over 5 % less, down to {min(beside):.2f} times. "
-        f"`compile(..., tune=True)` times both.\n\nIn bfloat16 RGAT was measured on three small graphs only: gains of "
+        f"`tune` times both.\n\nIn bfloat16 RGAT was measured on three small graphs only: gains of "
         f"{_bf16_gains(layers)}."
     )
 

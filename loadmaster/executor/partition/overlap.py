@@ -165,7 +165,7 @@ def _in_order(graph: fx.Graph) -> None:
 
 def _arguments(node: fx.Node) -> tuple[Any, ...]:
     """Of a collective. What it comes after is given to the pass: nothing has to wait for that."""
-    return node.args[:-1] if isinstance(node.args[-1], fx.Node) and len(node.args) > 1 else node.args
+    return node.args[:-1] if isinstance(node.args[-1], fx.Node) else node.args
 
 
 def _moved_bytes(node: fx.Node) -> int:
