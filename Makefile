@@ -23,7 +23,7 @@ test-fast: $(STAMP)      ## the fast core
 	$(PYTEST) -m "not slow"
 
 lint: $(STAMP)           ## style and types
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 

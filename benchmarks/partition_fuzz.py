@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import record
-from tests.executor.collective.worlds import reports
 from tests.executor.partition.models import MADE
 from tests.executor.partition.step_scenarios import STEPS, trains_alike
+from tests.executor.worlds import reports
 
 PLANS = 50
 MESHES = {"2": (2,), "2x2": (2, 2)}
