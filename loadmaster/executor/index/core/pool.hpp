@@ -1,0 +1,270 @@
+// The memory pool of one index: every byte of the index comes from here and is counted as it is taken from the system.
+// Blocks are kept in lists by size in two levels (good fit in constant time) and merge with their free neighbours.
+// Chunks grow with the index; those of 2 MiB and more ask for huge pages; a chunk that is empty goes back.
+#ifndef LOADMASTER_INDEX_POOL_HPP
+#define LOADMASTER_INDEX_POOL_HPP
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+
+#include "index.h"
+
+namespace lm {
+
+// Counts down to the allocation that fails in a test; 0 when none does.
+inline std::atomic<int64_t> allocations_to_failure{0};
+
+inline bool allocation_fails() {
+  if (allocations_to_failure.load(std::memory_order_relaxed) <= 0) return false;
+  return allocations_to_failure.fetch_sub(1, std::memory_order_relaxed) == 1;
+}
+
+// Whether the system may give huge pages to a region that asks for them.
+inline bool huge_pages_granted() {
+  static const bool granted = [] {
+    char line[128] = {0};
+    std::FILE *file = std::fopen("/sys/kernel/mm/transparent_hugepage/enabled", "r");
+    if (file == nullptr) return false;
+    const bool read = std::fgets(line, sizeof line, file) != nullptr;
+    std::fclose(file);
+    return read && std::strstr(line, "[never]") == nullptr;
+  }();
+  return granted;
+}
+
+class Pool {
+ public:
+  Pool() = default;
+  Pool(const Pool &) = delete;
+  Pool &operator=(const Pool &) = delete;
+  ~Pool() {
+    while (chunks_ != nullptr) unmap(chunks_);
+  }
+
+  int64_t bytes() const { return bytes_; }
+  int64_t huge_page_bytes() const { return huge_bytes_; }
+  int64_t most_bytes() const { return most_bytes_; }
+  void set_most_bytes(int64_t bytes) { most_bytes_ = bytes; }
+  // Why the last `take` failed.
+  int failure() const { return failure_; }
+
+  // 16-byte aligned memory that is not set to anything, or null.
+  void *take(size_t bytes) {
+    failure_ = LM_NO_MEMORY;
+    if (allocation_fails()) return nullptr;
+    const size_t need = bytes + kHead <= kLeast ? kLeast : (bytes + kHead + 15) & ~size_t{15};
+    Block *block = find(need);
+    if (block == nullptr) {
+      if (!map_chunk(need, growth())) return nullptr;
+      block = find(need);
+      if (block == nullptr) return nullptr;
+    }
+    unlink(block);
+    if (spare_ != nullptr && block == first_block(spare_)) spare_ = nullptr;
+    const size_t size = size_of(block);
+    if (size - need >= kLeast) {
+      set_size(block, need);
+      Block *rest = after(block);
+      rest->head = size - need;
+      link(rest);
+    } else {
+      after(block)->head &= ~kBeforeFree;
+    }
+    block->head &= ~kFree;
+    return &block->next;
+  }
+
+  template <typename T>
+  T *take_array(size_t count) {
+    return static_cast<T *>(take(count * sizeof(T)));
+  }
+
+  void give(void *memory) {
+    if (memory == nullptr) return;
+    Block *block = reinterpret_cast<Block *>(static_cast<char *>(memory) - kHead);
+    Block *next = after(block);
+    if (next->head & kFree) {
+      unlink(next);
+      set_size(block, size_of(block) + size_of(next));
+    }
+    if (block->head & kBeforeFree) {
+      const size_t before = *reinterpret_cast<size_t *>(reinterpret_cast<char *>(block) - kHead);
+      Block *merged = reinterpret_cast<Block *>(reinterpret_cast<char *>(block) - before);
+      unlink(merged);
+      set_size(merged, before + size_of(block));
+      block = merged;
+    }
+    if ((block->head & kFirst) && size_of(after(block)) == 0) {
+      Chunk *chunk = reinterpret_cast<Chunk *>(reinterpret_cast<char *>(block) - sizeof(Chunk));
+      // One empty chunk is kept, so that a block taken and given in turn does not map memory each time.
+      if (spare_ != nullptr || static_cast<int64_t>(chunk->bytes) * 8 > bytes_) {
+        unmap(chunk);
+        return;
+      }
+      spare_ = chunk;
+    }
+    link(block);
+  }
+
+  // Makes the next chunk hold at least `bytes`, so that a bulk load takes its memory at once.
+  void expect(size_t bytes) { expected_ = bytes; }
+
+ private:
+  struct Block {
+    size_t head;  // bytes of the block, a multiple of 16, and the flags below
+    Block *next, *prev;  // of the same list, while free; here the memory of a block in use begins
+  };
+  struct Chunk {
+    size_t bytes, huge;
+    Chunk *next, *prev;
+    size_t unused;
+  };
+  static constexpr size_t kFree = 1, kBeforeFree = 2, kFirst = 4, kFlags = 15;
+  static constexpr size_t kHead = sizeof(size_t), kLeast = 32, kHuge = size_t{2} << 20, kPage = 4096;
+  static constexpr int kLists = 48, kParts = 16;
+  static_assert(sizeof(Chunk) == 40, "the first block's memory is 16-byte aligned");
+
+  static size_t size_of(const Block *block) { return block->head & ~kFlags; }
+  static void set_size(Block *block, size_t size) { block->head = size | (block->head & kFlags); }
+  static Block *after(Block *block) {
+    return reinterpret_cast<Block *>(reinterpret_cast<char *>(block) + size_of(block));
+  }
+  static Block *first_block(Chunk *chunk) { return reinterpret_cast<Block *>(chunk + 1); }
+
+  static void place(size_t size, int *list, int *part) {
+    if (size < 256) {
+      *list = 0;
+      *part = static_cast<int>(size / 16);
+    } else {
+      const int bits = 63 - __builtin_clzll(size);
+      *list = bits - 7;
+      *part = static_cast<int>(size >> (bits - 4)) & (kParts - 1);
+    }
+  }
+
+  // A free block of at least `need` bytes: the first of the first list whose blocks are all large enough.
+  Block *find(size_t need) {
+    size_t rounded = need;
+    if (need >= 256) rounded += (size_t{1} << (59 - __builtin_clzll(need))) - 1;
+    int list, part;
+    place(rounded, &list, &part);
+    uint32_t parts = parts_[list] & (~uint32_t{0} << part);
+    if (parts == 0) {
+      const uint64_t lists = lists_ & (~uint64_t{0} << (list + 1));
+      if (lists == 0) return nullptr;
+      list = __builtin_ctzll(lists);
+      parts = parts_[list];
+    }
+    return free_[list][__builtin_ctz(parts)];
+  }
+
+  void link(Block *block) {
+    const size_t size = size_of(block);
+    int list, part;
+    place(size, &list, &part);
+    block->head |= kFree;
+    block->prev = nullptr;
+    block->next = free_[list][part];
+    if (block->next != nullptr) block->next->prev = block;
+    free_[list][part] = block;
+    lists_ |= uint64_t{1} << list;
+    parts_[list] |= uint32_t{1} << part;
+    Block *next = after(block);
+    next->head |= kBeforeFree;
+    *reinterpret_cast<size_t *>(reinterpret_cast<char *>(next) - kHead) = size;
+  }
+
+  void unlink(Block *block) {
+    int list, part;
+    place(size_of(block), &list, &part);
+    if (block->next != nullptr) block->next->prev = block->prev;
+    if (block->prev != nullptr) {
+      block->prev->next = block->next;
+    } else {
+      free_[list][part] = block->next;
+      if (block->next == nullptr) {
+        parts_[list] &= ~(uint32_t{1} << part);
+        if (parts_[list] == 0) lists_ &= ~(uint64_t{1} << list);
+      }
+    }
+  }
+
+  // Chunks are a sixteenth of the index, whole huge pages as soon as it has a few megabytes.
+  size_t growth() const {
+    const size_t now = static_cast<size_t>(bytes_);
+    size_t wanted = now / 16;
+    if (wanted < kHuge && now >= 4 * kHuge) wanted = kHuge;
+    if (wanted > 16 * kHuge) wanted = 16 * kHuge;
+    if (wanted < 4 * kPage) wanted = 4 * kPage;
+    return wanted > expected_ ? wanted : expected_;
+  }
+
+  static size_t whole_pages(size_t bytes) {
+    return bytes >= kHuge ? (bytes + kHuge - 1) & ~(kHuge - 1) : (bytes + kPage - 1) & ~(kPage - 1);
+  }
+
+  bool map_chunk(size_t need, size_t wanted) {
+    // `find` rounds up to the next list: room for that, too.
+    const size_t least = need + need / 16 + sizeof(Chunk) + kHead + kLeast;
+    size_t bytes = whole_pages(least > wanted ? least : wanted);
+    if (most_bytes_ > 0 && bytes_ + static_cast<int64_t>(bytes) > most_bytes_) {
+      bytes = (least + kPage - 1) & ~(kPage - 1);
+      if (bytes_ + static_cast<int64_t>(bytes) > most_bytes_) {
+        failure_ = LM_OVER_LIMIT;
+        return false;
+      }
+    }
+    const size_t slack = bytes >= kHuge ? kHuge : 0;
+    void *mapped = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) return false;
+    char *start = static_cast<char *>(mapped);
+    if (slack != 0) {
+      char *aligned = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(start) + kHuge - 1) & ~(kHuge - 1));
+      if (aligned > start) munmap(start, static_cast<size_t>(aligned - start));
+      if (aligned < start + slack) munmap(aligned + bytes, static_cast<size_t>(start + slack - aligned));
+      start = aligned;
+    }
+    size_t huge = 0;
+#ifdef MADV_HUGEPAGE
+    if (bytes >= kHuge && madvise(start, bytes, MADV_HUGEPAGE) == 0 && huge_pages_granted()) huge = bytes & ~(kHuge - 1);
+#endif
+    Chunk *chunk = reinterpret_cast<Chunk *>(start);
+    *chunk = Chunk{bytes, huge, chunks_, nullptr, 0};
+    if (chunks_ != nullptr) chunks_->prev = chunk;
+    chunks_ = chunk;
+    bytes_ += static_cast<int64_t>(bytes);
+    huge_bytes_ += static_cast<int64_t>(huge);
+    expected_ = 0;
+    Block *block = first_block(chunk);
+    block->head = (bytes - sizeof(Chunk) - kHead) | kFirst;
+    after(block)->head = 0;
+    link(block);
+    return true;
+  }
+
+  void unmap(Chunk *chunk) {
+    if (chunk->next != nullptr) chunk->next->prev = chunk->prev;
+    if (chunk->prev != nullptr) chunk->prev->next = chunk->next;
+    else chunks_ = chunk->next;
+    bytes_ -= static_cast<int64_t>(chunk->bytes);
+    huge_bytes_ -= static_cast<int64_t>(chunk->huge);
+    munmap(chunk, chunk->bytes);
+  }
+
+  Chunk *chunks_ = nullptr, *spare_ = nullptr;
+  int64_t bytes_ = 0, huge_bytes_ = 0, most_bytes_ = 0;
+  size_t expected_ = 0;
+  int failure_ = LM_OK;
+  uint64_t lists_ = 0;
+  uint32_t parts_[kLists] = {};
+  Block *free_[kLists][kParts] = {};
+};
+
+}  // namespace lm
+
+#endif
