@@ -99,13 +99,28 @@ struct Gapped {
 
   // The gap nearest to `at`, which is taken or is `capacity`. There is one.
   int64_t nearest_gap(int64_t at) const {
-    int64_t right = at, left = at - 1;
-    while (true) {
-      if (right < capacity && !taken(right)) return right;
-      if (left >= 0 && !taken(left)) return left;
-      ++right;
-      --left;
+    const int64_t right = next_gap(at);
+    for (int64_t word = (at - 1) >> 6; word >= 0; --word) {
+      if (right < capacity && at - (word * 64 + 63) > right - at) return right;
+      uint64_t gaps = ~bitmap()[word];
+      if (word == (at - 1) >> 6) gaps &= ~uint64_t{0} >> (63 - ((at - 1) & 63));
+      if (gaps == 0) continue;
+      const int64_t left = word * 64 + 63 - __builtin_clzll(gaps);
+      return right < capacity && right - at < at - left ? right : left;
     }
+    return right;
+  }
+
+  // The first gap from `at` on, or `capacity`.
+  int64_t next_gap(int64_t at) const {
+    if (at >= capacity) return capacity;
+    int64_t word = at >> 6;
+    uint64_t gaps = ~bitmap()[word] & (~uint64_t{0} << (at & 63));
+    while (gaps == 0) {
+      if (++word == words()) return capacity;
+      gaps = ~bitmap()[word];
+    }
+    return std::min(word * 64 + __builtin_ctzll(gaps), capacity);
   }
 
   void set_taken(int64_t at) { bitmap()[at >> 6] |= uint64_t{1} << (at & 63); }

@@ -58,11 +58,14 @@ class Pool {
     failure_ = LM_NO_MEMORY;
     if (allocation_fails()) return nullptr;
     const size_t need = bytes + kHead <= kLeast ? kLeast : (bytes + kHead + 15) & ~size_t{15};
+    if (need >= kAlone) return take_alone(need);
     Block *block = find(need);
     if (block == nullptr) {
-      if (!map_chunk(need, growth())) return nullptr;
-      block = find(need);
-      if (block == nullptr) return nullptr;
+      // `find` rounds up to the next list: room for that, too.
+      Chunk *chunk = map_chunk(need + need / 16 + kLeast, growth());
+      if (chunk == nullptr) return nullptr;
+      block = first_block(chunk);
+      link(block);
     }
     unlink(block);
     if (spare_ != nullptr && block == first_block(spare_)) spare_ = nullptr;
@@ -102,7 +105,7 @@ class Pool {
     if ((block->head & kFirst) && size_of(after(block)) == 0) {
       Chunk *chunk = reinterpret_cast<Chunk *>(reinterpret_cast<char *>(block) - sizeof(Chunk));
       // One empty chunk is kept, so that a block taken and given in turn does not map memory each time.
-      if (spare_ != nullptr || static_cast<int64_t>(chunk->bytes) * 8 > bytes_) {
+      if (chunk->alone || spare_ != nullptr || static_cast<int64_t>(chunk->bytes) * 8 > bytes_) {
         unmap(chunk);
         return;
       }
@@ -110,9 +113,6 @@ class Pool {
     }
     link(block);
   }
-
-  // Makes the next chunk hold at least `bytes`, so that a bulk load takes its memory at once.
-  void expect(size_t bytes) { expected_ = bytes; }
 
  private:
   struct Block {
@@ -122,10 +122,10 @@ class Pool {
   struct Chunk {
     size_t bytes, huge;
     Chunk *next, *prev;
-    size_t unused;
+    size_t alone;  // 1: for one large block, with which it goes back
   };
   static constexpr size_t kFree = 1, kBeforeFree = 2, kFirst = 4, kFlags = 15;
-  static constexpr size_t kHead = sizeof(size_t), kLeast = 32, kHuge = size_t{2} << 20, kPage = 4096;
+  static constexpr size_t kHead = sizeof(size_t), kLeast = 32, kHuge = size_t{2} << 20, kPage = 4096, kAlone = size_t{1} << 20;
   static constexpr int kLists = 48, kParts = 16;
   static_assert(sizeof(Chunk) == 40, "the first block's memory is 16-byte aligned");
 
@@ -200,28 +200,35 @@ class Pool {
     size_t wanted = now / 16;
     if (wanted < kHuge && now >= 4 * kHuge) wanted = kHuge;
     if (wanted > 16 * kHuge) wanted = 16 * kHuge;
-    if (wanted < 4 * kPage) wanted = 4 * kPage;
-    return wanted > expected_ ? wanted : expected_;
+    return wanted < 4 * kPage ? 4 * kPage : wanted;
   }
 
   static size_t whole_pages(size_t bytes) {
     return bytes >= kHuge ? (bytes + kHuge - 1) & ~(kHuge - 1) : (bytes + kPage - 1) & ~(kPage - 1);
   }
 
-  bool map_chunk(size_t need, size_t wanted) {
-    // `find` rounds up to the next list: room for that, too.
-    const size_t least = need + need / 16 + sizeof(Chunk) + kHead + kLeast;
-    size_t bytes = whole_pages(least > wanted ? least : wanted);
+  // A block that has a chunk to itself.
+  void *take_alone(size_t need) {
+    Chunk *chunk = map_chunk(need, 0);
+    if (chunk == nullptr) return nullptr;
+    chunk->alone = 1;
+    return &first_block(chunk)->next;
+  }
+
+  // A chunk with one block of at least `need` bytes, or null. It is larger, as `wanted` says, where the limit allows.
+  Chunk *map_chunk(size_t need, size_t wanted) {
+    const size_t least = (need + sizeof(Chunk) + kHead + kPage - 1) & ~(kPage - 1);
+    size_t bytes = least > wanted ? least : whole_pages(wanted);
     if (most_bytes_ > 0 && bytes_ + static_cast<int64_t>(bytes) > most_bytes_) {
-      bytes = (least + kPage - 1) & ~(kPage - 1);
+      bytes = least;
       if (bytes_ + static_cast<int64_t>(bytes) > most_bytes_) {
         failure_ = LM_OVER_LIMIT;
-        return false;
+        return nullptr;
       }
     }
     const size_t slack = bytes >= kHuge ? kHuge : 0;
     void *mapped = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mapped == MAP_FAILED) return false;
+    if (mapped == MAP_FAILED) return nullptr;
     char *start = static_cast<char *>(mapped);
     if (slack != 0) {
       char *aligned = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(start) + kHuge - 1) & ~(kHuge - 1));
@@ -239,12 +246,10 @@ class Pool {
     chunks_ = chunk;
     bytes_ += static_cast<int64_t>(bytes);
     huge_bytes_ += static_cast<int64_t>(huge);
-    expected_ = 0;
     Block *block = first_block(chunk);
     block->head = (bytes - sizeof(Chunk) - kHead) | kFirst;
     after(block)->head = 0;
-    link(block);
-    return true;
+    return chunk;
   }
 
   void unmap(Chunk *chunk) {
@@ -258,7 +263,6 @@ class Pool {
 
   Chunk *chunks_ = nullptr, *spare_ = nullptr;
   int64_t bytes_ = 0, huge_bytes_ = 0, most_bytes_ = 0;
-  size_t expected_ = 0;
   int failure_ = LM_OK;
   uint64_t lists_ = 0;
   uint32_t parts_[kLists] = {};

@@ -52,6 +52,8 @@ class Tree {
     Child leaves[kGroup];
     int64_t starts[kGroup];
     reach(keys, count, leaves, starts);
+    for (int64_t i = 0; i < count; ++i)
+      if (tag_of(leaves[i]) == kGappedTag) __builtin_prefetch(node_of<Gapped>(leaves[i])->bitmap() + starts[i] / 64);
   }
 
   // `changed` is set where the structure was changed, whether or not the insert then had memory.
