@@ -98,6 +98,10 @@ class Builder {
       pieces[(*count)++] = {begin, end, low, high, subtree};
       return as_leaf < 0 ? leaf_cost_ + static_cast<double>(held) * 2 * kNodeWeight : as_leaf;
     }
+    if (may_merge && gapped() && is_cheap(as_leaf, held)) {
+      pieces[(*count)++] = {begin, end, low, high, false};
+      return as_leaf;
+    }
     const uint32_t middle = begin + (end - begin) / 2;
     const int64_t split = std::lower_bound(keys_ + low, keys_ + high, slots.lowest_key(middle)) - keys_;
     const int64_t before = *count;
@@ -181,7 +185,12 @@ class Builder {
     if (held < 2 || held <= few()) return true;
     const double cost = leaf_cost(low, high);
     if (cost < 0) return false;
-    return !gapped() || held <= kKeysPerSlot || cost - leaf_cost_ < kNodeWeight * static_cast<double>(held);
+    return !gapped() || held <= kKeysPerSlot || is_cheap(cost, held);
+  }
+
+  // ALEX: a leaf that costs no more than another level of nodes needs no look at its parts.
+  bool is_cheap(double cost, int64_t held) const {
+    return cost >= 0 && cost - leaf_cost_ < kNodeWeight * static_cast<double>(held);
   }
 
   // At most twice as many slots as leaves are wanted, at least two that hold keys.

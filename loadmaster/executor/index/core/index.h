@@ -2,7 +2,8 @@
  *
  * Arrays belong to the caller and are contiguous. A call gives 0, or why it failed; then the index is as it was before
  * the call, or, where `done` is given, as it was after that many operations of the batch. Any number of threads may call
- * functions that take a `const lm_index *` while one thread calls another one. No function throws or prints. */
+ * functions that take a `const lm_index *` while one thread calls another one; lm_dump alone must not meet a writer,
+ * whose keys might not fit its arrays. No function throws or prints. */
 #ifndef LOADMASTER_INDEX_H
 #define LOADMASTER_INDEX_H
 #include <stdint.h>
@@ -27,7 +28,7 @@ typedef struct lm_config {
 
 typedef struct lm_facts {
     int64_t keys, bytes, leaves, fragments, depth;
-    int64_t structural_changes;   /* expansions, splits, rebuilds since it was made */
+    int64_t structural_changes;   /* expansions of nodes, splits, rebuilds since it was made (not of one fragment) */
     int64_t longest_change_ns;    /* of them */
     int64_t huge_page_bytes;      /* of `bytes`, asked for as huge pages and granted by the system (an estimate) */
     int64_t lookups, inserts, erases, scans; /* operations since it was made, counted per batch */
@@ -46,13 +47,15 @@ int lm_lookup(const lm_index *index, const uint64_t *keys, int64_t count, uint64
 int lm_insert(lm_index *index, const uint64_t *keys, const uint64_t *payloads, int64_t count, int upsert,
               uint8_t *present, int64_t *done);
 int lm_erase(lm_index *index, const uint64_t *keys, int64_t count, uint8_t *found, int64_t *done);
-/* Up to `most` pairs with first <= key <= last, ascending. LM_NO_ORDER for LM_HASH. */
+/* Up to `most` pairs with first <= key <= last, ascending. LM_NO_ORDER for LM_HASH. Beside a writer, each slice of up
+ * to 256 pairs is of one moment, the whole is not. */
 int lm_range(const lm_index *index, uint64_t first, uint64_t last, int64_t most, uint64_t *keys, uint64_t *payloads,
              int64_t *count);
 /* All pairs, ascending (sorted for LM_HASH too); arrays for lm_facts.keys pairs. */
 int lm_dump(const lm_index *index, uint64_t *keys, uint64_t *payloads);
 /* New configuration for new leaves and, for up to most_leaves of the old ones, now: gapped and flog only (LM_BAD_CONFIG
- * otherwise). `left` is how many leaves are still as before. */
+ * otherwise). `left` is how many leaves are still as before. Where memory fails in between, the configuration is the
+ * new one and the leaves that were not rebuilt yet are as before. */
 int lm_reconfigure(lm_index *index, const lm_config *config, int64_t most_leaves, int64_t *left);
 int lm_facts_of(const lm_index *index, lm_facts *facts);
 /* Test only: the n-th allocation from now fails (0: none). */

@@ -50,7 +50,8 @@ class SortedArray {
     int64_t starts[16];
     for (int64_t i = 0; i < count; ++i) {
       starts[i] = predict(keys[i]);
-      __builtin_prefetch(keys_ + starts[i]);
+      __builtin_prefetch(keys_ + std::max<int64_t>(0, starts[i] - kError / 2));
+      __builtin_prefetch(keys_ + std::min(count_, starts[i] + kError / 2));
     }
     for (int64_t i = 0; i < count; ++i) {
       starts[i] = levels_ == 0 ? std::lower_bound(keys_, keys_ + count_, keys[i]) - keys_
@@ -81,7 +82,7 @@ class SortedArray {
     double slope;
     int64_t rank;
   };
-  static constexpr int64_t kTop = 32, kError = 24, kInnerError = 6;
+  static constexpr int64_t kTop = 32, kError = 12, kInnerError = 6;
   static constexpr int kMostLevels = 24;
 
   static int64_t error_of(int level) { return level == 0 ? kError : kInnerError; }
