@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from loadmaster.errors import MissingExtraError
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError:
+    raise MissingExtraError("torch", "torch") from None
+
 from loadmaster.executor.collective.agreement import Place
 from loadmaster.executor.collective.engine import Engine, ReferenceEngine
 from loadmaster.executor.collective.faults import PeerError

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from loadmaster.errors import MissingExtraError
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError:
+    raise MissingExtraError("torch", "torch") from None
+
 from loadmaster.executor.graph.compiled.calibrate import calibrated
 from loadmaster.executor.graph.compiled.capture import capture
 from loadmaster.executor.graph.compiled.compiling import compile
