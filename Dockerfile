@@ -5,7 +5,7 @@ ARG PYTHON=3.12
 
 FROM python:${PYTHON}-slim AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY loadmaster ./loadmaster
 RUN python -m venv /opt/loadmaster \
     && /opt/loadmaster/bin/pip install --no-cache-dir --disable-pip-version-check ".[server]"

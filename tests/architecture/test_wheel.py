@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import venv
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from loadmaster.executor.index import building
 from tests.architecture.sources import ROOT
 
 pytestmark = pytest.mark.slow
@@ -19,6 +21,19 @@ pytestmark = pytest.mark.slow
 BASE = ("httpx", "numpy", "pydantic", "shtab")
 EXTRAS = ("fastapi", "highspy", "networkx", "ortools", "prometheus_client", "pulp", "resvg_py", "sqlalchemy")
 EXTRAS += ("starlette", "torch", "triton", "uvicorn")
+
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+
+USE_INDEX = """
+import logging, sys
+logging.basicConfig(level="WARNING", stream=sys.stdout, format="%(message)s")
+from loadmaster.executor.index import FragmentedLog, Index
+for _ in range(2):
+    index = Index([3, 1, 2], [30, 10, 20], FragmentedLog())
+assert index.insert([4, 1], [40, 0]).tolist() == [True, False]
+assert list(index.items()) == [(1, 10), (2, 20), (3, 30), (4, 40)]
+print(index.facts().implementation)
+"""
 
 IMPORT_ALL = f"""
 import importlib, pkgutil, loadmaster
@@ -49,16 +64,21 @@ def closure(names: tuple[str, ...]) -> list[metadata.Distribution]:
     return list(found.values())
 
 
+def built(folder: Path, **environment: str) -> Path:
+    """The wheel, made in an environment."""
+    build = [*PIP, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run(build, check=True, env={**os.environ, **environment})
+    (wheel,) = folder.glob("loadmaster-*.whl")
+    return wheel
+
+
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Python of a fresh environment that holds the wheel and the base dependencies, nothing else."""
     if importlib.util.find_spec("hatchling") is None:
         pytest.skip("the build backend hatchling is not installed here")
     folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    build = [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
-    subprocess.run(build, check=True)
-    (wheel,) = folder.glob("loadmaster-*.whl")
+    wheel = built(folder)
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     python = folder / "venv" / "bin" / "python"
     (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
@@ -66,7 +86,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for top in {file.parts[0] for file in distribution.files or () if file.parts[0] != ".."}:
             if not (site / top).exists():
                 (site / top).symlink_to(Path(str(distribution.locate_file(top))))
-    subprocess.run([*pip, "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)], check=True)
+    subprocess.run([*PIP, "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)], check=True)
     return python
 
 
@@ -94,6 +114,27 @@ def test_the_command_works_without_extras(clean: Path, tmp_path: Path) -> None:
     planned = run(clean, command, "plan", "problem.json", "--budget", "8GiB", folder=tmp_path)
     assert planned.returncode == 2
     assert "pip install 'loadmaster[solver]'" in planned.stderr
+
+
+@pytest.mark.skipif(building.compiler() is None, reason="there is no C++ compiler here")
+def test_the_index_comes_compiled(clean: Path, tmp_path: Path) -> None:
+    done = run(clean, "-c", USE_INDEX, folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "compiled\n"), done.stderr
+
+
+def test_without_a_compiler_the_wheel_is_pure_and_the_index_runs(clean: Path, tmp_path: Path) -> None:
+    wheel = built(tmp_path, PATH="", CXX="")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    site = tmp_path / "site"
+    subprocess.run([*PIP, "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)], check=True)
+    program = f"import sys; sys.path.insert(0, {str(site)!r})\n{USE_INDEX}"
+    done = subprocess.run(
+        [str(clean), "-P", "-c", program], env={"PATH": ""}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    said, implementation = done.stdout.splitlines()
+    assert implementation == "numpy"
+    assert "the index runs in numpy" in said and "there is no C++ compiler" in said
 
 
 def test_the_wheel_carries_the_shipped_data_and_the_types(clean: Path, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ _SIGNATURES: Mapping[str, tuple[object, ...]] = {
 
 @functools.cache
 def _loaded() -> ctypes.CDLL | None:
-    shipped = Path(__file__).parent / building.LIBRARY_NAME
+    shipped = building.SOURCES / building.LIBRARY_NAME
     try:
         return _declared(shipped if shipped.exists() else None)
     except (building.BuildError, OSError) as error:
