@@ -129,7 +129,11 @@ def test_without_a_compiler_the_wheel_is_pure_and_the_index_runs(clean: Path, tm
     subprocess.run([*PIP, "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)], check=True)
     program = f"import sys; sys.path.insert(0, {str(site)!r})\n{USE_INDEX}"
     done = subprocess.run(
-        [str(clean), "-P", "-c", program], env={"PATH": ""}, capture_output=True, text=True, timeout=120
+        [str(clean), "-P", "-c", program],
+        env={"PATH": "", "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     said, implementation = done.stdout.splitlines()

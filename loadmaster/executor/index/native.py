@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
@@ -86,14 +87,7 @@ def _declared(path: Path | None) -> ctypes.CDLL:
     if path is not None:
         found = ctypes.CDLL(str(path))
     else:
-        kept = _cache_folder()
-        with tempfile.TemporaryDirectory() as passing:
-            # Where nothing can be kept, this process makes its own.
-            made = (kept or Path(passing)) / building.LIBRARY_NAME
-            if not made.exists():
-                _LOG.info("compiling the index, once")
-                building.compile_library(made)
-            found = ctypes.CDLL(str(made))
+        found = _kept()
     for name, arguments in _SIGNATURES.items():
         function = getattr(found, name)
         function.argtypes = arguments
@@ -101,15 +95,23 @@ def _declared(path: Path | None) -> ctypes.CDLL:
     return found
 
 
-def _cache_folder() -> Path | None:
-    """Of these sources and this compiler, the user's own. None: it cannot be written."""
+def _kept() -> ctypes.CDLL:
+    """From the user's cache folder, made first if it is not there."""
     home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    folder = Path(home) / "loadmaster" / "index" / building.fingerprint()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return folder if os.access(folder, os.W_OK) else None
+    library = Path(home) / "loadmaster" / "index" / building.fingerprint() / building.LIBRARY_NAME
+    if library.exists():
+        return ctypes.CDLL(str(library))
+    if building.compiler() is None:
+        raise building.BuildError("there is no C++ compiler")
+    with tempfile.TemporaryDirectory() as passing:
+        with contextlib.suppress(OSError):
+            library.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(library.parent, os.W_OK):
+            # Nothing can be kept: this process makes its own.
+            library = Path(passing) / building.LIBRARY_NAME
+        _LOG.info("compiling the index, once")
+        building.compile_library(library)
+        return ctypes.CDLL(str(library))
 
 
 class NativeCore:
