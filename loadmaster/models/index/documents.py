@@ -1,0 +1,102 @@
+"""JSON of the kind ``index``: problem and plan documents to typed data and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadmaster.errors import InputError
+from loadmaster.models.documents import PLAN_SCHEMA, PROBLEM_SCHEMA, Document, read, write
+from loadmaster.models.index.plan import IndexPlan
+from loadmaster.models.index.problem import Cost, Figure, IndexProblem, Shard
+from loadmaster.models.index.serving import refusal, serving, words
+
+
+def check_problem(problem: IndexProblem) -> None:
+    """Refuse what the fields cannot say one by one.
+
+    Raises:
+        InputError: names that are there twice, numbers of no host, thread or candidate, quantiles out of order, a shard
+            that no candidate can serve; names the field.
+    """
+    _expect_different([host.name for host in problem.hosts], "hosts")
+    _expect_different([shard.name for shard in problem.shards], "shards")
+    for s, shard in enumerate(problem.shards):
+        _expect_shard(problem, shard, f"shards[{s}]")
+
+
+def _expect_different(names: list[str], field: str) -> None:
+    seen: set[str] = set()
+    for at, name in enumerate(names):
+        if name in seen:
+            raise InputError(f"{field}[{at}].name", name, "is there twice", "Give every one a name of its own.")
+        seen.add(name)
+
+
+def _expect_shard(problem: IndexProblem, shard: Shard, field: str) -> None:
+    candidates = len(problem.candidates)
+    if len(shard.costs) != candidates:
+        remedy = f"Give {candidates}, null for a candidate that is not to be taken."
+        raise InputError(f"{field}.costs", len(shard.costs), "are not as many as candidates", remedy)
+    if shard.host >= len(problem.hosts):
+        remedy = f"Hosts are numbered 0 to {len(problem.hosts) - 1}."
+        raise InputError(f"{field}.host", shard.host, "is no host", remedy)
+    threads = problem.hosts[shard.host].threads
+    if shard.thread is not None and shard.thread >= threads:
+        remedy = f"Threads of {problem.hosts[shard.host].name} are numbered 0 to {threads - 1}."
+        raise InputError(f"{field}.thread", shard.thread, "is no thread", remedy)
+    if shard.current is not None and shard.current >= candidates:
+        remedy = f"Candidates are numbered 0 to {candidates - 1}."
+        raise InputError(f"{field}.current", shard.current, "is no candidate", remedy)
+    for c, cost in enumerate(shard.costs):
+        if cost is not None:
+            _expect_cost(cost, f"{field}.costs[{c}]")
+    if not serving(problem, shard):
+        said = f"{words(problem.candidates[0])} {refusal(problem, shard, 0)}"
+        remedy = "Give a candidate that can serve it, or allow longer pauses."
+        raise InputError(f"{field}.costs", shard.name, f"can be served by no candidate: {said}", remedy)
+
+
+def _expect_cost(cost: Cost, field: str) -> None:
+    for name in ("read_ns", "write_ns", "peak_bytes", "pause_us", "scan_ns"):
+        figure: Figure | None = getattr(cost, name)
+        if figure is None:
+            continue
+        lower = figure.expected if figure.lower is None else figure.lower
+        if not lower <= figure.expected <= figure.most:
+            found = f"{figure.lower}, {figure.expected}, {figure.upper}"
+            raise InputError(f"{field}.{name}", found, "are no quantiles", "Give lower <= expected <= upper.")
+
+
+def read_problem(document: Document) -> IndexProblem:
+    """An index problem from its document.
+
+    Raises:
+        InputError: unknown fields or versions, values out of range, what :func:`check_problem` refuses; names the
+            field.
+    """
+    problem = read(IndexProblem, PROBLEM_SCHEMA, document)
+    check_problem(problem)
+    return problem
+
+
+def write_problem(problem: IndexProblem) -> dict[str, Any]:
+    """The document of a problem; reading it back gives an equal problem."""
+    return write(PROBLEM_SCHEMA, problem)
+
+
+def read_plan(document: Document) -> IndexPlan:
+    """An index plan from its document. It is not checked here: see :mod:`loadmaster.models.index.checker`.
+
+    Raises:
+        InputError: unknown fields or versions, values out of range; names the field.
+    """
+    plan = read(IndexPlan, PLAN_SCHEMA, document)
+    if (plan.objective is None) != (plan.status == "infeasible") or bool(plan.choices) != (plan.objective is not None):
+        remedy = "An infeasible plan has neither objective nor choices, any other plan has both."
+        raise InputError("choices", len(plan.choices), f"does not go with status {plan.status}", remedy)
+    return plan
+
+
+def write_plan(plan: IndexPlan) -> dict[str, Any]:
+    """The document of a plan; reading it back gives an equal plan."""
+    return write(PLAN_SCHEMA, plan)

@@ -1,0 +1,165 @@
+"""The program of configurations: a multiple-choice knapsack for every host, over all threads or for the longest one.
+
+After the selection of [Shah23], section 6.3.2, which is by speed alone and for one index; memory, hosts and threads are
+our own.
+
+Sets:
+    s           shards, h(s) the host that one lives on
+    c           candidates of a shard, C_s those that nothing beats (:mod:`.options`)
+    h           hosts
+    p           threads of a host; of a shard those that may serve it, P_s: the given one, or all of its host
+
+Parameters: t_sc the time of a shard's operations, and of its rebuild where c is not what it is now, over the horizon;
+b_sc the bytes that are kept for it; B_h those that a host has.
+
+Variables:
+    x[s,c]      binary: the shard gets the candidate
+    z[s,c,p]    binary: and is served by the thread; only where P_s has several, elsewhere x itself
+    T           continuous: time of the thread that takes longest
+
+Objective: minimize sum t_sc x[s,c], or T. When the longest thread is known, the sum is minimized with T held to it: of
+plans that are equally long, the one that takes least in all.
+
+Constraints:
+(M1)  a shard gets one candidate: sum_c x[s,c] = 1 - `one_configuration`
+(M2)  what a host holds fits: sum_(s: h(s) = h) sum_c b_sc x[s,c] <= B_h - `fits_the_host`
+(M3)  a shard is served by one thread: sum_p z[s,c,p] = x[s,c] - `one_thread`
+(M4)  no thread takes longer than the longest: sum_(s,c) t_sc z[s,c,p] <= T - `within_the_longest`
+
+(M3), (M4), z and T are there for the longest thread alone. Times are divided by ``scale_us`` and bytes by B_h, so that
+a solver's tolerances mean the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadmaster.models.index.options import Option
+from loadmaster.models.index.problem import IndexProblem
+from loadmaster.solvers.program import FloatArray, IntArray, Program, ProgramBuilder
+
+
+@dataclass(frozen=True)
+class Formulated:
+    """The program and its columns.
+
+    Attributes:
+        x: [shards][options] columns.
+        z: [shards] None, or [options, threads] columns.
+    """
+
+    program: Program
+    x: tuple[IntArray, ...]
+    z: tuple[IntArray | None, ...]
+
+    def chosen(self, values: FloatArray) -> list[int]:
+        """[shards] numbers of options that a point takes."""
+        return [int(values[columns].argmax()) for columns in self.x]
+
+    def threads(self, values: FloatArray) -> list[int | None]:
+        """[shards] the thread that a point takes; None where there is nothing to choose."""
+        return [None if columns is None else int(values[columns].sum(axis=0).argmax()) for columns in self.z]
+
+    def without(self, chosen: Sequence[int], shards: Sequence[int], name: str) -> Formulated:
+        """The same where not all of these shards may have these options: together they are too much."""
+        coefficients = np.zeros(self.program.column_count)
+        coefficients[[int(self.x[s][chosen[s]]) for s in shards]] = 1.0
+        return Formulated(self.program.with_row(name, coefficients, upper=len(shards) - 1.0), self.x, self.z)
+
+
+def formulate(
+    problem: IndexProblem,
+    of: Sequence[Sequence[Option]],
+    budget_bytes: int,
+    scale_us: float,
+    longest_us: float | None = None,
+) -> Formulated:
+    """The program.
+
+    Args:
+        of: the options of each shard.
+        scale_us: microseconds that count as 1.
+        longest_us: of the longest thread, where it is known and the sum is to be minimized.
+    """
+    b = ProgramBuilder()
+    by_sum = problem.objective == "sum" or longest_us is not None
+    times = [np.array([o.time_us for o in options]) / scale_us for options in of]
+    x = [b.columns(f"x[{s}]", len(t), upper=1.0, integer=True, cost=t if by_sum else 0.0) for s, t in enumerate(times)]
+    one_configuration(b, x)
+    fits_the_host(b, problem, of, x, budget_bytes)
+    z: list[IntArray | None] = [None] * len(x)
+    if problem.objective == "longest-thread":
+        z = one_thread(b, problem, x)
+        most = np.inf if longest_us is None else longest_us / scale_us
+        longest = b.columns("T", (), upper=most, cost=0.0 if by_sum else 1.0)
+        within_the_longest(b, problem, times, x, z, int(longest))
+    return Formulated(b.build(), tuple(x), tuple(z))
+
+
+def one_configuration(b: ProgramBuilder, x: Sequence[IntArray]) -> None:
+    """(M1)."""
+    rows = b.row_list("one_configuration")
+    for columns in x:
+        rows.add(columns.tolist(), [1.0] * len(columns), lower=1.0, upper=1.0)
+    rows.done()
+
+
+def fits_the_host(
+    b: ProgramBuilder,
+    problem: IndexProblem,
+    of: Sequence[Sequence[Option]],
+    x: Sequence[IntArray],
+    budget_bytes: int,
+) -> None:
+    """(M2)."""
+    rows = b.row_list("fits_the_host")
+    for h in range(len(problem.hosts)):
+        room = max(problem.room_bytes(h, budget_bytes), 1)
+        here = [s for s, shard in enumerate(problem.shards) if shard.host == h]
+        sizes = [o.size_bytes / room for s in here for o in of[s]]
+        rows.add([int(c) for s in here for c in x[s]], sizes, upper=1.0)
+    rows.done()
+
+
+def one_thread(b: ProgramBuilder, problem: IndexProblem, x: Sequence[IntArray]) -> list[IntArray | None]:
+    """(M3), and the columns of threads: None where there is one alone to take."""
+    rows = b.row_list("one_thread")
+    made: list[IntArray | None] = []
+    for s, (shard, columns) in enumerate(zip(problem.shards, x, strict=True)):
+        threads = problem.hosts[shard.host].threads
+        if shard.thread is not None or threads == 1:
+            made.append(None)
+            continue
+        served = b.columns(f"z[{s}]", (len(columns), threads), upper=1.0, integer=True)
+        for column, by_thread in zip(columns.tolist(), served.tolist(), strict=True):
+            rows.add([column, *by_thread], [-1.0, *[1.0] * threads], lower=0.0, upper=0.0)
+        made.append(served)
+    rows.done()
+    return made
+
+
+def within_the_longest(
+    b: ProgramBuilder,
+    problem: IndexProblem,
+    times: Sequence[FloatArray],
+    x: Sequence[IntArray],
+    z: Sequence[IntArray | None],
+    longest: int,
+) -> None:
+    """(M4), for threads that have anything to serve."""
+    terms: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
+    for shard, took, columns, served in zip(problem.shards, times, x, z, strict=True):
+        if served is None:
+            terms[shard.host, shard.thread or 0] += zip(columns.tolist(), took.tolist(), strict=True)
+            continue
+        for p in range(served.shape[1]):
+            terms[shard.host, p] += zip(served[:, p].tolist(), took.tolist(), strict=True)
+    rows = b.row_list("within_the_longest")
+    for thread in sorted(terms):
+        columns_of, took_of = zip(*terms[thread], strict=True)
+        rows.add([*columns_of, longest], [*took_of, -1.0], upper=0.0)
+    rows.done()

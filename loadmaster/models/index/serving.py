@@ -1,0 +1,73 @@
+"""What a configuration comes to on a shard: whether it can serve it at all, how long it takes, how much memory.
+
+Times are those expected, because sums of many are planned with them. Memory is its upper quantile, because a budget is
+a promise.
+"""
+
+from __future__ import annotations
+
+import math
+
+from loadmaster.models.index.configuration import Configuration
+from loadmaster.models.index.problem import Cost, IndexProblem, Shard
+
+
+def operations_us(shard: Shard, cost: Cost) -> float:
+    """Processor time of the operations of the horizon."""
+    done = shard.operations
+    write_ns = 0.0 if cost.write_ns is None else cost.write_ns.expected
+    scan_ns = (cost.scan_ns or cost.read_ns).expected
+    return (done.lookups * cost.read_ns.expected + done.writes * write_ns + done.scans * scan_ns) / 1e3
+
+
+def time_us(shard: Shard, candidate: int) -> float:
+    """The same with the rebuild, where the candidate is not what the shard is now."""
+    cost = shard.costs[candidate]
+    assert cost is not None, "refused candidates are not asked"
+    changes = shard.current is not None and shard.current != candidate
+    return operations_us(shard, cost) + (cost.rebuild_us if changes else 0.0)
+
+
+def size_bytes(shard: Shard, candidate: int) -> int:
+    """What is kept free for it."""
+    cost = shard.costs[candidate]
+    assert cost is not None, "refused candidates are not asked"
+    return math.ceil(cost.peak_bytes.most)
+
+
+def refusal(problem: IndexProblem, shard: Shard, candidate: int) -> str | None:
+    """Why a candidate cannot serve a shard, in words; None: it can."""
+    cost, configuration = shard.costs[candidate], problem.candidates[candidate]
+    if cost is None:
+        return "is not to be taken"
+    if not configuration.ordered and (shard.ordered or shard.operations.scans > 0):
+        return "keeps no order"
+    if shard.operations.writes > 0 and (not configuration.writable or cost.write_ns is None):
+        return "takes no writes"
+    longest = problem.longest_pause_us
+    if longest is not None and cost.pause_us is not None and cost.pause_us.most > longest:
+        return f"may pause for {cost.pause_us.most:.0f} us"
+    return None
+
+
+def serving(problem: IndexProblem, shard: Shard) -> list[int]:
+    """Candidates that can serve a shard, ascending."""
+    return [c for c in range(len(problem.candidates)) if refusal(problem, shard, c) is None]
+
+
+def words(configuration: Configuration) -> str:
+    """A configuration in short: ``fragmented-log 64 x 256, 16 first``."""
+    match configuration.structure:
+        case "gapped-array":
+            limits = [
+                f"{name} {value:g}"
+                for name, value in (("Msi", configuration.most_searches), ("Msh", configuration.most_shifts))
+                if value is not None
+            ]
+            told = " ".join(limits) or f"for {100 * configuration.insert_share:g}% inserts"
+            return f"gapped-array {told}"
+        case "fragmented-log":
+            log = configuration
+            return f"fragmented-log {log.fragment_keys} x {log.most_fragments}, {log.first_fragments} first"
+        case other:
+            return other

@@ -1,0 +1,1 @@
+"""How the kind ``index`` is solved."""

@@ -1,0 +1,235 @@
+"""How ``index`` is solved: configurations by rule first, then the program, then the sum beside the longest thread.
+
+Whether there is a plan at all is known at once: hosts share nothing, so every shard with the least bytes is the proof
+or the plan. What takes no longer than every shard at its quickest is the best plan, and no program is solved for it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from loadmaster.errors import CancelledError, CheckFailedError, LimitReachedError
+from loadmaster.models.index.changes import changes
+from loadmaster.models.index.checker import Check, check
+from loadmaster.models.index.formulation import Formulated, formulate
+from loadmaster.models.index.limits import least_by_host
+from loadmaster.models.index.options import Option, options
+from loadmaster.models.index.plan import Choice, IndexPlan, Infeasibility
+from loadmaster.models.index.problem import IndexProblem
+from loadmaster.models.units import show_bytes
+from loadmaster.planner.effort import Effort
+from loadmaster.planner.index.by_rule import greedy, on_threads, one_for_all
+from loadmaster.planner.options import PlanOptions, PlanProgress
+from loadmaster.solvers.solution import Solution, relative_gap
+
+# Sums of the same times in another order are equal to so many digits.
+_CLOSE = 1e-9
+_BLOCKERS = 3
+# A solver holds a row to its tolerance, the checker to the byte: what is over by less is excluded, so many times.
+_MOST_ROUNDS = 20
+
+
+def plan_index(
+    problem: IndexProblem,
+    options: PlanOptions,
+    *,
+    on_progress: Callable[[PlanProgress], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> IndexPlan:
+    """Plan one problem: ``auto`` as above, ``greedy`` by rule alone, ``one`` the best configuration for all shards.
+
+    Raises:
+        LimitReachedError: ``one`` was asked for, and no configuration serves all shards within the budget.
+        CancelledError: cancelled before any plan.
+    """
+    budget_bytes = options.budget_bytes
+    assert isinstance(budget_bytes, int), "settled options have one"
+    return _Run(problem, budget_bytes, Effort(options, on_progress, cancelled)).plan()
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Choices that hold, and their verdict."""
+
+    choices: tuple[Choice, ...]
+    verdict: Check
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """What is minimized, and the sum where that is the same."""
+        return self.verdict.objective, self.verdict.total_us
+
+
+class _Run:
+    def __init__(self, problem: IndexProblem, budget_bytes: int, effort: Effort) -> None:
+        self.problem, self.budget_bytes, self.effort = problem, budget_bytes, effort
+        with effort.on_clock("build"):
+            self.options = [options(problem, s) for s in range(len(problem.shards))]
+            self.bound = self._at_its_quickest()
+        self.best: _Found | None = None
+
+    def plan(self) -> IndexPlan:
+        if self.effort.cancelled():
+            raise CancelledError("cancelled before a plan was found")
+        lacking = self._infeasibility()
+        if lacking is not None:
+            return self._answer(lacking)
+        with self.effort.keep_plan_on_crash(lambda: self.best is not None):
+            self._by_rule(self.effort.options.method)
+            if self.effort.options.method == "auto":
+                self._program()
+                self._least_in_all()
+        if self.best is None:
+            raise LimitReachedError(
+                f"no configuration can serve all shards under {show_bytes(self.budget_bytes)}. Give a larger budget, or "
+                "use the method auto, which gives each shard its own."
+            )
+        return self._answer(None)
+
+    def _at_its_quickest(self) -> float:
+        """What no plan goes below: every shard at its quickest, on all threads alike where they are not given."""
+        quickest = [of[-1].time_us for of in self.options]
+        if self.problem.objective == "sum":
+            return sum(quickest)
+        by_host, given = [0.0] * len(self.problem.hosts), defaultdict[tuple[int, int], float](float)
+        for shard, took in zip(self.problem.shards, quickest, strict=True):
+            by_host[shard.host] += took
+            if shard.thread is not None:
+                given[shard.host, shard.thread] += took
+        even = [took / host.threads for host, took in zip(self.problem.hosts, by_host, strict=True)]
+        return max(*even, *quickest, *given.values())
+
+    def _infeasibility(self) -> Infeasibility | None:
+        """The host that lacks most, where every shard has what takes least."""
+        least = least_by_host(self.problem)
+        hosts = range(len(least))
+        short = [least[h] - self.problem.room_bytes(h, self.budget_bytes) for h in hosts]
+        own = [h for h in hosts if least[h] > (self.problem.hosts[h].memory_bytes or least[h])]
+        worst = max(own or hosts, key=lambda h: short[h])
+        if short[worst] <= 0:
+            return None
+        here = [s for s, shard in enumerate(self.problem.shards) if shard.host == worst]
+        largest = sorted(here, key=lambda s: -self.options[s][0].size_bytes)[:_BLOCKERS]
+        names = tuple(self.problem.shards[s].name for s in largest)
+        return Infeasibility(least[worst], short[worst], self.problem.hosts[worst].name, names, not own)
+
+    def _by_rule(self, method: str) -> None:
+        with self.effort.on_clock("solve"):
+            tried = [] if method == "one" else [greedy(self.problem, self.options, self.budget_bytes)]
+            tried += [] if method == "greedy" else one_for_all(self.problem, self.budget_bytes)
+        for chosen in tried:
+            if chosen is not None:
+                self._take("rules", chosen, on_threads(self.problem, chosen))
+
+    def _program(self) -> None:
+        """The program; what its rows let pass though it is too much is excluded, and it is solved again."""
+        assert self.best is not None, "rules found a plan"
+        scale_us = self.best.verdict.objective
+        if self._is_proved() or self.effort.over():
+            return
+        with self.effort.on_clock("build"):
+            formulated = formulate(self.problem, self.options, self.budget_bytes, scale_us)
+        self._solve("program", formulated, lambda solution: self._bounded(solution, scale_us))
+
+    def _bounded(self, solution: Solution, scale_us: float) -> None:
+        if solution.bound is not None:
+            self.bound = max(self.bound, solution.bound * scale_us)
+
+    def _least_in_all(self) -> None:
+        """Of plans whose longest thread is no longer, the one that takes least on all threads together."""
+        if self.problem.objective == "sum" or self.best is None or self.effort.over():
+            return
+        longest_us, total_us = self.best.verdict.objective, self.best.verdict.total_us
+        if total_us <= sum(of[-1].time_us for of in self.options) * (1 + _CLOSE):
+            return
+        with self.effort.on_clock("build"):
+            formulated = formulate(self.problem, self.options, self.budget_bytes, total_us, longest_us)
+        self._solve("least in all", formulated, lambda _: None)
+
+    def _solve(self, phase: str, formulated: Formulated, seen: Callable[[Solution], None]) -> None:
+        gap = self.effort.options.gap / 2
+        for at in range(_MOST_ROUNDS):
+            solution = self.effort.solved(formulated.program, lambda: self._say(phase, "solving"), gap=gap)
+            seen(solution)
+            if solution.values is None:
+                return
+            numbers = formulated.chosen(solution.values)
+            chosen = [of[n] for of, n in zip(self.options, numbers, strict=True)]
+            over = self._over(chosen)
+            if over is None:
+                threads = on_threads(self.problem, chosen)
+                self._take(phase, chosen, threads)
+                free = formulated.threads(solution.values)
+                self._take(phase, chosen, [t if f is None else f for t, f in zip(threads, free, strict=True)])
+                return
+            formulated = formulated.without(numbers, over, f"excluded[{at}]")
+
+    def _over(self, chosen: Sequence[Option]) -> list[int] | None:
+        """The shards of a host that they are too much for."""
+        for h in range(len(self.problem.hosts)):
+            here = [s for s, shard in enumerate(self.problem.shards) if shard.host == h]
+            if sum(chosen[s].size_bytes for s in here) > self.problem.room_bytes(h, self.budget_bytes):
+                return here
+        return None
+
+    def _take(self, phase: str, chosen: Sequence[Option], threads: Sequence[int | None]) -> None:
+        """Keep what is better than all before.
+
+        Raises:
+            CheckFailedError: the checker refuses it.
+        """
+        choices = tuple(
+            Choice(o.candidate, o.time_us, o.size_bytes, thread) for o, thread in zip(chosen, threads, strict=True)
+        )
+        with self.effort.on_clock("check"):
+            found = _Found(choices, check(self.problem, choices, self.budget_bytes))
+        if not found.verdict.ok:
+            name = self.problem.name
+            first = found.verdict.violations[0]
+            raise CheckFailedError(f"a plan of {name} fails its check: {first}. Please report it.")
+        if self.best is None or found.rank < self.best.rank:
+            self.best = found
+            self._say(phase, "a better plan")
+
+    def _is_proved(self) -> bool:
+        assert self.best is not None, "asked when there is a plan"
+        gap = relative_gap(self.best.verdict.objective, self._bound_below())
+        return gap is not None and gap <= max(self.effort.options.gap, _CLOSE)
+
+    def _bound_below(self) -> float:
+        """The bound; no more than what was found, though a solver's last digits may say so."""
+        return self.bound if self.best is None else min(self.bound, self.best.verdict.objective)
+
+    def _say(self, phase: str, message: str) -> None:
+        self.effort.say(phase, message, None if self.best is None else self.best.verdict.objective, self._bound_below())
+
+    def _answer(self, lacking: Infeasibility | None) -> IndexPlan:
+        plan = IndexPlan(
+            name=self.problem.name,
+            problem_sha256=self.problem.sha256,
+            status="infeasible",
+            unit=self.problem.unit,
+            method=self.effort.options.method,
+            stopped_by="proof" if lacking else self.effort.stopped_by(proved=self._is_proved()),
+            seconds=dict(self.effort.seconds),
+            solver=self.effort.solver_facts(),
+            check={},
+            options=self.effort.options.to_document(),
+            budget_bytes=self.budget_bytes,
+            infeasibility=lacking,
+        )
+        if self.best is None:
+            return plan
+        verdict, bound = self.best.verdict, self._bound_below()
+        return replace(
+            plan,
+            status="optimal" if self._is_proved() else "feasible",
+            objective=verdict.objective,
+            bound=bound,
+            gap=relative_gap(verdict.objective, bound),
+            check=verdict.summary(),
+            choices=self.best.choices,
+            changes=tuple(changes(self.problem, [c.candidate for c in self.best.choices], self.budget_bytes)),
+        )
