@@ -156,4 +156,5 @@ def _even(random: np.random.Generator, present: IntArray) -> IntArray:
 
 def _zipf(random: np.random.Generator, present: IntArray) -> IntArray:
     """Places with chances as 1 / (1 + place): by the inverse of the logarithm that they sum to."""
-    return np.minimum(np.exp(random.random(len(present)) * np.log1p(present)) - 1, present - 1).astype(np.int64)
+    places: IntArray = (np.exp(random.random(len(present)) * np.log1p(present)) - 1).astype(np.int64)
+    return np.minimum(places, present - 1)

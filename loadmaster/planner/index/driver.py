@@ -83,8 +83,8 @@ class _Run:
                 self._least_in_all()
         if self.best is None:
             raise LimitReachedError(
-                f"no configuration can serve all shards under {show_bytes(self.budget_bytes)}. Give a larger budget, or "
-                "use the method auto, which gives each shard its own."
+                f"no configuration serves all shards under {show_bytes(self.budget_bytes)}. Give a larger budget, or the "
+                "method auto, which gives each shard its own."
             )
         return self._answer(None)
 
