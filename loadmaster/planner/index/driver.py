@@ -38,10 +38,10 @@ def plan_index(
     on_progress: Callable[[PlanProgress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> IndexPlan:
-    """Plan one problem: ``auto`` as above, ``greedy`` by rule alone, ``one`` the best configuration for all shards.
+    """Plan one problem: ``auto`` as above, ``greedy`` by rule alone, ``one-for-all`` the best configuration for all shards.
 
     Raises:
-        LimitReachedError: ``one`` was asked for, and no configuration serves all shards within the budget.
+        LimitReachedError: ``one-for-all`` was asked for, and no configuration serves all shards within the budget.
         CancelledError: cancelled before any plan.
     """
     budget_bytes = options.budget_bytes
@@ -117,7 +117,7 @@ class _Run:
 
     def _by_rule(self, method: str) -> None:
         with self.effort.on_clock("solve"):
-            tried = [] if method == "one" else [greedy(self.problem, self.options, self.budget_bytes)]
+            tried = [] if method == "one-for-all" else [greedy(self.problem, self.options, self.budget_bytes)]
             tried += [] if method == "greedy" else one_for_all(self.problem, self.budget_bytes)
         for chosen in tried:
             if chosen is not None:

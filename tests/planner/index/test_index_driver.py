@@ -70,11 +70,11 @@ def test_a_plan_is_no_worse_than_rules(seed: int, budget_bytes: int, longest: bo
     if least_bytes(problem) > budget_bytes:
         return
     plan = planned(problem, budget_bytes, gap=0.5)
-    for method in ("greedy", "one"):
+    for method in ("greedy", "one-for-all"):
         try:
             other = planned(problem, budget_bytes, method=method)
         except LimitReachedError:
-            assert method == "one"
+            assert method == "one-for-all"
             continue
         assert check_plan(problem, other).ok
         assert plan.objective is not None and other.objective is not None and other.bound is not None

@@ -1,0 +1,236 @@
+"""What a configuration will come to on a trace that it never ran on: a line through logarithms for each structure.
+
+The logarithm of a time, or of the bytes of a key, is a weighted sum of a few features of trace and configuration
+(:func:`explain`). Weights are fitted by least squares to what was measured, and quantiles are those of residuals on
+traces that were held out. ``predictor.json`` beside this module holds weights and says where they come from.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+
+from loadmaster.errors import InputError
+from loadmaster.models.canonical import plain
+from loadmaster.models.documents import Document
+from loadmaster.models.index.configuration import Configuration, FragmentedLog, GappedArray, HashTable
+from loadmaster.models.index.features import Features
+from loadmaster.models.index.problem import Cost, Figure
+from loadmaster.solvers.program import FloatArray
+
+SCHEMA = "loadmaster/index-predictor/1"
+# What is predicted, per operation or per key.
+FIGURES = ("read_ns", "write_ns", "key_bytes", "build_ns")
+LOWER, UPPER = 0.1, 0.9
+# Of features that the rows hardly vary, weights stay near 0: so much of the rows' number, on features of deviation 1.
+_RIDGE = 0.02
+# The largest leaf of a gapped array, as ALEX bounds it: 16 MiB of keys and payloads.
+_LARGEST_LEAF_KEYS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement.
+
+    Attributes:
+        trace: its name: residuals are taken on traces that the line was not fitted to.
+        write_ns, build_ns: None where nothing was written, or built from other keys.
+        key_bytes: the peak by the keys that were there at last.
+    """
+
+    trace: str
+    features: Features
+    configuration: Configuration
+    read_ns: float | None
+    write_ns: float | None
+    key_bytes: float
+    build_ns: float | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """How one figure of one structure is predicted.
+
+    Attributes:
+        weights: by the name of the feature, of the natural logarithm.
+        lower, upper: what is added to that for the quantiles 0.1 and 0.9.
+    """
+
+    weights: Mapping[str, float]
+    lower: float
+    upper: float
+
+    def figure(self, explained: Mapping[str, float]) -> Figure:
+        """The figure where features are these."""
+        middle = sum(weight * explained[name] for name, weight in self.weights.items())
+        return Figure(*(math.exp(min(middle + by, 34.0)) for by in (0.0, self.lower, self.upper)))
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Lines by structure and figure.
+
+    Attributes:
+        source: what they were fitted to, in words.
+    """
+
+    source: str
+    lines: Mapping[str, Mapping[str, Line]]
+
+
+def explain(features: Features, configuration: Configuration) -> dict[str, float]:
+    """What times and sizes are explained with, by name."""
+    keys = max(features.keys, 1)
+    explained = {
+        "one": 1.0,
+        "log keys": math.log2(keys + features.inserts),
+        "log keys of a line": math.log2(features.local_keys),
+        "log lines over all": math.log2(max(keys / features.global_keys, 1.0)),
+        "hot share": features.hot_share,
+        "write share": features.write_share,
+    }
+    if isinstance(configuration, GappedArray):
+        searches, shifts = configuration.most_searches, configuration.most_shifts
+        explained |= {
+            "searches are bounded": float(searches is not None),
+            "log searches": 0.0 if searches is None else math.log2(searches),
+            "shifts are bounded": float(shifts is not None),
+            "log shifts": 0.0 if shifts is None else math.log2(shifts),
+            "insert share": configuration.insert_share,
+        }
+    if isinstance(configuration, FragmentedLog):
+        fragment, most = math.log2(configuration.fragment_keys), math.log2(configuration.most_fragments)
+        explained |= {
+            "log fragment": fragment,
+            "log fragment squared": fragment**2,
+            "log most": most,
+            "log first": math.log2(configuration.first_fragments),
+            "log fragment by log keys of a line": fragment * explained["log keys of a line"],
+        }
+    return explained
+
+
+def predict(features: Features, configuration: Configuration, coefficients: Coefficients) -> Cost:
+    """What the configuration comes to on such a trace.
+
+    Raises:
+        InputError: the coefficients know no such structure.
+    """
+    lines = coefficients.lines.get(configuration.structure)
+    if lines is None or not {"read_ns", "key_bytes", "build_ns"} <= lines.keys():
+        remedy = "Fit the predictor to rows of it, or leave the candidate out."
+        raise InputError("structure", configuration.structure, "was never measured", remedy)
+    explained = explain(features, configuration)
+    keys = features.keys + features.inserts
+    figures = {name: line.figure(explained) for name, line in lines.items()}
+    build = figures["build_ns"]
+    return Cost(
+        read_ns=figures["read_ns"],
+        write_ns=figures.get("write_ns") if configuration.writable else None,
+        peak_bytes=_times(figures["key_bytes"], max(keys, 1)),
+        rebuild_us=build.expected * features.keys / 1e3,
+        pause_us=_times(build, _moved_keys(configuration, keys) / 1e3),
+    )
+
+
+def _times(figure: Figure, factor: float) -> Figure:
+    assert figure.lower is not None and figure.upper is not None, "what is predicted has quantiles"
+    return Figure(figure.expected * factor, figure.lower * factor, figure.upper * factor)
+
+
+def _moved_keys(configuration: Configuration, keys: float) -> float:
+    """Keys that the largest change of structure moves while an operation waits."""
+    if not configuration.writable:
+        return 0.0
+    if isinstance(configuration, FragmentedLog):
+        return min(keys, configuration.fragment_keys * configuration.most_fragments)
+    return keys if isinstance(configuration, HashTable) else min(keys, _LARGEST_LEAF_KEYS)
+
+
+def fit(rows: Sequence[Row], source: str) -> Coefficients:
+    """Lines through measurements, structure by structure.
+
+    Raises:
+        InputError: there are no rows, or a figure is not above 0; names it.
+    """
+    if not rows:
+        raise InputError("rows", 0, "are none", "Measure some configurations on some traces first.")
+    lines: dict[str, dict[str, Line]] = defaultdict(dict)
+    for structure in sorted({row.configuration.structure for row in rows}):
+        for figure in FIGURES:
+            of = [row for row in rows if row.configuration.structure == structure and getattr(row, figure) is not None]
+            if of:
+                lines[structure][figure] = _line(of, figure)
+    return Coefficients(source, dict(lines))
+
+
+def _line(rows: Sequence[Row], figure: str) -> Line:
+    for n, row in enumerate(rows):
+        if not (math.isfinite(getattr(row, figure)) and getattr(row, figure) > 0):
+            raise InputError(f"rows[{n}].{figure}", getattr(row, figure), "is not above 0", "Measure it again.")
+    explained = [explain(row.features, row.configuration) for row in rows]
+    names = list(explained[0])
+    x = np.array([[e[name] for name in names] for e in explained])
+    y = np.log([float(getattr(row, figure)) for row in rows])
+    traces = np.array([row.trace for row in rows])
+    residuals = np.concatenate([_held_out(x, y, traces == trace) for trace in dict.fromkeys(traces.tolist())])
+    lower, upper = np.quantile(residuals, [LOWER, UPPER])
+    weights = dict(zip(names, _weights(x, y).tolist(), strict=True))
+    return Line(weights, min(0.0, float(lower)), max(0.0, float(upper)))
+
+
+def _held_out(x: FloatArray, y: FloatArray, left_out: np.ndarray) -> FloatArray:
+    """Residuals on rows that the line is not fitted to; of a single trace, those of its own line."""
+    fitted_to = np.ones_like(left_out) if left_out.all() else ~left_out
+    residuals: FloatArray = y[left_out] - x[left_out] @ _weights(x[fitted_to], y[fitted_to])
+    return residuals
+
+
+def _weights(x: FloatArray, y: FloatArray) -> FloatArray:
+    """Ridge regression; the first column is the constant and goes free."""
+    mean, spread = x[:, 1:].mean(axis=0), x[:, 1:].std(axis=0)
+    varied = spread > 1e-12
+    scaled = np.where(varied, (x[:, 1:] - mean) / np.where(varied, spread, 1.0), 0.0)
+    normal = scaled.T @ scaled + _RIDGE * len(x) * np.eye(scaled.shape[1])
+    slopes = np.linalg.solve(normal, scaled.T @ (y - y.mean())) / np.where(varied, spread, 1.0)
+    return np.concatenate([[y.mean() - mean @ slopes], slopes])
+
+
+def write_coefficients(coefficients: Coefficients) -> dict[str, object]:
+    """As a document."""
+    return {"schema": SCHEMA, **plain(coefficients)}
+
+
+def read_coefficients(document: Document) -> Coefficients:
+    """From a document.
+
+    Raises:
+        InputError: it is of another schema, or lacks what coefficients have; names the field.
+    """
+    if document.get("schema") != SCHEMA:
+        remedy = f"Give a document with schema {SCHEMA}."
+        raise InputError("schema", document.get("schema"), "holds no coefficients of the index", remedy)
+    try:
+        lines = {
+            structure: {
+                figure: Line(dict(line["weights"]), float(line["lower"]), float(line["upper"]))
+                for figure, line in figures.items()
+            }
+            for structure, figures in document["lines"].items()
+        }
+        return Coefficients(str(document["source"]), lines)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError("lines", str(error), "are no lines of coefficients", "Fit the predictor again.") from None
+
+
+@cache
+def shipped() -> Coefficients:
+    """Those that come with the package."""
+    return read_coefficients(json.loads(files("loadmaster.models.index").joinpath("predictor.json").read_text("utf-8")))
