@@ -253,6 +253,38 @@ KINDS: dict[str, Kind] = {
         capture="loadmaster.executor.graph.command:main",
         summary="loadmaster.models.graph.summary:summary",
     ),
+    "index": Kind(
+        name="index",
+        question="for each shard of an index of keys: which structure, with which parameters?",
+        documents="loadmaster.models.index.documents",
+        validate="loadmaster.models.index.documents:check_problem",
+        check="loadmaster.models.index.checker:check_plan",
+        plan="loadmaster.planner.index.driver:plan_index",
+        methods=("auto", "greedy", "one-for-all"),
+        limit=Limit(
+            name="budget",
+            plural="budgets",
+            field="budget_bytes",
+            unit="bytes",
+            whole="loadmaster.models.index.limits:whole_bytes",
+            whole_words="what the fullest host takes with every shard at its quickest",
+            points="loadmaster.models.index.limits:spread",
+        ),
+        views="loadmaster.api.report.index.views",
+        exports=(
+            _page("index"),
+            _picture("index", "the time of each shard and the bytes of each host as a picture"),
+            Export(
+                name="csv",
+                help="what was chosen for every shard, with its figures, as a table",
+                media_type="text/csv",
+                write="loadmaster.api.report.index.views:csv",
+                suffix=".csv",
+            ),
+        ),
+        new="loadmaster.api.cli.new_index",
+        summary="loadmaster.models.index.summary:summary",
+    ),
 }
 
 

@@ -25,6 +25,7 @@ FOR_CERTAIN_KINDS = {
     "loadmaster.api.cli.fit": {"memory"},  # a command about that kind
     "loadmaster.api.cli.new_collective": {"collective"},  # the kind's own module for ``new``
     "loadmaster.api.cli.new_graph": {"graph"},  # the kind's own module for ``new``
+    "loadmaster.api.cli.new_index": {"index"},  # the kind's own module for ``new``
     "loadmaster.api.cli.new_memory": {"memory"},  # the kind's own module for ``new``
     "loadmaster.api.cli.new_partition": {"partition"},  # the kind's own module for ``new``
     "loadmaster.api.cli.new_placement": {"placement"},  # the kind's own module for ``new``

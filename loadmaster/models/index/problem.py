@@ -48,8 +48,8 @@ class Cost:
 
     Attributes:
         read_ns: processor time of a lookup.
-        write_ns: of an insert or an erase; None of what is only read.
         peak_bytes: the most that the index takes while the operations run.
+        write_ns: of an insert or an erase; None of what is only read.
         rebuild_us: of making it from the keys in another form.
         pause_us: the longest that one operation waits for a change of structure.
         scan_ns: of a scan; None: a lookup's.
@@ -59,8 +59,8 @@ class Cost:
     leave_out_defaults: ClassVar = True
 
     read_ns: Figure
-    write_ns: Figure | None
     peak_bytes: Figure
+    write_ns: Figure | None = None
     rebuild_us: _Amount = 0.0
     pause_us: Figure | None = None
     scan_ns: Figure | None = None

@@ -38,7 +38,7 @@ def plan_index(
     on_progress: Callable[[PlanProgress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> IndexPlan:
-    """Plan one problem: ``auto`` as above, ``greedy`` by rule alone, ``one-for-all`` the best configuration for all shards.
+    """Plan one problem: ``auto`` as above, ``greedy`` by rule alone, ``one-for-all`` the same configuration for all.
 
     Raises:
         LimitReachedError: ``one-for-all`` was asked for, and no configuration serves all shards within the budget.
@@ -83,8 +83,8 @@ class _Run:
                 self._least_in_all()
         if self.best is None:
             raise LimitReachedError(
-                f"no configuration serves all shards under {show_bytes(self.budget_bytes)}. Give a larger budget, or the "
-                "method auto, which gives each shard its own."
+                f"no configuration serves all shards under {show_bytes(self.budget_bytes)}. Give a larger budget, or "
+                "the method auto, which gives each shard its own."
             )
         return self._answer(None)
 

@@ -20,7 +20,7 @@ CANDIDATES: tuple[Configuration, ...] = (
 def cost(read_ns: float, write_ns: float | None, peak_bytes: float, **more: object) -> Cost:
     """Measured figures."""
     write = None if write_ns is None else Figure(write_ns)
-    return Cost(Figure(read_ns), write, Figure(peak_bytes), measured=True, **more)  # type: ignore[arg-type]
+    return Cost(Figure(read_ns), Figure(peak_bytes), write, measured=True, **more)  # type: ignore[arg-type]
 
 
 def random_problem(
@@ -36,7 +36,12 @@ def random_problem(
         for configuration in CANDIDATES[:candidates]:
             read, write = draw.randint(1, 30), draw.randint(1, 60) if configuration.writable else None
             costs.append(
-                cost(1e3 * read, None if write is None else 1e3 * write, draw.randint(1, 20), rebuild_us=draw.randint(0, 90))
+                cost(
+                    1e3 * read,
+                    None if write is None else 1e3 * write,
+                    draw.randint(1, 20),
+                    rebuild_us=draw.randint(0, 90),
+                )
             )
         if draw.random() < 0.2:
             costs[1] = None

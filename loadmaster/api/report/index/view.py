@@ -1,0 +1,58 @@
+"""An index plan joined with its problem: what each shard gets and what that comes to, what each host holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loadmaster.errors import InputError
+from loadmaster.models.index.checker import Check, check_plan
+from loadmaster.models.index.plan import Change, Choice, IndexPlan
+from loadmaster.models.index.problem import Cost, IndexProblem, Shard
+from loadmaster.models.index.serving import words
+
+
+@dataclass(frozen=True)
+class ShardRow:
+    """One shard and its choice.
+
+    Attributes:
+        configuration: in words.
+        cost: of the choice, measured or predicted.
+        change: of a shard that is built already and changes, or would gain.
+    """
+
+    shard: Shard
+    host: str
+    choice: Choice
+    configuration: str
+    cost: Cost
+    change: Change | None
+
+
+@dataclass(frozen=True)
+class View:
+    """A plan and its check, ready to draw."""
+
+    problem: IndexProblem
+    plan: IndexPlan
+    check: Check
+    rows: tuple[ShardRow, ...]
+
+
+def view(problem: IndexProblem, plan: IndexPlan) -> View:
+    """Check a plan and join it with its problem.
+
+    Raises:
+        InputError: the plan is of another problem, has no choices, or does not pass the checker.
+    """
+    verdict = check_plan(problem, plan)
+    if not verdict.ok:
+        raise InputError("plan", plan.name, verdict.violations[0], "Plan the problem again: this plan does not hold.")
+    changes = {change.shard: change for change in plan.changes}
+    rows = []
+    for s, (shard, choice) in enumerate(zip(problem.shards, plan.choices, strict=True)):
+        cost = shard.costs[choice.candidate]
+        assert cost is not None, "the checker has seen to that"
+        host = problem.hosts[shard.host].name
+        rows.append(ShardRow(shard, host, choice, words(problem.candidates[choice.candidate]), cost, changes.get(s)))
+    return View(problem, plan, verdict, tuple(rows))

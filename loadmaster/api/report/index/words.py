@@ -1,0 +1,125 @@
+"""An index plan in a few lines of text: the time, its proof, what is chosen how often, and every shard."""
+
+from __future__ import annotations
+
+from loadmaster.api.columns import table
+from loadmaster.api.report.index.view import ShardRow, View
+from loadmaster.api.report.words import how, in_rows, proof
+from loadmaster.models.index.checker import Check
+from loadmaster.models.index.plan import Change, IndexPlan
+from loadmaster.models.index.problem import Figure, IndexProblem
+from loadmaster.models.index.serving import words
+from loadmaster.models.units import show_at_least, show_bytes, show_cost, show_share
+
+
+def summary(plan: IndexPlan) -> str:
+    """The lines that ``plan`` and ``show`` print."""
+    rows = _infeasible_rows(plan) if plan.status == "infeasible" else _rows(plan)
+    return in_rows(f"{plan.name} under {show_bytes(plan.budget_bytes)} a host: {plan.standing}", rows)
+
+
+def infeasible(plan: IndexPlan) -> str:
+    """Why there is no plan, and how much more memory it takes."""
+    found = plan.infeasibility
+    if found is None:
+        return f"no plan fits {show_bytes(plan.budget_bytes)} a host"
+    what = f"a budget of {found.minimum_budget_bytes} bytes" if found.budget_helps else "memory of its own"
+    return (
+        f"no plan fits {show_bytes(plan.budget_bytes)} a host: host {found.where} lacks "
+        f"{show_bytes(found.short_bytes)}, and needs {what} (most of it for {', '.join(found.largest)})."
+    )
+
+
+def verdict(plan: IndexPlan, check: Check) -> str:
+    """What the checker found, in one line."""
+    fit = f"{show_bytes(check.peak_bytes)} of {show_bytes(plan.budget_bytes)}"
+    return f"{show_cost(check.total_us, 'us')} on all threads together, {fit} on {check.peak_at}"
+
+
+def details(view: View) -> str:
+    """What every shard gets, and the changes that pay or would."""
+    lines = ["", table(shard_rows(view), SHARD_HEADER)]
+    if view.plan.changes:
+        lines += ["", *(change_words(view.problem, change) for change in view.plan.changes)]
+    return "\n".join(lines)
+
+
+SHARD_HEADER = ["shard", "host", "thread", "configuration", "figures", "read", "write", "time", "bytes"]
+
+
+def shard_rows(view: View) -> list[list[str]]:
+    """In the order of shards."""
+    return [
+        [
+            row.shard.name,
+            row.host,
+            "" if row.choice.thread is None else str(row.choice.thread),
+            row.configuration,
+            "measured" if row.cost.measured else "predicted",
+            nanoseconds(row.cost.read_ns),
+            "" if row.cost.write_ns is None else nanoseconds(row.cost.write_ns),
+            show_cost(row.choice.time_us, "us"),
+            show_bytes(row.choice.peak_bytes),
+        ]
+        for row in view.rows
+    ]
+
+
+def nanoseconds(figure: Figure) -> str:
+    """``104 ns``; of what is predicted, ``104 ns (52 to 208)``."""
+    if figure.lower is None or figure.upper is None:
+        return f"{figure.expected:.0f} ns"
+    return f"{figure.expected:.0f} ns ({figure.lower:.0f} to {figure.upper:.0f})"
+
+
+def change_words(problem: IndexProblem, change: Change) -> str:
+    """What becomes of a shard that is built already, in a sentence."""
+    shard = problem.shards[change.shard]
+    now, to = words(problem.candidates[change.current]), words(problem.candidates[change.to])
+    took = show_cost(change.rebuild_us, "us")
+    head = f"{shard.name}: {now} becomes {to}" if change.made else f"{shard.name}: {now} stays, though {to}"
+    if change.pays_after_operations is None:
+        return f"{head}, rebuilt in {took}: for its memory, or because it could not serve"
+    after = f"pays for its rebuild of {took} after {change.pays_after_operations:.0f} operations"
+    return f"{head}, which {after}" if change.made else f"{head} {after}"
+
+
+def tally(rows: tuple[ShardRow, ...]) -> str:
+    """What is chosen how often, the most frequent first."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row.configuration] = counts.get(row.configuration, 0) + 1
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _rows(plan: IndexPlan) -> list[tuple[str, str]]:
+    assert plan.objective is not None
+    rows = [
+        ("time", f"{show_cost(plan.objective, plan.unit)} for {len(plan.choices)} shards"),
+        ("proof", proof(plan)),
+    ]
+    check = plan.check
+    if check.get("longest_us"):
+        longest, total = show_cost(check["longest_us"], "us"), show_cost(check["total_us"], "us")
+        rows.append(("threads", f"{longest} on the longest, {total} on all together"))
+    if "peak_bytes" in check:
+        share = f" ({show_share(check['peak_bytes'] / plan.budget_bytes)} of the budget)" if plan.budget_bytes else ""
+        rows.append(("memory", f"{show_bytes(check['peak_bytes'])}{share} on {check.get('peak_at', 'a host')}"))
+    if plan.changes:
+        made = sum(change.made for change in plan.changes)
+        rows.append(("changes", f"{made} shards are rebuilt, {len(plan.changes) - made} would gain in the long run"))
+    rows.append(("check", "passed" if check.get("ok") else "FAILED"))
+    return rows + how(plan)
+
+
+def _infeasible_rows(plan: IndexPlan) -> list[tuple[str, str]]:
+    found = plan.infeasibility
+    if found is None:
+        return [("why", "no plan exists within this budget")]
+    least = f"{show_at_least(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes)"
+    return [
+        ("works", least if found.budget_helps else f"no budget: host {found.where} itself needs {least}"),
+        ("short", f"{show_bytes(found.short_bytes)} more are enough"),
+        ("where", f"host {found.where}"),
+        ("largest", ", ".join(found.largest)),
+    ]
