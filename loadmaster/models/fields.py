@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 # One exbibyte: a size above it is a mistake in units, not a tensor.
 LARGEST_BYTES = 1 << 60
@@ -82,6 +82,19 @@ class Entries:
         }
         others = handler.generate_schema(Json)
         return core_schema.typed_dict_schema(typed, extras_schema=others, extra_behavior="allow")
+
+
+@dataclass(frozen=True)
+class ToldBy:
+    """One of several dataclasses, told by one of their fields, which has a default of its own in each."""
+
+    field: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        schemas = {getattr(type_, self.field): handler.generate_schema(type_) for type_ in get_args(source)}
+        return core_schema.tagged_union_schema(schemas, discriminator=self.field)
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,12 @@ Constraints:
 (M1)  a shard gets one candidate: sum_c x[s,c] = 1 - `one_configuration`
 (M2)  what a host holds fits: sum_(s: h(s) = h) sum_c b_sc x[s,c] <= B_h - `fits_the_host`
 (M3)  a shard is served by one thread: sum_p z[s,c,p] = x[s,c] - `one_thread`
-(M4)  no thread takes longer than the longest: sum_(s,c) t_sc z[s,c,p] <= T - `within_the_longest`
+(M4)  where no thread of a host is given, they are alike: the k-th shard of the host, the one of the longest at its
+      quickest first, is on one of the first k: z[s,c,p] = 0 for p >= k - `alike_threads`
+(M5)  no thread takes longer than the longest: sum_(s,c) t_sc z[s,c,p] <= T - `within_the_longest`
 
-(M3), (M4), z and T are there for the longest thread alone. Times are divided by ``scale_us`` and bytes by B_h, so that
-a solver's tolerances mean the same everywhere.
+(M3) to (M5), z and T are there for the longest thread alone. Times are divided by ``scale_us`` and bytes by B_h, so
+that a solver's tolerances mean the same everywhere.
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ def formulate(
     fits_the_host(b, problem, of, x, budget_bytes)
     z: list[IntArray | None] = [None] * len(x)
     if problem.objective == "longest-thread":
-        z = one_thread(b, problem, x)
+        z = one_thread(b, problem, x, alike_threads(problem, of))
         most = np.inf if longest_us is None else longest_us / scale_us
         longest = b.columns("T", (), upper=most, cost=0.0 if by_sum else 1.0)
         within_the_longest(b, problem, times, x, z, int(longest))
@@ -125,8 +127,25 @@ def fits_the_host(
     rows.done()
 
 
-def one_thread(b: ProgramBuilder, problem: IndexProblem, x: Sequence[IntArray]) -> list[IntArray | None]:
-    """(M3), and the columns of threads: None where there is one alone to take."""
+def alike_threads(problem: IndexProblem, of: Sequence[Sequence[Option]]) -> list[int]:
+    """(M4), as bounds: [shards] so many threads may serve each, the first ones of its host."""
+    most = [problem.hosts[shard.host].threads for shard in problem.shards]
+    for h, host in enumerate(problem.hosts):
+        here = [s for s, shard in enumerate(problem.shards) if shard.host == h]
+        if all(problem.shards[s].thread is None for s in here):
+            for k, s in enumerate(sorted(here, key=lambda s: -of[s][-1].time_us)):
+                most[s] = min(k + 1, host.threads)
+    return most
+
+
+def one_thread(
+    b: ProgramBuilder, problem: IndexProblem, x: Sequence[IntArray], most: Sequence[int]
+) -> list[IntArray | None]:
+    """(M3), and the columns of threads: None where there is one alone to take.
+
+    Args:
+        most: [shards] so many threads may serve each.
+    """
     rows = b.row_list("one_thread")
     made: list[IntArray | None] = []
     for s, (shard, columns) in enumerate(zip(problem.shards, x, strict=True)):
@@ -134,7 +153,8 @@ def one_thread(b: ProgramBuilder, problem: IndexProblem, x: Sequence[IntArray]) 
         if shard.thread is not None or threads == 1:
             made.append(None)
             continue
-        served = b.columns(f"z[{s}]", (len(columns), threads), upper=1.0, integer=True)
+        may = np.arange(threads) < most[s]
+        served = b.columns(f"z[{s}]", (len(columns), threads), upper=may, integer=True)
         for column, by_thread in zip(columns.tolist(), served.tolist(), strict=True):
             rows.add([column, *by_thread], [-1.0, *[1.0] * threads], lower=0.0, upper=0.0)
         made.append(served)
@@ -150,7 +170,7 @@ def within_the_longest(
     z: Sequence[IntArray | None],
     longest: int,
 ) -> None:
-    """(M4), for threads that have anything to serve."""
+    """(M5), for threads that have anything to serve."""
     terms: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
     for shard, took, columns, served in zip(problem.shards, times, x, z, strict=True):
         if served is None:

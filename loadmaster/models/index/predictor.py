@@ -31,6 +31,8 @@ FIGURES = ("read_ns", "write_ns", "key_bytes", "build_ns")
 LOWER, UPPER = 0.1, 0.9
 # Of features that the rows hardly vary, weights stay near 0: so much of the rows' number, on features of deviation 1.
 _RIDGE = 0.02
+# A key and its payload: no index takes less for each.
+_PAIR_BYTES = 16
 # The largest leaf of a gapped array, as ALEX bounds it: 16 MiB of keys and payloads.
 _LARGEST_LEAF_KEYS = 1 << 20
 
@@ -134,10 +136,15 @@ def predict(features: Features, configuration: Configuration, coefficients: Coef
     return Cost(
         read_ns=figures["read_ns"],
         write_ns=figures.get("write_ns") if configuration.writable else None,
-        peak_bytes=_times(figures["key_bytes"], max(keys, 1)),
+        peak_bytes=_at_least(_times(figures["key_bytes"], max(keys, 1)), _PAIR_BYTES * features.keys),
         rebuild_us=build.expected * features.keys / 1e3,
         pause_us=_times(build, _moved_keys(configuration, keys) / 1e3),
     )
+
+
+def _at_least(figure: Figure, least: float) -> Figure:
+    assert figure.lower is not None and figure.upper is not None, "what is predicted has quantiles"
+    return Figure(max(figure.expected, least), max(figure.lower, least), max(figure.upper, least))
 
 
 def _times(figure: Figure, factor: float) -> Figure:

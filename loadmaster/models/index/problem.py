@@ -13,12 +13,13 @@ from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
 from loadmaster.models.canonical import plain, sha256
-from loadmaster.models.fields import READING, Bounds, Index, Name, Size
+from loadmaster.models.fields import READING, Bounds, Index, Name, Size, ToldBy
 from loadmaster.models.index.configuration import Configuration
 from loadmaster.models.index.features import Features
 from loadmaster.models.shown import ShownProblem
 
 _Amount = Annotated[float, Bounds(ge=0, le=1e15)]
+_Candidate = Annotated[Configuration, ToldBy("structure")]
 _Count = Annotated[float, Bounds(ge=0, le=1e15)]
 
 
@@ -141,7 +142,7 @@ class IndexProblem(ShownProblem):
     """
 
     name: Name
-    candidates: Annotated[tuple[Configuration, ...], Bounds(min_length=1, max_length=1000)]
+    candidates: Annotated[tuple[_Candidate, ...], Bounds(min_length=1, max_length=1000)]
     shards: Annotated[tuple[Shard, ...], Bounds(min_length=1, max_length=10_000)]
     hosts: Annotated[tuple[Host, ...], Bounds(min_length=1, max_length=10_000)] = (Host("host"),)
     objective: Literal["sum", "longest-thread"] = "sum"

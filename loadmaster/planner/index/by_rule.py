@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from loadmaster.models.index.options import Option, all_options
 from loadmaster.models.index.problem import IndexProblem
 
+# Sums of the same times in another order are equal to so many digits.
+_CLOSE = 1e-9
+
 
 def greedy(problem: IndexProblem, of: Sequence[Sequence[Option]], budget_bytes: int) -> list[Option] | None:
     """Every shard with the least bytes first; then always the step that saves most time for a byte, while it fits.
@@ -59,17 +62,50 @@ def one_for_all(problem: IndexProblem, budget_bytes: int) -> list[list[Option]]:
 
 def on_threads(problem: IndexProblem, chosen: Sequence[Option]) -> list[int | None]:
     """The thread of each shard: the given one; else, for the longest thread, the longest shard first on the thread that
-    has least to do."""
+    has least to do, and then what :func:`_evened` changes."""
     threads = [shard.thread for shard in problem.shards]
     if problem.objective == "sum":
         return threads
-    taken = [[0.0] * host.threads for host in problem.hosts]
-    for shard, option in zip(problem.shards, chosen, strict=True):
-        if shard.thread is not None:
-            taken[shard.host][shard.thread] += option.time_us
-    for s in sorted(range(len(chosen)), key=lambda s: -chosen[s].time_us):
-        if threads[s] is None:
-            here = taken[problem.shards[s].host]
-            threads[s] = p = here.index(min(here))
-            here[p] += chosen[s].time_us
+    times = [option.time_us for option in chosen]
+    for h, host in enumerate(problem.hosts):
+        here = [s for s, shard in enumerate(problem.shards) if shard.host == h]
+        taken = [0.0] * host.threads
+        for s in here:
+            if (given := threads[s]) is not None:
+                taken[given] += times[s]
+        free = sorted((s for s in here if threads[s] is None), key=lambda s: -times[s])
+        for s in free:
+            threads[s] = p = taken.index(min(taken))
+            taken[p] += times[s]
+        _evened(times, free, threads, taken)
     return threads
+
+
+def _evened(times: Sequence[float], free: Sequence[int], threads: list[int | None], taken: list[float]) -> None:
+    """Shards of the longest thread move, or change places with one of another thread, while that makes it shorter.
+
+    The longer one of two threads gets shorter each time, so it ends.
+
+    Args:
+        free: shards of one host whose thread may be changed.
+        taken: [threads] of that host.
+    """
+    while True:
+        longest = taken.index(max(taken))
+        best: tuple[float, int, int, int | None] | None = None
+        for s in (s for s in free if threads[s] == longest):
+            for p in range(len(taken)):
+                for other in (None, *(o for o in free if threads[o] == p)) if p != longest else ():
+                    moved = times[s] - (0.0 if other is None else times[other])
+                    after = max(taken[longest] - moved, taken[p] + moved)
+                    if after < taken[longest] * (1 - _CLOSE) and (best is None or after < best[0]):
+                        best = after, s, p, other
+        if best is None:
+            return
+        _, s, p, other = best
+        moved = times[s] - (0.0 if other is None else times[other])
+        threads[s] = p
+        if other is not None:
+            threads[other] = longest
+        taken[longest] -= moved
+        taken[p] += moved

@@ -1,4 +1,4 @@
-"""How ``index`` is solved: configurations by rule first, then the program, then the sum beside the longest thread.
+"""How ``index`` is solved: by rule first, then by the program; for the longest thread by the sum before and after that.
 
 Whether there is a plan at all is known at once: hosts share nothing, so every shard with the least bytes is the proof
 or the plan. What takes no longer than every shard at its quickest is the best plan, and no program is solved for it.
@@ -79,6 +79,7 @@ class _Run:
         with self.effort.keep_plan_on_crash(lambda: self.best is not None):
             self._by_rule(self.effort.options.method)
             if self.effort.options.method == "auto":
+                self._sum_first()
                 self._program()
                 self._least_in_all()
         if self.best is None:
@@ -123,6 +124,21 @@ class _Run:
             if chosen is not None:
                 self._take("rules", chosen, on_threads(self.problem, chosen))
 
+    def _sum_first(self) -> None:
+        """For the longest thread: the least sum, spread over threads by rule, is soon found and often good enough.
+
+        No plan's longest thread is shorter than the least sum on all threads alike.
+        """
+        assert self.best is not None, "rules found a plan"
+        if self.problem.objective == "sum" or self._is_proved() or self.effort.over():
+            return
+        scale_us = self.best.verdict.total_us
+        with self.effort.on_clock("build"):
+            of_sum = replace(self.problem, objective="sum")
+            formulated = formulate(of_sum, self.options, self.budget_bytes, scale_us)
+        threads = sum(host.threads for host in self.problem.hosts)
+        self._solve("sum", formulated, lambda solution: self._bounded(solution, scale_us / threads))
+
     def _program(self) -> None:
         """The program; what its rows let pass though it is too much is excluded, and it is solved again."""
         assert self.best is not None, "rules found a plan"
@@ -149,7 +165,7 @@ class _Run:
         self._solve("least in all", formulated, lambda _: None)
 
     def _solve(self, phase: str, formulated: Formulated, seen: Callable[[Solution], None]) -> None:
-        gap = self.effort.options.gap / 2
+        gap = self.effort.options.gap
         for at in range(_MOST_ROUNDS):
             solution = self.effort.solved(formulated.program, lambda: self._say(phase, "solving"), gap=gap)
             seen(solution)
@@ -196,7 +212,7 @@ class _Run:
     def _is_proved(self) -> bool:
         assert self.best is not None, "asked when there is a plan"
         gap = relative_gap(self.best.verdict.objective, self._bound_below())
-        return gap is not None and gap <= max(self.effort.options.gap, _CLOSE)
+        return gap is not None and gap <= self.effort.options.gap + _CLOSE
 
     def _bound_below(self) -> float:
         """The bound; no more than what was found, though a solver's last digits may say so."""

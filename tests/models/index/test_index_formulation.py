@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pulp
 import pytest
 from hypothesis import given, settings
@@ -76,9 +78,11 @@ def test_the_program_and_its_twin_have_one_optimum(seed: int, objective: str) ->
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10_000), budget_bytes=st.integers(1, 60), longest=st.booleans())
-def test_the_optimum_is_the_best_of_all_choices(seed: int, budget_bytes: int, longest: bool) -> None:
-    problem = random_problem(seed, shards=3, objective="longest-thread" if longest else "sum")
+@given(seed=st.integers(0, 10_000), budget_bytes=st.integers(1, 60), longest=st.booleans(), free=st.booleans())
+def test_the_optimum_is_the_best_of_all_choices(seed: int, budget_bytes: int, longest: bool, free: bool) -> None:
+    problem = random_problem(seed, shards=4, hosts=1, objective="longest-thread" if longest else "sum")
+    if free:
+        problem = replace(problem, shards=tuple(replace(shard, thread=None) for shard in problem.shards))
     best = best_of_all(problem, budget_bytes)
     expected = None if best is None else pytest.approx(best, rel=1e-6, abs=1e-6)
     assert optimum(problem, budget_bytes) == expected
