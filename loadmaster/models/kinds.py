@@ -18,6 +18,7 @@ from loadmaster.errors import InputError
 from loadmaster.models.documents import Document, load_document
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kind import Export, Kind, Limit, Number, Problem, Verdict, resolve
+from loadmaster.models.registering import budget, page, picture, table, trace
 
 __all__ = [
     "KINDS",
@@ -37,42 +38,6 @@ __all__ = [
 ]
 
 ENTRY_POINTS = "loadmaster.kinds"
-
-
-def _page(kind: str) -> Export:
-    """The report that every kind has."""
-    return Export(
-        name="html",
-        help="a report that opens offline",
-        media_type="text/html",
-        write=f"loadmaster.api.report.{kind}.views:html",
-        suffix=".html",
-    )
-
-
-def _picture(kind: str, of: str) -> Export:
-    """The picture that every kind has, of something else."""
-    return Export(
-        name="png",
-        help=of,
-        media_type="image/png",
-        write=f"loadmaster.api.report.{kind}.views:png",
-        suffix=".png",
-    )
-
-
-def _trace(kind: str) -> Export:
-    """Who does what when."""
-    return Export(
-        name="trace",
-        help="a Chrome trace",
-        media_type="application/json",
-        write=f"loadmaster.api.report.{kind}.views:trace",
-        suffix=".json",
-        hint="open it at https://ui.perfetto.dev",
-    )
-
-
 _INSTANCES = Number("instances", 1, "parallel copies of every transfer")
 
 KINDS: dict[str, Kind] = {
@@ -84,11 +49,7 @@ KINDS: dict[str, Kind] = {
         check="loadmaster.models.memory.checker:check_plan",
         plan="loadmaster.planner.memory.driver:plan_memory",
         methods=("auto", "monet", "checkmate", "chen", "gist", "plain"),
-        limit=Limit(
-            name="budget",
-            plural="budgets",
-            field="budget_bytes",
-            unit="bytes",
+        limit=budget(
             whole="loadmaster.models.memory.plain:peak_bytes",
             whole_words="the peak with memory to spare",
             points="loadmaster.models.memory.budgets:spread",
@@ -98,9 +59,9 @@ KINDS: dict[str, Kind] = {
         ),
         views="loadmaster.api.report.memory.views",
         exports=(
-            _page("memory"),
-            _picture("memory", "memory over the step as a picture"),
-            _trace("memory"),
+            page("memory"),
+            picture("memory", "memory over the step as a picture"),
+            trace("memory"),
             Export(
                 name="snapshot",
                 help="planned memory for PyTorch's viewer",
@@ -125,9 +86,9 @@ KINDS: dict[str, Kind] = {
         methods=("auto", "greedy", "pipeline", "cpsat"),
         views="loadmaster.api.report.collective.views",
         exports=(
-            _page("collective"),
-            _picture("collective", "time by size, and who sends when, as a picture"),
-            _trace("collective"),
+            page("collective"),
+            picture("collective", "time by size, and who sends when, as a picture"),
+            trace("collective"),
             Export(
                 name="msccl",
                 help="MSCCL XML, a file for each algorithm",
@@ -154,11 +115,7 @@ KINDS: dict[str, Kind] = {
         check="loadmaster.models.placement.checker:check_plan",
         plan="loadmaster.planner.placement.driver:plan_placement",
         methods=("auto", "greedy"),
-        limit=Limit(
-            name="budget",
-            plural="budgets",
-            field="budget_bytes",
-            unit="bytes",
+        limit=budget(
             whole="loadmaster.models.placement.limits:peak_bytes",
             whole_words="the peak with memory to spare",
             points="loadmaster.models.placement.limits:spread",
@@ -166,9 +123,9 @@ KINDS: dict[str, Kind] = {
         ),
         views="loadmaster.api.report.placement.views",
         exports=(
-            _page("placement"),
-            _picture("placement", "memory over the step, what is away and the links as a picture"),
-            _trace("placement"),
+            page("placement"),
+            picture("placement", "memory over the step, what is away and the links as a picture"),
+            trace("placement"),
         ),
         new="loadmaster.api.cli.new_placement",
         capture="loadmaster.executor.placement.command:main",
@@ -195,26 +152,16 @@ KINDS: dict[str, Kind] = {
             "fsdp",
             "megatron",
         ),
-        limit=Limit(
-            name="budget",
-            plural="budgets",
-            field="budget_bytes",
-            unit="bytes",
+        limit=budget(
             whole="loadmaster.models.partition.limits:whole_bytes",
             whole_words="what one GPU would need",
             points="loadmaster.models.partition.limits:spread",
         ),
         views="loadmaster.api.report.partition.views",
         exports=(
-            _page("partition"),
-            _picture("partition", "what moves in each layer as a picture"),
-            Export(
-                name="csv",
-                help="the placement of every tensor as a table",
-                media_type="text/csv",
-                write="loadmaster.api.report.partition.views:csv",
-                suffix=".csv",
-            ),
+            page("partition"),
+            picture("partition", "what moves in each layer as a picture"),
+            table("partition", "the placement of every tensor as a table"),
         ),
         new="loadmaster.api.cli.new_partition",
         capture="loadmaster.executor.partition.command:main",
@@ -228,26 +175,16 @@ KINDS: dict[str, Kind] = {
         check="loadmaster.models.graph.checker:check_plan",
         plan="loadmaster.planner.graph.driver:plan_graph",
         methods=("auto", "hector", "vanilla", "unfused"),
-        limit=Limit(
-            name="budget",
-            plural="budgets",
-            field="budget_bytes",
-            unit="bytes",
+        limit=budget(
             whole="loadmaster.models.graph.limits:whole_bytes",
             whole_words="what its largest order takes by rule",
             points="loadmaster.models.graph.limits:spread",
         ),
         views="loadmaster.api.report.graph.views",
         exports=(
-            _page("graph"),
-            _picture("graph", "the time of each kernel as a picture"),
-            Export(
-                name="csv",
-                help="every kernel's time, bytes and products as a table",
-                media_type="text/csv",
-                write="loadmaster.api.report.graph.views:csv",
-                suffix=".csv",
-            ),
+            page("graph"),
+            picture("graph", "the time of each kernel as a picture"),
+            table("graph", "every kernel's time, bytes and products as a table"),
         ),
         new="loadmaster.api.cli.new_graph",
         capture="loadmaster.executor.graph.command:main",
@@ -261,26 +198,16 @@ KINDS: dict[str, Kind] = {
         check="loadmaster.models.index.checker:check_plan",
         plan="loadmaster.planner.index.driver:plan_index",
         methods=("auto", "greedy", "one-for-all"),
-        limit=Limit(
-            name="budget",
-            plural="budgets",
-            field="budget_bytes",
-            unit="bytes",
+        limit=budget(
             whole="loadmaster.models.index.limits:whole_bytes",
             whole_words="what the fullest host takes with every shard at its quickest",
             points="loadmaster.models.index.limits:spread",
         ),
         views="loadmaster.api.report.index.views",
         exports=(
-            _page("index"),
-            _picture("index", "the time of each shard and the bytes of each host as a picture"),
-            Export(
-                name="csv",
-                help="what was chosen for every shard, with its figures, as a table",
-                media_type="text/csv",
-                write="loadmaster.api.report.index.views:csv",
-                suffix=".csv",
-            ),
+            page("index"),
+            picture("index", "the time of each shard and the bytes of each host as a picture"),
+            table("index", "what was chosen for every shard, with its figures, as a table"),
         ),
         new="loadmaster.api.cli.new_index",
         summary="loadmaster.models.index.summary:summary",

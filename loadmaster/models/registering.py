@@ -1,0 +1,57 @@
+"""What several kinds register alike (see :mod:`loadmaster.models.kinds`): exports, and a budget in bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadmaster.models.kind import Export, Limit
+
+
+def page(kind: str) -> Export:
+    """The report that every kind has."""
+    return Export(
+        name="html",
+        help="a report that opens offline",
+        media_type="text/html",
+        write=f"loadmaster.api.report.{kind}.views:html",
+        suffix=".html",
+    )
+
+
+def picture(kind: str, of: str) -> Export:
+    """The picture that every kind has, of something else."""
+    return Export(
+        name="png",
+        help=of,
+        media_type="image/png",
+        write=f"loadmaster.api.report.{kind}.views:png",
+        suffix=".png",
+    )
+
+
+def trace(kind: str) -> Export:
+    """Who does what when."""
+    return Export(
+        name="trace",
+        help="a Chrome trace",
+        media_type="application/json",
+        write=f"loadmaster.api.report.{kind}.views:trace",
+        suffix=".json",
+        hint="open it at https://ui.perfetto.dev",
+    )
+
+
+def table(kind: str, of: str) -> Export:
+    """Rows for other programs."""
+    return Export(
+        name="csv",
+        help=of,
+        media_type="text/csv",
+        write=f"loadmaster.api.report.{kind}.views:csv",
+        suffix=".csv",
+    )
+
+
+def budget(**of_the_kind: Any) -> Limit:
+    """A limit in bytes; what it is of, the kind says."""
+    return Limit(name="budget", plural="budgets", field="budget_bytes", unit="bytes", **of_the_kind)
