@@ -11,8 +11,9 @@ from loadmaster.models.index.features import Features
 from loadmaster.models.index.predictor import Coefficients, predict, shipped
 from loadmaster.models.index.problem import Host, IndexProblem, Operations, Shard
 
-# Gapped arrays by the cost model of [ALEX20] for the mixes of [Shah23], section 6.5.2, and with bounds of their own; fragmented
-# logs from small leaves with short pauses to large ones that split rarely; the two that serve only some shards.
+# Gapped arrays by the cost model of [ALEX20] for the mixes of [Shah23], section 6.5.2, and with bounds of their own;
+# fragmented logs from small leaves with short pauses to large ones that split rarely; the two that serve only some
+# shards.
 CANDIDATES: tuple[Configuration, ...] = (
     *(GappedArray(insert_share=share) for share in (0.0, 0.15, 0.5, 0.85, 1.0)),
     GappedArray(most_searches=2.0, most_shifts=32.0),
