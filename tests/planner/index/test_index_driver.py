@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 import loadmaster
 from loadmaster.errors import CancelledError, InputError, LimitReachedError
 from loadmaster.models.index.checker import check_plan
+from loadmaster.models.index.configuration import FragmentedLog, GappedArray
 from loadmaster.models.index.limits import least_bytes, spread, whole_bytes
 from loadmaster.models.index.plan import IndexPlan
-from loadmaster.models.index.problem import Host, IndexProblem
+from loadmaster.models.index.problem import Host, IndexProblem, Operations, Shard
 from loadmaster.planner.index.driver import plan_index
 from loadmaster.planner.options import PlanOptions
-from tests.models.index.index_instances import best_of_all, by_dynamic_program, by_hand, random_problem
+from tests.models.index.index_instances import best_of_all, by_dynamic_program, by_hand, cost, random_problem
 
 PLENTY = 1 << 40
 
@@ -100,6 +101,21 @@ def test_beside_the_longest_thread_the_others_take_no_more_than_they_must(seed: 
             other = by_hand(problem, s, c)
             if other is not None and other[0] < choice.time_us - 1e-6:
                 assert other[1] > choice.peak_bytes, "one that is quicker and no larger is left"
+
+
+def test_a_budget_that_lacks_a_byte_is_kept_to_the_byte() -> None:
+    """A solver's row lets a byte of two gigabytes pass; both shards at their quickest are one too many."""
+    gigabyte = 1_000_000_000
+    candidates = (GappedArray(), FragmentedLog())
+    shards = tuple(
+        Shard(f"s{s}", 1, Operations(lookups=1e3), (cost(10.0 + s, None, gigabyte), cost(1e3, None, gigabyte // 10)))
+        for s in range(2)
+    )
+    problem = IndexProblem("byte", candidates, shards)
+    assert planned(problem, 2 * gigabyte).objective == pytest.approx(10.0 + 11.0)
+    plan = planned(problem, 2 * gigabyte - 1)
+    assert (plan.status, [c.candidate for c in plan.choices]) == ("optimal", [0, 1])
+    assert plan.bound == pytest.approx(10.0 + 1e3)
 
 
 def test_a_host_that_has_too_little_is_named_with_its_largest_shards() -> None:
