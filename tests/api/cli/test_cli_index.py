@@ -102,7 +102,7 @@ def test_changes_are_told(problem: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 def test_a_frontier(problem: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "frontier.html"
-    assert run("frontier", problem, "--count", "3", "--html", page) == 0
+    assert run("frontier", problem, "--count", "3", "--html", page, "--png", tmp_path / "frontier.png") == 0
     assert capsys.readouterr().out.count("optimal") == 3
 
 
