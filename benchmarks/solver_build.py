@@ -5,7 +5,7 @@ stage) and S (kept into it); dependency rows, carry rows and, through a running 
 way of building runs in a fresh process, after its imports; PuLP builds the same instance with its own expressions
 and hands it over through its own HiGHS interface.
 
-    python benchmarks/solver_build.py
+    python -m benchmarks.solver_build
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import time
 from typing import Any
 
 import numpy as np
-import record
+
+from benchmarks import record
 
 STAGES = 373
 TARGET_CPU_SECONDS = 1.0
