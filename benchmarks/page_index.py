@@ -31,8 +31,8 @@ def indexes(workloads: Result, planning: Result, python: Result) -> str:
     first = by_name["index, fragmented log"]
     return section(
         "An index of keys",
-        f"{rows[0]['keys']:,} keys of 64 bits are loaded, then {rows[0]['operations']:,} operations follow, inserts and "
-        "lookups in turn in batches of 1000, from Python. `text` are real keys, "
+        f"{rows[0]['keys']:,} keys of 64 bits are loaded, then {rows[0]['operations']:,} operations follow, inserts "
+        "and lookups in turn in batches of 1000, from Python. `text` are real keys, "
         f"{max(row['keys'] for row in rows if row['distribution'] == 'text'):,} at most. The peer is this package's "
         "gapped array with the cost model of ALEX, on the same pages. Millions of operations a processor second.",
         "index-workloads",
@@ -41,11 +41,11 @@ def indexes(workloads: Result, planning: Result, python: Result) -> str:
         f"Planned configurations are {won[0]}, {won[1]}, {won[2]} and {won[3]} times as fast as the gapped array. "
         f"{planning['shards']} other shards are planned, trials included, in {planning['planning_s']:.0f} s; on "
         f"{len(planning['rows'])} of them all {planning['candidates']} candidates ran, and the chosen one took "
-        f"{planning['mean_times_best']:.2f} times the best one's time on average ({without:.2f} without trials), and no "
-        f"more than 1.05 times on {planning['within_5_percent']}. With batches of 100,000 the fragmented log takes "
+        f"{planning['mean_times_best']:.2f} times the best one's time on average ({without:.2f} without trials), and "
+        f"no more than 1.05 times on {planning['within_5_percent']}. With batches of 100,000 the fragmented log takes "
         f"{first['lookups_mops']:.0f} million lookups and {first['inserts_mops']:.0f} million inserts a second.",
-        f"{lost}The longest change of structure made a write wait {max(row['planned_pause_ms'] for row in rows):.0f} ms "
-        f"in planned indexes and {max(row['peer_pause_ms'] for row in rows):.0f} ms in the gapped array.",
+        f"{lost}The longest change of structure made a write wait "
+        f"{max(row['planned_pause_ms'] for row in rows):.0f} ms in planned indexes and {max(row['peer_pause_ms'] for row in rows):.0f} ms in the gapped array.",
         workloads,
         planning,
         python,
