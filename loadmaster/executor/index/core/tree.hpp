@@ -28,8 +28,14 @@ class Tree {
   // Keys of one group; found[i] and payloads[i] for each. What the searches read is fetched for all of them first.
   void lookup(const uint64_t *keys, int64_t count, uint64_t *payloads, uint8_t *found) const {
     Child leaves[kGroup];
-    int64_t starts[kGroup];
+    int64_t starts[kGroup], firsts[kGroup];
     reach(keys, count, leaves, starts);
+    for (int64_t i = 0; i < count; ++i) {
+      if (tag_of(leaves[i]) != kFlogTag) continue;
+      const Fragment &fragment = node_of<Flog>(leaves[i])->fragments()[starts[i]];
+      firsts[i] = next_digest(fragment.digests, 0, fragment.count, digest_of(keys[i]));
+      __builtin_prefetch(fragment.pairs() + firsts[i]);
+    }
     for (int64_t i = 0; i < count; ++i) {
       const uint64_t *payload = nullptr;
       if (tag_of(leaves[i]) == kGappedTag) {
@@ -39,8 +45,8 @@ class Tree {
         if (at >= 0 && leaf.keys()[at] == keys[i]) payload = leaf.payloads() + at;
       } else {
         const Fragment &fragment = node_of<Flog>(leaves[i])->fragments()[starts[i]];
-        const int64_t at = find_unsorted(fragment.keys, fragment.count, keys[i]);
-        if (at >= 0) payload = fragment.payloads() + at;
+        const int64_t at = fragment.find(keys[i], firsts[i]);
+        if (at >= 0) payload = &fragment.pairs()[at].payload;
       }
       found[i] = payload != nullptr;
       payloads[i] = payload != nullptr ? *payload : 0;
@@ -52,8 +58,14 @@ class Tree {
     Child leaves[kGroup];
     int64_t starts[kGroup];
     reach(keys, count, leaves, starts);
-    for (int64_t i = 0; i < count; ++i)
-      if (tag_of(leaves[i]) == kGappedTag) __builtin_prefetch(node_of<Gapped>(leaves[i])->bitmap() + starts[i] / 64);
+    for (int64_t i = 0; i < count; ++i) {
+      if (tag_of(leaves[i]) == kGappedTag) {
+        __builtin_prefetch(node_of<Gapped>(leaves[i])->bitmap() + starts[i] / 64);
+      } else {
+        const Fragment &fragment = node_of<Flog>(leaves[i])->fragments()[starts[i]];
+        __builtin_prefetch(fragment.pairs() + fragment.count, 1);
+      }
+    }
   }
 
   // `changed` is set where the structure was changed, whether or not the insert then had memory.
@@ -84,14 +96,14 @@ class Tree {
     }
     Flog &leaf = *node_of<Flog>(child);
     Fragment &fragment = leaf.of(key);
-    const int64_t at = find_unsorted(fragment.keys, fragment.count, key);
+    const int64_t at = fragment.find(key);
     if (at < 0) return Done::kAbsent;
     const int64_t last = --fragment.count;
-    fragment.keys[at] = fragment.keys[last];
-    fragment.payloads()[at] = fragment.payloads()[last];
+    fragment.digests[at] = fragment.digests[last];
+    fragment.pairs()[at] = fragment.pairs()[last];
     --leaf.keys_held;
     if (last == 0) {
-      context_.pool.give(fragment.keys);
+      context_.pool.give(fragment.digests);
       fragment = Fragment{};
     } else if (fragment.capacity >= 16 && 4 * last < fragment.capacity) {
       resize_fragment(context_, &fragment, static_cast<uint32_t>(fragment.capacity / 8 * 4));
@@ -176,7 +188,7 @@ class Tree {
     for (int64_t i = 0; i < count; ++i) {
       if (tag_of(leaves[i]) != kFlogTag) continue;
       const Fragment &fragment = node_of<Flog>(leaves[i])->fragments()[starts[i]];
-      for (int64_t at = 0; at < fragment.count; at += 8) __builtin_prefetch(fragment.keys + at);
+      for (int64_t at = 0; at < fragment.count; at += 64) __builtin_prefetch(fragment.digests + at);
     }
   }
 
@@ -212,9 +224,9 @@ class Tree {
   Done insert_flog(Child child, uint64_t key, uint64_t payload, bool upsert, bool *changed) {
     Flog &leaf = *node_of<Flog>(child);
     Fragment &fragment = leaf.of(key);
-    const int64_t at = find_unsorted(fragment.keys, fragment.count, key);
+    const int64_t at = fragment.find(key);
     if (at >= 0) {
-      if (upsert) fragment.payloads()[at] = payload;
+      if (upsert) fragment.pairs()[at].payload = payload;
       return Done::kPresent;
     }
     const uint32_t most = static_cast<uint32_t>(context_.config.fragment_keys);
@@ -238,8 +250,7 @@ class Tree {
         return Done::kAbsent;
       }
     }
-    fragment.keys[fragment.count] = key;
-    fragment.payloads()[fragment.count++] = payload;
+    fragment.append(key, payload);
     ++leaf.keys_held;
     return Done::kNew;
   }
