@@ -28,8 +28,23 @@ struct Fragment {
     pairs()[count++] = {key, payload};
   }
 
+  // The last key takes the place of the one that goes.
+  void erase(int64_t at) {
+    --count;
+    digests[at] = digests[count];
+    pairs()[at] = pairs()[count];
+  }
+
+  // Fetches the digests and, with `writes`, the place behind the last key.
+  void prefetch(bool writes) const {
+    for (uintptr_t line = reinterpret_cast<uintptr_t>(digests) & ~uintptr_t{63};
+         line < reinterpret_cast<uintptr_t>(digests) + count; line += 64)
+      __builtin_prefetch(reinterpret_cast<const void *>(line));
+    if (writes && count < capacity) __builtin_prefetch(pairs() + count, 1);
+  }
+
   // Where the key is, from the place `from` on, or -1.
-  int64_t find(uint64_t key, int64_t from = 0) const {
+  int64_t find(uint64_t key, int64_t from) const {
     const uint8_t digest = digest_of(key);
     for (int64_t at = next_digest(digests, from, count, digest); at < count;
          at = next_digest(digests, at + 1, count, digest))

@@ -29,7 +29,7 @@ class HashTable {
   }
 
   void lookup(const uint64_t *keys, int64_t count, uint64_t *payloads, uint8_t *found) const {
-    uint64_t homes[16];
+    uint64_t homes[kGroup];
     for (int64_t i = 0; i < count; ++i) {
       homes[i] = home(keys[i]);
       __builtin_prefetch(pairs_ + homes[i]);

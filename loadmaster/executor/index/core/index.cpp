@@ -49,45 +49,47 @@ struct lm_index {
     }
   }
 
-  void prefetch(const uint64_t *keys, int64_t count) const {
-    if (is_tree()) tree.prefetch(keys, count);
+  void reach(const uint64_t *keys, int64_t count, lm::Tree::Place *places) const {
+    if (is_tree()) tree.reach(keys, count, true, places);
     else hash.prefetch(keys, count);
   }
 
-  lm::Done insert(uint64_t key, uint64_t payload, bool upsert, bool *changed) {
+  lm::Done insert(uint64_t key, uint64_t payload, bool upsert, const lm::Tree::Place &place, bool *changed) {
     if (key == lm::kLastKey) {
       const lm::Done done = has_last ? lm::Done::kPresent : lm::Done::kNew;
       if (!has_last || upsert) last_payload = payload;
       has_last = true;
       return done;
     }
-    return is_tree() ? tree.insert(key, payload, upsert, changed) : hash.insert(key, payload, upsert, changed);
+    return is_tree() ? tree.insert(key, payload, upsert, place, changed) : hash.insert(key, payload, upsert, changed);
   }
 
-  lm::Done erase(uint64_t key, bool *changed) {
+  lm::Done erase(uint64_t key, const lm::Tree::Place &place, bool *changed) {
     if (key == lm::kLastKey) {
       const lm::Done done = has_last ? lm::Done::kPresent : lm::Done::kAbsent;
       has_last = false;
       return done;
     }
-    return is_tree() ? tree.erase(key, changed) : hash.erase(key, changed);
+    return is_tree() ? tree.erase(key, place, changed) : hash.erase(key, changed);
   }
 
   bool scan(uint64_t *from, uint64_t last, int64_t most, lm::Pairs *to) const {
     return is_tree() ? tree.scan(from, last, most, to) : sorted.scan(from, last, most, to);
   }
 
-  // Calls `apply(i, &changed)` for the operations of a batch, in slices that end early where the structure was changed.
+  // Calls `apply(i, place, &changed)` for the operations of a batch, in slices that end early where the structure was changed.
   template <typename Apply>
   int in_slices(const uint64_t *keys, int64_t count, int64_t *done, const Apply &apply) {
     *done = 0;
     while (*done < count) {
       const lm::Writing writing(lock);
       const int64_t begin = *done, end = std::min(count, begin + kSlice);
+      lm::Tree::Place places[lm::kGroup];
       bool changed = false;
       for (int64_t i = begin; i < end && !changed; ++i) {
-        if ((i - begin) % lm::kGroup == 0) prefetch(keys + i, std::min(lm::kGroup, end - i));
-        if (!apply(i, &changed)) return context.pool.failure();
+        const int64_t in_group = (i - begin) % lm::kGroup;
+        if (in_group == 0) reach(keys + i, std::min(lm::kGroup, end - i), places);
+        if (!apply(i, places[in_group], &changed)) return context.pool.failure();
         *done = i + 1;
       }
     }
@@ -166,8 +168,8 @@ int lm_insert(lm_index *index, const uint64_t *keys, const uint64_t *payloads, i
               uint8_t *present, int64_t *done) {
   *done = 0;
   if (index->structure() == LM_SORTED) return LM_READ_ONLY;
-  const int status = index->in_slices(keys, count, done, [&](int64_t i, bool *changed) {
-    const lm::Done came = index->insert(keys[i], payloads[i], upsert != 0, changed);
+  const int status = index->in_slices(keys, count, done, [&](int64_t i, const lm::Tree::Place &place, bool *changed) {
+    const lm::Done came = index->insert(keys[i], payloads[i], upsert != 0, place, changed);
     present[i] = came == lm::Done::kPresent;
     index->context.keys += came == lm::Done::kNew;
     return came != lm::Done::kNoMemory;
@@ -179,8 +181,8 @@ int lm_insert(lm_index *index, const uint64_t *keys, const uint64_t *payloads, i
 int lm_erase(lm_index *index, const uint64_t *keys, int64_t count, uint8_t *found, int64_t *done) {
   *done = 0;
   if (index->structure() == LM_SORTED) return LM_READ_ONLY;
-  const int status = index->in_slices(keys, count, done, [&](int64_t i, bool *changed) {
-    const lm::Done came = index->erase(keys[i], changed);
+  const int status = index->in_slices(keys, count, done, [&](int64_t i, const lm::Tree::Place &place, bool *changed) {
+    const lm::Done came = index->erase(keys[i], place, changed);
     found[i] = came == lm::Done::kPresent;
     index->context.keys -= found[i];
     return true;

@@ -16,6 +16,8 @@ namespace lm {
 // The largest key is kept beside every structure, which may then use it to fill what is empty.
 constexpr uint64_t kLastKey = ~uint64_t{0};
 
+constexpr int64_t kGroup = 32;  // keys whose memory is fetched together
+
 // A child is a pointer whose low bits say what it points to.
 using Child = uintptr_t;
 enum Tag : uintptr_t { kModelTag = 0, kGappedTag = 1, kFlogTag = 2, kTags = 3 };

@@ -47,7 +47,7 @@ class SortedArray {
   }
 
   void lookup(const uint64_t *keys, int64_t count, uint64_t *payloads, uint8_t *found) const {
-    int64_t starts[16];
+    int64_t starts[kGroup];
     for (int64_t i = 0; i < count; ++i) {
       starts[i] = predict(keys[i]);
       __builtin_prefetch(keys_ + std::max<int64_t>(0, starts[i] - kError / 2));
