@@ -49,7 +49,7 @@ class HashTable {
       return Done::kPresent;
     }
     if (10 * (count_ + 1) > 7 * static_cast<int64_t>(capacity_)) {
-      const TimedChange timed(context_);
+      const TimedChange timed(context_, count_);
       if (!resize(roomy(count_ + count_ / 2 + 1))) return Done::kNoMemory;
       *changed = true;
       at = probe(key);
@@ -72,7 +72,7 @@ class HashTable {
     pairs_[hole].key = kLastKey;
     --count_;
     if (capacity_ > 64 && 6 * count_ < static_cast<int64_t>(capacity_)) {
-      const TimedChange timed(context_);
+      const TimedChange timed(context_, count_);
       resize(roomy(count_ + count_ / 2));  // without memory it stays large
       *changed = true;
     }

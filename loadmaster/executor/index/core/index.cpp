@@ -284,6 +284,7 @@ int lm_facts_of(const lm_index *index, lm_facts *facts) {
   facts->depth = index->is_tree() ? index->tree.depth() : index->structure() == LM_SORTED ? index->sorted.depth() : 1;
   facts->structural_changes = context.structural_changes;
   facts->longest_change_ns = context.longest_change_ns;
+  facts->largest_change_keys = context.largest_change_keys;
   facts->huge_page_bytes = context.pool.huge_page_bytes();
   for (int i = 0; i < 4; ++i) {
     facts->leaves_of[i] = context.leaves_of[i];

@@ -61,7 +61,7 @@ struct Context {
   int64_t leaves_of[4] = {};
   int64_t current_leaves = 0;  // built under this generation
   int64_t fragments = 0;
-  int64_t structural_changes = 0, longest_change_ns = 0;
+  int64_t structural_changes = 0, longest_change_ns = 0, largest_change_keys = 0;
 
   void count_leaf(int structure, uint32_t built, int64_t by) {
     leaves_of[structure] += by;
@@ -69,10 +69,10 @@ struct Context {
   }
 };
 
-// Counts and times one structural change, for as long as it lives.
+// Counts and times one structural change, which moves so many keys, for as long as it lives.
 class TimedChange {
  public:
-  explicit TimedChange(Context &context) : context_(context), began_(std::chrono::steady_clock::now()) {}
+  TimedChange(Context &context, int64_t keys) : context_(context), keys_(keys), began_(std::chrono::steady_clock::now()) {}
   TimedChange(const TimedChange &) = delete;
   TimedChange &operator=(const TimedChange &) = delete;
   ~TimedChange() {
@@ -80,10 +80,12 @@ class TimedChange {
     const int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(took).count();
     ++context_.structural_changes;
     context_.longest_change_ns = std::max(context_.longest_change_ns, ns);
+    context_.largest_change_keys = std::max(context_.largest_change_keys, keys_);
   }
 
  private:
   Context &context_;
+  int64_t keys_;
   std::chrono::steady_clock::time_point began_;
 };
 

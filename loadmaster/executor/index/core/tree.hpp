@@ -100,34 +100,11 @@ class Tree {
     }
   }
 
-  // `place` is from `reach`, since which no structure changed.
+  // `place` is from `reach`, since which no structure changed. Without memory what is emptied stays as large as it was.
   Done erase(uint64_t key, const Place &place, bool *changed) {
-    if (tag_of(place.leaf) == kGappedTag) {
-      Gapped &leaf = *node_of<Gapped>(place.leaf);
-      const int64_t at = leaf.find(key);
-      if (at < 0) return Done::kAbsent;
-      leaf.erase(at);
-      const double density = static_cast<double>(leaf.keys_held) / static_cast<double>(leaf.capacity);
-      if (leaf.capacity > 64 && density < kShrinkDensity) {
-        const TimedChange timed(context_);
-        Path path;
-        Changes(context_, &root_, &depth_).resize(path, path.descend(root_, key));  // without memory it stays large
-        *changed = true;
-      }
-      return Done::kPresent;
-    }
-    Flog &leaf = *node_of<Flog>(place.leaf);
-    Fragment &fragment = fragment_at(place);
-    const int64_t at = fragment.find(key, 0);
-    if (at < 0) return Done::kAbsent;
-    fragment.erase(at);
-    --leaf.keys_held;
-    if (fragment.count == 0) {
-      context_.pool.give(fragment.digests);
-      fragment = Fragment{};
-    } else if (fragment.capacity >= 16 && 4 * fragment.count < fragment.capacity) {
-      resize_fragment(context_, &fragment, static_cast<uint32_t>(fragment.capacity / 8 * 4));
-    }
+    if (!(tag_of(place.leaf) == kGappedTag ? erase_gapped(key, place) : erase_flog(key, place))) return Done::kAbsent;
+    if (!is_sparse(place.leaf)) return Done::kPresent;
+    *changed = Changes(context_, &root_, &depth_).thin(key);
     return Done::kPresent;
   }
 
@@ -167,7 +144,7 @@ class Tree {
       const uint32_t built =
           tag_of(leaf) == kGappedTag ? node_of<Gapped>(leaf)->generation : node_of<Flog>(leaf)->generation;
       if (built != context_.generation) {
-        const TimedChange timed(context_);
+        const TimedChange timed(context_, keys_of(leaf));
         if (!Changes(context_, &root_, &depth_).rebuild(path, leaf, false)) return false;
         *cursor = end + 1;
         return true;
@@ -188,6 +165,31 @@ class Tree {
 
   static Fragment &fragment_at(const Place &place) { return node_of<Flog>(place.leaf)->fragments()[place.start]; }
 
+  static bool erase_gapped(uint64_t key, const Place &place) {
+    Gapped &leaf = *node_of<Gapped>(place.leaf);
+    const int64_t at = leaf.find(key);
+    if (at >= 0) leaf.erase(at);
+    return at >= 0;
+  }
+
+  bool erase_flog(uint64_t key, const Place &place) {
+    Fragment &fragment = fragment_at(place);
+    const int64_t at = fragment.find(key, 0);
+    if (at < 0) return false;
+    fragment.erase(at);
+    --node_of<Flog>(place.leaf)->keys_held;
+    if (fragment.count == 0) {
+      context_.pool.give(fragment.digests);
+      fragment = Fragment{};
+    } else if (fragment.capacity >= 16 && 4 * fragment.count < fragment.capacity) {
+      resize_fragment(context_, &fragment, static_cast<uint32_t>(fragment.capacity / 8 * 4));
+    }
+    return true;
+  }
+
+  // Whether a leaf holds so few keys that it is to be made smaller or joined to a neighbour.
+  bool is_sparse(Child child) const { return wastes_room(context_, child) || wants_neighbour(context_, child); }
+
   // kAbsent: the structure was changed, and the insert is to be tried again.
   Done insert_gapped(const Place &place, uint64_t key, uint64_t payload, bool upsert, bool *changed) {
     Gapped &leaf = *node_of<Gapped>(place.leaf);
@@ -199,7 +201,7 @@ class Tree {
     }
     const Upkeep upkeep = upkeep_before_insert(leaf, context_.config);
     if (upkeep != Upkeep::kNone) {
-      const TimedChange timed(context_);
+      const TimedChange timed(context_, leaf.keys_held);
       Path path;
       path.descend(root_, key);
       Changes changes(context_, &root_, &depth_);
@@ -230,7 +232,7 @@ class Tree {
         const uint32_t wanted = capacity_for(fragment.count + std::max<uint32_t>(fragment.count / 4u, 1), most);
         if (!resize_fragment(context_, &fragment, wanted)) return Done::kNoMemory;
       } else {
-        const TimedChange timed(context_);
+        const TimedChange timed(context_, leaf.keys_held);
         Path path;
         path.descend(root_, key);
         Changes changes(context_, &root_, &depth_);

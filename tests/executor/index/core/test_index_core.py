@@ -54,7 +54,7 @@ def test_faults_leave_the_index_as_it_was(tmp_path: Path) -> None:
 
 
 def test_readers_beside_one_writer_see_whole_pairs(tmp_path: Path) -> None:
-    _run(tmp_path, "one_writer", ["200"], "thread")
+    _run(tmp_path, "one_writer", ["200", "100000"], "thread")
 
 
 def test_the_library_builds_without_a_warning(tmp_path: Path) -> None:
