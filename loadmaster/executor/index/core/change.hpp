@@ -44,6 +44,16 @@ struct Path {
     while (*end < node->slots.fanout && node->children()[*end] == child) ++*end;
   }
 
+  // The last key that belongs to the leaf.
+  uint64_t last_key() const {
+    for (int level = depth - 1; level >= 0; --level) {
+      uint32_t begin, end;
+      run(level, &begin, &end);
+      if (end < nodes[level]->slots.fanout) return nodes[level]->slots.lowest_key(end) - 1;
+    }
+    return kLastKey;
+  }
+
   // Puts `child` where the path goes on below level `level - 1`.
   void replace(Child *root, int level, Child child) const {
     if (level == 0) {
@@ -167,6 +177,26 @@ class Changes {
       else if (!wants_neighbour(context_, leaf) || !join(path, leaf)) break;
     }
     return changed;
+  }
+
+  // Builds again what lies in retired memory: the leaf and the model nodes above it. False for want of memory.
+  bool move_out(Path path, Child leaf) {
+    for (int level = 0; level < path.depth; ++level) {
+      ModelNode *node = path.nodes[level];
+      if (!context_.pool.is_retired(node)) continue;
+      ModelNode *made = make_model_node(context_, node->slots);
+      if (made == nullptr) return false;
+      made->distinct = node->distinct;
+      std::copy(node->children(), node->children() + node->slots.fanout, made->children());
+      path.replace(root_, level, reinterpret_cast<Child>(made));
+      path.nodes[level] = made;
+      context_.pool.give(node);
+    }
+    const bool retired = tag_of(leaf) == kGappedTag ? context_.pool.is_retired(node_of<Gapped>(leaf))
+                                                    : is_retired(context_, *node_of<Flog>(leaf));
+    if (!retired) return true;
+    const TimedChange timed(context_, keys_of(leaf));
+    return rebuild(path, leaf, false);
   }
 
  private:

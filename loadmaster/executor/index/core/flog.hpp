@@ -115,6 +115,15 @@ inline bool resize_fragment(Context &context, Fragment *fragment, uint32_t capac
   return true;
 }
 
+inline bool is_retired(const Context &context, const Flog &leaf) {
+  if (context.pool.is_retired(&leaf)) return true;
+  for (uint32_t i = 0; i < leaf.model.fragments; ++i) {
+    const Fragment &fragment = leaf.fragments()[i];
+    if (fragment.digests != nullptr && context.pool.is_retired(fragment.digests)) return true;
+  }
+  return false;
+}
+
 inline void free_flog(Context &context, Flog *leaf) {
   for (uint32_t i = 0; i < leaf->model.fragments; ++i) context.pool.give(leaf->fragments()[i].digests);
   context.count_leaf(LM_FLOG, leaf->generation, -1);

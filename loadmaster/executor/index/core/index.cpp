@@ -16,6 +16,7 @@ namespace {
 
 constexpr int64_t kSlice = 64;        // operations for which the lock is held
 constexpr int64_t kScanSlice = 256;   // pairs that a scan copies meanwhile
+constexpr int64_t kMovesPerOperation = 8;
 
 }  // namespace
 
@@ -33,6 +34,9 @@ struct lm_index {
   bool has_last = false;  // of the largest key, which no structure holds
   uint64_t last_payload = 0;
   uint64_t renewed = 0;  // where lm_reconfigure goes on
+  bool compacting = false;
+  uint64_t compacted = 0;    // where `compact` goes on
+  int64_t keys_to_move = 0;  // that it may
   mutable std::atomic<int64_t> lookups{0}, inserts{0}, erases{0}, scans{0};
 
   int structure() const { return context.config.structure; }
@@ -82,18 +86,46 @@ struct lm_index {
   int in_slices(const uint64_t *keys, int64_t count, int64_t *done, const Apply &apply) {
     *done = 0;
     while (*done < count) {
-      const lm::Writing writing(lock);
-      const int64_t begin = *done, end = std::min(count, begin + kSlice);
-      lm::Tree::Place places[lm::kGroup];
-      bool changed = false;
-      for (int64_t i = begin; i < end && !changed; ++i) {
-        const int64_t in_group = (i - begin) % lm::kGroup;
-        if (in_group == 0) reach(keys + i, std::min(lm::kGroup, end - i), places);
-        if (!apply(i, places[in_group], &changed)) return context.pool.failure();
-        *done = i + 1;
-      }
+      const int64_t begin = *done;
+      if (!one_slice(keys, begin, std::min(count, begin + kSlice), done, apply)) return context.pool.failure();
+      compact(*done - begin);
     }
     return LM_OK;
+  }
+
+  template <typename Apply>
+  bool one_slice(const uint64_t *keys, int64_t begin, int64_t end, int64_t *done, const Apply &apply) {
+    const lm::Writing writing(lock);
+    lm::Tree::Place places[lm::kGroup];
+    bool changed = false;
+    for (int64_t i = begin; i < end && !changed; ++i) {
+      const int64_t in_group = (i - begin) % lm::kGroup;
+      if (in_group == 0) reach(keys + i, std::min(lm::kGroup, end - i), places);
+      if (!apply(i, places[in_group], &changed)) return false;
+      *done = i + 1;
+    }
+    return true;
+  }
+
+  // Leaf by leaf, memory that most keys have left is given back: a few keys are moved for each operation.
+  void compact(int64_t operations) {
+    if (!is_tree()) return;
+    if (!compacting) {
+      if (!context.pool.is_sparse()) return;
+      const lm::Writing writing(lock);
+      context.pool.retire();
+      compacting = true;
+      compacted = 0;
+      keys_to_move = 0;
+    }
+    keys_to_move += kMovesPerOperation * operations;
+    while (compacting && keys_to_move > 0) {
+      const lm::Writing writing(lock);
+      int64_t moved = 0;
+      // Without memory a later batch tries again.
+      compacting = tree.move_next(&compacted, &moved) && compacted != 0;
+      keys_to_move -= moved + 1;
+    }
   }
 };
 

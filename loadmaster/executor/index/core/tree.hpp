@@ -134,13 +134,7 @@ class Tree {
     while (true) {
       Path path;
       const Child leaf = path.descend(root_, *cursor);
-      uint64_t end = kLastKey;
-      for (int level = path.depth - 1; level >= 0 && end == kLastKey; --level) {
-        uint32_t begin, after;
-        path.run(level, &begin, &after);
-        const Slots &slots = path.nodes[level]->slots;
-        if (after < slots.fanout) end = slots.lowest_key(after) - 1;
-      }
+      const uint64_t end = path.last_key();
       const uint32_t built =
           tag_of(leaf) == kGappedTag ? node_of<Gapped>(leaf)->generation : node_of<Flog>(leaf)->generation;
       if (built != context_.generation) {
@@ -151,6 +145,17 @@ class Tree {
       }
       *cursor = end + 1;
     }
+  }
+
+  // Moves the leaf of *cursor out of retired memory. *cursor becomes the next leaf's first key, 0 behind the last leaf.
+  bool move_next(uint64_t *cursor, int64_t *moved) {
+    Path path;
+    const Child leaf = path.descend(root_, *cursor);
+    const uint64_t end = path.last_key();
+    *moved = keys_of(leaf);
+    if (!Changes(context_, &root_, &depth_).move_out(path, leaf)) return false;
+    *cursor = end + 1;
+    return true;
   }
 
  private:
