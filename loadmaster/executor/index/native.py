@@ -40,7 +40,8 @@ class _Config(ctypes.Structure):
 
 
 _COUNTS = (
-    *("keys", "bytes", "leaves", "fragments", "depth", "structural_changes", "longest_change_ns", "largest_change_keys"),
+    *("keys", "bytes", "leaves", "fragments", "depth"),
+    *("structural_changes", "longest_change_ns", "largest_change_keys"),
     *("huge_page_bytes", "lookups", "inserts", "erases", "scans"),
 )
 

@@ -54,7 +54,7 @@ def test_faults_leave_the_index_as_it_was(tmp_path: Path) -> None:
 
 
 def test_memory_shrinks_with_the_keys_and_changes_stay_bounded(tmp_path: Path) -> None:
-    _run(tmp_path, "shrinking", ["30000"], "address,undefined")
+    _run(tmp_path, "shrinking", ["15000"], "address,undefined")
 
 
 @pytest.mark.slow
