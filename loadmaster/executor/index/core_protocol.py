@@ -27,6 +27,7 @@ class Facts:
         leaves, fragments, depth: of its tree. Only fragmented logs have fragments.
         structural_changes: leaves grown, split or built again since it was made.
         longest_change_us: of these.
+        largest_change_keys: how many keys the largest of these moved.
         huge_page_bytes: of ``size_bytes``, on huge pages (an estimate).
         lookups, inserts, deletes, ranges: operations since it was made, a batch counted by its keys.
         leaves_of: leaves by the word of their structure.
@@ -40,6 +41,7 @@ class Facts:
     depth: int
     structural_changes: int
     longest_change_us: float
+    largest_change_keys: int
     huge_page_bytes: int
     lookups: int
     inserts: int

@@ -56,6 +56,7 @@ class NumpyCore:
         self._keys = len(keys)
         self._changes = 0
         self._longest_change_us = 0.0
+        self._largest_change_keys = 0
         self._operations = {"lookups": 0, "inserts": 0, "deletes": 0, "ranges": 0}
 
     def lookup(self, keys: Words) -> tuple[Words, Flags]:
@@ -168,6 +169,7 @@ class NumpyCore:
             depth=1,
             structural_changes=self._changes,
             longest_change_us=self._longest_change_us,
+            largest_change_keys=self._largest_change_keys,
             huge_page_bytes=0,
             **self._operations,
             leaves_of={self._structure: 1},
@@ -182,6 +184,7 @@ class NumpyCore:
             # All keys are there. Folding only makes the index quicker: a later batch tries again.
             return
         self._changes += 1
+        self._largest_change_keys = max(self._largest_change_keys, self._keys)
         self._longest_change_us = max(self._longest_change_us, time.perf_counter() * 1e6 - start_us)
 
     def _expect_within_limit(self, needed_bytes: int) -> None:

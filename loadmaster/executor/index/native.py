@@ -40,8 +40,9 @@ class _Config(ctypes.Structure):
 
 
 _COUNTS = (
-    *("keys", "bytes", "leaves", "fragments", "depth", "structural_changes", "longest_change_ns", "huge_page_bytes"),
-    *("lookups", "inserts", "erases", "scans"),
+    *("keys", "bytes", "leaves", "fragments", "depth"),
+    *("structural_changes", "longest_change_ns", "largest_change_keys"),
+    *("huge_page_bytes", "lookups", "inserts", "erases", "scans"),
 )
 
 
@@ -226,6 +227,7 @@ class NativeCore:
             depth=read.depth,
             structural_changes=read.structural_changes,
             longest_change_us=read.longest_change_ns / 1e3,
+            largest_change_keys=read.largest_change_keys,
             huge_page_bytes=read.huge_page_bytes,
             lookups=read.lookups,
             inserts=read.inserts - self._inserted_twice,

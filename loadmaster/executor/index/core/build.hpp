@@ -15,6 +15,7 @@ namespace lm {
 
 constexpr uint32_t kMostFanout = uint32_t{1} << 20;
 constexpr int64_t kKeysPerSlot = 256;     // of a new model node over gapped arrays
+constexpr int64_t kFewGapped = 64;        // keys that are one gapped array without a look at what it costs
 constexpr double kBytesWeight = 5e-7;     // ALEX: what a byte of the tree costs every operation
 constexpr double kLeafBytes = 256;        // a leaf's header, pointer and rounding
 constexpr double kScanWeight = 0.5;       // a key that a scan of a fragment compares
@@ -31,6 +32,11 @@ inline void free_subtree(Context &context, Child child) {
     free_subtree(context, last);
   }
   context.pool.give(node);
+}
+
+// So few keys are always one leaf.
+inline int64_t few_keys(const Context &context) {
+  return context.config.structure == LM_GAPPED ? kFewGapped : std::max<int64_t>(1, context.config.fragment_keys / 2);
 }
 
 inline ModelNode *make_model_node(Context &context, const Slots &slots) {
@@ -147,7 +153,7 @@ class Builder {
   bool gapped() const { return context_.config.structure == LM_GAPPED; }
 
   int64_t few() const {
-    return gapped() ? 64 : std::max<int64_t>(1, context_.config.fragment_keys / 2);
+    return few_keys(context_);
   }
 
   int64_t keys_per_slot() const {

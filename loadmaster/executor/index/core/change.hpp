@@ -44,6 +44,16 @@ struct Path {
     while (*end < node->slots.fanout && node->children()[*end] == child) ++*end;
   }
 
+  // The last key that belongs to the leaf.
+  uint64_t last_key() const {
+    for (int level = depth - 1; level >= 0; --level) {
+      uint32_t begin, end;
+      run(level, &begin, &end);
+      if (end < nodes[level]->slots.fanout) return nodes[level]->slots.lowest_key(end) - 1;
+    }
+    return kLastKey;
+  }
+
   // Puts `child` where the path goes on below level `level - 1`.
   void replace(Child *root, int level, Child child) const {
     if (level == 0) {
@@ -60,22 +70,29 @@ inline int64_t keys_of(Child leaf) {
   return tag_of(leaf) == kGappedTag ? node_of<Gapped>(leaf)->keys_held : node_of<Flog>(leaf)->keys_held;
 }
 
-// The pairs of one leaf, sorted, in memory of the pool for as long as this lives.
+// A leaf that has much more room than keys, and would not have it if it were built again.
+inline bool wastes_room(const Context &context, Child leaf) {
+  if (tag_of(leaf) == kGappedTag) {
+    const Gapped &gapped = *node_of<Gapped>(leaf);
+    return gapped.capacity > 64 &&
+           static_cast<double>(gapped.keys_held) < kShrinkDensity * static_cast<double>(gapped.capacity);
+  }
+  const Flog &flog = *node_of<Flog>(leaf);
+  return flog.model.fragments > 1 && 16 * flog.keys_held < flog.model.fragments * int64_t{context.config.fragment_keys};
+}
+
+inline bool wants_neighbour(const Context &context, Child leaf) { return keys_of(leaf) <= few_keys(context) / 4; }
+
+// The pairs of one leaf, or of two that follow each other, sorted, in memory of the pool for as long as this lives.
 class LeafPairs {
  public:
-  LeafPairs(Context &context, Child leaf) : context_(context) {
-    const size_t held = static_cast<size_t>(keys_of(leaf));
+  explicit LeafPairs(Context &context, Child leaf, Child after = 0) : context_(context) {
+    const size_t held = static_cast<size_t>(keys_of(leaf) + (after == 0 ? 0 : keys_of(after)));
     pairs_.keys = context.pool.take_array<uint64_t>(2 * held);
     if (pairs_.keys == nullptr) return;
     pairs_.payloads = pairs_.keys + held;
-    if (tag_of(leaf) == kGappedTag) {
-      node_of<Gapped>(leaf)->copy(0, static_cast<int64_t>(held), &pairs_);
-      return;
-    }
-    Pair room[kMostFragmentKeys];
-    const Flog *flog = node_of<Flog>(leaf);
-    for (uint32_t i = 0; i < flog->model.fragments; ++i) 
-      copy_fragment(flog->fragments()[i], 0, kMostFragmentKeys, room, &pairs_);
+    append(leaf);
+    if (after != 0) append(after);
   }
   LeafPairs(const LeafPairs &) = delete;
   LeafPairs &operator=(const LeafPairs &) = delete;
@@ -87,6 +104,17 @@ class LeafPairs {
   int64_t count() const { return pairs_.count; }
 
  private:
+  void append(Child leaf) {
+    if (tag_of(leaf) == kGappedTag) {
+      node_of<Gapped>(leaf)->copy(0, keys_of(leaf), &pairs_);
+      return;
+    }
+    Pair room[kMostFragmentKeys];
+    const Flog *flog = node_of<Flog>(leaf);
+    for (uint32_t i = 0; i < flog->model.fragments; ++i)
+      copy_fragment(flog->fragments()[i], 0, kMostFragmentKeys, room, &pairs_);
+  }
+
   Context &context_;
   Pairs pairs_;
 };
@@ -132,8 +160,92 @@ class Changes {
     return true;
   }
 
+  // After erases: a sparse leaf gets the room that its keys need, an almost empty one is joined to a neighbour, and a
+  // model node with a single child gives its place to it. Whether anything changed.
+  bool thin(uint64_t key) {
+    Path path;
+    Child leaf = path.descend(*root_, key);
+    bool changed = false;
+    if (wastes_room(context_, leaf)) {
+      const TimedChange timed(context_, keys_of(leaf));
+      changed = tag_of(leaf) == kGappedTag && context_.config.structure == LM_GAPPED ? resize(path, leaf)
+                                                                                     : rebuild(path, leaf, false);
+      if (!changed) return false;
+    }
+    for (leaf = path.descend(*root_, key); path.depth > 0; leaf = path.descend(*root_, key), changed = true) {
+      if (path.nodes[path.depth - 1]->distinct == 1) raise_only_child(path, leaf);
+      else if (!wants_neighbour(context_, leaf) || !join(path, leaf)) break;
+    }
+    return changed;
+  }
+
+  // Builds again what lies in retired memory: the leaf and the model nodes above it. False for want of memory.
+  bool move_out(Path path, Child leaf) {
+    for (int level = 0; level < path.depth; ++level) {
+      ModelNode *node = path.nodes[level];
+      if (!context_.pool.is_retired(node)) continue;
+      ModelNode *made = make_model_node(context_, node->slots);
+      if (made == nullptr) return false;
+      made->distinct = node->distinct;
+      std::copy(node->children(), node->children() + node->slots.fanout, made->children());
+      path.replace(root_, level, reinterpret_cast<Child>(made));
+      path.nodes[level] = made;
+      context_.pool.give(node);
+    }
+    const bool retired = tag_of(leaf) == kGappedTag ? context_.pool.is_retired(node_of<Gapped>(leaf))
+                                                    : is_retired(context_, *node_of<Flog>(leaf));
+    if (!retired) return true;
+    const TimedChange timed(context_, keys_of(leaf));
+    return rebuild(path, leaf, false);
+  }
+
  private:
   enum class Outcome { kDone, kNoMemory, kTogether };
+
+  void raise_only_child(const Path &path, Child child) {
+    ModelNode *parent = path.nodes[path.depth - 1];
+    path.replace(root_, path.depth - 1, child);
+    context_.pool.give(parent);
+    if (path.depth == 1) *depth_ = 1;
+  }
+
+  // An empty leaf leaves its slots to a neighbour, one with keys becomes one leaf with a neighbour if they are few.
+  bool join(const Path &path, Child leaf) {
+    ModelNode *parent = path.nodes[path.depth - 1];
+    uint32_t begin, end;
+    path.run(path.depth - 1, &begin, &end);
+    const Child before = begin > 0 ? parent->children()[begin - 1] : 0;
+    const Child after = end < parent->slots.fanout ? parent->children()[end] : 0;
+    if (keys_of(leaf) == 0) {
+      const TimedChange timed(context_, 0);
+      std::fill(parent->children() + begin, parent->children() + end, before != 0 ? before : after);
+      --parent->distinct;
+      free_subtree(context_, leaf);
+      return true;
+    }
+    uint32_t first = begin, last = end;
+    while (first > 0 && parent->children()[first - 1] == before) --first;
+    while (last < parent->slots.fanout && parent->children()[last] == after) ++last;
+    return join_two(parent, before, leaf, first, end) || join_two(parent, leaf, after, begin, last);
+  }
+
+  // One leaf for the two that have the slots begin .. end - 1.
+  bool join_two(ModelNode *parent, Child left, Child right, uint32_t begin, uint32_t end) {
+    if (left == 0 || right == 0 || tag_of(left) == kModelTag || tag_of(right) == kModelTag) return false;
+    const int64_t held = keys_of(left) + keys_of(right);
+    if (held > few_keys(context_)) return false;
+    const TimedChange timed(context_, held);
+    const LeafPairs pairs(context_, left, right);
+    if (!pairs.ok()) return false;
+    int64_t height = 0;
+    const Child made = Builder(context_, pairs.keys(), pairs.payloads(), context_.keys).build(0, held, true, &height);
+    if (made == 0) return false;
+    std::fill(parent->children() + begin, parent->children() + end, made);
+    --parent->distinct;
+    free_subtree(context_, left);
+    free_subtree(context_, right);
+    return true;
+  }
 
   // The parent's slots, extended over keys that lie outside of them, where that is not wasteful.
   Slots extended(const ModelNode &parent, bool leftmost, bool rightmost, uint64_t first, uint64_t last) const {

@@ -13,12 +13,44 @@
 namespace lm {
 
 struct Fragment {
-  uint64_t *keys;  // then as many payloads; null while there are none
+  uint8_t *digests;  // in whole steps, then the pairs; null while there are none
   uint16_t count, capacity;
   uint32_t unused;
 
-  uint64_t *payloads() { return keys + capacity; }
-  const uint64_t *payloads() const { return keys + capacity; }
+  static size_t digest_bytes(size_t capacity) { return (capacity + kDigestStep - 1) & ~static_cast<size_t>(kDigestStep - 1); }
+  static size_t bytes(size_t capacity) { return digest_bytes(capacity) + sizeof(Pair) * capacity; }
+
+  Pair *pairs() { return reinterpret_cast<Pair *>(digests + digest_bytes(capacity)); }
+  const Pair *pairs() const { return reinterpret_cast<const Pair *>(digests + digest_bytes(capacity)); }
+
+  void append(uint64_t key, uint64_t payload) {
+    digests[count] = digest_of(key);
+    pairs()[count++] = {key, payload};
+  }
+
+  // The last key takes the place of the one that goes.
+  void erase(int64_t at) {
+    --count;
+    digests[at] = digests[count];
+    pairs()[at] = pairs()[count];
+  }
+
+  // Fetches the digests and, with `writes`, the place behind the last key.
+  void prefetch(bool writes) const {
+    for (uintptr_t line = reinterpret_cast<uintptr_t>(digests) & ~uintptr_t{63};
+         line < reinterpret_cast<uintptr_t>(digests) + count; line += 64)
+      __builtin_prefetch(reinterpret_cast<const void *>(line));
+    if (writes && count < capacity) __builtin_prefetch(pairs() + count, 1);
+  }
+
+  // Where the key is, from the place `from` on, or -1.
+  int64_t find(uint64_t key, int64_t from) const {
+    const uint8_t digest = digest_of(key);
+    for (int64_t at = next_digest(digests, from, count, digest); at < count;
+         at = next_digest(digests, at + 1, count, digest))
+      if (pairs()[at].key == key) return at;
+    return -1;
+  }
 };
 
 // Which fragment a key goes to: floor(slope * (key - first)), with the slope in units of 2^-64, exact and monotone.
@@ -63,9 +95,8 @@ inline uint32_t capacity_for(uint32_t keys, uint32_t most) {
 }
 
 inline bool allocate_fragment(Context &context, Fragment *fragment, uint32_t capacity) {
-  // The search reads eight keys at a time: room for that behind the last key.
-  fragment->keys = static_cast<uint64_t *>(context.pool.take(16 * static_cast<size_t>(std::max<uint32_t>(capacity, 4))));
-  if (fragment->keys == nullptr) return false;
+  fragment->digests = static_cast<uint8_t *>(context.pool.take(Fragment::bytes(capacity)));
+  if (fragment->digests == nullptr) return false;
   fragment->capacity = static_cast<uint16_t>(capacity);
   fragment->count = 0;
   return true;
@@ -75,17 +106,26 @@ inline bool resize_fragment(Context &context, Fragment *fragment, uint32_t capac
   Fragment larger{};
   if (!allocate_fragment(context, &larger, capacity)) return false;
   larger.count = fragment->count;
-  if (fragment->keys != nullptr) {
-    std::memcpy(larger.keys, fragment->keys, 8 * static_cast<size_t>(fragment->count));
-    std::memcpy(larger.payloads(), fragment->payloads(), 8 * static_cast<size_t>(fragment->count));
-    context.pool.give(fragment->keys);
+  if (fragment->digests != nullptr) {
+    std::memcpy(larger.digests, fragment->digests, fragment->count);
+    std::memcpy(larger.pairs(), fragment->pairs(), sizeof(Pair) * fragment->count);
+    context.pool.give(fragment->digests);
   }
   *fragment = larger;
   return true;
 }
 
+inline bool is_retired(const Context &context, const Flog &leaf) {
+  if (context.pool.is_retired(&leaf)) return true;
+  for (uint32_t i = 0; i < leaf.model.fragments; ++i) {
+    const Fragment &fragment = leaf.fragments()[i];
+    if (fragment.digests != nullptr && context.pool.is_retired(fragment.digests)) return true;
+  }
+  return false;
+}
+
 inline void free_flog(Context &context, Flog *leaf) {
-  for (uint32_t i = 0; i < leaf->model.fragments; ++i) context.pool.give(leaf->fragments()[i].keys);
+  for (uint32_t i = 0; i < leaf->model.fragments; ++i) context.pool.give(leaf->fragments()[i].digests);
   context.count_leaf(LM_FLOG, leaf->generation, -1);
   context.fragments -= leaf->model.fragments;
   context.pool.give(leaf);
@@ -165,10 +205,7 @@ inline Flog *make_flog(Context &context, const FragmentModel &model, const uint6
       free_flog(context, made);
       return nullptr;
     }
-    fragment.count = static_cast<uint16_t>(length);
-    std::memcpy(fragment.keys, keys + i, 8 * length);
-    std::memcpy(fragment.payloads(), payloads + i, 8 * length);
-    i = end;
+    for (; i < end; ++i) fragment.append(keys[i], payloads[i]);
   }
   return made;
 }
@@ -184,7 +221,7 @@ inline bool multiplying_helps(const lm_config &config, const Flog &leaf, uint64_
   const Fragment &full = leaf.of(key);
   const uint32_t half = model.of(key);
   int64_t same = 0;
-  for (uint32_t i = 0; i < full.count; ++i) same += model.of(full.keys[i]) == half;
+  for (uint32_t i = 0; i < full.count; ++i) same += model.of(full.pairs()[i].key) == half;
   return same < most && full.count - same <= most;
 }
 
@@ -199,7 +236,7 @@ inline Flog *multiply_fragments(Context &context, const Flog &leaf) {
   for (uint32_t i = 0; i < leaf.model.fragments; ++i) {
     const Fragment &old = leaf.fragments()[i];
     uint32_t right = 0;
-    for (uint32_t j = 0; j < old.count; ++j) right += model.of(old.keys[j]) > 2 * i;
+    for (uint32_t j = 0; j < old.count; ++j) right += model.of(old.pairs()[j].key) > 2 * i;
     Fragment *halves = made->fragments() + 2 * i;
     const uint32_t counts[2] = {old.count - right, right};
     for (int half = 0; half < 2; ++half) {
@@ -210,9 +247,8 @@ inline Flog *multiply_fragments(Context &context, const Flog &leaf) {
       }
     }
     for (uint32_t j = 0; j < old.count; ++j) {
-      Fragment &to = halves[model.of(old.keys[j]) > 2 * i];
-      to.keys[to.count] = old.keys[j];
-      to.payloads()[to.count++] = old.payloads()[j];
+      const Pair &pair = old.pairs()[j];
+      halves[model.of(pair.key) > 2 * i].append(pair.key, pair.payload);
     }
   }
   made->keys_held = leaf.keys_held;
@@ -224,7 +260,7 @@ inline Flog *multiply_fragments(Context &context, const Flog &leaf) {
 inline bool copy_fragment(const Fragment &fragment, uint64_t from, int64_t most, Pair *room, Pairs *to) {
   int64_t count = 0;
   for (uint32_t i = 0; i < fragment.count; ++i)
-    if (fragment.keys[i] >= from) room[count++] = {fragment.keys[i], fragment.payloads()[i]};
+    if (fragment.pairs()[i].key >= from) room[count++] = fragment.pairs()[i];
   std::sort(room, room + count, [](const Pair &a, const Pair &b) { return a.key < b.key; });
   for (int64_t i = 0; i < count && i < most; ++i) {
     to->keys[to->count] = room[i].key;

@@ -29,7 +29,7 @@ class HashTable {
   }
 
   void lookup(const uint64_t *keys, int64_t count, uint64_t *payloads, uint8_t *found) const {
-    uint64_t homes[16];
+    uint64_t homes[kGroup];
     for (int64_t i = 0; i < count; ++i) {
       homes[i] = home(keys[i]);
       __builtin_prefetch(pairs_ + homes[i]);
@@ -49,7 +49,7 @@ class HashTable {
       return Done::kPresent;
     }
     if (10 * (count_ + 1) > 7 * static_cast<int64_t>(capacity_)) {
-      const TimedChange timed(context_);
+      const TimedChange timed(context_, count_);
       if (!resize(roomy(count_ + count_ / 2 + 1))) return Done::kNoMemory;
       *changed = true;
       at = probe(key);
@@ -72,7 +72,7 @@ class HashTable {
     pairs_[hole].key = kLastKey;
     --count_;
     if (capacity_ > 64 && 6 * count_ < static_cast<int64_t>(capacity_)) {
-      const TimedChange timed(context_);
+      const TimedChange timed(context_, count_);
       resize(roomy(count_ + count_ / 2));  // without memory it stays large
       *changed = true;
     }

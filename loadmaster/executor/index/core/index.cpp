@@ -16,6 +16,7 @@ namespace {
 
 constexpr int64_t kSlice = 64;        // operations for which the lock is held
 constexpr int64_t kScanSlice = 256;   // pairs that a scan copies meanwhile
+constexpr int64_t kMovesPerOperation = 8;
 
 }  // namespace
 
@@ -33,6 +34,9 @@ struct lm_index {
   bool has_last = false;  // of the largest key, which no structure holds
   uint64_t last_payload = 0;
   uint64_t renewed = 0;  // where lm_reconfigure goes on
+  bool compacting = false;
+  uint64_t compacted = 0;    // where `compact` goes on
+  int64_t keys_to_move = 0;  // that it may
   mutable std::atomic<int64_t> lookups{0}, inserts{0}, erases{0}, scans{0};
 
   int structure() const { return context.config.structure; }
@@ -49,49 +53,79 @@ struct lm_index {
     }
   }
 
-  void prefetch(const uint64_t *keys, int64_t count) const {
-    if (is_tree()) tree.prefetch(keys, count);
+  void reach(const uint64_t *keys, int64_t count, lm::Tree::Place *places) const {
+    if (is_tree()) tree.reach(keys, count, true, places);
     else hash.prefetch(keys, count);
   }
 
-  lm::Done insert(uint64_t key, uint64_t payload, bool upsert, bool *changed) {
+  lm::Done insert(uint64_t key, uint64_t payload, bool upsert, const lm::Tree::Place &place, bool *changed) {
     if (key == lm::kLastKey) {
       const lm::Done done = has_last ? lm::Done::kPresent : lm::Done::kNew;
       if (!has_last || upsert) last_payload = payload;
       has_last = true;
       return done;
     }
-    return is_tree() ? tree.insert(key, payload, upsert, changed) : hash.insert(key, payload, upsert, changed);
+    return is_tree() ? tree.insert(key, payload, upsert, place, changed) : hash.insert(key, payload, upsert, changed);
   }
 
-  lm::Done erase(uint64_t key, bool *changed) {
+  lm::Done erase(uint64_t key, const lm::Tree::Place &place, bool *changed) {
     if (key == lm::kLastKey) {
       const lm::Done done = has_last ? lm::Done::kPresent : lm::Done::kAbsent;
       has_last = false;
       return done;
     }
-    return is_tree() ? tree.erase(key, changed) : hash.erase(key, changed);
+    return is_tree() ? tree.erase(key, place, changed) : hash.erase(key, changed);
   }
 
   bool scan(uint64_t *from, uint64_t last, int64_t most, lm::Pairs *to) const {
     return is_tree() ? tree.scan(from, last, most, to) : sorted.scan(from, last, most, to);
   }
 
-  // Calls `apply(i, &changed)` for the operations of a batch, in slices that end early where the structure was changed.
+  // Calls `apply(i, place, &changed)` for the operations of a batch, in slices that end early where the structure was changed.
   template <typename Apply>
   int in_slices(const uint64_t *keys, int64_t count, int64_t *done, const Apply &apply) {
     *done = 0;
     while (*done < count) {
-      const lm::Writing writing(lock);
-      const int64_t begin = *done, end = std::min(count, begin + kSlice);
-      bool changed = false;
-      for (int64_t i = begin; i < end && !changed; ++i) {
-        if ((i - begin) % lm::kGroup == 0) prefetch(keys + i, std::min(lm::kGroup, end - i));
-        if (!apply(i, &changed)) return context.pool.failure();
-        *done = i + 1;
-      }
+      const int64_t begin = *done;
+      if (!one_slice(keys, begin, std::min(count, begin + kSlice), done, apply)) return context.pool.failure();
+      compact(*done - begin);
     }
     return LM_OK;
+  }
+
+  template <typename Apply>
+  bool one_slice(const uint64_t *keys, int64_t begin, int64_t end, int64_t *done, const Apply &apply) {
+    const lm::Writing writing(lock);
+    lm::Tree::Place places[lm::kGroup];
+    bool changed = false;
+    for (int64_t i = begin; i < end && !changed; ++i) {
+      const int64_t in_group = (i - begin) % lm::kGroup;
+      if (in_group == 0) reach(keys + i, std::min(lm::kGroup, end - i), places);
+      if (!apply(i, places[in_group], &changed)) return false;
+      *done = i + 1;
+    }
+    return true;
+  }
+
+  // Leaf by leaf, memory that most keys have left is given back: a few keys are moved for each operation.
+  void compact(int64_t operations) {
+    if (!is_tree()) return;
+    if (!compacting) {
+      if (!context.pool.is_sparse()) return;
+      const lm::Writing writing(lock);
+      context.pool.retire();
+      compacting = true;
+      compacted = 0;
+      keys_to_move = 0;
+    }
+    keys_to_move += kMovesPerOperation * operations;
+    while (compacting && keys_to_move > 0) {
+      const lm::Writing writing(lock);
+      int64_t moved = 0;
+      // Without memory a later batch tries again.
+      compacting = tree.move_next(&compacted, &moved) && compacted != 0;
+      keys_to_move -= moved + 1;
+    }
   }
 };
 
@@ -166,8 +200,8 @@ int lm_insert(lm_index *index, const uint64_t *keys, const uint64_t *payloads, i
               uint8_t *present, int64_t *done) {
   *done = 0;
   if (index->structure() == LM_SORTED) return LM_READ_ONLY;
-  const int status = index->in_slices(keys, count, done, [&](int64_t i, bool *changed) {
-    const lm::Done came = index->insert(keys[i], payloads[i], upsert != 0, changed);
+  const int status = index->in_slices(keys, count, done, [&](int64_t i, const lm::Tree::Place &place, bool *changed) {
+    const lm::Done came = index->insert(keys[i], payloads[i], upsert != 0, place, changed);
     present[i] = came == lm::Done::kPresent;
     index->context.keys += came == lm::Done::kNew;
     return came != lm::Done::kNoMemory;
@@ -179,8 +213,8 @@ int lm_insert(lm_index *index, const uint64_t *keys, const uint64_t *payloads, i
 int lm_erase(lm_index *index, const uint64_t *keys, int64_t count, uint8_t *found, int64_t *done) {
   *done = 0;
   if (index->structure() == LM_SORTED) return LM_READ_ONLY;
-  const int status = index->in_slices(keys, count, done, [&](int64_t i, bool *changed) {
-    const lm::Done came = index->erase(keys[i], changed);
+  const int status = index->in_slices(keys, count, done, [&](int64_t i, const lm::Tree::Place &place, bool *changed) {
+    const lm::Done came = index->erase(keys[i], place, changed);
     found[i] = came == lm::Done::kPresent;
     index->context.keys -= found[i];
     return true;
@@ -282,6 +316,7 @@ int lm_facts_of(const lm_index *index, lm_facts *facts) {
   facts->depth = index->is_tree() ? index->tree.depth() : index->structure() == LM_SORTED ? index->sorted.depth() : 1;
   facts->structural_changes = context.structural_changes;
   facts->longest_change_ns = context.longest_change_ns;
+  facts->largest_change_keys = context.largest_change_keys;
   facts->huge_page_bytes = context.pool.huge_page_bytes();
   for (int i = 0; i < 4; ++i) {
     facts->leaves_of[i] = context.leaves_of[i];

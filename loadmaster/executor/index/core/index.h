@@ -30,6 +30,7 @@ typedef struct lm_facts {
     int64_t keys, bytes, leaves, fragments, depth;
     int64_t structural_changes;   /* expansions of nodes, splits, rebuilds since it was made (not of one fragment) */
     int64_t longest_change_ns;    /* of them */
+    int64_t largest_change_keys;  /* keys that the largest of them moved */
     int64_t huge_page_bytes;      /* of `bytes`, asked for as huge pages and granted by the system (an estimate) */
     int64_t lookups, inserts, erases, scans; /* operations since it was made, counted per batch */
     int64_t leaves_of[4];         /* leaves by structure */

@@ -16,6 +16,8 @@ namespace lm {
 // The largest key is kept beside every structure, which may then use it to fill what is empty.
 constexpr uint64_t kLastKey = ~uint64_t{0};
 
+constexpr int64_t kGroup = 32;  // keys whose memory is fetched together
+
 // A child is a pointer whose low bits say what it points to.
 using Child = uintptr_t;
 enum Tag : uintptr_t { kModelTag = 0, kGappedTag = 1, kFlogTag = 2, kTags = 3 };
@@ -59,7 +61,7 @@ struct Context {
   int64_t leaves_of[4] = {};
   int64_t current_leaves = 0;  // built under this generation
   int64_t fragments = 0;
-  int64_t structural_changes = 0, longest_change_ns = 0;
+  int64_t structural_changes = 0, longest_change_ns = 0, largest_change_keys = 0;
 
   void count_leaf(int structure, uint32_t built, int64_t by) {
     leaves_of[structure] += by;
@@ -67,10 +69,10 @@ struct Context {
   }
 };
 
-// Counts and times one structural change, for as long as it lives.
+// Counts and times one structural change, which moves so many keys, for as long as it lives.
 class TimedChange {
  public:
-  explicit TimedChange(Context &context) : context_(context), began_(std::chrono::steady_clock::now()) {}
+  TimedChange(Context &context, int64_t keys) : context_(context), keys_(keys), began_(std::chrono::steady_clock::now()) {}
   TimedChange(const TimedChange &) = delete;
   TimedChange &operator=(const TimedChange &) = delete;
   ~TimedChange() {
@@ -78,10 +80,12 @@ class TimedChange {
     const int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(took).count();
     ++context_.structural_changes;
     context_.longest_change_ns = std::max(context_.longest_change_ns, ns);
+    context_.largest_change_keys = std::max(context_.largest_change_keys, keys_);
   }
 
  private:
   Context &context_;
+  int64_t keys_;
   std::chrono::steady_clock::time_point began_;
 };
 

@@ -1,6 +1,7 @@
 // The memory pool of one index: every byte of the index comes from here and is counted as it is taken from the system.
 // Blocks are kept in lists by size in two levels (good fit in constant time) and merge with their free neighbours.
-// Chunks grow with the index; those of 2 MiB and more ask for huge pages; a chunk that is empty goes back.
+// Chunks grow with the index; those of 2 MiB and more ask for huge pages; a chunk that is empty goes back. Where few blocks
+// keep many chunks, the chunks are retired: new blocks come from new ones, and the owner moves out what is in the old ones.
 #ifndef LOADMASTER_INDEX_POOL_HPP
 #define LOADMASTER_INDEX_POOL_HPP
 
@@ -53,32 +54,56 @@ class Pool {
   // Why the last `take` failed.
   int failure() const { return failure_; }
 
+  // Whether most of the memory holds nothing, so that it pays to retire it.
+  bool is_sparse() const { return bytes_ > kSparse && 3 * used_bytes_ < bytes_; }
+  // Chunks that were retired before and still hold something stay retired together with none of the present ones.
+  void retire() {
+    if (chunk_bytes_[1 - now_] != 0) return;
+    if (lists_[now_].spare != nullptr) {
+      unlink(first_block(lists_[now_].spare));
+      unmap(lists_[now_].spare);
+      lists_[now_].spare = nullptr;
+    }
+    now_ = 1 - now_;
+  }
+  // Whether the memory lies in a retired chunk, which it keeps from going back.
+  bool is_retired(const void *memory) const {
+    const Block *block = reinterpret_cast<const Block *>(static_cast<const char *>(memory) - kHead);
+    return side_of(block) != now_ && size_of(block) < kAlone;
+  }
+
   // 16-byte aligned memory that is not set to anything, or null.
   void *take(size_t bytes) {
     failure_ = LM_NO_MEMORY;
     if (allocation_fails()) return nullptr;
     const size_t need = bytes + kHead <= kLeast ? kLeast : (bytes + kHead + 15) & ~size_t{15};
     if (need >= kAlone) return take_alone(need);
-    Block *block = find(need);
+    Block *block = find(need, now_);
     if (block == nullptr) {
       // `find` rounds up to the next list: room for that, too.
       Chunk *chunk = map_chunk(need + need / 16 + kLeast, growth());
-      if (chunk == nullptr) return nullptr;
-      block = first_block(chunk);
-      link(block);
+      if (chunk != nullptr) {
+        block = first_block(chunk);
+        link(block);
+      } else {
+        block = find(need, 1 - now_);
+        if (block == nullptr) return nullptr;
+      }
     }
     unlink(block);
-    if (spare_ != nullptr && block == first_block(spare_)) spare_ = nullptr;
+    Lists &lists = lists_[side_of(block)];
+    if (lists.spare != nullptr && block == first_block(lists.spare)) lists.spare = nullptr;
     const size_t size = size_of(block);
     if (size - need >= kLeast) {
       set_size(block, need);
       Block *rest = after(block);
-      rest->head = size - need;
+      rest->head = (size - need) | (block->head & kSide);
       link(rest);
     } else {
       after(block)->head &= ~kBeforeFree;
     }
     block->head &= ~kFree;
+    used_bytes_ += static_cast<int64_t>(size_of(block));
     return &block->next;
   }
 
@@ -90,6 +115,7 @@ class Pool {
   void give(void *memory) {
     if (memory == nullptr) return;
     Block *block = reinterpret_cast<Block *>(static_cast<char *>(memory) - kHead);
+    used_bytes_ -= static_cast<int64_t>(size_of(block));
     Block *next = after(block);
     if (next->head & kFree) {
       unlink(next);
@@ -105,11 +131,13 @@ class Pool {
     if ((block->head & kFirst) && size_of(after(block)) == 0) {
       Chunk *chunk = reinterpret_cast<Chunk *>(reinterpret_cast<char *>(block) - sizeof(Chunk));
       // One empty chunk is kept, so that a block taken and given in turn does not map memory each time.
-      if (chunk->alone || spare_ != nullptr || static_cast<int64_t>(chunk->bytes) * 8 > bytes_) {
+      Lists &lists = lists_[side_of(block)];
+      if (chunk->alone || side_of(block) != now_ || lists.spare != nullptr ||
+          static_cast<int64_t>(chunk->bytes) * 8 > bytes_) {
         unmap(chunk);
         return;
       }
-      spare_ = chunk;
+      lists.spare = chunk;
     }
     link(block);
   }
@@ -124,11 +152,21 @@ class Pool {
     Chunk *next, *prev;
     size_t alone;  // 1: for one large block, with which it goes back
   };
-  static constexpr size_t kFree = 1, kBeforeFree = 2, kFirst = 4, kFlags = 15;
+  static constexpr size_t kFree = 1, kBeforeFree = 2, kFirst = 4, kSide = 8, kFlags = 15;
   static constexpr size_t kHead = sizeof(size_t), kLeast = 32, kHuge = size_t{2} << 20, kPage = 4096, kAlone = size_t{1} << 20;
   static constexpr int kLists = 48, kParts = 16;
+  static constexpr int64_t kSparse = 65536;  // smaller pools stay as they are
   static_assert(sizeof(Chunk) == 40, "the first block's memory is 16-byte aligned");
 
+  // Free blocks by size. There are two of them: of the chunks that are in use, and of those that are retired.
+  struct Lists {
+    uint64_t lists = 0;
+    uint32_t parts[kLists] = {};
+    Block *free[kLists][kParts] = {};
+    Chunk *spare = nullptr;
+  };
+
+  static int side_of(const Block *block) { return (block->head & kSide) != 0; }
   static size_t size_of(const Block *block) { return block->head & ~kFlags; }
   static void set_size(Block *block, size_t size) { block->head = size | (block->head & kFlags); }
   static Block *after(Block *block) {
@@ -148,32 +186,34 @@ class Pool {
   }
 
   // A free block of at least `need` bytes: the first of the first list whose blocks are all large enough.
-  Block *find(size_t need) {
+  Block *find(size_t need, int side) {
+    const Lists &from = lists_[side];
     size_t rounded = need;
     if (need >= 256) rounded += (size_t{1} << (59 - __builtin_clzll(need))) - 1;
     int list, part;
     place(rounded, &list, &part);
-    uint32_t parts = parts_[list] & (~uint32_t{0} << part);
+    uint32_t parts = from.parts[list] & (~uint32_t{0} << part);
     if (parts == 0) {
-      const uint64_t lists = lists_ & (~uint64_t{0} << (list + 1));
+      const uint64_t lists = from.lists & (~uint64_t{0} << (list + 1));
       if (lists == 0) return nullptr;
       list = __builtin_ctzll(lists);
-      parts = parts_[list];
+      parts = from.parts[list];
     }
-    return free_[list][__builtin_ctz(parts)];
+    return from.free[list][__builtin_ctz(parts)];
   }
 
   void link(Block *block) {
     const size_t size = size_of(block);
     int list, part;
     place(size, &list, &part);
+    Lists &to = lists_[side_of(block)];
     block->head |= kFree;
     block->prev = nullptr;
-    block->next = free_[list][part];
+    block->next = to.free[list][part];
     if (block->next != nullptr) block->next->prev = block;
-    free_[list][part] = block;
-    lists_ |= uint64_t{1} << list;
-    parts_[list] |= uint32_t{1} << part;
+    to.free[list][part] = block;
+    to.lists |= uint64_t{1} << list;
+    to.parts[list] |= uint32_t{1} << part;
     Block *next = after(block);
     next->head |= kBeforeFree;
     *reinterpret_cast<size_t *>(reinterpret_cast<char *>(next) - kHead) = size;
@@ -186,17 +226,18 @@ class Pool {
     if (block->prev != nullptr) {
       block->prev->next = block->next;
     } else {
-      free_[list][part] = block->next;
+      Lists &from = lists_[side_of(block)];
+      from.free[list][part] = block->next;
       if (block->next == nullptr) {
-        parts_[list] &= ~(uint32_t{1} << part);
-        if (parts_[list] == 0) lists_ &= ~(uint64_t{1} << list);
+        from.parts[list] &= ~(uint32_t{1} << part);
+        if (from.parts[list] == 0) from.lists &= ~(uint64_t{1} << list);
       }
     }
   }
 
-  // Chunks are a sixteenth of the index, whole huge pages as soon as it has a few megabytes.
+  // Chunks are a sixteenth of what is in use, whole huge pages as soon as it has a few megabytes.
   size_t growth() const {
-    const size_t now = static_cast<size_t>(bytes_);
+    const size_t now = static_cast<size_t>(used_bytes_);
     size_t wanted = now / 16;
     if (wanted < kHuge && now >= 4 * kHuge) wanted = kHuge;
     if (wanted > 16 * kHuge) wanted = 16 * kHuge;
@@ -212,6 +253,8 @@ class Pool {
     Chunk *chunk = map_chunk(need, 0);
     if (chunk == nullptr) return nullptr;
     chunk->alone = 1;
+    chunk_bytes_[now_] -= static_cast<int64_t>(chunk->bytes);
+    used_bytes_ += static_cast<int64_t>(size_of(first_block(chunk)));
     return &first_block(chunk)->next;
   }
 
@@ -245,9 +288,10 @@ class Pool {
     if (chunks_ != nullptr) chunks_->prev = chunk;
     chunks_ = chunk;
     bytes_ += static_cast<int64_t>(bytes);
+    chunk_bytes_[now_] += static_cast<int64_t>(bytes);
     huge_bytes_ += static_cast<int64_t>(huge);
     Block *block = first_block(chunk);
-    block->head = (bytes - sizeof(Chunk) - kHead) | kFirst;
+    block->head = (bytes - sizeof(Chunk) - kHead) | kFirst | (now_ == 0 ? 0 : kSide);
     after(block)->head = 0;
     return chunk;
   }
@@ -257,16 +301,17 @@ class Pool {
     if (chunk->prev != nullptr) chunk->prev->next = chunk->next;
     else chunks_ = chunk->next;
     bytes_ -= static_cast<int64_t>(chunk->bytes);
+    if (chunk->alone == 0) chunk_bytes_[side_of(first_block(chunk))] -= static_cast<int64_t>(chunk->bytes);
     huge_bytes_ -= static_cast<int64_t>(chunk->huge);
     munmap(chunk, chunk->bytes);
   }
 
-  Chunk *chunks_ = nullptr, *spare_ = nullptr;
-  int64_t bytes_ = 0, huge_bytes_ = 0, most_bytes_ = 0;
+  Chunk *chunks_ = nullptr;
+  int64_t bytes_ = 0, huge_bytes_ = 0, most_bytes_ = 0, used_bytes_ = 0;
+  int64_t chunk_bytes_[2] = {};  // of the two sides, without the chunks of one large block
   int failure_ = LM_OK;
-  uint64_t lists_ = 0;
-  uint32_t parts_[kLists] = {};
-  Block *free_[kLists][kParts] = {};
+  int now_ = 0;  // the side that new blocks come from
+  Lists lists_[2];
 };
 
 }  // namespace lm

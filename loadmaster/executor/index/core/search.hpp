@@ -1,54 +1,45 @@
-// Linear search among the unsorted keys of a fragment: eight keys a step with AVX2 where the processor has it.
-// Searches may read up to seven keys past `count`; the memory behind a fragment's keys holds its payloads.
+// Search among the unsorted keys of a fragment: one byte of a hash of each key, its digest, lies in front of them, so that
+// a search reads a byte a key, sixteen in one instruction where the processor has them, and only then the keys that may be it.
 #ifndef LOADMASTER_INDEX_SEARCH_HPP
 #define LOADMASTER_INDEX_SEARCH_HPP
 
 #include <cstdint>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
 #endif
 
 namespace lm {
 
-inline int64_t find_plain(const uint64_t *keys, int64_t count, uint64_t key) {
-  for (int64_t i = 0; i < count; i += 8) {
-    unsigned hits = 0;
-    for (unsigned j = 0; j < 8; ++j) hits |= static_cast<unsigned>(keys[i + j] == key) << j;
-    if (hits != 0) {
-      const int64_t at = i + __builtin_ctz(hits);
-      return at < count ? at : -1;
-    }
-  }
-  return -1;
+constexpr int64_t kDigestStep = 16;  // digests are read in steps of so many
+
+inline uint8_t digest_of(uint64_t key) { return static_cast<uint8_t>((key * 0x9E3779B97F4A7C15u) >> 56); }
+
+// Which of the sixteen digests are this one, as bits.
+inline uint32_t digest_hits(const uint8_t *digests, uint8_t digest) {
+#if defined(__SSE2__)
+  const __m128i wanted = _mm_set1_epi8(static_cast<char>(digest));
+  const __m128i sixteen = _mm_loadu_si128(reinterpret_cast<const __m128i *>(digests));
+  return static_cast<uint32_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(sixteen, wanted)));
+#else
+  uint32_t hits = 0;
+  for (unsigned i = 0; i < kDigestStep; ++i) hits |= static_cast<uint32_t>(digests[i] == digest) << i;
+  return hits;
+#endif
 }
 
-#if defined(__x86_64__)
-__attribute__((target("avx2"))) inline int64_t find_avx2(const uint64_t *keys, int64_t count, uint64_t key) {
-  const __m256i wanted = _mm256_set1_epi64x(static_cast<long long>(key));
-  for (int64_t i = 0; i < count; i += 8) {
-    const __m256i *four = reinterpret_cast<const __m256i *>(keys + i);
-    const __m256i low = _mm256_cmpeq_epi64(_mm256_loadu_si256(four), wanted);
-    const __m256i high = _mm256_cmpeq_epi64(_mm256_loadu_si256(four + 1), wanted);
-    const __m256i any = _mm256_or_si256(low, high);
-    if (!_mm256_testz_si256(any, any)) {
-      const unsigned hits = static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(low))) |
-                            static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(high))) << 4;
-      const int64_t at = i + __builtin_ctz(hits);
-      return at < count ? at : -1;
-    }
+// The first digest from `from` on that is this one, or `count`. What lies behind `count` up to a whole step is readable.
+inline int64_t next_digest(const uint8_t *digests, int64_t from, int64_t count, uint8_t digest) {
+  int64_t step = from & ~(kDigestStep - 1);
+  if (step >= count) return count;
+  uint32_t hits = digest_hits(digests + step, digest) & (~uint32_t{0} << (from - step));
+  while (hits == 0) {
+    step += kDigestStep;
+    if (step >= count) return count;
+    hits = digest_hits(digests + step, digest);
   }
-  return -1;
-}
-inline const bool has_avx2 = __builtin_cpu_supports("avx2");
-#endif
-
-// Where the key is among the first `count`, or -1.
-inline int64_t find_unsorted(const uint64_t *keys, int64_t count, uint64_t key) {
-#if defined(__x86_64__)
-  if (has_avx2) return find_avx2(keys, count, key);
-#endif
-  return find_plain(keys, count, key);
+  const int64_t at = step + __builtin_ctz(hits);
+  return at < count ? at : count;
 }
 
 }  // namespace lm

@@ -9,7 +9,6 @@
 
 namespace lm {
 
-constexpr int64_t kGroup = 16;  // keys whose memory is fetched together
 
 class Tree {
  public:
@@ -25,77 +24,87 @@ class Tree {
     return root_ != 0;
   }
 
-  // Keys of one group; found[i] and payloads[i] for each. What the searches read is fetched for all of them first.
-  void lookup(const uint64_t *keys, int64_t count, uint64_t *payloads, uint8_t *found) const {
-    Child leaves[kGroup];
-    int64_t starts[kGroup];
-    reach(keys, count, leaves, starts);
+  // Where a key belongs, while the structure stays: its leaf, and there the predicted place or the fragment. Of a fragment,
+  // no digest before `first` is the key's.
+  struct Place {
+    Child leaf;
+    int64_t start, first;
+  };
+
+  // Finds the places of the keys of one group. What the searches read is fetched for all of them, step by step; with
+  // `writes`, what an insert writes, too.
+  void reach(const uint64_t *keys, int64_t count, bool writes, Place *places) const {
     for (int64_t i = 0; i < count; ++i) {
+      places[i].leaf = leaf_of(keys[i]);
+      const char *header = node_of<char>(places[i].leaf);
+      __builtin_prefetch(header);
+      __builtin_prefetch(header + 64);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      Place &place = places[i];
+      if (tag_of(place.leaf) == kGappedTag) {
+        const Gapped &leaf = *node_of<Gapped>(place.leaf);
+        place.start = leaf.line.at(keys[i], leaf.capacity);
+        __builtin_prefetch(leaf.keys() + place.start);
+        __builtin_prefetch(leaf.payloads() + place.start);
+        if (writes) __builtin_prefetch(leaf.bitmap() + place.start / 64);
+      } else {
+        const Flog &leaf = *node_of<Flog>(place.leaf);
+        place.start = leaf.model.of(keys[i]);
+        __builtin_prefetch(leaf.fragments() + place.start);
+      }
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      if (tag_of(places[i].leaf) == kFlogTag) fragment_at(places[i]).prefetch(writes);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      Place &place = places[i];
+      if (tag_of(place.leaf) != kFlogTag) continue;
+      const Fragment &fragment = fragment_at(place);
+      place.first = next_digest(fragment.digests, 0, fragment.count, digest_of(keys[i]));
+      if (place.first < fragment.count) __builtin_prefetch(fragment.pairs() + place.first);
+    }
+  }
+
+  // Keys of one group; found[i] and payloads[i] for each.
+  void lookup(const uint64_t *keys, int64_t count, uint64_t *payloads, uint8_t *found) const {
+    Place places[kGroup];
+    reach(keys, count, false, places);
+    for (int64_t i = 0; i < count; ++i) {
+      const Place &place = places[i];
       const uint64_t *payload = nullptr;
-      if (tag_of(leaves[i]) == kGappedTag) {
-        const Gapped &leaf = *node_of<Gapped>(leaves[i]);
+      if (tag_of(place.leaf) == kGappedTag) {
+        const Gapped &leaf = *node_of<Gapped>(place.leaf);
         uint64_t iterations = 0;
-        const int64_t at = leaf.upper_bound(keys[i], starts[i], &iterations) - 1;
+        const int64_t at = leaf.upper_bound(keys[i], place.start, &iterations) - 1;
         if (at >= 0 && leaf.keys()[at] == keys[i]) payload = leaf.payloads() + at;
       } else {
-        const Fragment &fragment = node_of<Flog>(leaves[i])->fragments()[starts[i]];
-        const int64_t at = find_unsorted(fragment.keys, fragment.count, keys[i]);
-        if (at >= 0) payload = fragment.payloads() + at;
+        const Fragment &fragment = fragment_at(place);
+        const int64_t at = fragment.find(keys[i], place.first);
+        if (at >= 0) payload = &fragment.pairs()[at].payload;
       }
       found[i] = payload != nullptr;
       payloads[i] = payload != nullptr ? *payload : 0;
     }
   }
 
-  // Fetches what an insert or erase of these keys will read.
-  void prefetch(const uint64_t *keys, int64_t count) const {
-    Child leaves[kGroup];
-    int64_t starts[kGroup];
-    reach(keys, count, leaves, starts);
-    for (int64_t i = 0; i < count; ++i)
-      if (tag_of(leaves[i]) == kGappedTag) __builtin_prefetch(node_of<Gapped>(leaves[i])->bitmap() + starts[i] / 64);
-  }
-
-  // `changed` is set where the structure was changed, whether or not the insert then had memory.
-  Done insert(uint64_t key, uint64_t payload, bool upsert, bool *changed) {
+  // `place` is from `reach`, since which nothing was erased and no structure changed. `changed` is set where the structure
+  // was changed, whether or not the insert then had memory.
+  Done insert(uint64_t key, uint64_t payload, bool upsert, const Place &place, bool *changed) {
+    Place now = place;
     while (true) {
-      const Child leaf = leaf_of(key);
-      const Done done = tag_of(leaf) == kGappedTag ? insert_gapped(leaf, key, payload, upsert, changed)
-                                                   : insert_flog(leaf, key, payload, upsert, changed);
+      const Done done = tag_of(now.leaf) == kGappedTag ? insert_gapped(now, key, payload, upsert, changed)
+                                                       : insert_flog(now, key, payload, upsert, changed);
       if (done != Done::kAbsent) return done;
+      reach(&key, 1, true, &now);
     }
   }
 
-  Done erase(uint64_t key, bool *changed) {
-    const Child child = leaf_of(key);
-    if (tag_of(child) == kGappedTag) {
-      Gapped &leaf = *node_of<Gapped>(child);
-      const int64_t at = leaf.find(key);
-      if (at < 0) return Done::kAbsent;
-      leaf.erase(at);
-      const double density = static_cast<double>(leaf.keys_held) / static_cast<double>(leaf.capacity);
-      if (leaf.capacity > 64 && density < kShrinkDensity) {
-        const TimedChange timed(context_);
-        Path path;
-        Changes(context_, &root_, &depth_).resize(path, path.descend(root_, key));  // without memory it stays large
-        *changed = true;
-      }
-      return Done::kPresent;
-    }
-    Flog &leaf = *node_of<Flog>(child);
-    Fragment &fragment = leaf.of(key);
-    const int64_t at = find_unsorted(fragment.keys, fragment.count, key);
-    if (at < 0) return Done::kAbsent;
-    const int64_t last = --fragment.count;
-    fragment.keys[at] = fragment.keys[last];
-    fragment.payloads()[at] = fragment.payloads()[last];
-    --leaf.keys_held;
-    if (last == 0) {
-      context_.pool.give(fragment.keys);
-      fragment = Fragment{};
-    } else if (fragment.capacity >= 16 && 4 * last < fragment.capacity) {
-      resize_fragment(context_, &fragment, static_cast<uint32_t>(fragment.capacity / 8 * 4));
-    }
+  // `place` is from `reach`, since which no structure changed. Without memory what is emptied stays as large as it was.
+  Done erase(uint64_t key, const Place &place, bool *changed) {
+    if (!(tag_of(place.leaf) == kGappedTag ? erase_gapped(key, place) : erase_flog(key, place))) return Done::kAbsent;
+    if (!is_sparse(place.leaf)) return Done::kPresent;
+    *changed = Changes(context_, &root_, &depth_).thin(key);
     return Done::kPresent;
   }
 
@@ -125,23 +134,28 @@ class Tree {
     while (true) {
       Path path;
       const Child leaf = path.descend(root_, *cursor);
-      uint64_t end = kLastKey;
-      for (int level = path.depth - 1; level >= 0 && end == kLastKey; --level) {
-        uint32_t begin, after;
-        path.run(level, &begin, &after);
-        const Slots &slots = path.nodes[level]->slots;
-        if (after < slots.fanout) end = slots.lowest_key(after) - 1;
-      }
+      const uint64_t end = path.last_key();
       const uint32_t built =
           tag_of(leaf) == kGappedTag ? node_of<Gapped>(leaf)->generation : node_of<Flog>(leaf)->generation;
       if (built != context_.generation) {
-        const TimedChange timed(context_);
+        const TimedChange timed(context_, keys_of(leaf));
         if (!Changes(context_, &root_, &depth_).rebuild(path, leaf, false)) return false;
         *cursor = end + 1;
         return true;
       }
       *cursor = end + 1;
     }
+  }
+
+  // Moves the leaf of *cursor out of retired memory. *cursor becomes the next leaf's first key, 0 behind the last leaf.
+  bool move_next(uint64_t *cursor, int64_t *moved) {
+    Path path;
+    const Child leaf = path.descend(root_, *cursor);
+    const uint64_t end = path.last_key();
+    *moved = keys_of(leaf);
+    if (!Changes(context_, &root_, &depth_).move_out(path, leaf)) return false;
+    *cursor = end + 1;
+    return true;
   }
 
  private:
@@ -154,67 +168,67 @@ class Tree {
     return child;
   }
 
-  void reach(const uint64_t *keys, int64_t count, Child *leaves, int64_t *starts) const {
-    for (int64_t i = 0; i < count; ++i) {
-      leaves[i] = leaf_of(keys[i]);
-      const char *header = node_of<char>(leaves[i]);
-      __builtin_prefetch(header);
-      __builtin_prefetch(header + 64);
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      if (tag_of(leaves[i]) == kGappedTag) {
-        const Gapped &leaf = *node_of<Gapped>(leaves[i]);
-        starts[i] = leaf.line.at(keys[i], leaf.capacity);
-        __builtin_prefetch(leaf.keys() + starts[i]);
-        __builtin_prefetch(leaf.payloads() + starts[i]);
-      } else {
-        const Flog &leaf = *node_of<Flog>(leaves[i]);
-        starts[i] = leaf.model.of(keys[i]);
-        __builtin_prefetch(leaf.fragments() + starts[i]);
-      }
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      if (tag_of(leaves[i]) != kFlogTag) continue;
-      const Fragment &fragment = node_of<Flog>(leaves[i])->fragments()[starts[i]];
-      for (int64_t at = 0; at < fragment.count; at += 8) __builtin_prefetch(fragment.keys + at);
-    }
+  static Fragment &fragment_at(const Place &place) { return node_of<Flog>(place.leaf)->fragments()[place.start]; }
+
+  static bool erase_gapped(uint64_t key, const Place &place) {
+    Gapped &leaf = *node_of<Gapped>(place.leaf);
+    const int64_t at = leaf.find(key);
+    if (at >= 0) leaf.erase(at);
+    return at >= 0;
   }
 
+  bool erase_flog(uint64_t key, const Place &place) {
+    Fragment &fragment = fragment_at(place);
+    const int64_t at = fragment.find(key, 0);
+    if (at < 0) return false;
+    fragment.erase(at);
+    --node_of<Flog>(place.leaf)->keys_held;
+    if (fragment.count == 0) {
+      context_.pool.give(fragment.digests);
+      fragment = Fragment{};
+    } else if (fragment.capacity >= 16 && 4 * fragment.count < fragment.capacity) {
+      resize_fragment(context_, &fragment, static_cast<uint32_t>(fragment.capacity / 8 * 4));
+    }
+    return true;
+  }
+
+  // Whether a leaf holds so few keys that it is to be made smaller or joined to a neighbour.
+  bool is_sparse(Child child) const { return wastes_room(context_, child) || wants_neighbour(context_, child); }
+
   // kAbsent: the structure was changed, and the insert is to be tried again.
-  Done insert_gapped(Child child, uint64_t key, uint64_t payload, bool upsert, bool *changed) {
-    Gapped &leaf = *node_of<Gapped>(child);
-    const int64_t start = leaf.line.at(key, leaf.capacity);
+  Done insert_gapped(const Place &place, uint64_t key, uint64_t payload, bool upsert, bool *changed) {
+    Gapped &leaf = *node_of<Gapped>(place.leaf);
     uint64_t iterations = 0;
-    const int64_t at = leaf.upper_bound(key, start, &iterations);
+    const int64_t at = leaf.upper_bound(key, place.start, &iterations);
     if (at > 0 && leaf.keys()[at - 1] == key) {
       if (upsert) leaf.payloads()[at - 1] = payload;
       return Done::kPresent;
     }
     const Upkeep upkeep = upkeep_before_insert(leaf, context_.config);
     if (upkeep != Upkeep::kNone) {
-      const TimedChange timed(context_);
+      const TimedChange timed(context_, leaf.keys_held);
       Path path;
       path.descend(root_, key);
       Changes changes(context_, &root_, &depth_);
       const bool turns = context_.config.structure == LM_FLOG;
       const bool ok = upkeep == Upkeep::kExpand && !turns
-                          ? changes.resize(path, child)
-                          : changes.rebuild(path, child, upkeep == Upkeep::kSplit && !turns);
+                          ? changes.resize(path, place.leaf)
+                          : changes.rebuild(path, place.leaf, upkeep == Upkeep::kSplit && !turns);
       if (!ok) return Done::kNoMemory;
       *changed = true;
       return Done::kAbsent;
     }
     leaf.searches += iterations;
-    leaf.insert(key, payload, at, start);
+    leaf.insert(key, payload, at, place.start);
     return Done::kNew;
   }
 
-  Done insert_flog(Child child, uint64_t key, uint64_t payload, bool upsert, bool *changed) {
-    Flog &leaf = *node_of<Flog>(child);
-    Fragment &fragment = leaf.of(key);
-    const int64_t at = find_unsorted(fragment.keys, fragment.count, key);
+  Done insert_flog(const Place &place, uint64_t key, uint64_t payload, bool upsert, bool *changed) {
+    Flog &leaf = *node_of<Flog>(place.leaf);
+    Fragment &fragment = fragment_at(place);
+    const int64_t at = fragment.find(key, place.first);
     if (at >= 0) {
-      if (upsert) fragment.payloads()[at] = payload;
+      if (upsert) fragment.pairs()[at].payload = payload;
       return Done::kPresent;
     }
     const uint32_t most = static_cast<uint32_t>(context_.config.fragment_keys);
@@ -223,23 +237,22 @@ class Tree {
         const uint32_t wanted = capacity_for(fragment.count + std::max<uint32_t>(fragment.count / 4u, 1), most);
         if (!resize_fragment(context_, &fragment, wanted)) return Done::kNoMemory;
       } else {
-        const TimedChange timed(context_);
+        const TimedChange timed(context_, leaf.keys_held);
         Path path;
         path.descend(root_, key);
         Changes changes(context_, &root_, &depth_);
         if (context_.config.structure == LM_FLOG && multiplying_helps(context_.config, leaf, key)) {
           Flog *made = multiply_fragments(context_, leaf);
           if (made == nullptr) return Done::kNoMemory;
-          changes.exchange(path, child, reinterpret_cast<Child>(made) | kFlogTag);
+          changes.exchange(path, place.leaf, reinterpret_cast<Child>(made) | kFlogTag);
         } else {
-          if (!changes.rebuild(path, child, false)) return Done::kNoMemory;
+          if (!changes.rebuild(path, place.leaf, false)) return Done::kNoMemory;
         }
         *changed = true;
         return Done::kAbsent;
       }
     }
-    fragment.keys[fragment.count] = key;
-    fragment.payloads()[fragment.count++] = payload;
+    fragment.append(key, payload);
     ++leaf.keys_held;
     return Done::kNew;
   }

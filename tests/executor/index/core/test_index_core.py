@@ -53,8 +53,17 @@ def test_faults_leave_the_index_as_it_was(tmp_path: Path) -> None:
     _run(tmp_path, "faults", [], "address,undefined")
 
 
+def test_memory_shrinks_with_the_keys_and_changes_stay_bounded(tmp_path: Path) -> None:
+    _run(tmp_path, "shrinking", ["15000"], "address,undefined")
+
+
+@pytest.mark.slow
+def test_a_large_index_shrinks_with_its_keys(tmp_path: Path) -> None:
+    _run(tmp_path, "shrinking", ["1000000"], "address,undefined")
+
+
 def test_readers_beside_one_writer_see_whole_pairs(tmp_path: Path) -> None:
-    _run(tmp_path, "one_writer", ["200"], "thread")
+    _run(tmp_path, "one_writer", ["200", "100000"], "thread")
 
 
 def test_the_library_builds_without_a_warning(tmp_path: Path) -> None:
