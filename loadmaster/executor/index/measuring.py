@@ -25,6 +25,8 @@ from loadmaster.models.index.trace import ERASE, INSERT, LOOKUP, SCAN, Keys, Tra
 BATCH_OPERATIONS = 1000
 # Pairs that a scan reads from its key on.
 SCAN_KEYS = 100
+# By how much a hash table grows where it is full.
+TABLE_GROWTH = 1.5
 _ORDER = (INSERT, LOOKUP, SCAN, ERASE)
 
 
@@ -40,8 +42,8 @@ class Measured:
         read_ns, write_ns, scan_ns: of one lookup, of one insert or erase, of one scan of up to 100 pairs; None where
             none ran.
         peak_bytes: the most that the index took after loading or after a batch. If only the first operations ran, those
-            by the most keys that were there, times the most keys that the whole trace comes to; a hash table is taken
-            to double as often as that may need.
+            by the most keys that were there, times the most keys that the whole trace comes to; a hash table grows by
+            steps, as many as that may need.
         pause_us: of the longest change of structure, by the clock on the wall; None where nothing was written.
     """
 
@@ -183,7 +185,7 @@ def _expect_serves(trace: Trace, configuration: Configuration) -> None:
 def _of_the_whole(run: _Run, trace: Trace, configuration: Configuration) -> int:
     ratio = max(1.0, most_keys(trace) / max(1, run.peak_keys))
     if isinstance(configuration, HashTable):
-        ratio = 2.0 ** math.ceil(math.log2(ratio))
+        ratio = TABLE_GROWTH ** math.ceil(math.log(ratio, TABLE_GROWTH))
     return math.ceil(run.peak_bytes * ratio)
 
 

@@ -27,7 +27,7 @@ from loadmaster.solvers.program import FloatArray
 
 SCHEMA = "loadmaster/index-predictor/1"
 # What is predicted, per operation or per key.
-FIGURES = ("read_ns", "write_ns", "key_bytes", "build_ns")
+FIGURES = ("read_ns", "write_ns", "scan_ns", "key_bytes", "build_ns", "change_ns")
 LOWER, UPPER = 0.1, 0.9
 # Of features that the rows hardly vary, weights stay near 0: so much of the rows' number, on features of deviation 1.
 _RIDGE = 0.02
@@ -43,8 +43,10 @@ class Row:
 
     Attributes:
         trace: its name: residuals are taken on traces that the line was not fitted to.
-        write_ns, build_ns: None where nothing was written, or built from other keys.
-        key_bytes: the peak by the keys that were there at last.
+        read_ns, write_ns, scan_ns, build_ns: None where nothing was read, written, scanned, or built from other keys.
+        key_bytes: the peak by the keys loaded and inserted.
+        change_ns: the longest change of structure, by the keys that it can have moved (:func:`moved_keys`); None where
+            nothing changed.
     """
 
     trace: str
@@ -54,6 +56,8 @@ class Row:
     write_ns: float | None
     key_bytes: float
     build_ns: float | None = None
+    scan_ns: float | None = None
+    change_ns: float | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ def predict(features: Features, configuration: Configuration, coefficients: Coef
         write_ns=figures.get("write_ns") if configuration.writable else None,
         peak_bytes=_at_least(_times(figures["key_bytes"], max(keys, 1)), _PAIR_BYTES * features.keys),
         rebuild_us=build.expected * features.keys / 1e3,
-        pause_us=_times(build, _moved_keys(configuration, keys) / 1e3),
+        pause_us=_times(build, moved_keys(configuration, keys) / 1e3),
     )
 
 
@@ -152,7 +156,7 @@ def _times(figure: Figure, factor: float) -> Figure:
     return Figure(figure.expected * factor, figure.lower * factor, figure.upper * factor)
 
 
-def _moved_keys(configuration: Configuration, keys: float) -> float:
+def moved_keys(configuration: Configuration, keys: float) -> float:
     """Keys that the largest change of structure moves while an operation waits."""
     if not configuration.writable:
         return 0.0
