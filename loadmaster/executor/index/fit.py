@@ -48,7 +48,7 @@ def measured(most_keys: int, most_operations: int) -> list[Ran]:
     ran, began = [], time.monotonic()
     for n, trial in enumerate(wanted, start=1):
         ran.append(run(trial))
-        print(f"{n}/{len(wanted)} after {time.monotonic() - began:.0f} s: {trial.name}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{n}/{len(wanted)} after {time.monotonic() - began:.0f} s: {trial.name}\n")
     return ran
 
 
@@ -64,7 +64,7 @@ def fitted(ran: Sequence[Ran], arguments: Sequence[str]) -> Coefficients:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command: 0, or 2 and a line on standard error."""
+    """Run the command; returns its exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(given)
     try:
@@ -74,13 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ran = measured(options.keys, options.operations)
         found = fitted(ran, given)
     except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_status
     if options.rows is not None:
         options.rows.write_text(json.dumps(write_rows(ran, found.source)) + "\n")
     text = json.dumps(_rounded(write_coefficients(found)), indent=1) + "\n"
     if options.output is None:
-        print(text, end="")
+        sys.stdout.write(text)
     else:
         options.output.write_text(text)
     return 0
