@@ -1,8 +1,8 @@
 """A small network that predicts what ``loadmaster.models.index.predictor`` predicts, to compare the two.
 
-After [Shah23], section 6.3.3: the keys as a picture go through convolutions, features of the trace and of the configuration
-beside them, and all through a few layers. It answers with three quantiles of the logarithm of every figure, and learns by
-their loss. The structure has an embedding; parameters are logarithms.
+After [Shah23], section 6.3.3: the keys as a picture go through convolutions, features of the trace and of the
+configuration beside them, and all through a few layers. It answers with three quantiles of the logarithm of every
+figure, and learns by their loss. The structure has an embedding; parameters are logarithms.
 """
 
 from __future__ import annotations

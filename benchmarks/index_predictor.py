@@ -3,11 +3,11 @@
     python -m loadmaster.executor.index.fit -o predictor.json --rows rows.json
     python -m benchmarks.index_predictor rows.json
 
-One distribution of keys is left out, then one size, in turn; predictors learn from the other traces and choose a candidate
-for each trace that was left out. The regret is the time of what they chose over that of the best measured candidate.
-Beside the line that ships: a small network (``index_network.py``), the same line without features of the trace, and the one
-candidate that was best on all other traces. Hash tables are so quick that they make every choice easy where they may be
-taken; so all is told for shards that ask for order, too. Writes ``benchmarks/results/index_predictor.json``.
+One distribution of keys is left out, then one size, in turn. Predictors learn from the other traces and choose a
+candidate for each trace that was left out. The regret is the time of what they chose over that of the best measured
+candidate, less one. Beside the line that ships: a small network (``index_network.py``), and what each one came
+to on average. A hash table is often the quickest by far; so all is told for shards that ask for order, too. Writes
+``benchmarks/results/index_predictor.json``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from loadmaster.models.index.predictor import FIGURES, Row, fit, moved_keys, pre
 from loadmaster.models.index.presets import CANDIDATES
 from loadmaster.models.index.problem import Figure
 
-# Gaps that are told of a distribution or a size must not hang on a single trace.
 LEFT_OUT: dict[str, Callable[[Ran], object]] = {
     "distribution": lambda ran: ran.trial.distribution,
     "keys": lambda ran: ran.trial.keys,
