@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ BATCH_OPERATIONS = 1000
 SCAN_KEYS = 100
 # By how much a hash table grows where it is full.
 TABLE_GROWTH = 1.5
+_TIMES = ("build_ns", "read_ns", "write_ns", "scan_ns", "pause_us")
 _ORDER = (INSERT, LOOKUP, SCAN, ERASE)
 
 
@@ -80,16 +82,35 @@ def measure(
     count = total if most_operations is None else min(most_operations, total)
     keys = np.sort(trace.keys)
     runs = [_run(keys, trace.operations[:count], trace.operation_keys[:count], configuration) for _ in range(repeats)]
+    whole_bytes = _of_the_whole(runs[0], trace, configuration) if count < total else runs[0].peak_bytes
+    return quickest([_measured(run, len(keys), count, whole_bytes, whole=count == total) for run in runs])
+
+
+def quickest(measured: Sequence[Measured]) -> Measured:
+    """Of runs of the same, the least of each time."""
+
+    def of(name: str) -> float | None:
+        times = [getattr(one, name) for one in measured]
+        return None if times[0] is None else float(min(times))
+
+    times: dict[str, Any] = {name: of(name) for name in _TIMES}
+    return replace(measured[0], **times)
+
+
+def _measured(run: _Run, keys: int, operations: int, peak_bytes: int, *, whole: bool) -> Measured:
+    def each(spent_ns: int, count: int) -> float | None:
+        return spent_ns / count if count else None
+
     return Measured(
-        keys=len(keys),
-        operations=count,
-        whole=count == total,
-        build_ns=_least([run.build_ns for run in runs], len(keys)),
-        read_ns=_least([run.spent_ns[LOOKUP] for run in runs], runs[0].ran[LOOKUP]),
-        write_ns=_least([run.spent_ns[INSERT] + run.spent_ns[ERASE] for run in runs], runs[0].writes),
-        scan_ns=_least([run.spent_ns[SCAN] for run in runs], runs[0].ran[SCAN]),
-        peak_bytes=_of_the_whole(runs[0], trace, configuration) if count < total else runs[0].peak_bytes,
-        pause_us=min(run.pause_us for run in runs) if runs[0].writes else None,
+        keys=keys,
+        operations=operations,
+        whole=whole,
+        build_ns=each(run.build_ns, keys),
+        read_ns=each(run.spent_ns[LOOKUP], run.ran[LOOKUP]),
+        write_ns=each(run.spent_ns[INSERT] + run.spent_ns[ERASE], run.writes),
+        scan_ns=each(run.spent_ns[SCAN], run.ran[SCAN]),
+        peak_bytes=peak_bytes,
+        pause_us=run.pause_us if run.writes else None,
     )
 
 
@@ -168,10 +189,6 @@ def _calls(index: Index) -> dict[int, Callable[[Keys], object]]:
         ERASE: index.delete,
         SCAN: scan,
     }
-
-
-def _least(spent_ns: list[int], count: int) -> float | None:
-    return min(spent_ns) / count if count else None
 
 
 def _expect_serves(trace: Trace, configuration: Configuration) -> None:

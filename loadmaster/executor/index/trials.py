@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadmaster.errors import InputError
-from loadmaster.executor.index.measuring import Measured, measure
+from loadmaster.executor.index.measuring import Measured, measure, quickest
 from loadmaster.models.canonical import plain
 from loadmaster.models.documents import Document
 from loadmaster.models.index.configuration import Configuration, FragmentedLog, GappedArray, HashTable, SortedArray
@@ -30,8 +30,11 @@ _MIXES = (
 _GROWTH = (0.3, 1.0, 3.0)
 # Configurations that are drawn for a trace beside the candidates.
 _DRAWN_LOGS, _DRAWN_ARRAYS = 4, 2
-# A small trace is over before a processor has settled: it runs more often.
-_SETTLED_OPERATIONS, _MOST_REPEATS = 500_000, 4
+# Of each trace all configurations run in turn, so many rounds, and the least of each time counts: what else a machine
+# does comes and goes. Short traces are disturbed the most.
+_LEAST_ROUNDS, _MOST_ROUNDS, _ROUND_OPERATIONS = 2, 4, 1_000_000
+# Traces of more keys run with every other mix.
+_ALL_MIXES_KEYS = 100_000
 _STRUCTURES: Mapping[str, type[Configuration]] = {
     c.structure: c for c in (GappedArray, FragmentedLog, SortedArray, HashTable)
 }
@@ -61,9 +64,9 @@ class Trial:
         return {"inserts": self.mix.inserts, "erases": self.mix.erases, "scans": self.mix.scans}
 
     @property
-    def repeats(self) -> int:
+    def rounds(self) -> int:
         """How often each configuration runs."""
-        return max(1, min(_MOST_REPEATS, _SETTLED_OPERATIONS // max(1, self.operations)))
+        return min(max(_LEAST_ROUNDS, _ROUND_OPERATIONS // self.operations), _MOST_ROUNDS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +85,7 @@ class Ran:
 
 
 def trials(most_keys: int, most_operations: int) -> list[Trial]:
-    """Every distribution in sizes up to the largest with every mix.
+    """Every distribution in sizes up to the largest with every mix, the largest sizes with half of them.
 
     Raises:
         InputError: a number is too small.
@@ -95,6 +98,8 @@ def trials(most_keys: int, most_operations: int) -> list[Trial]:
     for s, keys in enumerate(sizes):
         for d, distribution in enumerate(DISTRIBUTIONS):
             for m, mix in enumerate(_MIXES):
+                if keys > _ALL_MIXES_KEYS and (s + d + m) % 2:
+                    continue
                 growth = _GROWTH[(s + d + m) % len(_GROWTH)]
                 operations = max(1, min(int(growth * keys), most_operations))
                 found.append(Trial(distribution, keys, operations, mix, seed=len(found)))
@@ -123,10 +128,11 @@ def run(trial: Trial) -> Ran:
     """Make the trace and measure every configuration that can serve it."""
     trace = make_trace(trial.distribution, trial.keys, trial.operations, trial.mix, trial.seed)
     seen = features(trace)
+    able = [configuration for configuration in configurations(trial.seed) if serves(configuration, seen)]
+    rounds = [[measure(trace, configuration) for configuration in able] for _ in range(trial.rounds)]
     rows = [
-        row_of(trial.name, seen, configuration, measure(trace, configuration, repeats=trial.repeats))
-        for configuration in configurations(trial.seed)
-        if serves(configuration, seen)
+        row_of(trial, seen, configuration, quickest(times))
+        for configuration, times in zip(able, zip(*rounds, strict=True), strict=True)
     ]
     return Ran(trial, seen, image(trace.keys), rows)
 
@@ -136,12 +142,12 @@ def serves(configuration: Configuration, of: Features) -> bool:
     return (configuration.writable or not of.inserts + of.erases) and (configuration.ordered or not of.scans)
 
 
-def row_of(trace: str, of: Features, configuration: Configuration, measured: Measured) -> Row:
+def row_of(trial: Trial, of: Features, configuration: Configuration, measured: Measured) -> Row:
     """A measurement as the predictor takes it."""
     keys = of.keys + of.inserts
     moved = moved_keys(configuration, keys)
     return Row(
-        trace,
+        trial.distribution,
         of,
         configuration,
         read_ns=measured.read_ns,
@@ -196,7 +202,7 @@ def _ran(of: Document) -> Ran:
     seen = Features(**of["features"])
     rows = [
         Row(
-            trial.name,
+            trial.distribution,
             seen,
             _configuration(row["configuration"]),
             **{name: row.get(name) for name in FIGURES},

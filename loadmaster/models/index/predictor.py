@@ -2,7 +2,7 @@
 
 The logarithm of a time, or of the bytes of a key, is a weighted sum of a few features of trace and configuration
 (:func:`explain`). Weights are fitted by least squares to what was measured, and quantiles are those of residuals on
-traces that were held out. ``predictor.json`` beside this module holds weights and says where they come from.
+groups of traces that were held out. ``predictor.json`` beside this module holds weights and says where they come from.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ _RIDGE = 0.02
 _PAIR_BYTES = 16
 # Keys with payloads that about fill a core's cache, and a processor's, in a typical structure.
 _CACHED_KEYS = (1 << 15, 1 << 20)
+# So many keys move to a larger table in the time of a write.
+_MOVED_AS_WRITTEN = 4.0
 # An index that grew more, doublings, is as one that was built by inserts alone.
 _MOST_GROWTH = 3.0
 # The largest leaf of a gapped array, as ALEX bounds it: 16 MiB of keys and payloads.
@@ -46,14 +48,15 @@ class Row:
     """One measurement.
 
     Attributes:
-        trace: its name: residuals are taken on traces that the line was not fitted to.
+        group: residuals are taken on groups that the line was not fitted to: where each is a distribution of keys, the
+            quantiles are those for keys of another kind.
         read_ns, write_ns, scan_ns, build_ns: None where nothing was read, written, scanned, or built from other keys.
         key_bytes: the peak by the keys loaded and inserted.
         change_ns: the longest change of structure, by the keys that it can have moved (:func:`moved_keys`); None where
             nothing changed.
     """
 
-    trace: str
+    group: str
     features: Features
     configuration: Configuration
     read_ns: float | None
@@ -123,7 +126,7 @@ def explain(features: Features, configuration: Configuration) -> dict[str, float
         case "fragmented-log":
             return explained | _explain_log(configuration, explained)
         case "hash-table":
-            return explained | {"log places of a key": math.log2(_table_places(loaded, keys) / keys)}
+            return explained | _explain_table(loaded, keys, features.inserts + features.erases)
         case "sorted-array":
             return explained
 
@@ -155,12 +158,16 @@ def _explain_log(log: FragmentedLog, of_trace: Mapping[str, float]) -> dict[str,
     }
 
 
-def _table_places(loaded: float, keys: float) -> float:
-    """Places of a hash table that was made for ``loaded`` keys and took the others: filled to 0.7, grown by half."""
-    places = loaded / 0.7
-    while 0.7 * places < keys:
+def _explain_table(loaded: float, keys: float, writes: float) -> dict[str, float]:
+    """A table is made for the keys that are loaded, filled to 0.7, and grows by half when it is that full again."""
+    places, moved = loaded / 0.7, 0.0
+    while 0.7 * places < keys * (1 - 1e-9):
+        moved += 0.7 * places
         places *= 1.5
-    return places
+    return {
+        "log places of a key": math.log2(places / keys),
+        "log keys moved by a write": math.log2(1 + moved / max(writes, 1.0) / _MOVED_AS_WRITTEN),
+    }
 
 
 def predict(features: Features, configuration: Configuration, coefficients: Coefficients) -> Cost:
@@ -233,8 +240,8 @@ def _line(rows: Sequence[Row], figure: str) -> Line:
     names = list(explained[0])
     x = np.array([[e[name] for name in names] for e in explained])
     y = np.log([float(getattr(row, figure)) for row in rows])
-    traces = np.array([row.trace for row in rows])
-    residuals = np.concatenate([_held_out(x, y, traces == trace) for trace in dict.fromkeys(traces.tolist())])
+    groups = np.array([row.group for row in rows])
+    residuals = np.concatenate([_held_out(x, y, groups == group) for group in dict.fromkeys(groups.tolist())])
     # What waits for a change is promised: nothing that was measured is above.
     lower, upper = np.quantile(residuals, [LOWER, 1.0 if figure == "change_ns" else UPPER])
     weights = dict(zip(names, _weights(x, y).tolist(), strict=True))
@@ -242,7 +249,7 @@ def _line(rows: Sequence[Row], figure: str) -> Line:
 
 
 def _held_out(x: FloatArray, y: FloatArray, left_out: np.ndarray) -> FloatArray:
-    """Residuals on rows that the line is not fitted to; of a single trace, those of its own line."""
+    """Residuals on rows that the line is not fitted to; of a single group, those of its own line."""
     fitted_to = np.ones_like(left_out) if left_out.all() else ~left_out
     residuals: FloatArray = y[left_out] - x[left_out] @ _weights(x[fitted_to], y[fitted_to])
     return residuals

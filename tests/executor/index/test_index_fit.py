@@ -25,9 +25,11 @@ def test_every_distribution_runs_in_every_size_and_mix() -> None:
     mixes = {trial.mix for trial in wanted}
     assert {mix.inserts for mix in mixes} >= {0.0, 0.15, 0.5, 0.85, 1.0}
     assert any(mix.scans for mix in mixes) and any(mix.erases for mix in mixes) and any(mix.zipf for mix in mixes)
-    assert {(t.distribution, t.keys, t.mix) for t in wanted} == {
-        (d, keys, mix) for d in DISTRIBUTIONS for keys in sizes for mix in mixes
-    }
+    run = {(t.distribution, t.keys, t.mix) for t in wanted}
+    every = {(d, keys, mix) for d in DISTRIBUTIONS for keys in sizes for mix in mixes}
+    assert run <= every and {one for one in every if one[1] <= 100_000} <= run
+    assert {(t.distribution, t.keys) for t in wanted} == {(d, keys) for d in DISTRIBUTIONS for keys in sizes}
+    assert {(t.keys, t.mix) for t in wanted} == {(keys, mix) for keys in sizes for mix in mixes}
     assert max(trial.operations for trial in wanted) == 400_000
     assert len({trial.seed for trial in wanted}) == len({trial.name for trial in wanted}) == len(wanted)
 
@@ -58,7 +60,7 @@ def test_rows_come_back_from_their_document() -> None:
     assert (back.trial, back.features) == (ran.trial, ran.features)
     assert back.picture.shape == ran.picture.shape and abs(back.picture - ran.picture).max() < 1e-4
     for row, again in zip(ran.rows, back.rows, strict=True):
-        assert (row.trace, row.features, row.configuration) == (again.trace, again.features, again.configuration)
+        assert (row.group, row.features, row.configuration) == (again.group, again.features, again.configuration)
         assert again.read_ns == pytest.approx(row.read_ns, abs=1e-3)
         assert again.key_bytes == pytest.approx(row.key_bytes, abs=1e-3)
         assert (again.change_ns is None) == (row.change_ns is None)
