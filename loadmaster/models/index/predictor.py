@@ -2,7 +2,7 @@
 
 The logarithm of a time, or of the bytes of a key, is a weighted sum of a few features of trace and configuration
 (:func:`explain`). Weights are fitted by least squares to what was measured, and quantiles are those of residuals on
-traces that were held out. ``predictor.json`` beside this module holds weights and says where they come from.
+groups of traces that were held out. ``predictor.json`` beside this module holds weights and says where they come from.
 """
 
 from __future__ import annotations
@@ -27,12 +27,18 @@ from loadmaster.solvers.program import FloatArray
 
 SCHEMA = "loadmaster/index-predictor/1"
 # What is predicted, per operation or per key.
-FIGURES = ("read_ns", "write_ns", "key_bytes", "build_ns")
+FIGURES = ("read_ns", "write_ns", "scan_ns", "key_bytes", "build_ns", "change_ns")
 LOWER, UPPER = 0.1, 0.9
 # Of features that the rows hardly vary, weights stay near 0: so much of the rows' number, on features of deviation 1.
 _RIDGE = 0.02
 # A key and its payload: no index takes less for each.
 _PAIR_BYTES = 16
+# Keys with payloads that about fill a core's cache, and a processor's, in a typical structure.
+_CACHED_KEYS = (1 << 15, 1 << 20)
+# So many keys move to a larger table in the time of a write.
+_MOVED_AS_WRITTEN = 4.0
+# An index that grew more, doublings, is as one that was built by inserts alone.
+_MOST_GROWTH = 3.0
 # The largest leaf of a gapped array, as ALEX bounds it: 16 MiB of keys and payloads.
 _LARGEST_LEAF_KEYS = 1 << 20
 
@@ -42,18 +48,23 @@ class Row:
     """One measurement.
 
     Attributes:
-        trace: its name: residuals are taken on traces that the line was not fitted to.
-        write_ns, build_ns: None where nothing was written, or built from other keys.
-        key_bytes: the peak by the keys that were there at last.
+        group: residuals are taken on groups that the line was not fitted to: where each is a distribution of keys, the
+            quantiles are those for keys of another kind.
+        read_ns, write_ns, scan_ns, build_ns: None where nothing was read, written, scanned, or built from other keys.
+        key_bytes: the peak by the keys loaded and inserted.
+        change_ns: the longest change of structure, by the keys that it can have moved (:func:`moved_keys`); None where
+            nothing changed.
     """
 
-    trace: str
+    group: str
     features: Features
     configuration: Configuration
     read_ns: float | None
     write_ns: float | None
     key_bytes: float
     build_ns: float | None = None
+    scan_ns: float | None = None
+    change_ns: float | None = None
 
 
 @dataclass(frozen=True)
@@ -89,34 +100,74 @@ class Coefficients:
 
 def explain(features: Features, configuration: Configuration) -> dict[str, float]:
     """What times and sizes are explained with, by name."""
-    keys = max(features.keys, 1)
+    loaded, keys = max(features.keys, 1), max(features.keys + features.inserts, 1.0)
+    operations = max(features.operations, 1.0)
+    of_a_line = math.log2(features.local_keys)
+    growth = min(math.log2(keys / loaded), _MOST_GROWTH)
     explained = {
         "one": 1.0,
-        "log keys": math.log2(keys + features.inserts),
-        "log keys of a line": math.log2(features.local_keys),
-        "log lines over all": math.log2(max(keys / features.global_keys, 1.0)),
+        "log keys": math.log2(keys),
+        # What outgrows a cache is slower from there on.
+        **{f"log keys over {cache}": math.log2(max(1.0, keys / cache)) for cache in _CACHED_KEYS},
+        "log keys of a line": of_a_line,
+        "log lines over all": math.log2(max(loaded / features.global_keys, 1.0)),
+        "log keys by log keys of a line": math.log2(keys) * of_a_line,
+        "log growth": growth,
+        "log growth by log keys of a line": growth * of_a_line,
         "hot share": features.hot_share,
+        "hot share by log keys": features.hot_share * math.log2(keys),
         "write share": features.write_share,
+        "erase share": features.erases / operations,
+        "scan share": features.scans / operations,
     }
-    if isinstance(configuration, GappedArray):
-        searches, shifts = configuration.most_searches, configuration.most_shifts
-        explained |= {
-            "searches are bounded": float(searches is not None),
-            "log searches": 0.0 if searches is None else math.log2(searches),
-            "shifts are bounded": float(shifts is not None),
-            "log shifts": 0.0 if shifts is None else math.log2(shifts),
-            "insert share": configuration.insert_share,
-        }
-    if isinstance(configuration, FragmentedLog):
-        fragment, most = math.log2(configuration.fragment_keys), math.log2(configuration.most_fragments)
-        explained |= {
-            "log fragment": fragment,
-            "log fragment squared": fragment**2,
-            "log most": most,
-            "log first": math.log2(configuration.first_fragments),
-            "log fragment by log keys of a line": fragment * explained["log keys of a line"],
-        }
-    return explained
+    match configuration.structure:
+        case "gapped-array":
+            return explained | _explain_array(configuration)
+        case "fragmented-log":
+            return explained | _explain_log(configuration, explained)
+        case "hash-table":
+            return explained | _explain_table(loaded, keys, features.inserts + features.erases)
+        case "sorted-array":
+            return explained
+
+
+def _explain_array(array: GappedArray) -> dict[str, float]:
+    return {
+        "searches are bounded": float(array.most_searches is not None),
+        "log searches": 0.0 if array.most_searches is None else math.log2(array.most_searches),
+        "shifts are bounded": float(array.most_shifts is not None),
+        "log shifts": 0.0 if array.most_shifts is None else math.log2(array.most_shifts),
+        "insert share": array.insert_share,
+    }
+
+
+def _explain_log(log: FragmentedLog, of_trace: Mapping[str, float]) -> dict[str, float]:
+    fragment, most = math.log2(log.fragment_keys), math.log2(log.most_fragments)
+    leaf = min(fragment + most, of_trace["log keys"])
+    return {
+        "log fragment": fragment,
+        "log fragment squared": fragment**2,
+        "log most": most,
+        "log first": math.log2(log.first_fragments),
+        "log leaf": leaf,
+        "log leaf squared": leaf**2,
+        "log fragment by log keys of a line": fragment * of_trace["log keys of a line"],
+        "log leaf by log keys of a line": leaf * of_trace["log keys of a line"],
+        "log fragment by log keys": fragment * of_trace["log keys"],
+        "log fragment by log growth": fragment * of_trace["log growth"],
+    }
+
+
+def _explain_table(loaded: float, keys: float, writes: float) -> dict[str, float]:
+    """A table is made for the keys that are loaded, filled to 0.7, and grows by half when it is that full again."""
+    places, moved = loaded / 0.7, 0.0
+    while 0.7 * places < keys * (1 - 1e-9):
+        moved += 0.7 * places
+        places *= 1.5
+    return {
+        "log places of a key": math.log2(places / keys),
+        "log keys moved by a write": math.log2(1 + moved / max(writes, 1.0) / _MOVED_AS_WRITTEN),
+    }
 
 
 def predict(features: Features, configuration: Configuration, coefficients: Coefficients) -> Cost:
@@ -133,12 +184,15 @@ def predict(features: Features, configuration: Configuration, coefficients: Coef
     keys = features.keys + features.inserts
     figures = {name: line.figure(explained) for name, line in lines.items()}
     build = figures["build_ns"]
+    # A line of changes there is of structures that were seen to change.
+    change = figures.get("change_ns", build)
     return Cost(
         read_ns=figures["read_ns"],
         write_ns=figures.get("write_ns") if configuration.writable else None,
         peak_bytes=_at_least(_times(figures["key_bytes"], max(keys, 1)), _PAIR_BYTES * features.keys),
         rebuild_us=build.expected * features.keys / 1e3,
-        pause_us=_times(build, _moved_keys(configuration, keys) / 1e3),
+        pause_us=_times(change, moved_keys(configuration, keys) / 1e3),
+        scan_ns=figures.get("scan_ns") if features.scans and configuration.ordered else None,
     )
 
 
@@ -152,7 +206,7 @@ def _times(figure: Figure, factor: float) -> Figure:
     return Figure(figure.expected * factor, figure.lower * factor, figure.upper * factor)
 
 
-def _moved_keys(configuration: Configuration, keys: float) -> float:
+def moved_keys(configuration: Configuration, keys: float) -> float:
     """Keys that the largest change of structure moves while an operation waits."""
     if not configuration.writable:
         return 0.0
@@ -186,15 +240,16 @@ def _line(rows: Sequence[Row], figure: str) -> Line:
     names = list(explained[0])
     x = np.array([[e[name] for name in names] for e in explained])
     y = np.log([float(getattr(row, figure)) for row in rows])
-    traces = np.array([row.trace for row in rows])
-    residuals = np.concatenate([_held_out(x, y, traces == trace) for trace in dict.fromkeys(traces.tolist())])
-    lower, upper = np.quantile(residuals, [LOWER, UPPER])
+    groups = np.array([row.group for row in rows])
+    residuals = np.concatenate([_held_out(x, y, groups == group) for group in dict.fromkeys(groups.tolist())])
+    # What waits for a change is promised: nothing that was measured is above.
+    lower, upper = np.quantile(residuals, [LOWER, 1.0 if figure == "change_ns" else UPPER])
     weights = dict(zip(names, _weights(x, y).tolist(), strict=True))
     return Line(weights, min(0.0, float(lower)), max(0.0, float(upper)))
 
 
 def _held_out(x: FloatArray, y: FloatArray, left_out: np.ndarray) -> FloatArray:
-    """Residuals on rows that the line is not fitted to; of a single trace, those of its own line."""
+    """Residuals on rows that the line is not fitted to; of a single group, those of its own line."""
     fitted_to = np.ones_like(left_out) if left_out.all() else ~left_out
     residuals: FloatArray = y[left_out] - x[left_out] @ _weights(x[fitted_to], y[fitted_to])
     return residuals

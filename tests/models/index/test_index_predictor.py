@@ -88,6 +88,48 @@ def test_what_waits_for_a_change_is_what_it_moves() -> None:
     assert predict(EASY, SortedArray(), of_all).pause_us.expected == 0.0  # type: ignore[union-attr]
 
 
+def test_nothing_that_was_measured_waited_longer_than_promised() -> None:
+    draw = random.Random(5)
+    noisy = [replace(row, change_ns=30 * math.exp(draw.gauss(0, 1))) for row in rows(0.0)]
+    found = fit(noisy, "changes")
+    for row in noisy:
+        log, keys = row.configuration, row.features.keys + row.features.inserts
+        assert isinstance(log, FragmentedLog) and row.change_ns is not None
+        waited = predict(row.features, log, found).pause_us
+        assert waited is not None and waited.lower is not None
+        took = row.change_ns * min(keys, log.fragment_keys * log.most_fragments) / 1e3
+        assert took <= waited.most and waited.lower < waited.expected
+
+
+def test_scans_are_predicted_where_there_are_any() -> None:
+    found = fit([replace(row, scan_ns=3000.0) for row in rows(0.0)], "scans")
+    log = FragmentedLog(64, 256, 16)
+    assert predict(EASY, log, found).scan_ns is None
+    scan = predict(replace(EASY, scans=10), log, found).scan_ns
+    assert scan is not None and scan.expected == pytest.approx(3000, rel=0.01)
+
+
+@pytest.mark.parametrize(("loaded", "inserted"), [(1000, 0), (1000, 400), (7000, 14_000), (300, 8000)])
+def test_a_hash_table_is_as_large_as_its_places(loaded: int, inserted: int) -> None:
+    """Filled to seven tenths when it is made, and larger by half when it is that full again."""
+
+    def bytes_of(features: Features) -> float:
+        places = features.keys / 0.7
+        while features.keys + features.inserts > 0.7 * places * (1 + 1e-9):
+            places *= 1.5
+        return 16 * places
+
+    seen = []
+    for n in range(200):
+        draw = random.Random(n)
+        features = replace(EASY, keys=draw.randrange(100, 100_000), inserts=float(draw.randrange(200_000)))
+        key_bytes = bytes_of(features) / (features.keys + features.inserts)
+        seen.append(Row(f"t{n}", features, HashTable(), 20.0, 80.0, key_bytes, 20.0))
+    unseen = replace(EASY, keys=loaded, inserts=float(inserted))
+    peak = predict(unseen, HashTable(), fit(seen, "places")).peak_bytes
+    assert peak.expected == pytest.approx(bytes_of(unseen), rel=0.03)
+
+
 def test_coefficients_come_back_from_their_document() -> None:
     found = fit(rows(0.1), "a rule")
     document = json.loads(canonical_json(write_coefficients(found)))
