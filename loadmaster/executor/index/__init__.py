@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loadmaster.executor.index.core_protocol import Facts
 from loadmaster.executor.index.index import Index
+from loadmaster.executor.index.tune import Tuned, tune
 from loadmaster.models.index.configuration import (
     Configuration,
     FragmentedLog,
@@ -12,4 +13,14 @@ from loadmaster.models.index.configuration import (
     SortedArray,
 )
 
-__all__ = ["Configuration", "Facts", "FragmentedLog", "GappedArray", "HashTable", "Index", "SortedArray"]
+__all__ = [
+    "Configuration",
+    "Facts",
+    "FragmentedLog",
+    "GappedArray",
+    "HashTable",
+    "Index",
+    "SortedArray",
+    "Tuned",
+    "tune",
+]

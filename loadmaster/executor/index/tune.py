@@ -1,0 +1,255 @@
+"""Plans an index by predictions, runs what was chosen and what may be quicker, and plans again with what was measured.
+
+The loop of [Shah23], section 6.3.1, for many shards and under a time limit. A round is one plan and the runs after it:
+of every shard what was chosen, if it never ran, and then up to three candidates that may be quicker, those first that
+may gain most on any shard. It ends when there is nothing to run that may change the plan: every round runs what never
+ran before, or is the last.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from loadmaster.errors import InputError
+from loadmaster.executor.index.measuring import cost_of, measure
+from loadmaster.models.index.measured import corrected, may_gain_us, near_ties, with_measured
+from loadmaster.models.index.plan import IndexPlan
+from loadmaster.models.index.problem import Cost, IndexProblem, Shard
+from loadmaster.models.index.serving import operations_us, refusal, serving, size_bytes, time_us
+from loadmaster.models.index.trace import ERASE, INSERT, SCAN, Trace
+
+Planner = Callable[[IndexProblem], IndexPlan]
+Stop = Literal["stable", "time", "cancel"]
+
+MOST_OPERATIONS = 200_000
+SECONDS = 20.0
+# Of a shard in a round, beside what was chosen: after so many the plan may look different.
+_TIES_IN_A_ROUND = 3
+# Of the seconds, those that are kept for running what later rounds choose.
+_KEPT = 0.2
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One candidate that ran on a shard.
+
+    Attributes:
+        cost: as measured; ``predicted`` is what the problem said before.
+    """
+
+    shard: int
+    candidate: int
+    predicted: Cost
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class Round:
+    """A plan's objective, None where it was infeasible, and what ran after it."""
+
+    objective: float | None
+    ran: tuple[Ran, ...]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What came of it.
+
+    Attributes:
+        problem: with what was measured; the plan is of this one.
+        stopped_by: "stable": nothing that did not run may be quicker than what was chosen, by the quantiles of the
+            predictions; otherwise there was no time left, or it was cancelled.
+    """
+
+    problem: IndexProblem
+    plan: IndexPlan
+    rounds: tuple[Round, ...]
+    stopped_by: Stop
+
+    @property
+    def ran(self) -> tuple[Ran, ...]:
+        """Of all rounds."""
+        return tuple(ran for of in self.rounds for ran in of.ran)
+
+
+def tune(
+    problem: IndexProblem,
+    traces: Sequence[Trace],
+    plan: Planner,
+    *,
+    most_operations: int = MOST_OPERATIONS,
+    seconds: float = SECONDS,
+    on_run: Callable[[Ran], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> Tuned:
+    """Plan, run, and plan again until the plan stays.
+
+    Args:
+        traces: one for each shard.
+        plan: such as ``lambda problem: loadmaster.plan(problem, budget_bytes="2GiB")``.
+        most_operations: of a trace that run at most, from its beginning.
+        seconds: for all of it. A run that would take longer than what is left of them is left out.
+        on_run: hears of every run.
+        cancelled: asked between runs; the plan of what is known then is the last.
+
+    Raises:
+        InputError: the number of traces, or the keys or operations of one, are not those of the shards; a number is out
+            of range.
+        MemoryError: a run takes more than there is.
+    """
+    _expect(problem, traces, most_operations, seconds)
+
+    def run(s: int, c: int) -> Cost:
+        predicted = _known(problem, s, c)
+        cost = cost_of(measure(traces[s], problem.candidates[c], most_operations=most_operations), predicted)
+        if on_run is not None:
+            on_run(Ran(s, c, predicted, cost))
+        return cost
+
+    operations = [min(most_operations, len(trace.operations)) for trace in traces]
+    runner = _Runner(problem, run, operations, _Clock(seconds, cancelled))
+    rounds: list[Round] = []
+    while True:
+        now = corrected(problem, runner.costs)
+        found = plan(now)
+        ran = runner.round(now, found)
+        rounds.append(Round(found.objective, tuple(ran)))
+        if not ran:
+            return Tuned(now, found, tuple(rounds), runner.stopped_by)
+
+
+def _expect(problem: IndexProblem, traces: Sequence[Trace], most_operations: int, seconds: float) -> None:
+    if len(traces) != len(problem.shards):
+        remedy = f"Give one for each of the {len(problem.shards)} shards."
+        raise InputError("traces", len(traces), "are not as many as shards", remedy)
+    for s, (shard, trace) in enumerate(zip(problem.shards, traces, strict=True)):
+        _expect_of(shard, trace, f"traces[{s}]")
+    if most_operations < 1:
+        raise InputError("most_operations", most_operations, "is less than 1", "Give a whole number of at least 1.")
+    if not seconds > 0:
+        raise InputError("seconds", seconds, "is not above 0", "Give seconds.")
+
+
+def _expect_of(shard: Shard, trace: Trace, field: str) -> None:
+    remedy = f"Give the trace of {shard.name}, the one that its problem was made from."
+    if len(trace.keys) != shard.keys:
+        raise InputError(field, len(trace.keys), f"are not as many keys as {shard.name} has, {shard.keys}", remedy)
+    for what, codes, expected in (
+        ("writes", (INSERT, ERASE), shard.operations.writes),
+        ("scans", (SCAN,), shard.operations.scans),
+    ):
+        count = int(np.isin(trace.operations, codes).sum())
+        if count and not expected:
+            raise InputError(field, f"{count} {what}", f"are in the trace, and {shard.name} has none", remedy)
+
+
+class _Clock:
+    """What is left of the time."""
+
+    def __init__(self, seconds: float, cancelled: Callable[[], bool] | None) -> None:
+        self._seconds, self._end = seconds, time.monotonic() + seconds
+        self.cancelled = cancelled or (lambda: False)
+
+    def has(self, needed_us: float, *, kept: float = 0.0) -> bool:
+        """Whether so much is left, beside a share of the whole that is kept."""
+        return time.monotonic() + needed_us / 1e6 + kept * self._seconds <= self._end
+
+
+class _Runner:
+    """Runs candidates, each on a shard at most once."""
+
+    def __init__(
+        self, problem: IndexProblem, run: Callable[[int, int], Cost], operations: Sequence[int], clock: _Clock
+    ) -> None:
+        self._problem, self._run, self._operations, self._clock = problem, run, operations, clock
+        self.costs: dict[tuple[int, int], Cost] = {}
+        self.stopped_by: Stop = "stable"
+
+    def round(self, now: IndexProblem, plan: IndexPlan) -> list[Ran]:
+        """Run what the plan rests on, and then what may be better. Of an infeasible one: what takes least memory."""
+        self.stopped_by = "stable"
+        resting = [c.candidate for c in plan.choices] or [_smallest(now, s) for s in range(len(now.shards))]
+        ran = []
+        for s, c in enumerate(resting):
+            if not _known(now, s, c).measured and self._may_run(now, s, c, kept=0.0):
+                ran.append(self._ran(s, c))
+        if not plan.choices:
+            return ran
+        return ran + self._ties(corrected(self._problem, self.costs), resting, plan.budget_bytes)
+
+    def _ties(self, known: IndexProblem, best: list[int], budget_bytes: int) -> list[Ran]:
+        """Those that may gain most come first. ``best``: of every shard, what is known to be best."""
+        ran: list[Ran] = []
+        of_shard = Counter[int]()
+        waiting: list[tuple[float, int, int]] = []
+
+        def wait(s: int) -> None:
+            shard = known.shards[s]
+            room_bytes = known.room_bytes(shard.host, budget_bytes)
+            for c in near_ties(known, s, best[s]):
+                if _least_bytes(_known(known, s, c)) <= room_bytes and self._may_run(known, s, c, kept=_KEPT):
+                    heapq.heappush(waiting, (-may_gain_us(shard, best[s], c), s, c))
+                    return
+
+        for s in range(len(known.shards)):
+            wait(s)
+        while waiting:
+            _, s, c = heapq.heappop(waiting)
+            if not self._may_run(known, s, c, kept=_KEPT):
+                continue
+            ran.append(self._ran(s, c))
+            known = with_measured(known, {(s, c): ran[-1].cost})
+            if _is_better(known, s, c, best[s]):
+                best[s] = c
+            of_shard[s] += 1
+            if of_shard[s] < _TIES_IN_A_ROUND:
+                wait(s)
+        return ran
+
+    def _may_run(self, known: IndexProblem, s: int, c: int, *, kept: float) -> bool:
+        """Whether there is time for it; says so otherwise."""
+        if self._clock.cancelled():
+            self.stopped_by = "cancel"
+            return False
+        shard, cost = known.shards[s], _known(known, s, c)
+        share = self._operations[s] / shard.operations.total if shard.operations.total else 0.0
+        if self._clock.has(cost.rebuild_us + share * operations_us(shard, cost), kept=kept):
+            return True
+        self.stopped_by = "time"
+        return False
+
+    def _ran(self, s: int, c: int) -> Ran:
+        cost = self._run(s, c)
+        self.costs[s, c] = cost
+        return Ran(s, c, _known(self._problem, s, c), cost)
+
+
+def _is_better(problem: IndexProblem, s: int, c: int, than: int) -> bool:
+    """Quicker and no larger: whatever the budget, it takes the other one's place."""
+    shard = problem.shards[s]
+    if refusal(problem, shard, c) is not None or not _known(problem, s, than).measured:
+        return False
+    return time_us(shard, c) < time_us(shard, than) and size_bytes(shard, c) <= size_bytes(shard, than)
+
+
+def _smallest(problem: IndexProblem, s: int) -> int:
+    shard = problem.shards[s]
+    return min(serving(problem, shard), key=lambda c: size_bytes(shard, c))
+
+
+def _least_bytes(cost: Cost) -> float:
+    figure = cost.peak_bytes
+    return figure.expected if figure.lower is None else figure.lower
+
+
+def _known(problem: IndexProblem, s: int, c: int) -> Cost:
+    cost = problem.shards[s].costs[c]
+    assert cost is not None, "refused candidates are not run"
+    return cost
