@@ -30,6 +30,14 @@ class Parent:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         return cls(questions, sys.stdin)
 
+    def task(self) -> dict[str, Any]:
+        """What is to be done, where that comes as the first line.
+
+        Raises:
+            InputError: the other process is gone.
+        """
+        return self._next()
+
     def tell(self, message: Mapping[str, Any]) -> None:
         """One line."""
         self._questions.write(json.dumps(message) + "\n")
@@ -42,11 +50,7 @@ class Parent:
             InputError: the other process is gone.
         """
         self.tell(message)
-        line = self._answers.readline()
-        if not line:
-            raise InputError("plan", "nothing", "did not come: the planning process is gone", "Run the command again.")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return self._next()
 
     def plan(self, problem: Problem) -> Plan:
         """Ask for a plan, and wait for it.
@@ -59,3 +63,10 @@ class Parent:
         if "limit" in answer:
             raise LimitReachedError(answer["limit"])
         return read_plan(answer["plan"])
+
+    def _next(self) -> dict[str, Any]:
+        line = self._answers.readline()
+        if not line:
+            raise InputError("plan", "nothing", "did not come: the planning process is gone", "Run the command again.")
+        told: dict[str, Any] = json.loads(line)
+        return told

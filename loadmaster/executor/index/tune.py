@@ -19,7 +19,7 @@ import numpy as np
 
 from loadmaster.errors import InputError
 from loadmaster.executor.index.measuring import cost_of, measure
-from loadmaster.models.index.measured import corrected, may_gain_us, near_ties, with_measured
+from loadmaster.models.index.measured import MOST_OPERATIONS, SECONDS, corrected, may_gain_us, near_ties, with_measured
 from loadmaster.models.index.plan import IndexPlan
 from loadmaster.models.index.problem import Cost, IndexProblem, Shard
 from loadmaster.models.index.serving import operations_us, refusal, serving, size_bytes, time_us
@@ -28,8 +28,8 @@ from loadmaster.models.index.trace import ERASE, INSERT, SCAN, Trace
 Planner = Callable[[IndexProblem], IndexPlan]
 Stop = Literal["stable", "time", "cancel"]
 
-MOST_OPERATIONS = 200_000
-SECONDS = 20.0
+# Of each run the least times of so many: what other programs add to one is rarely added to all.
+_REPEATS = 2
 # Of a shard in a round, beside what was chosen: after so many the plan may look different.
 _TIES_IN_A_ROUND = 3
 # Of the seconds, those that are kept for running what later rounds choose.
@@ -108,7 +108,8 @@ def tune(
 
     def run(s: int, c: int) -> Cost:
         predicted = _known(problem, s, c)
-        cost = cost_of(measure(traces[s], problem.candidates[c], most_operations=most_operations), predicted)
+        measured = measure(traces[s], problem.candidates[c], most_operations=most_operations, repeats=_REPEATS)
+        cost = cost_of(measured, predicted)
         if on_run is not None:
             on_run(Ran(s, c, predicted, cost))
         return cost
@@ -220,7 +221,7 @@ class _Runner:
             return False
         shard, cost = known.shards[s], _known(known, s, c)
         share = self._operations[s] / shard.operations.total if shard.operations.total else 0.0
-        if self._clock.has(cost.rebuild_us + share * operations_us(shard, cost), kept=kept):
+        if self._clock.has(_REPEATS * (cost.rebuild_us + share * operations_us(shard, cost)), kept=kept):
             return True
         self.stopped_by = "time"
         return False

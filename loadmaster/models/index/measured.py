@@ -15,6 +15,10 @@ from loadmaster.models.index.serving import serving
 
 Measurements = Mapping[tuple[int, int], Cost]
 
+# What the loop does unless it is told otherwise: so much of each trace, and so many seconds for all of it.
+MOST_OPERATIONS = 200_000
+SECONDS = 20.0
+
 _TIMES = ("read_ns", "write_ns", "scan_ns")
 # A median of fewer says little: predictions are then corrected by what a larger group came to.
 _ENOUGH = 3
