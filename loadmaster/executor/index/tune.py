@@ -174,16 +174,14 @@ class _Runner:
         self.stopped_by: Stop = "stable"
 
     def round(self, now: IndexProblem, plan: IndexPlan) -> list[Ran]:
-        """Run what the plan rests on, and then what may be better. Of an infeasible one: what takes least memory."""
+        """Run what was chosen, and then what may be quicker; where there is no plan, what may take less memory."""
         self.stopped_by = "stable"
-        resting = [c.candidate for c in plan.choices] or [_smallest(now, s) for s in range(len(now.shards))]
+        chosen = [choice.candidate for choice in plan.choices]
         ran = []
-        for s, c in enumerate(resting):
+        for s, c in enumerate(chosen) if chosen else _may_make_room(now, plan):
             if not _known(now, s, c).measured and self._may_run(now, s, c, kept=0.0):
                 ran.append(self._ran(s, c))
-        if not plan.choices:
-            return ran
-        return ran + self._ties(corrected(self._problem, self.costs), resting, plan.budget_bytes)
+        return ran + (self._ties(corrected(self._problem, self.costs), chosen, plan.budget_bytes) if chosen else [])
 
     def _ties(self, known: IndexProblem, best: list[int], budget_bytes: int) -> list[Ran]:
         """Those that may gain most come first. ``best``: of every shard, what is known to be best."""
@@ -240,9 +238,21 @@ def _is_better(problem: IndexProblem, s: int, c: int, than: int) -> bool:
     return time_us(shard, c) < time_us(shard, than) and size_bytes(shard, c) <= size_bytes(shard, than)
 
 
-def _smallest(problem: IndexProblem, s: int) -> int:
-    shard = problem.shards[s]
-    return min(serving(problem, shard), key=lambda c: size_bytes(shard, c))
+def _may_make_room(problem: IndexProblem, plan: IndexPlan) -> list[tuple[int, int]]:
+    """Of every shard of the host that lacks memory, what may take less than is known, if that may be enough."""
+    lacking = plan.infeasibility
+    found, least_bytes, room_bytes = [], 0.0, 0
+    for s, shard in enumerate(problem.shards):
+        if lacking is None or problem.hosts[shard.host].name != lacking.where:
+            continue
+        room_bytes = problem.room_bytes(shard.host, plan.budget_bytes)
+        costs = {c: _known(problem, s, c) for c in serving(problem, shard)}
+        known_bytes = min(size_bytes(shard, c) for c in costs)
+        least_bytes += min(map(_least_bytes, costs.values()))
+        open_ = [c for c, cost in costs.items() if not cost.measured and _least_bytes(cost) < known_bytes]
+        if open_:
+            found.append((s, min(open_, key=lambda c: costs[c].peak_bytes.expected)))
+    return found if least_bytes <= room_bytes else []
 
 
 def _least_bytes(cost: Cost) -> float:
