@@ -6,6 +6,8 @@ with what was measured, until it stays the same ([Shah23], section 6.3.1).
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from statistics import median
@@ -52,9 +54,10 @@ def with_measured(problem: IndexProblem, costs: Measurements) -> IndexProblem:
 def corrected(problem: IndexProblem, costs: Measurements) -> IndexProblem:
     """The same, and times that are still predicted are corrected by how far off those were that ran meanwhile.
 
-    The factor is the median over the shards where the candidate ran; if these are fewer than three, over all runs of
-    its structure; if these are fewer, over all runs. So shards that are alike learn from each other, though none is
-    taken to be measured that was not, and it does not matter how fast a machine the predictions were made for.
+    That is a factor of the candidate times one of the shard. The candidate's is the median over the shards where it
+    ran; if these are fewer than three, over all runs of its structure; if these are fewer, over all runs. The shard's
+    is the median of what is left of its own runs. So shards learn from each other, though none is taken to be measured
+    that was not, and it does not matter how fast a machine the predictions were made for.
 
     Args:
         problem: before anything of ``costs`` was measured.
@@ -64,43 +67,50 @@ def corrected(problem: IndexProblem, costs: Measurements) -> IndexProblem:
     for s, shard in enumerate(problem.shards):
         for c, cost in enumerate(shard.costs):
             if cost is not None and not cost.measured and (s, c) not in costs:
-                others[s, c] = factors.applied(cost, c)
+                others[s, c] = factors.applied(cost, s, c)
     return _with(with_measured(problem, costs), others)
 
 
 class _Factors:
-    """Measured over predicted times, of each kind of operation."""
+    """Logarithms of measured over predicted times, of each kind of operation."""
 
     def __init__(self, problem: IndexProblem, costs: Measurements) -> None:
         self._candidates = problem.candidates
-        self._found: dict[tuple[str, object], list[float]] = {}
-        for at, measured in costs.items():
-            predicted = _cost(problem, at)
-            for name in _TIMES:
-                was, now = _figure(predicted, name), getattr(measured, name)
-                # What did not run has kept its prediction, quantiles included.
-                if was is not None and now is not None and now.upper is None and was.expected > 0:
-                    for group in self._groups(at[1]):
-                        self._found.setdefault((name, group), []).append(now.expected / was.expected)
+        self._of_group: dict[tuple[str, object], list[float]] = defaultdict(list)
+        self._of_shard: dict[tuple[str, int], list[float]] = defaultdict(list)
+        found = [
+            (name, s, c, math.log(now.expected / was.expected))
+            for (s, c), measured in costs.items()
+            for name in _TIMES
+            # What did not run has kept its prediction, quantiles included.
+            if (now := getattr(measured, name)) is not None and now.upper is None and now.expected > 0
+            if (was := _figure(_cost(problem, (s, c)), name)) is not None and was.expected > 0
+        ]
+        for name, _, c, ratio in found:
+            for group in self._groups(c):
+                self._of_group[name, group].append(ratio)
+        for name, s, c, ratio in found:
+            self._of_shard[name, s].append(ratio - self._of_candidate(name, c))
 
-    def applied(self, cost: Cost, candidate: int) -> Cost:
+    def applied(self, cost: Cost, s: int, c: int) -> Cost:
         """A prediction, corrected."""
         changed = {}
         for name in _TIMES:
-            figure, factor = _figure(cost, name), self._factor(name, candidate)
-            if figure is not None and factor is not None:
-                changed[name] = _times(figure, factor)
+            figure = _figure(cost, name)
+            if figure is not None and self._of_group[name, None]:
+                of_shard = self._of_shard[name, s]
+                by = self._of_candidate(name, c) + (median(of_shard) if of_shard else 0.0)
+                changed[name] = _times(figure, math.exp(by))
         return replace(cost, **changed)  # type: ignore[arg-type]
 
-    def _factor(self, name: str, candidate: int) -> float | None:
-        known = [self._found.get((name, group), []) for group in self._groups(candidate)]
-        enough = next((ratios for ratios in known if len(ratios) >= _ENOUGH), known[-1])
-        return median(enough) if enough else None
+    def _of_candidate(self, name: str, c: int) -> float:
+        known = [self._of_group[name, group] for group in self._groups(c)]
+        return median(next((ratios for ratios in known if len(ratios) >= _ENOUGH), known[-1]))
 
-    def _groups(self, candidate: int) -> Iterator[object]:
+    def _groups(self, c: int) -> Iterator[object]:
         """From the narrowest to all."""
-        yield candidate
-        yield self._candidates[candidate].structure
+        yield c
+        yield self._candidates[c].structure
         yield None
 
 

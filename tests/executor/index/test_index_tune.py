@@ -205,7 +205,7 @@ def test_what_is_smaller_than_predicted_makes_a_plan_possible(runs: Runs) -> Non
 def test_shards_that_may_gain_most_come_first(runs: Runs) -> None:
     one, ten = predicted(1, 1, 10), predicted(10, 10, 10)
     problem = problem_of((one, one), (ten, ten))
-    runs.truth = dict.fromkeys(product(range(2), range(2)), (5.0, 5.0, 10))
+    runs.truth = {(s, c): (10.0**s, 10.0**s, 10) for s, c in product(range(2), range(2))}
     runs.tuned(problem)
     assert runs.asked == [(0, 0), (1, 0), (1, 1), (0, 1)]
 
