@@ -19,6 +19,7 @@ import numpy as np
 
 from loadmaster.errors import InputError
 from loadmaster.executor.index.measuring import cost_of, measure
+from loadmaster.models.index.documents import check_problem
 from loadmaster.models.index.measured import MOST_OPERATIONS, SECONDS, corrected, may_gain_us, near_ties, with_measured
 from loadmaster.models.index.plan import IndexPlan
 from loadmaster.models.index.problem import Cost, IndexProblem, Shard
@@ -101,7 +102,7 @@ def tune(
 
     Raises:
         InputError: the number of traces, or the keys or operations of one, are not those of the shards; a number is out
-            of range.
+            of range; by what was measured, no candidate can serve a shard any more.
         MemoryError: a run takes more than there is.
     """
     _expect(problem, traces, most_operations, seconds)
@@ -119,6 +120,7 @@ def tune(
     rounds: list[Round] = []
     while True:
         now = corrected(problem, runner.costs)
+        check_problem(now)
         found = plan(now)
         ran = runner.round(now, found)
         rounds.append(Round(found.objective, tuple(ran)))

@@ -261,6 +261,16 @@ def measured_costs(problem: IndexProblem) -> list[bool]:
     return [cost is not None and cost.measured for shard in problem.shards for cost in shard.costs]
 
 
+def test_pauses_that_are_longer_than_predicted_may_leave_nothing(runs: Runs) -> None:
+    """Every run here has a pause of 1 us."""
+    short = replace(predicted(100, 100, 10), pause_us=Figure(0.1))
+    runs.truth = {(0, 0): (100, 100, 10), (0, 1): (100, 100, 10)}
+    one = problem_of((short, replace(short, pause_us=Figure(0.2))), longest_pause_us=0.5)
+    with pytest.raises(InputError, match="can be served by no candidate"):
+        runs.tuned(one)
+    assert chosen(runs.tuned(replace(one, longest_pause_us=1.5))) == [0]
+
+
 def test_so_many_operations_run(runs: Runs) -> None:
     problem = problem_of((predicted(100, 100, 10),))
     runs.truth = {(0, 0): (100, 100, 10)}
