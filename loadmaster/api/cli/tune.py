@@ -84,6 +84,8 @@ def _tune(arguments: argparse.Namespace, terminal: Terminal) -> int:
     }
     with interruptible(terminal):
         status = converse("loadmaster.executor.index.command", [], session.receive, task)
+    if status == INTERRUPTED:
+        terminal.say("interrupted before there was a plan")
     return status or session.finish()
 
 

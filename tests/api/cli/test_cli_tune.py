@@ -204,3 +204,9 @@ def test_what_was_cancelled_is_written_and_said(
     err = capfd.readouterr().err
     assert "1 runs after 1 plans: cancelled" in err
     assert run("check", "plan.problem.json", "plan.json") == 0
+
+
+def test_an_early_interrupt_leaves_nothing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command, "converse", lambda *_: 130)
+    assert run("tune", "--trace", "users.npz", "--budget", "1GiB", "-o", "plan.json") == 130
+    assert "before there was a plan" in capfd.readouterr().err and not Path("plan.json").exists()
