@@ -22,7 +22,7 @@ from loadmaster.models.documents import parse
 from loadmaster.models.files import expect_writable
 from loadmaster.models.index.documents import read_problem, write_problem
 from loadmaster.models.index.features import Features
-from loadmaster.models.index.measured import MOST_OPERATIONS, SECONDS
+from loadmaster.models.index.measured import SECONDS
 from loadmaster.models.index.plan import IndexPlan
 from loadmaster.models.index.problem import IndexProblem
 from loadmaster.models.index.serving import words
@@ -49,9 +49,8 @@ def tune_arguments(tune: argparse.ArgumentParser) -> None:
     tune.add_argument(
         "--most-operations",
         type=int,
-        default=MOST_OPERATIONS,
         metavar="N",
-        help="of a trace that run at most, from its beginning (%(default)d)",
+        help="of a trace that run at most, from its beginning (all)",
     )
     add_limits(tune, only="index")
     before = {action.dest for action in tune._actions}
@@ -73,7 +72,7 @@ def _tune(arguments: argparse.Namespace, terminal: Terminal) -> int:
     expect_apart(written, {"the problem": arguments.given})
     if not arguments.seconds > 0:
         raise InputError("--seconds", arguments.seconds, "is not above 0", "Give seconds.")
-    if arguments.most_operations < 1:
+    if arguments.most_operations is not None and arguments.most_operations < 1:
         raise InputError("--most-operations", arguments.most_operations, "is less than 1", "Give 1 or more.")
     session = _Session(arguments, terminal)
     task = {

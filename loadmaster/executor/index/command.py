@@ -1,7 +1,7 @@
 """``python -m loadmaster.executor.index.command``: what ``loadmaster tune`` runs in a process of its own.
 
 That one plans, see :mod:`loadmaster.executor.parent`. The first line on standard input is the task:
-``{"traces": [paths] or {distributions}, "problem": document or null, "most_operations": n, "seconds": s}``.
+``{"traces": [paths] or {distributions}, "problem": document or null, "most_operations": n or null, "seconds": s}``.
 Where there is no problem, ``{"shards": [[name, features], ...]}`` asks for the one with these shards.
 ``{"ran": {...}}`` tells of a run, ``{"tuned": {...}}`` of the end.
 """

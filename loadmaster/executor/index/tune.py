@@ -20,7 +20,7 @@ import numpy as np
 from loadmaster.errors import InputError
 from loadmaster.executor.index.measuring import cost_of, measure
 from loadmaster.models.index.documents import check_problem
-from loadmaster.models.index.measured import MOST_OPERATIONS, SECONDS, corrected, may_gain_us, near_ties, with_measured
+from loadmaster.models.index.measured import SECONDS, corrected, may_gain_us, near_ties, with_measured
 from loadmaster.models.index.plan import IndexPlan
 from loadmaster.models.index.problem import Cost, IndexProblem, Shard
 from loadmaster.models.index.serving import operations_us, refusal, serving, size_bytes, time_us
@@ -29,8 +29,9 @@ from loadmaster.models.index.trace import ERASE, INSERT, SCAN, Trace
 Planner = Callable[[IndexProblem], IndexPlan]
 Stop = Literal["stable", "time", "cancel"]
 
-# Of each run the least times of so many: what other programs add to one is rarely added to all.
-_REPEATS = 2
+# Of short runs the least times of two: what other programs add to one is rarely added to both. Short are those of no
+# more than so many keys and operations together.
+_SHORT = 1_000_000
 # Of a shard in a round, beside what was chosen: after so many the plan may look different.
 _TIES_IN_A_ROUND = 3
 # Of the seconds, those that are kept for running what later rounds choose.
@@ -85,7 +86,7 @@ def tune(
     traces: Sequence[Trace],
     plan: Planner,
     *,
-    most_operations: int = MOST_OPERATIONS,
+    most_operations: int | None = None,
     seconds: float = SECONDS,
     on_run: Callable[[Ran], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
@@ -95,7 +96,8 @@ def tune(
     Args:
         traces: one for each shard.
         plan: such as ``lambda problem: loadmaster.plan(problem, budget_bytes="2GiB")``.
-        most_operations: of a trace that run at most, from its beginning.
+        most_operations: of a trace that run at most, from its beginning; None: all. Of a part, another candidate may be
+            the quickest than of the whole, above all where keys are inserted.
         seconds: for all of it. A run that would take longer than what is left of them is left out.
         on_run: hears of every run.
         cancelled: asked between runs; the plan of what is known then is the last.
@@ -107,15 +109,19 @@ def tune(
     """
     _expect(problem, traces, most_operations, seconds)
 
+    operations = [
+        len(t.operations) if most_operations is None else min(most_operations, len(t.operations)) for t in traces
+    ]
+
     def run(s: int, c: int) -> Cost:
         predicted = _known(problem, s, c)
-        measured = measure(traces[s], problem.candidates[c], most_operations=most_operations, repeats=_REPEATS)
+        repeats = _repeats(problem.shards[s], operations[s])
+        measured = measure(traces[s], problem.candidates[c], most_operations=most_operations, repeats=repeats)
         cost = cost_of(measured, predicted)
         if on_run is not None:
             on_run(Ran(s, c, predicted, cost))
         return cost
 
-    operations = [min(most_operations, len(trace.operations)) for trace in traces]
     runner = _Runner(problem, run, operations, _Clock(seconds, cancelled))
     rounds: list[Round] = []
     while True:
@@ -128,13 +134,13 @@ def tune(
             return Tuned(now, found, tuple(rounds), runner.stopped_by)
 
 
-def _expect(problem: IndexProblem, traces: Sequence[Trace], most_operations: int, seconds: float) -> None:
+def _expect(problem: IndexProblem, traces: Sequence[Trace], most_operations: int | None, seconds: float) -> None:
     if len(traces) != len(problem.shards):
         remedy = f"Give one for each of the {len(problem.shards)} shards."
         raise InputError("traces", len(traces), "are not as many as shards", remedy)
     for s, (shard, trace) in enumerate(zip(problem.shards, traces, strict=True)):
         _expect_of(shard, trace, f"traces[{s}]")
-    if most_operations < 1:
+    if most_operations is not None and most_operations < 1:
         raise InputError("most_operations", most_operations, "is less than 1", "Give a whole number of at least 1.")
     if not seconds > 0:
         raise InputError("seconds", seconds, "is not above 0", "Give seconds.")
@@ -221,7 +227,8 @@ class _Runner:
             return False
         shard, cost = known.shards[s], _known(known, s, c)
         share = self._operations[s] / shard.operations.total if shard.operations.total else 0.0
-        if self._clock.has(_REPEATS * (cost.rebuild_us + share * operations_us(shard, cost)), kept=kept):
+        once_us = cost.rebuild_us + share * operations_us(shard, cost)
+        if self._clock.has(_repeats(shard, self._operations[s]) * once_us, kept=kept):
             return True
         self.stopped_by = "time"
         return False
@@ -230,6 +237,10 @@ class _Runner:
         cost = self._run(s, c)
         self.costs[s, c] = cost
         return Ran(s, c, _known(self._problem, s, c), cost)
+
+
+def _repeats(shard: Shard, operations: int) -> int:
+    return 2 if shard.keys + operations <= _SHORT else 1
 
 
 def _is_better(problem: IndexProblem, s: int, c: int, than: int) -> bool:

@@ -17,8 +17,7 @@ from loadmaster.models.index.serving import serving
 
 Measurements = Mapping[tuple[int, int], Cost]
 
-# What the loop does unless it is told otherwise: so much of each trace, and so many seconds for all of it.
-MOST_OPERATIONS = 200_000
+# For the loop, plans and runs together, unless it is told otherwise.
 SECONDS = 20.0
 
 _TIMES = ("read_ns", "write_ns", "scan_ns")

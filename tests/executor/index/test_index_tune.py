@@ -111,13 +111,13 @@ class Runs:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.truth: Truth = {}
         self.asked: list[tuple[int, int]] = []
-        self.operations: list[int] = []
+        self.parts: list[tuple[int | None, int]] = []
         monkeypatch.setattr(MODULE, "measure", self)
 
-    def __call__(self, trace: Trace, of: Configuration, *, most_operations: int, repeats: int) -> Measured:
+    def __call__(self, trace: Trace, of: Configuration, *, most_operations: int | None, repeats: int) -> Measured:
         at = len(trace.keys) - 10, CANDIDATES.index(of)
         self.asked.append(at)
-        self.operations.append(min(most_operations, len(trace.operations)))
+        self.parts.append((most_operations, repeats))
         read, write, size = self.truth[at]
         return Measured(len(trace.keys), 40, True, 5.0, read, write, None, size, 1.0)
 
@@ -275,7 +275,8 @@ def test_so_many_operations_run(runs: Runs) -> None:
     problem = problem_of((predicted(100, 100, 10),))
     runs.truth = {(0, 0): (100, 100, 10)}
     runs.tuned(problem, most_operations=7)
-    assert runs.operations == [7]
+    runs.tuned(problem)
+    assert runs.parts == [(7, 2), (None, 2)]
 
 
 @pytest.mark.parametrize(
