@@ -2,7 +2,7 @@
 
     python -m benchmarks.page
 
-Twelve sections, each with its setup, a plot, a table of at most six columns, what was won and what was not, and the
+Thirteen sections, each with its setup, a plot, a table of at most six columns, what was won and what was not, and the
 command. Every number comes from the results, also those in the text; a test holds the page against them.
 """
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.drawing import COLLECTIVES, GIB, KIB, MIB, TITLES, Result
 from benchmarks.page_graph import graph_networks
+from benchmarks.page_index import indexes
 from benchmarks.page_partition import split_over_gpus
 from benchmarks.page_placement import tensor_cache, training_state, under_a_limit
 from benchmarks.plots import write_all
@@ -54,6 +55,7 @@ def render(results: Mapping[str, Result]) -> str:
             results["partition"], *(results[f"partition_{of}"] for of in ("capture", "operators", "fuzz", "gpus_2"))
         ),
         graph_networks(*(results[f"graph_{of}"] for of in ("kernels", "layers", "features", "minibatch"))),
+        indexes(*(results[f"index_{of}"] for of in ("workloads", "planning", "python"))),
     ]
     return "\n".join([_INTRODUCTION, *sections])
 

@@ -28,6 +28,7 @@ from benchmarks.drawing import (
     peaks_and_steps,
 )
 from benchmarks.plots_graph import graph_layers
+from benchmarks.plots_index import index_workloads
 from benchmarks.plots_partition import split_over_gpus
 from benchmarks.plots_placement import tensor_cache, training_state, under_a_limit
 
@@ -236,5 +237,6 @@ PLOTS: dict[str, tuple[str, Callable[[Result], Figure]]] = {
     "tensor-cache": ("tensor_cache_steps", tensor_cache),
     "split-over-gpus": ("partition", split_over_gpus),
     "graph-layers": ("graph_layers", graph_layers),
+    "index-workloads": ("index_workloads", index_workloads),
 }
 """By the name of the file: the result that it shows, and what draws it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loadmaster.executor.index.core_protocol import Facts
 from loadmaster.executor.index.index import Index
+from loadmaster.executor.index.monitor import Checked, Monitor
 from loadmaster.executor.index.tune import Tuned, tune
 from loadmaster.models.index.configuration import (
     Configuration,
@@ -14,12 +15,14 @@ from loadmaster.models.index.configuration import (
 )
 
 __all__ = [
+    "Checked",
     "Configuration",
     "Facts",
     "FragmentedLog",
     "GappedArray",
     "HashTable",
     "Index",
+    "Monitor",
     "SortedArray",
     "Tuned",
     "tune",

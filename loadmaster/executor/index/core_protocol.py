@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -47,6 +47,18 @@ class Facts:
     ranges: int
     leaves_of: Mapping[str, int]
     implementation: str
+
+    def after(self, earlier: Facts) -> Facts:
+        """These, with what was done and changed before the index was made again."""
+        return replace(
+            self,
+            structural_changes=self.structural_changes + earlier.structural_changes,
+            longest_change_us=max(self.longest_change_us, earlier.longest_change_us),
+            lookups=self.lookups + earlier.lookups,
+            inserts=self.inserts + earlier.inserts,
+            deletes=self.deletes + earlier.deletes,
+            ranges=self.ranges + earlier.ranges,
+        )
 
 
 class OverLimitError(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, TypeVar, overload
 
@@ -22,6 +23,23 @@ _Default = TypeVar("_Default")
 
 _CONFIGURATION = FragmentedLog()
 _FIRST_PAGE_KEYS, _PAGE_KEYS = 1024, 65536
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What readers take at once and a writer replaces at once.
+
+    Attributes:
+        earlier: facts of the core that this one took the place of.
+    """
+
+    core: Core
+    configuration: Configuration
+    earlier: Facts | None = None
+
+    def facts(self) -> Facts:
+        facts = self.core.facts()
+        return facts if self.earlier is None else facts.after(self.earlier)
 
 
 class Index:
@@ -66,30 +84,34 @@ class Index:
     def _start(self, keys: Words, payloads: Words, configuration: Configuration, limit_bytes: int | None) -> None:
         if limit_bytes is not None and limit_bytes < 1:
             raise InputError("limit_bytes", limit_bytes, "is no limit", "Give a number above 0, or None.")
-        self._configuration, self._limit_bytes = configuration, limit_bytes
+        self._limit_bytes = limit_bytes
         self._writing = threading.Lock()
-        self._core = self._made(keys, payloads, configuration)
+        self._held = _Held(self._made(keys, payloads, configuration), configuration)
+
+    @property
+    def _core(self) -> Core:
+        return self._held.core
 
     @property
     def configuration(self) -> Configuration:
         """What it is made of; after ``reconfigure``, what new leaves are."""
-        return self._configuration
+        return self._held.configuration
 
     @property
     def size_bytes(self) -> int:
         """Its memory."""
-        return self._core.facts().size_bytes
+        return self._held.facts().size_bytes
 
     def facts(self) -> Facts:
         """What it is and did."""
-        return self._core.facts()
+        return self._held.facts()
 
     def __len__(self) -> int:
-        return self._core.facts().keys
+        return self._held.facts().keys
 
     def __repr__(self) -> str:
         facts = self.facts()
-        structure = self._configuration.structure
+        structure = self.configuration.structure
         return f"<Index: {facts.keys} keys, {structure}, {facts.size_bytes} bytes, {facts.implementation}>"
 
     def lookup(self, keys: Given) -> tuple[Any, Any]:
@@ -160,9 +182,9 @@ class Index:
         """
         if limit is not None and limit < 0:
             raise InputError("limit", limit, "is no number of keys", "Give 0 or more, or None.")
-        self._expect_ordered("range")
+        core = self._ordered("range")
         begin, end = self._key_column.take_one(first), self._key_column.take_one(last)
-        pages = list(self._pages(begin, end, limit))
+        pages = list(_pages(core, begin, end, limit))
         keys, payloads = (np.concatenate(parts) for parts in zip(*pages, strict=True))
         return self._key_column.give(keys), self._payload_column.give(payloads)
 
@@ -172,8 +194,7 @@ class Index:
         Raises:
             InputError: there are none, or it is a hash table.
         """
-        self._expect_ordered("min")
-        return self._key_column.give_one(self._next(0))
+        return self._key_column.give_one(_least(self._ordered("min")))
 
     def max(self) -> int:
         """The greatest key.
@@ -181,12 +202,12 @@ class Index:
         Raises:
             InputError: there are none, or it is a hash table.
         """
-        self._expect_ordered("max")
+        core = self._ordered("max")
         # The cores go upwards only: halve what may lie above the greatest key known.
-        known, end = self._next(0), GREATEST_KEY
+        known, end = _least(core), GREATEST_KEY
         while known < end:
             middle = known + (end - known + 1) // 2
-            keys, _ = self._core.range(middle, end, 1)
+            keys, _ = core.range(middle, end, 1)
             if len(keys):
                 known = int(keys[0])
             else:
@@ -195,8 +216,9 @@ class Index:
 
     def items(self) -> Iterator[tuple[int, int]]:
         """Keys with payloads, ascending. What is written meanwhile may be seen or not."""
-        if self._configuration.ordered:
-            pages = self._pages(0, GREATEST_KEY, None)
+        held = self._held
+        if held.configuration.ordered:
+            pages = _pages(held.core, 0, GREATEST_KEY, None)
         else:
             with self._writing:
                 pages = iter([self._core.dump()])
@@ -222,13 +244,19 @@ class Index:
         if leaves is not None and leaves < 0:
             raise InputError("leaves", leaves, "is no number of leaves", "Give 0 or more, or None.")
         with self._writing:
+            core, before = self._core, self.configuration
             try:
-                left = self._core.reconfigure(configuration, np.iinfo(np.int64).max if leaves is None else leaves)
-            except OverLimitError:
+                left = core.reconfigure(configuration, np.iinfo(np.int64).max if leaves is None else leaves)
+            except (OverLimitError, MemoryError) as error:
+                core.reconfigure(before, 0)  # leaves that were changed serve as well under it
+                if isinstance(error, MemoryError):
+                    raise
                 raise self._over_limit("changing its leaves") from None
             if left is None:
-                left, self._core = 0, self._made(*self._core.dump(), configuration)
-            self._configuration = configuration
+                made = self._made(*core.dump(), configuration)
+                left, self._held = 0, _Held(made, configuration, self._held.facts())
+            else:
+                self._held = replace(self._held, configuration=configuration)
         return left
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -240,7 +268,7 @@ class Index:
         with self._writing:
             pairs = self._core.dump()
             saved = files.Saved(
-                self._configuration, self._limit_bytes, self._key_column.signed, self._payload_column.signed, *pairs
+                self.configuration, self._limit_bytes, self._key_column.signed, self._payload_column.signed, *pairs
             )
         files.write(path, saved)
 
@@ -306,34 +334,39 @@ class Index:
             raise InputError("keys", value, problem, "Give each key once, or add the rest with upsert.")
 
     def _expect_writable(self) -> None:
-        if not self._configuration.writable:
+        if not self.configuration.writable:
             remedy = "Change it first: index.reconfigure(GappedArray()) or another structure."
-            raise InputError("configuration", self._configuration.structure, "cannot be written", remedy)
+            raise InputError("configuration", self.configuration.structure, "cannot be written", remedy)
 
-    def _expect_ordered(self, call: str) -> None:
-        if not self._configuration.ordered:
+    def _ordered(self, call: str) -> Core:
+        """The core, where it keeps an order."""
+        held = self._held
+        if not held.configuration.ordered:
             remedy = "Take another structure, or items(), which sorts all keys."
-            raise InputError("configuration", self._configuration.structure, f"has no order for {call}()", remedy)
+            raise InputError("configuration", held.configuration.structure, f"has no order for {call}()", remedy)
+        return held.core
 
     def _over_limit(self, doing: str) -> InputError:
         remedy = "Give a higher limit_bytes, take a smaller configuration, or delete keys first."
         problem = f"would be passed by {doing}; it is at {self.size_bytes} bytes"
         return InputError("limit_bytes", self._limit_bytes, problem, remedy)
 
-    def _next(self, word: int) -> int:
-        keys, _ = self._core.range(word, GREATEST_KEY, 1)
-        if not len(keys):
-            raise InputError("index", 0, "has no keys", "Insert some first.")
-        return int(keys[0])
 
-    def _pages(self, begin: int, end: int, limit: int | None) -> Iterator[tuple[Words, Words]]:
-        """At least one page, perhaps empty, of what lies between, both bounds included."""
-        left, page_keys = limit, _FIRST_PAGE_KEYS
-        while True:
-            most = page_keys if left is None else builtins.min(left, page_keys)
-            keys, payloads = self._core.range(begin, end, most)
-            yield keys, payloads
-            left = None if left is None else left - len(keys)
-            if len(keys) < most or left == 0 or keys[-1] == end:
-                return
-            begin, page_keys = int(keys[-1]) + 1, _PAGE_KEYS
+def _least(core: Core) -> int:
+    keys, _ = core.range(0, GREATEST_KEY, 1)
+    if not len(keys):
+        raise InputError("index", 0, "has no keys", "Insert some first.")
+    return int(keys[0])
+
+
+def _pages(core: Core, begin: int, end: int, limit: int | None) -> Iterator[tuple[Words, Words]]:
+    """At least one page, perhaps empty, of what lies between, both bounds included."""
+    left, page_keys = limit, _FIRST_PAGE_KEYS
+    while True:
+        most = page_keys if left is None else builtins.min(left, page_keys)
+        keys, payloads = core.range(begin, end, most)
+        yield keys, payloads
+        left = None if left is None else left - len(keys)
+        if len(keys) < most or left == 0 or keys[-1] == end:
+            return
+        begin, page_keys = int(keys[-1]) + 1, _PAGE_KEYS

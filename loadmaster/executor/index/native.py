@@ -133,6 +133,7 @@ class NativeCore:
         """
         self._functions, self._limit_bytes = functions, limit_bytes
         self._index = _INDEX()
+        self._inserted_twice = 0
         status = self._make(_config(configuration, limit_bytes), keys, payloads)
         if status == _OVER_LIMIT:
             # How much it would have to be, only a core without a limit can say.
@@ -168,6 +169,7 @@ class NativeCore:
         if upsert and present.any():
             # First what needs memory, then what cannot fail: payloads of keys that are there by now.
             self._insert(np.ascontiguousarray(keys[present]), np.ascontiguousarray(payloads[present]), upsert=True)
+            self._inserted_twice += int(np.count_nonzero(present))
         return present
 
     def _insert(self, keys: Words, payloads: Words, *, upsert: bool) -> Flags:
@@ -226,7 +228,7 @@ class NativeCore:
             longest_change_us=read.longest_change_ns / 1e3,
             huge_page_bytes=read.huge_page_bytes,
             lookups=read.lookups,
-            inserts=read.inserts,
+            inserts=read.inserts - self._inserted_twice,
             deletes=read.erases,
             ranges=read.scans,
             leaves_of={name: n for name, n in zip(_STRUCTURES, read.leaves_of, strict=True) if n},

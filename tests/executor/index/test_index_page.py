@@ -9,15 +9,21 @@ import numpy as np
 import pytest
 import torch
 
+import loadmaster
 from examples import embedding_table
 from examples.embedding_table import EmbeddingTable, hashed
-from loadmaster.executor.index import HashTable, Index
+from loadmaster.executor.index import Checked, HashTable, Index
+from loadmaster.models.index.features import features
+from loadmaster.models.index.generators import make_trace
+from loadmaster.models.index.presets import problem_of
 from tests.architecture.sources import ROOT
 
 
 def test_the_blocks_of_the_page_run(implementation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first, second, third = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text("utf-8"), re.S)
+    first, second, third, fourth = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text("utf-8"), re.S
+    )
     names: dict[str, object] = {}
     exec(compile(first, "index.md", "exec"), names)
     assert [array.tolist() for array in (names["new"], names["keys"], names["payloads"])] == [  # type: ignore[attr-defined]
@@ -29,9 +35,14 @@ def test_the_blocks_of_the_page_run(implementation: str, tmp_path: Path, monkeyp
     names |= {"keys": np.arange(100), "payloads": np.arange(100)}
     exec(compile(second, "index.md", "exec"), names)
     assert isinstance(names["index"], Index) and names["index"].configuration == HashTable()
+    problem = problem_of("store", [("users", features(make_trace("uniform", 100, 100)))])
+    names |= {"loadmaster": loadmaster, "problem": problem, "plan": loadmaster.plan(problem, budget_bytes="1MiB")}
+    names |= {"users": Index([1], [1])}
+    exec(compile(third, "index.md", "exec"), names)
+    assert names["checked"] == Checked(0.0)
     ids = torch.tensor([5, 3, 5, 1 << 40])
     names |= {"torch": torch, "index": Index([], []), "ids": ids, "embedding": torch.nn.Embedding(10, 4)}
-    exec(compile(third, "index.md", "exec"), names)
+    exec(compile(fourth, "index.md", "exec"), names)
     vectors = names["vectors"]
     assert isinstance(vectors, torch.Tensor)
     assert torch.equal(vectors[0], vectors[2]) and len({tuple(v) for v in vectors.tolist()}) == 3

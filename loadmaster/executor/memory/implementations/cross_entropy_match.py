@@ -1,8 +1,9 @@
 """Finds linear layer -> cross-entropy in a joint graph: everything that the chunked operator would compute instead.
 
-Forward: mm or addmm -> (views, a cast) -> log_softmax -> nll_loss. Backward: nll_loss_backward ->
-log_softmax_backward -> (a cast, views) -> the products that give the gradients of hidden, weight and bias. With label
-smoothing, without class weights, a second branch goes through the sum of each row's log-probabilities.
+Forward: mm or addmm -> (views, a cast, rows chosen and arranged) -> log_softmax -> (views) -> nll_loss. Backward:
+nll_loss_backward -> log_softmax_backward -> (the same backwards) -> the products that give the gradients of hidden,
+weight and bias. With label smoothing, without class weights, a second branch goes through the sum of each row's
+log-probabilities. Losses of single rows that are added up or averaged right after are the same as their sum or mean.
 """
 
 from __future__ import annotations
@@ -15,17 +16,16 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from loadmaster.executor.memory.implementations.emitting import ALIASES, aten, source
+from loadmaster.executor.memory.implementations.loss_rows import BACKWARD_STEPS, STEPS, VIEWS, Step, steps_to
 
-MEAN, SUM = 1, 2  # PyTorch's numbers for the reductions
+NONE, MEAN, SUM = range(3)  # PyTorch's numbers for the reductions
+FORWARD_OF: dict[object, object] = {
+    aten.nll_loss_backward.default: aten.nll_loss_forward.default,
+    aten.nll_loss2d_backward.default: aten.nll_loss2d_forward.default,
+}
+"""Losses of rows whose classes come last, and of those whose classes come second."""
 PRODUCTS = (aten.mm.default, aten.addmm.default)
 TRANSPOSE = aten.t.default
-PASSED_THROUGH = ALIASES | {
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten._to_copy.default,
-}
-"""What may stand between the linear layer and the loss without changing any number but its precision."""
 
 
 @dataclass
@@ -33,7 +33,10 @@ class Match:
     """One occurrence.
 
     Attributes:
+        steps: from the layer's rows to those of the targets.
         loss: what the new loss replaces, with ``upstream`` as its gradient.
+        reduction: MEAN over the rows that count, or SUM.
+        divisor: of the sum; not 1 where losses of all rows are averaged, also of those that do not count.
         between: nodes that nobody needs any more; one that others read as well stays.
         hidden_gradients, weight_gradients, bias_gradients: backward products to be replaced, by what they compute.
     """
@@ -42,8 +45,11 @@ class Match:
     log_probabilities: fx.Node
     loss_forward: fx.Node
     loss_backward: fx.Node
+    steps: list[Step]
     loss: fx.Node
     upstream: fx.Node
+    reduction: int
+    divisor: int = 1
     smoothing: float = 0.0
     between: list[fx.Node] = field(default_factory=list)
     hidden_gradients: list[fx.Node] = field(default_factory=list)
@@ -62,27 +68,26 @@ class Match:
 
 
 def find(loss_backward: fx.Node) -> Match | None:
-    """The occurrence that this nll_loss_backward belongs to, or None."""
+    """The occurrence that this backward of an nll_loss belongs to, or None."""
     upstream, probabilities, *plain, total = loss_backward.args
-    log_probabilities = source(probabilities)
-    if log_probabilities is None or log_probabilities.target is not aten._log_softmax.default:
+    reduction = plain[2]
+    assert isinstance(upstream, fx.Node)
+    assert isinstance(probabilities, fx.Node)
+    assert isinstance(reduction, int)
+    behind = _behind(probabilities, plain[0])
+    if behind is None:
         return None
-    if (
-        log_probabilities.meta["val"].dim() != 2
-        or log_probabilities.args[1] not in (1, -1)
-        or plain[2] not in (MEAN, SUM)
-    ):
-        return None
-    product = _product_behind(log_probabilities)
-    forwards = [u for u in log_probabilities.users if u.target is aten.nll_loss_forward.default]
-    if product is None or len(forwards) != 1 or forwards[0].args[1:] != tuple(plain):
+    product, log_probabilities, views, steps = behind
+    forwards = [u for u in probabilities.users if u.target is FORWARD_OF[loss_backward.target]]
+    if len(forwards) != 1 or forwards[0].args[1:] != tuple(plain):
         return None
     results = {user.args[1]: user for user in forwards[0].users if user.target is operator.getitem}
     if 0 not in results or (1 in results and set(results[1].users) - {loss_backward}) or results.get(1) is not total:
         return None
-    assert isinstance(upstream, fx.Node)
-    match = Match(product, log_probabilities, forwards[0], loss_backward, results[0], upstream)
-    match.between += [*results.values(), loss_backward]
+    match = Match(product, log_probabilities, forwards[0], loss_backward, steps, results[0], upstream, reduction)
+    match.between += [*results.values(), loss_backward, *views]
+    if reduction == NONE and not _match_reduction(match):
+        return None
     known = {forwards[0], loss_backward}
     gradient = loss_backward
     sums = [u for u in log_probabilities.users if u.target is aten.sum.dim_IntList]
@@ -92,15 +97,69 @@ def find(loss_backward: fx.Node) -> Match | None:
             return None
         gradient = joined
         known.add(sums[0])
-    softmax_backward = list(gradient.users)
+    softmax_backward = list(_readers(gradient, VIEWS, match.between))
     if len(softmax_backward) != 1 or softmax_backward[0].target is not aten._log_softmax_backward_data.default:
         return None
     known.add(softmax_backward[0])
-    if any(user not in known for user in _readers(log_probabilities, ALIASES, match.between)):
+    if any(user not in known for user in _readers(log_probabilities, ALIASES | VIEWS, match.between)):
         return None
     match.between.append(softmax_backward[0])
-    readers = list(_readers(softmax_backward[0], PASSED_THROUGH, match.between))
+    readers = list(_readers(softmax_backward[0], BACKWARD_STEPS, match.between))
     return match if all(_classify(match, read, user) for read, user in _pairs(readers, match)) else None
+
+
+def _behind(probabilities: fx.Node, targets: object) -> tuple[fx.Node, fx.Node, list[fx.Node], list[Step]] | None:
+    """What the loss reads: the layer, its log-probabilities, what views these, and the steps from rows to targets.
+
+    None where it reads anything else, or others read the layer's result, too.
+    """
+    views: list[fx.Node] = []
+    node = source(probabilities)
+    while node is not None and node.target in VIEWS:
+        views.append(node)
+        node = source(node.args[0])
+    if node is None or node.target is not aten._log_softmax.default:
+        return None
+    log_probabilities, path = node, []
+    product = log_probabilities.args[0]
+    while isinstance(product, fx.Node) and len(product.users) == 1 and product.target in STEPS:
+        path.append(product)
+        product = product.args[0]
+    if not isinstance(product, fx.Node) or product.target not in PRODUCTS or len(product.users) != 1:
+        return None
+    if not set(product.kwargs.values()) <= {1}:  # alpha and beta of addmm
+        return None
+    rows, classes = product.meta["val"].shape
+    found, whole = steps_to(path[::-1], rows, classes), steps_to([*path[::-1], *views[::-1]], rows, classes)
+    if found is None or whole is None:
+        return None
+    dims = log_probabilities.meta["val"].dim()
+    if log_probabilities.args[1] not in (found[1], found[1] - dims):
+        return None
+    shape = list(probabilities.meta["val"].shape)
+    del shape[whole[1]]
+    assert isinstance(targets, fx.Node)
+    return (product, log_probabilities, views, whole[0]) if shape == list(targets.meta["val"].shape) else None
+
+
+def _match_reduction(match: Match) -> bool:
+    """Note the sum or mean of all rows' losses in the match; whether they go nowhere else."""
+    chain = _only_readers(match.loss)
+    while len(chain) > 1 and chain[1].target in VIEWS:
+        match.between.append(chain.pop(1))
+    if len(chain) < 2 or chain[1].target not in (aten.mean.default, aten.sum.default):
+        return False
+    rows = match.loss.meta["val"].numel()
+    match.reduction, match.divisor = SUM, rows if chain[1].target is aten.mean.default else 1
+    node, divided = match.upstream, 1
+    while node.target in VIEWS | {aten.expand.default, aten.div.Scalar} and len(node.users) == 1:
+        if node.target is aten.div.Scalar:
+            divided *= node.args[1]  # type: ignore[assignment, operator]
+        match.between.append(node)
+        node = node.args[0]  # type: ignore[assignment]
+    match.between.append(chain[1])
+    match.loss, match.upstream = chain[1], node
+    return divided == match.divisor and node.meta["val"].dim() == 0 and chain[1].args[1:] == ()
 
 
 def _match_smoothing(match: Match, row_sums: fx.Node) -> fx.Node | None:
@@ -115,7 +174,12 @@ def _match_smoothing(match: Match, row_sums: fx.Node) -> fx.Node | None:
     expected += [aten.div.Tensor] if reduction == MEAN else []
     expected += [aten.mul.Scalar, aten.add.Tensor]
     targets_of_chain = [n.target for n in chain[1 : len(expected) + 1]]
-    if class_weights is not None or row_sums.args[1] not in ([1], [-1]) or targets_of_chain != expected:
+    if (
+        match.reduction != reduction
+        or class_weights is not None
+        or row_sums.args[1] not in ([1], [-1])
+        or targets_of_chain != expected
+    ):
         return None
     masked, shared, loss = chain[2], chain[len(expected) - 1], chain[len(expected)]
     is_ignored = masked.args[1]
@@ -187,19 +251,6 @@ def _calls(node: object, target: object, *args: object) -> bool:
     if not isinstance(node, fx.Node) or node.target is not target or len(node.args) != len(args):
         return False
     return all(want is None or have == want for have, want in zip(node.args, args, strict=True))
-
-
-def _product_behind(log_probabilities: fx.Node) -> fx.Node | None:
-    """The linear layer whose result, perhaps viewed and widened, is normalized; None if others read it too."""
-    node = log_probabilities.args[0]
-    while isinstance(node, fx.Node) and len(node.users) == 1:
-        if node.target in PRODUCTS:
-            plain = set(node.kwargs.values()) <= {1}  # alpha and beta of addmm
-            return node if plain and node.meta["val"].shape == log_probabilities.meta["val"].shape else None
-        if node.target not in PASSED_THROUGH:
-            return None
-        node = node.args[0]
-    return None
 
 
 def _readers(node: fx.Node, through: frozenset[object], passed: list[fx.Node]) -> Iterator[fx.Node]:

@@ -8,20 +8,21 @@ from torch import fx
 
 from loadmaster.executor.memory.implementations.cross_entropy import MIN_ROWS, default_chunks, linear_cross_entropy
 from loadmaster.executor.memory.implementations.cross_entropy_match import (
+    FORWARD_OF,
     MEAN,
-    PASSED_THROUGH,
     TRANSPOSE,
     Match,
     find,
 )
 from loadmaster.executor.memory.implementations.cross_entropy_rows import scaled
 from loadmaster.executor.memory.implementations.emitting import aten, call
+from loadmaster.executor.memory.implementations.loss_rows import BACKWARD_STEPS, STEPS, laid_out
 
 
 def chunk_cross_entropy(graph: fx.Graph) -> None:
     """Replace every occurrence whose logits outweigh what the weight's gradient takes."""
     for node in list(graph.nodes):
-        if node.target is aten.nll_loss_backward.default:
+        if node.target in FORWARD_OF:
             match = find(node)
             if match is not None and _is_worthwhile(match):
                 _replace(graph, match)
@@ -35,16 +36,20 @@ def _is_worthwhile(match: Match) -> bool:
 
 def _replace(graph: fx.Graph, match: Match) -> None:
     hidden, weight, bias = match.operands
-    _, targets, class_weights, reduction, ignored = match.loss_forward.args
+    _, targets, class_weights, _, ignored = match.loss_forward.args
+    assert isinstance(targets, fx.Node)
+    assert isinstance(ignored, int)
     of_layer = match.weight_gradients or match.bias_gradients
-    arguments = (
-        *(hidden, weight, bias, targets, class_weights),
-        *(default_chunks(*hidden.meta["val"].shape), ignored, reduction == MEAN, match.smoothing),
-        *(match.log_probabilities.meta["val"].dtype, "all" if of_layer else "hidden"),
-    )
     with graph.inserting_before(match.loss_forward):
+        arguments = (
+            *(hidden, weight, bias, laid_out(graph, targets, match.steps, ignored), class_weights),
+            *(default_chunks(*hidden.meta["val"].shape), ignored, match.reduction == MEAN, match.smoothing),
+            *(match.log_probabilities.meta["val"].dtype, "all" if of_layer else "hidden"),
+        )
         forward = call(graph, linear_cross_entropy._opoverload, *arguments)
         loss, factor, of_hidden, of_weight, of_bias = (call(graph, operator.getitem, forward, i) for i in range(5))
+        if match.divisor != 1:
+            loss, factor = (call(graph, aten.div.Scalar, one, match.divisor) for one in (loss, factor))
     match.loss.replace_all_uses_with(loss)
     with graph.inserting_before(match.loss_backward):
         scale = call(graph, aten.mul.Tensor, match.upstream, factor)
@@ -64,7 +69,7 @@ def _erase(graph: fx.Graph, match: Match) -> None:
     """Take out the old operators, readers first, and the gradients that nobody asked for."""
     gone = {match.product, match.log_probabilities, match.loss_forward, *match.between}
     gone |= {*match.hidden_gradients, *match.weight_gradients, *match.bias_gradients}
-    passed = PASSED_THROUGH | {TRANSPOSE, operator.getitem}
+    passed = STEPS | BACKWARD_STEPS | {TRANSPOSE, operator.getitem}
     # What only smoothing asks for: which rows count, and how many.
     passed |= {aten.eq.Scalar, aten.bitwise_not.default, aten.sum.default}
     for node in reversed(graph.nodes):

@@ -15,18 +15,18 @@ ALIASES = frozenset({aten.detach.default, aten.alias.default})
 """Operators whose result is their first argument under another name."""
 
 
-def call(graph: fx.Graph, op: Any, *args: Any) -> fx.Node:
-    """Emit ``op(*args)``; ``meta["val"]`` of the new node is the operator's result on the arguments' fake tensors.
+def call(graph: fx.Graph, op: Any, *args: Any, **options: Any) -> fx.Node:
+    """Emit ``op(*args, **options)``; ``meta["val"]`` of the new node is its result on the arguments' fake tensors.
 
     Where an argument has no fake tensor the new node has none either. Its place in the user's model is that of the node
     that it is put in front of, for which it stands in.
     """
-    node = graph.call_function(op, args)
+    node = graph.call_function(op, args, options)
     inherit(node, node.next)
     read = node.all_input_nodes
     if read and all("val" in n.meta for n in read):
         with torch.no_grad():
-            node.meta["val"] = op(*fx.node.map_arg(args, lambda n: n.meta["val"]))
+            node.meta["val"] = op(*fx.node.map_arg(args, lambda n: n.meta["val"]), **options)
     return node
 
 

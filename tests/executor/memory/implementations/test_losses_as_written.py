@@ -1,0 +1,191 @@
+"""The loss of a large head, as libraries and people write it: found in joint graphs, with PyTorch's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from joint_graphs import prepared_step
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+V, IGNORED = 40, -100
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Model(nn.Module):
+    """Embeddings, a layer, and a head of more classes than it is wide, over whole sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.layer = nn.Embedding(V, 6), nn.Linear(6, 6)
+        self.head = nn.Linear(6, V, bias=False)
+        self.double()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.layer(self.tokens(tokens)).tanh())
+
+
+def gpt2(logits: Tensor, labels: Tensor) -> Tensor:
+    # transformers up to 4.45, and all that was copied from it
+    shifted, targets = logits[..., :-1, :].contiguous(), labels[..., 1:].contiguous()
+    return nn.CrossEntropyLoss()(shifted.view(-1, shifted.size(-1)), targets.view(-1))
+
+
+def llama(logits: Tensor, labels: Tensor) -> Tensor:
+    # transformers since 4.46: labels are shifted, logits are not
+    labels = F.pad(labels, (0, 1), value=IGNORED)[..., 1:].contiguous()
+    return F.cross_entropy(logits.float().view(-1, V), labels.view(-1), ignore_index=IGNORED, reduction="mean")
+
+
+def llama_per_items(logits: Tensor, labels: Tensor) -> Tensor:
+    # the same under gradient accumulation: the sum by the number of items
+    labels = F.pad(labels, (0, 1), value=IGNORED)[..., 1:].contiguous()
+    return F.cross_entropy(logits.view(-1, V), labels.view(-1), ignore_index=IGNORED, reduction="sum") / 77
+
+
+def nanogpt(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.view(-1, logits.size(-1)), labels.clamp(min=-1).view(-1), ignore_index=-1)
+
+
+def sliced_and_widened(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits[:, :-1].float().reshape(-1, V), labels[:, 1:].reshape(-1))
+
+
+def classes_second(logits: Tensor, labels: Tensor) -> Tensor:
+    # x-transformers and others: rearrange(logits, "b n c -> b c n")
+    return F.cross_entropy(logits.permute(0, 2, 1), labels)
+
+
+def classes_second_and_sliced(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:].clamp(min=3), ignore_index=3)
+
+
+def after_a_prefix(logits: Tensor, labels: Tensor) -> Tensor:
+    # captioning: the positions of the image have no labels
+    return F.cross_entropy(logits[:, 20:].reshape(-1, V), labels[:, 20:].reshape(-1))
+
+
+def every_second(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits[1:, ::2].flatten(0, 1), labels[1:, 1::2].flatten())
+
+
+def last_position(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits[:, -1], labels[:, 1])
+
+
+def positions_first(logits: Tensor, labels: Tensor) -> Tensor:
+    # fairseq trains on (time, batch)
+    return F.cross_entropy(logits.transpose(0, 1).reshape(-1, V), labels.t().reshape(-1))
+
+
+def log_softmax_and_nll(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.nll_loss(F.log_softmax(logits, dim=-1).view(-1, V), labels.view(-1))
+
+
+def rows_averaged(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.view(-1, V), labels.view(-1), reduction="none").mean()
+
+
+def rows_summed_in_shape(logits: Tensor, labels: Tensor) -> Tensor:
+    losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none")
+    return losses.sum()
+
+
+def smoothed_and_shifted(logits: Tensor, labels: Tensor) -> Tensor:
+    shifted = logits[:, :-1].reshape(-1, V)
+    return F.cross_entropy(shifted, labels[:, 1:].reshape(-1), label_smoothing=0.1)
+
+
+def weighted_and_shifted(logits: Tensor, labels: Tensor) -> Tensor:
+    weights = torch.linspace(0.1, 2.0, V, dtype=logits.dtype)
+    return F.cross_entropy(logits[:, :-1].reshape(-1, V), labels[:, 1:].reshape(-1), weights)
+
+
+WRITTEN: list[Loss] = [
+    gpt2,
+    llama,
+    llama_per_items,
+    nanogpt,
+    sliced_and_widened,
+    classes_second,
+    classes_second_and_sliced,
+    after_a_prefix,
+    every_second,
+    last_position,
+    positions_first,
+    log_softmax_and_nll,
+    rows_averaged,
+    rows_summed_in_shape,
+    smoothed_and_shifted,
+    weighted_and_shifted,
+]
+
+
+def losses_and_gradients(step: Loss, model: Model, tokens: Tensor, labels: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    loss = step(tokens, labels)
+    (3 * loss).backward()
+    return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def both(loss: Loss) -> tuple[list[Tensor], list[Tensor], list[str]]:
+    """By the prepared step and by PyTorch, and the operators of the former."""
+    torch.manual_seed(0)
+    model = Model()
+    tokens, labels = torch.randint(V, (2, 3, 200)).unbind()
+    labels[0, ::7] = IGNORED
+    compiled, operators = prepared_step(lambda tokens, labels: loss(model(tokens), labels))
+    got = losses_and_gradients(compiled, model, tokens, labels)
+    want = losses_and_gradients(lambda tokens, labels: loss(model(tokens), labels), model, tokens, labels)
+    return got, want, operators
+
+
+@pytest.mark.parametrize("loss", WRITTEN, ids=lambda loss: loss.__name__)
+def test_the_loss_is_found_and_has_the_gradients_of_pytorch(loss: Loss) -> None:
+    got, want, operators = both(loss)
+    assert sum("linear_cross_entropy" in o for o in operators) == 1
+    assert not any("log_softmax" in o or "nll_loss" in o for o in operators)
+    # Those that widen to float32 lose digits there, in another order.
+    tolerance = 1e-5 if loss in (llama, sliced_and_widened) else 1e-11
+    for have, expected in zip(got, want, strict=True):
+        torch.testing.assert_close(have, expected, rtol=tolerance, atol=tolerance)
+
+
+def read_twice(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits[:, :-1].reshape(-1, V), labels[:, 1:].reshape(-1)) + logits[:, -1].sum()
+
+
+def scaled(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy((0.5 * logits).view(-1, V), labels.view(-1))
+
+
+def fewer_classes(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits[..., :30].reshape(-1, 30), labels.clamp(max=29).reshape(-1))
+
+
+def z_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    flat = logits.view(-1, V)
+    return F.cross_entropy(flat, labels.view(-1)) + 1e-4 * flat.logsumexp(-1).square().mean()
+
+
+def masked_rows(logits: Tensor, labels: Tensor) -> Tensor:
+    losses = F.cross_entropy(logits.view(-1, V), labels.view(-1), reduction="none")
+    mask = (labels.view(-1) > 5).to(losses.dtype)
+    return (losses * mask).sum() / mask.sum()
+
+
+def over_positions(logits: Tensor, labels: Tensor) -> Tensor:
+    # A view that takes positions for classes: [3, 200, 40] as [3, 40, 200].
+    return F.cross_entropy(logits.reshape(3, V, 200).transpose(1, 2).reshape(-1, V), labels.view(-1))
+
+
+@pytest.mark.parametrize(
+    "loss", [read_twice, scaled, fewer_classes, z_loss, masked_rows, over_positions], ids=lambda loss: loss.__name__
+)
+def test_what_is_no_plain_loss_of_rows_is_left_alone(loss: Loss) -> None:
+    got, want, operators = both(loss)
+    assert not any("linear_cross_entropy" in o for o in operators)
+    for have, expected in zip(got, want, strict=True):
+        torch.testing.assert_close(have, expected, rtol=1e-11, atol=1e-11)
