@@ -111,14 +111,15 @@ class Runs:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.truth: Truth = {}
         self.asked: list[tuple[int, int]] = []
-        self.parts: list[tuple[int | None, int]] = []
+        self.parts: list[int | None] = []
+        self.second: Truth = {}
         monkeypatch.setattr(MODULE, "measure", self)
 
-    def __call__(self, trace: Trace, of: Configuration, *, most_operations: int | None, repeats: int) -> Measured:
+    def __call__(self, trace: Trace, of: Configuration, *, most_operations: int | None) -> Measured:
         at = len(trace.keys) - 10, CANDIDATES.index(of)
         self.asked.append(at)
-        self.parts.append((most_operations, repeats))
-        read, write, size = self.truth[at]
+        self.parts.append(most_operations)
+        read, write, size = self.second.get(at, self.truth[at]) if at in self.asked[:-1] else self.truth[at]
         return Measured(len(trace.keys), 40, True, 5.0, read, write, None, size, 1.0)
 
     def tuned(self, problem: IndexProblem, budget_bytes: int = PLENTY, **more: object) -> Tuned:
@@ -152,7 +153,7 @@ def test_the_best_is_found_though_predictions_rank_it_second(runs: Runs) -> None
 def test_where_nothing_is_known_the_end_is_the_best_by_what_is_true(
     data: st.DataObject, hosts: int, shards: int, budget_bytes: int
 ) -> None:
-    """Predictions may be any: with quantiles from 0 on, all that may change the plan runs, and once."""
+    """Predictions may be any: with quantiles from 0 on, all that may change the plan runs, and at most twice."""
     drawn = st.tuples(st.integers(1, 50), st.integers(1, 50), st.integers(1, 20))
     truth = {(s, c): data.draw(drawn) for s in range(shards) for c in range(4)}
     told = tuple(tuple(predicted(*data.draw(drawn), spread=np.inf) for _ in range(4)) for _ in range(shards))
@@ -161,8 +162,8 @@ def test_where_nothing_is_known_the_end_is_the_best_by_what_is_true(
         runs = Runs(patch)
         runs.truth = truth
         tuned = runs.tuned(problem, budget_bytes)
-    assert len(runs.asked) == len(set(runs.asked)) == len(tuned.ran)
-    assert tuned.stopped_by == "stable" and len(tuned.rounds) <= 1 + 4 * shards
+    assert len(runs.asked) == len(tuned.ran) and all(runs.asked.count(at) <= 2 for at in runs.asked)
+    assert tuned.stopped_by == "stable" and len(tuned.rounds) <= 1 + 2 * 4 * shards
     costs = (tuple(measured(*truth[s, c]) for c in range(4)) for s in range(shards))
     as_true = tuple(replace(shard, costs=of) for shard, of in zip(problem.shards, costs, strict=True))
     best = by_brute_force(replace(problem, shards=as_true), budget_bytes)
@@ -203,11 +204,23 @@ def test_what_is_smaller_than_predicted_makes_a_plan_possible(runs: Runs) -> Non
 
 
 def test_shards_that_may_gain_most_come_first(runs: Runs) -> None:
-    one, ten = predicted(1, 1, 10), predicted(10, 10, 10)
-    problem = problem_of((one, one), (ten, ten))
-    runs.truth = {(s, c): (10.0**s, 10.0**s, 10) for s, c in product(range(2), range(2))}
+    """In the time of their run: 10 ns of 100 are more than 20 ns of 1000."""
+    problem = problem_of((predicted(1000, 1000, 10, 1.02),) * 2, (predicted(100, 100, 10, 1.1),) * 2)
+    runs.truth = {(s, c): (1000.0 - 900 * s, 1000.0 - 900 * s, 10) for s, c in product(range(2), range(2))}
     runs.tuned(problem)
-    assert runs.asked == [(0, 0), (1, 0), (1, 1), (0, 1)]
+    assert runs.asked[:4] == [(0, 0), (1, 0), (1, 1), (0, 1)]
+
+
+def test_what_is_close_runs_a_second_time_and_the_least_times_count(runs: Runs) -> None:
+    problem = problem_of((predicted(100, 100, 10), predicted(110, 110, 10), predicted(120, 120, 10)))
+    runs.truth = {(0, 0): (100, 100, 10), (0, 1): (105, 105, 9), (0, 2): (150, 150, 9)}
+    runs.second = {(0, 0): (130, 130, 12), (0, 1): (95, 95, 9)}
+    tuned = runs.tuned(problem)
+    assert chosen(tuned) == [1]
+    assert sorted(runs.asked) == [(0, 0), (0, 0), (0, 1), (0, 1), (0, 2)]
+    first, second = tuned.problem.shards[0].costs[:2]
+    assert first is not None and (first.read_ns, first.peak_bytes) == (Figure(100.0), Figure(12.0))
+    assert second is not None and second.read_ns == Figure(95.0)
 
 
 def test_predictions_for_another_machine_do_not_mislead(runs: Runs) -> None:
@@ -236,8 +249,8 @@ def test_it_ends_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch, runs: Runs
     runs.truth = dict.fromkeys(product(range(3), range(4)), (100.0, 100.0, 10))
     clock = Clock(monkeypatch)
     tuned = runs.tuned(problem, seconds=10.0, on_run=clock.takes(2.0))
-    # Three that were chosen, one more within 80 % of the time; then what was chosen stays.
-    assert (tuned.stopped_by, len(tuned.ran)) == ("time", 4)
+    # Three that were chosen, two more within 90 % of the time; then what was chosen stays.
+    assert (tuned.stopped_by, len(tuned.ran)) == ("time", 5)
     assert all(tuned.problem.shards[s].costs[c].measured for s, c in enumerate(chosen(tuned)))  # type: ignore[union-attr]
 
 
@@ -276,7 +289,7 @@ def test_so_many_operations_run(runs: Runs) -> None:
     runs.truth = {(0, 0): (100, 100, 10)}
     runs.tuned(problem, most_operations=7)
     runs.tuned(problem)
-    assert runs.parts == [(7, 2), (None, 2)]
+    assert runs.parts == [7, None]
 
 
 @pytest.mark.parametrize(
