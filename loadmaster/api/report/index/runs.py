@@ -53,7 +53,7 @@ def runs_words(found: Sequence[Run]) -> str:
     """How far off predictions were, in a sentence."""
     ratios = sorted(run.ratio for run in found)
     spread = f"{ratios[0]:.2g} to {ratios[-1]:.2g} times what was predicted, half of them {median(ratios):.2g} at most"
-    return f"In {len(found)} runs an operation took {spread}."
+    return f"{len(found)} candidates ran on their shards, and took {spread}."
 
 
 def runs_picture(found: Sequence[Run]) -> Picture:
