@@ -25,6 +25,7 @@ COMMANDS = {
     "plan": ("find the best plan", f"{_HERE}.plans:plan_arguments"),
     "check": ("verify a plan independently", f"{_HERE}.plans:check_arguments"),
     "fit": ("plan a model, run it, and correct until it fits", f"{_HERE}.fit:fit_arguments"),
+    "tune": ("plan an index, run it, and plan again until the plan stays", f"{_HERE}.tune:tune_arguments"),
     "frontier": ("plan under a sweep of limits", f"{_HERE}.sweep:frontier_arguments"),
     "simulate": ("replay a trace under demand policies, and under a plan", f"{_HERE}.simulate:simulate_arguments"),
     "show": ("look at a problem or a plan", f"{_HERE}.show:show_arguments"),

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
-import subprocess
-import sys
 from typing import Any
 
+from loadmaster.api.cli.executing import converse, plan_answer
 from loadmaster.api.cli.files import expect_apart, write_json
-from loadmaster.api.cli.interrupt import interruptible
-from loadmaster.api.cli.planning import add_options, envelope, planning_options, report_progress
-from loadmaster.api.cli.service import follow
+from loadmaster.api.cli.planning import add_options, envelope, planning_options
 from loadmaster.api.cli.terminal import Terminal
-from loadmaster.api.client import Client
 from loadmaster.api.columns import table
 from loadmaster.api.report.memory.words import summary
-from loadmaster.errors import InputError, LimitReachedError, LoadmasterError, MissingExtraError
+from loadmaster.errors import InputError, LoadmasterError, MissingExtraError
 from loadmaster.models.documents import PROBLEM_SCHEMA, load_document
 from loadmaster.models.files import expect_writable
 from loadmaster.models.kinds import limit_of
-from loadmaster.models.memory.documents import read_plan, read_problem, write_plan, write_problem
+from loadmaster.models.memory.documents import read_problem, write_plan, write_problem
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.units import parse_bytes, show_bytes, show_cost, show_share
@@ -88,20 +83,9 @@ def _fit(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if arguments.tries < 1:
         raise InputError("--tries", arguments.tries, "leaves nothing to run", "Allow at least one try.")
     session = _Session(arguments, terminal)
-    # A terminal's interrupt reaches both processes; the other one ends, which ends the session.
-    with subprocess.Popen(_command(arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            for line in process.stdout:
-                answer = session.receive(json.loads(line))
-                if answer is not None:
-                    process.stdin.write(json.dumps(answer) + "\n")
-                    process.stdin.flush()
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode:
-        return process.returncode if process.returncode > 0 else 1
+    status = converse("loadmaster.executor.fit_command", _command(arguments), session.receive)
+    if status:
+        return status
     return session.finish()
 
 
@@ -122,16 +106,9 @@ def _expect_no_problem(path: str | None, flag: str) -> None:
 
 
 def _command(arguments: argparse.Namespace) -> list[str]:
-    """The process that runs the model."""
+    """The arguments of the process that runs the model."""
     limit_of("memory").read(arguments.budget, "--budget")  # refused here: a share of what is known to the process only
-    command = [
-        sys.executable,
-        "-m",
-        "loadmaster.executor.fit_command",
-        arguments.factory,
-        "--budget-bytes",
-        arguments.budget,
-    ]
+    command = [arguments.factory, "--budget-bytes", arguments.budget]
     if arguments.fragmentation == MEASURED:
         command += ["--fragmentation", "count"]
     elif arguments.fragmentation != "0":
@@ -157,39 +134,20 @@ class _Session:
         """Take one message; returns the answer, if it wants one."""
         if "problem" in message:
             problem = read_problem(message["problem"])
-            try:
-                plan = self._plan(problem)
-            except LimitReachedError as error:  # an earlier plan may have kept the budget
-                return {"limit": str(error)}
-            self._planned[problem.sha256] = problem, plan
-            return {"plan": write_plan(plan)}
+            count = f"{len(problem.forward)} forward and {len(problem.backward)} backward operators"
+            budget = show_bytes(problem.budget_bytes or 0)
+            self._terminal.say(f"planning {problem.name}: {count}, under {budget}")
+            plan, answer = plan_answer(problem, self._options, self._arguments, self._terminal)
+            if plan is not None:
+                assert isinstance(plan, MemoryPlan), "of a problem of this kind"
+                self._planned[problem.sha256] = problem, plan
+            return answer
         if "tried" in message:
             self._tries.append(message["tried"])
             self._terminal.say(f"try {len(self._tries)}: {message['tried']['text']}")
         else:
             self._fitted = message["fitted"]
         return None
-
-    def _plan(self, problem: MemoryProblem) -> MemoryPlan:
-        arguments, terminal = self._arguments, self._terminal
-        count = f"{len(problem.forward)} forward and {len(problem.backward)} backward operators"
-        terminal.say(f"planning {problem.name}: {count}, under {show_bytes(problem.budget_bytes or 0)}")
-        if arguments.server is not None:
-            with Client(arguments.server) as client:
-                handle = client.submit(problem, self._options)
-                follow(handle, terminal, problem.unit)
-                return read_plan(handle.document())
-        from loadmaster.planner import plan
-
-        with interruptible(terminal) as cancelled:
-            found = plan(
-                problem,
-                self._options,
-                on_progress=lambda progress: report_progress(terminal, progress, problem.unit),
-                cancelled=cancelled,
-            )
-        assert isinstance(found, MemoryPlan)
-        return found
 
     def finish(self) -> int:
         """Write and print what came of it."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from collections.abc import Sequence
 
 from loadmaster.api.cli.lazy import suggest
 from loadmaster.errors import InputError
 from loadmaster.models.documents import Document
 from loadmaster.models.index.documents import check_problem, write_problem
 from loadmaster.models.index.features import Features, features
-from loadmaster.models.index.generators import DISTRIBUTIONS, Mix, make_trace
+from loadmaster.models.index.generators import DISTRIBUTIONS, Mix
 from loadmaster.models.index.presets import problem_of
-from loadmaster.models.index.problem import Host
-from loadmaster.models.index.trace import load_trace
+from loadmaster.models.index.problem import Host, IndexProblem
+from loadmaster.models.index.sources import Distributions, traces_of_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
@@ -55,38 +55,50 @@ def build(arguments: argparse.Namespace) -> Document:
     Raises:
         InputError: naming the flag.
     """
+    expect_arguments(arguments)
+    source = arguments.trace or distributions(arguments)
+    traces = source.traces() if isinstance(source, Distributions) else traces_of_files(source)
+    return write_problem(problem_with(arguments, [(name, features(trace)) for name, trace in traces]))
+
+
+def expect_arguments(arguments: argparse.Namespace) -> None:
+    """Refuse numbers that are out of range.
+
+    Raises:
+        InputError: naming the flag.
+    """
     for flag in ("shards", "keys", "hosts", "threads"):
         if (value := getattr(arguments, flag)) is not None and value < 1:
             raise InputError(f"--{flag}", value, "is less than 1", "Give a whole number of at least 1.")
     if arguments.longest_pause_us is not None and not arguments.longest_pause_us > 0:
         raise InputError("--longest-pause-us", arguments.longest_pause_us, "is not above 0", "Give microseconds.")
-    traces = _from_files(arguments.trace) if arguments.trace else _from_distributions(arguments)
+
+
+def distributions(arguments: argparse.Namespace) -> Distributions:
+    """The traces that are to be made.
+
+    Raises:
+        InputError: the shares of operations are none.
+    """
+    names = tuple(arguments.distribution)
+    mix = Mix(arguments.inserts, arguments.erases, arguments.scans, zipf=arguments.zipf)
+    shards = arguments.shards or len(names)
+    return Distributions(names, shards, arguments.keys, arguments.operations, mix, arguments.seed)
+
+
+def problem_with(arguments: argparse.Namespace, shards: Sequence[tuple[str, Features]]) -> IndexProblem:
+    """The problem of shards by name, with the features of their traces.
+
+    Raises:
+        InputError: no candidate can serve a shard; names it.
+    """
     problem = problem_of(
         "index" if arguments.trace else f"index-{'-'.join(dict.fromkeys(arguments.distribution))}",
-        traces,
+        shards,
         ordered=arguments.ordered,
         hosts=[Host(f"host-{n}", arguments.threads) for n in range(arguments.hosts)],
         objective=arguments.objective,
         longest_pause_us=arguments.longest_pause_us,
     )
     check_problem(problem)
-    return write_problem(problem)
-
-
-def _from_files(paths: list[str]) -> list[tuple[str, Features]]:
-    names = [Path(path).stem for path in paths]
-    return [
-        (name if names.count(name) == 1 else f"{name}-{number}", features(load_trace(path)))
-        for number, (name, path) in enumerate(zip(names, paths, strict=True))
-    ]
-
-
-def _from_distributions(arguments: argparse.Namespace) -> list[tuple[str, Features]]:
-    named = arguments.distribution
-    mix = Mix(arguments.inserts, arguments.erases, arguments.scans, zipf=arguments.zipf)
-    made = []
-    for number in range(arguments.shards or len(named)):
-        name = named[number % len(named)]
-        trace = make_trace(name, arguments.keys, arguments.operations, mix, seed=arguments.seed + number)
-        made.append((f"{name}-{number}", features(trace)))
-    return made
+    return problem

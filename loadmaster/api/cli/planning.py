@@ -23,15 +23,22 @@ INFEASIBLE = 3
 INTERRUPTED = 130
 
 
-def add_options(command: argparse.ArgumentParser) -> None:
-    """The flags that make up :class:`~loadmaster.planner.options.PlanOptions`."""
+def add_options(command: argparse.ArgumentParser, *, seed: bool = True) -> None:
+    """The flags that make up :class:`~loadmaster.planner.options.PlanOptions`.
+
+    Args:
+        seed: that one, too; otherwise the command has one already.
+    """
     defaults = PlanOptions()
     command.add_argument(
         "--time-limit", type=float, default=defaults.time_limit_s, metavar="S", help="seconds (%(default)g)"
     )
     gap = show_share(defaults.gap).replace("%", "%%")
     command.add_argument("--gap", metavar="G", help=f"stop at this gap, as 1%% or 0.01 ({gap})")
-    command.add_argument("--seed", type=int, default=defaults.seed, metavar="N", help="of every solve (%(default)d)")
+    if seed:
+        command.add_argument(
+            "--seed", type=int, default=defaults.seed, metavar="N", help="of every solve (%(default)d)"
+        )
     solver = command.add_argument(
         "--solver", default=defaults.solver, metavar="NAME", help="auto, highs, cpsat, pulp:NAME"
     )
@@ -42,12 +49,19 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--memory-limit", metavar="SIZE", help="address space of each solver process")
 
 
-def add_limits(command: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """A flag for the limit of every kind, or for several of it at once; kinds whose limits share a name share it."""
+def add_limits(command: argparse.ArgumentParser, *, several: bool = False, only: str | None = None) -> None:
+    """A flag for the limit of every kind, or for several of it at once; kinds whose limits share a name share it.
+
+    Args:
+        only: the kind that the command is about; None: any.
+    """
     for flag, limits in _limits_by_flag(several).items():
         same: dict[str, list[str]] = {}
         for kind, limit in limits.items():
-            same.setdefault(limit.help, []).append(kind)
+            if only in (None, kind):
+                same.setdefault(limit.help, []).append(kind)
+        if not same:
+            continue
         kinds = "; ".join(f"{', '.join(names)}: {words}" for words, names in same.items())
         metavar = "LIMIT,..." if several else "LIMIT"
         command.add_argument(flag, dest=f"limit {flag}", metavar=metavar, help=f"of {kinds}")
@@ -61,7 +75,7 @@ def given_limits(arguments: argparse.Namespace, problem: Problem, *, several: bo
     """
     found = None
     for flag, limits in _limits_by_flag(several).items():
-        text: str | None = getattr(arguments, f"limit {flag}")
+        text: str | None = getattr(arguments, f"limit {flag}", None)
         if text is None:
             continue
         if problem.kind not in limits:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from loadmaster.executor.index.core_protocol import Facts
 from loadmaster.executor.index.index import Index
 from loadmaster.executor.index.monitor import Checked, Monitor
+from loadmaster.executor.index.tune import Tuned, tune
 from loadmaster.models.index.configuration import (
     Configuration,
     FragmentedLog,
@@ -23,4 +24,6 @@ __all__ = [
     "Index",
     "Monitor",
     "SortedArray",
+    "Tuned",
+    "tune",
 ]

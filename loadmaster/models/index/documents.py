@@ -7,7 +7,7 @@ from typing import Any
 from loadmaster.errors import InputError
 from loadmaster.models.documents import PLAN_SCHEMA, PROBLEM_SCHEMA, Document, read, write
 from loadmaster.models.index.plan import IndexPlan
-from loadmaster.models.index.problem import Cost, Figure, IndexProblem, Shard
+from loadmaster.models.index.problem import Cost, Figure, IndexProblem, Predicted, Shard
 from loadmaster.models.index.serving import refusal, serving, words
 
 
@@ -57,8 +57,17 @@ def _expect_shard(problem: IndexProblem, shard: Shard, field: str) -> None:
 
 
 def _expect_cost(cost: Cost, field: str) -> None:
+    _expect_figures(cost, field)
+    if cost.predicted is not None:
+        if not cost.measured:
+            remedy = "Leave it out, or say that it is measured."
+            raise InputError(f"{field}.predicted", cost.measured, "is of a cost that was not measured", remedy)
+        _expect_figures(cost.predicted, f"{field}.predicted")
+
+
+def _expect_figures(cost: Cost | Predicted, field: str) -> None:
     for name in ("read_ns", "write_ns", "peak_bytes", "pause_us", "scan_ns"):
-        figure: Figure | None = getattr(cost, name)
+        figure: Figure | None = getattr(cost, name, None)
         if figure is None:
             continue
         lower = figure.expected if figure.lower is None else figure.lower

@@ -44,6 +44,18 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Predicted:
+    """What was expected of a configuration before it ran; fields as those of :class:`Cost`."""
+
+    leave_out_defaults: ClassVar = True
+
+    read_ns: Figure
+    peak_bytes: Figure
+    write_ns: Figure | None = None
+    scan_ns: Figure | None = None
+
+
+@dataclass(frozen=True)
 class Cost:
     """What one configuration comes to on one shard.
 
@@ -55,6 +67,7 @@ class Cost:
         pause_us: the longest that one operation waits for a change of structure.
         scan_ns: of a scan; None: a lookup's.
         measured: it ran; otherwise it is predicted.
+        predicted: of what was measured, what was expected of it.
     """
 
     leave_out_defaults: ClassVar = True
@@ -66,6 +79,7 @@ class Cost:
     pause_us: Figure | None = None
     scan_ns: Figure | None = None
     measured: bool = False
+    predicted: Predicted | None = None
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 from loadmaster.models.index.configuration import Configuration
-from loadmaster.models.index.problem import Cost, IndexProblem, Shard
+from loadmaster.models.index.problem import Cost, IndexProblem, Predicted, Shard
 
 
-def operations_us(shard: Shard, cost: Cost) -> float:
+def operations_us(shard: Shard, cost: Cost | Predicted) -> float:
     """Processor time of the operations of the horizon."""
     done = shard.operations
     write_ns = 0.0 if cost.write_ns is None else cost.write_ns.expected

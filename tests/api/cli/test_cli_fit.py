@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from loadmaster import planner
-from loadmaster.api.cli import app
+from loadmaster.api.cli import app, executing
 from loadmaster.api.cli import fit as command
 from loadmaster.errors import LimitReachedError
 from loadmaster.models.kinds import check_plan, read_plan, read_problem
@@ -51,7 +51,7 @@ def planning_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HandPla
 @pytest.fixture
 def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other process is a fork of one that has imported torch."""
-    monkeypatch.setattr(command, "subprocess", preloaded)
+    monkeypatch.setattr(executing, "subprocess", preloaded)
 
 
 def fit(*arguments: str) -> int:

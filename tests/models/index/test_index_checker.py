@@ -14,7 +14,6 @@ from loadmaster.models.index.checker import check
 from loadmaster.models.index.configuration import FragmentedLog, GappedArray, HashTable, SortedArray
 from loadmaster.models.index.documents import check_problem, read_plan, read_problem, write_plan, write_problem
 from loadmaster.models.index.limits import least_bytes, spread, whole_bytes
-from loadmaster.models.index.measured import near_ties, with_measured
 from loadmaster.models.index.plan import Choice
 from loadmaster.models.index.problem import Cost, Figure, Host, IndexProblem, Operations, Shard
 from loadmaster.models.index.serving import refusal
@@ -111,20 +110,6 @@ def test_a_change_that_saves_memory_alone_never_pays() -> None:
     shard = replace(problem().shards[0], current=GAPPED)
     (made,) = changes(problem(shards=(shard, problem().shards[1])), [SORTED, LOG], 1400)
     assert made.made and made.pays_after_operations is None
-
-
-def test_near_ties_are_what_may_be_quicker() -> None:
-    def predicted(expected: float, spread: float) -> Cost:
-        return Cost(Figure(expected, expected / spread, expected * spread), Figure(10.0))
-
-    costs = (predicted(100.0, 1.2), predicted(130.0, 1.2), predicted(150.0, 1.1), cost(90.0, None, 10))
-    candidates = (GappedArray(), GappedArray(2.0), GappedArray(3.0), SortedArray())
-    of = IndexProblem("ties", candidates, (Shard("s", 1, Operations(lookups=1.0), costs),))
-    assert near_ties(of, 0, 0) == [0, 1]
-    measured = with_measured(of, {(0, 0): cost(140.0, None, 10)})
-    assert near_ties(measured, 0, 0) == [1, 2]
-    assert measured.shards[0].costs[0] == replace(cost(140.0, None, 10), measured=True)
-    assert measured.sha256 != of.sha256
 
 
 def test_documents_come_back() -> None:

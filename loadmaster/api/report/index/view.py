@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from loadmaster.api.report.index.runs import Run, runs
 from loadmaster.errors import InputError
 from loadmaster.models.index.checker import Check, check_plan
 from loadmaster.models.index.plan import Change, Choice, IndexPlan
@@ -31,12 +32,13 @@ class ShardRow:
 
 @dataclass(frozen=True)
 class View:
-    """A plan and its check, ready to draw."""
+    """A plan and its check, ready to draw; and what ran of its problem."""
 
     problem: IndexProblem
     plan: IndexPlan
     check: Check
     rows: tuple[ShardRow, ...]
+    runs: tuple[Run, ...]
 
 
 def view(problem: IndexProblem, plan: IndexPlan) -> View:
@@ -55,4 +57,4 @@ def view(problem: IndexProblem, plan: IndexPlan) -> View:
         assert cost is not None, "the checker has seen to that"
         host = problem.hosts[shard.host].name
         rows.append(ShardRow(shard, host, choice, words(problem.candidates[choice.candidate]), cost, changes.get(s)))
-    return View(problem, plan, verdict, tuple(rows))
+    return View(problem, plan, verdict, tuple(rows), tuple(runs(problem, plan)))

@@ -7,12 +7,15 @@ import io
 
 from loadmaster.api.report.index.pictures import pictures, plan_png
 from loadmaster.api.report.index.plan_page import plan_page
-from loadmaster.api.report.index.view import View, view
+from loadmaster.api.report.index.view import ShardRow, View, view
 from loadmaster.api.report.index.words import details, infeasible, summary, verdict
+from loadmaster.models.index.problem import Cost, Predicted
+from loadmaster.models.index.serving import operations_us
 
 __all__ = ["csv", "details", "html", "infeasible", "pictures", "png", "summary", "verdict", "view"]
 
 _HEADER = ["shard", "host", "thread", "configuration", "measured", "read_ns", "write_ns", "time_us", "peak_bytes"]
+_PREDICTED = ["predicted_read_ns", "predicted_write_ns", "predicted_time_us", "predicted_peak_bytes"]
 
 
 def html(seen: View) -> bytes:
@@ -26,14 +29,24 @@ def png(seen: View) -> bytes:
 
 
 def csv(seen: View) -> bytes:
-    """A row for every shard."""
+    """A row for every shard; what was predicted where it was measured, and empty where it is all there is."""
     text = io.StringIO()
     written = csv_.writer(text, lineterminator="\n")
-    written.writerow(_HEADER)
+    written.writerow([*_HEADER, *_PREDICTED])
     for row in seen.rows:
         thread = "" if row.choice.thread is None else row.choice.thread
-        write = "" if row.cost.write_ns is None else f"{row.cost.write_ns.expected:.1f}"
         of = (row.shard.name, row.host, thread, row.configuration, "yes" if row.cost.measured else "no")
-        figures = (f"{row.cost.read_ns.expected:.1f}", write, f"{row.choice.time_us:.3f}", row.choice.peak_bytes)
-        written.writerow([*of, *figures])
+        times = (*_times(row.cost), f"{row.choice.time_us:.3f}")
+        written.writerow([*of, *times, row.choice.peak_bytes, *_predicted(row)])
     return text.getvalue().encode()
+
+
+def _times(cost: Cost | Predicted) -> tuple[str, str]:
+    return f"{cost.read_ns.expected:.1f}", "" if cost.write_ns is None else f"{cost.write_ns.expected:.1f}"
+
+
+def _predicted(row: ShardRow) -> tuple[str, ...]:
+    was = row.cost.predicted
+    if was is None:
+        return ("",) * len(_PREDICTED)
+    return (*_times(was), f"{operations_us(row.shard, was):.3f}", f"{was.peak_bytes.expected:.0f}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from loadmaster.api.columns import table
+from loadmaster.api.report.index.runs import runs_words
 from loadmaster.api.report.index.view import ShardRow, View
 from loadmaster.api.report.words import how, in_rows, proof
 from loadmaster.models.index.checker import Check
 from loadmaster.models.index.plan import Change, IndexPlan
 from loadmaster.models.index.problem import Figure, IndexProblem
-from loadmaster.models.index.serving import words
+from loadmaster.models.index.serving import operations_us, words
 from loadmaster.models.units import show_at_least, show_bytes, show_cost, show_share
 
 
@@ -39,6 +40,8 @@ def verdict(plan: IndexPlan, check: Check) -> str:
 def details(view: View) -> str:
     """What every shard gets, and the changes that pay or would."""
     lines = ["", table(shard_rows(view), SHARD_HEADER)]
+    if view.runs:
+        lines += ["", runs_words(view.runs)]
     if view.plan.changes:
         lines += ["", *(change_words(view.problem, change) for change in view.plan.changes)]
     return "\n".join(lines)
@@ -48,27 +51,34 @@ SHARD_HEADER = ["shard", "host", "thread", "configuration", "figures", "read", "
 
 
 def shard_rows(view: View) -> list[list[str]]:
-    """In the order of shards."""
-    return [
-        [
-            row.shard.name,
-            row.host,
-            "" if row.choice.thread is None else str(row.choice.thread),
-            row.configuration,
-            "measured" if row.cost.measured else "predicted",
-            nanoseconds(row.cost.read_ns),
-            "" if row.cost.write_ns is None else nanoseconds(row.cost.write_ns),
-            show_cost(row.choice.time_us, "us"),
-            show_bytes(row.choice.peak_bytes),
-        ]
-        for row in view.rows
-    ]
+    """In the order of shards; what was predicted stands behind what was measured."""
+    rows = []
+    for row in view.rows:
+        cost, was = row.cost, row.cost.predicted
+        time, size = show_cost(row.choice.time_us, "us"), show_bytes(row.choice.peak_bytes)
+        if was is not None:
+            time += f" ({show_cost(operations_us(row.shard, was), 'us')} predicted)"
+            size += f" ({show_bytes(was.peak_bytes.expected)} predicted)"
+        rows.append(
+            [
+                row.shard.name,
+                row.host,
+                "" if row.choice.thread is None else str(row.choice.thread),
+                row.configuration,
+                "measured" if cost.measured else "predicted",
+                nanoseconds(cost.read_ns, None if was is None else was.read_ns),
+                "" if cost.write_ns is None else nanoseconds(cost.write_ns, None if was is None else was.write_ns),
+                time,
+                size,
+            ]
+        )
+    return rows
 
 
-def nanoseconds(figure: Figure) -> str:
-    """``104 ns``; of what is predicted, ``104 ns (52 to 208)``."""
+def nanoseconds(figure: Figure, predicted: Figure | None = None) -> str:
+    """``104 ns``; of what is predicted, ``104 ns (52 to 208)``; of both, ``104 ns (98 predicted)``."""
     if figure.lower is None or figure.upper is None:
-        return f"{figure.expected:.0f} ns"
+        return f"{figure.expected:.0f} ns" + ("" if predicted is None else f" ({predicted.expected:.0f} predicted)")
     return f"{figure.expected:.0f} ns ({figure.lower:.0f} to {figure.upper:.0f})"
 
 

@@ -1,33 +1,30 @@
 """The command behind ``loadmaster fit``: a step is fitted here, and planned by the process that started this one.
 
-Lines of JSON go out on standard output: ``{"problem": document}`` asks for a plan, ``{"tried": {...}}`` tells of a
-trial, ``{"fitted": {...}}`` of the end. A line on standard input answers each question: ``{"plan": document}``, or
-``{"limit": text}`` where planning took too long. What the model itself prints goes to standard error.
+Lines of JSON go out on standard output, see :mod:`loadmaster.executor.parent`: beside its questions, ``{"tried":
+{...}}`` tells of a trial, ``{"fitted": {...}}`` of the end. What the model itself prints goes to standard error.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import pickle
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from loadmaster.errors import InputError, LimitReachedError, LoadmasterError
+from loadmaster.errors import LoadmasterError
 from loadmaster.executor.memory.command import add_step_arguments, options_of
 from loadmaster.executor.memory.fit.fit import Fitter
 from loadmaster.executor.memory.fit.side_by_side import side_by_side
 from loadmaster.executor.memory.fit.state import Fitted
 from loadmaster.executor.memory.fit.trials import Trial, describe
+from loadmaster.executor.parent import Parent
 from loadmaster.executor.steps.factory import report, users_code
 from loadmaster.executor.steps.made_step import make_step
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.snapshot import expect_history, record_snapshot
-from loadmaster.models.memory.documents import read_plan, write_problem
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
 
@@ -46,34 +43,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--snapshot", type=Path, help="write the measured step's memory snapshot (CUDA)")
     add_step_arguments(p)
     return p
-
-
-class Parent:
-    """The process that plans, at the other end of two pipes."""
-
-    def __init__(self, questions: TextIO, answers: TextIO) -> None:
-        self._questions, self._answers = questions, answers
-
-    def tell(self, message: Mapping[str, Any]) -> None:
-        """One line."""
-        self._questions.write(json.dumps(message) + "\n")
-        self._questions.flush()
-
-    def plan(self, problem: MemoryProblem) -> MemoryPlan:
-        """Ask for a plan, and wait for it.
-
-        Raises:
-            InputError: the answer is no plan, or the other process is gone.
-            LimitReachedError: planning took too long.
-        """
-        self.tell({"problem": write_problem(problem)})
-        line = self._answers.readline()
-        if not line:
-            raise InputError("plan", "nothing", "did not come: the planning process is gone", "Run loadmaster fit.")
-        answer = json.loads(line)
-        if "limit" in answer:
-            raise LimitReachedError(answer["limit"])
-        return read_plan(answer["plan"])
 
 
 def tried_document(tried: Trial) -> dict[str, Any]:
@@ -101,9 +70,18 @@ def run(arguments: argparse.Namespace, parent: Parent) -> None:
             fragmentation_reserve_bytes=reserve,
             on_try=lambda tried: parent.tell({"tried": tried_document(tried)}),
         )
-        fitted = fitter.fit(parent.plan, arguments.budget_bytes, arguments.tries)
+        fitted = fitter.fit(_planned_by(parent), arguments.budget_bytes, arguments.tries)
         _write(arguments, fitter, fitted)
     parent.tell({"fitted": {"problem_sha256": fitted.problem.sha256, "chosen": fitted.chosen}})
+
+
+def _planned_by(parent: Parent) -> Callable[[MemoryProblem], MemoryPlan]:
+    def planned(problem: MemoryProblem) -> MemoryPlan:
+        plan = parent.plan(problem)
+        assert isinstance(plan, MemoryPlan), "of a problem of this kind"
+        return plan
+
+    return planned
 
 
 def _write(arguments: argparse.Namespace, fitter: Fitter, fitted: Fitted) -> None:
@@ -118,11 +96,8 @@ def _write(arguments: argparse.Namespace, fitter: Fitter, fitted: Fitted) -> Non
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     arguments = parser().parse_args(argv)
-    # The first line that the model's own code prints must not be taken for an answer.
-    questions = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
-        run(arguments, Parent(questions, sys.stdin))
+        run(arguments, Parent.of_this_process())
     except LoadmasterError as error:
         return report(error, verbose=arguments.verbose)
     except KeyboardInterrupt:

@@ -1,0 +1,113 @@
+"""``python -m loadmaster.executor.index.command``: what ``loadmaster tune`` runs in a process of its own.
+
+That one plans, see :mod:`loadmaster.executor.parent`. The first line on standard input is the task:
+``{"traces": [paths] or {distributions}, "problem": document or null, "most_operations": n or null, "seconds": s}``.
+Where there is no problem, ``{"shards": [[name, features], ...]}`` asks for the one with these shards.
+``{"ran": {...}}`` tells of a run, ``{"tuned": {...}}`` of the end.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from loadmaster.errors import InputError, LoadmasterError
+from loadmaster.executor.index.tune import Ran, tune
+from loadmaster.executor.parent import Parent
+from loadmaster.models.canonical import plain
+from loadmaster.models.index.documents import read_problem
+from loadmaster.models.index.features import features
+from loadmaster.models.index.plan import IndexPlan
+from loadmaster.models.index.problem import IndexProblem
+from loadmaster.models.index.sources import Distributions, traces_of_files
+from loadmaster.models.index.trace import Trace
+
+INTERRUPTED = 130
+
+
+def run(task: dict[str, Any], parent: Parent) -> None:
+    """Tune and tell.
+
+    Raises:
+        InputError: traces or problem cannot be used, or do not go together.
+    """
+    given = task["traces"]
+    named = list(traces_of_files(given) if isinstance(given, list) else Distributions.of(given).traces())
+    if task["problem"] is None:
+        answer = parent.ask({"shards": [[name, plain(features(trace))] for name, trace in named]})
+        problem, traces = read_problem(answer["problem"]), [trace for _, trace in named]
+    else:
+        problem = read_problem(task["problem"])
+        traces = of_shards(problem, named)
+
+    def plan(now: IndexProblem) -> IndexPlan:
+        found = parent.plan(now)
+        assert isinstance(found, IndexPlan), "of a problem of this kind"
+        return found
+
+    def tell(ran: Ran) -> None:
+        parent.tell({"ran": {"shard": ran.shard, "candidate": ran.candidate}})
+
+    limits = {name: task[name] for name in ("most_operations", "seconds")}
+    tuned = tune(problem, traces, plan, **limits, on_run=tell, cancelled=_first_interrupt())
+    told = {"problem_sha256": tuned.problem.sha256, "stopped_by": tuned.stopped_by, "rounds": len(tuned.rounds)}
+    parent.tell({"tuned": {**told, "ran": len(tuned.ran)}})
+
+
+def of_shards(problem: IndexProblem, named: Sequence[tuple[str, Trace]]) -> list[Trace]:
+    """The trace of every shard: by name where all have the names of shards, else in their order.
+
+    Raises:
+        InputError: they are not as many as shards, or one has the name of another shard than the one in its place.
+    """
+    by_name = dict(named)
+    names = [shard.name for shard in problem.shards]
+    if len(by_name) != len(names):
+        remedy = f"Give one for each shard: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}."
+        raise InputError("--trace", len(by_name), f"are not as many as the {len(names)} shards", remedy)
+    if set(by_name) == set(names):
+        return [by_name[name] for name in names]
+    for place, name in enumerate(by_name):
+        if name in names and names[place] != name:
+            problem_ = f"has the name of a shard, and is in the place of {names[place]}"
+            raise InputError("--trace", name, problem_, "Give traces in the order of shards, or all with their names.")
+    return list(by_name.values())
+
+
+def _first_interrupt() -> Callable[[], bool]:
+    """Whether there was one. It asks for the plan of what is known by then; the second one ends the process."""
+    asked = threading.Event()
+
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    return asked.is_set
+
+
+def main() -> int:
+    """Run the command; returns its exit status."""
+    parent = Parent.of_this_process()
+    try:
+        run(parent.task(), parent)
+    except LoadmasterError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_status
+    except MemoryError:
+        sys.stderr.write(
+            "error: there is not enough memory to run a candidate. Give smaller traces, or fewer shards.\n"
+        )
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
