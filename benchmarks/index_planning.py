@@ -16,12 +16,12 @@ import time
 from typing import Any
 
 import numpy as np
-from loadmaster.executor.index.measuring import measure
-from loadmaster.executor.index.tune import tune
 
 import loadmaster
 from benchmarks import record
 from benchmarks.index_workloads import all_text
+from loadmaster.executor.index.measuring import measure
+from loadmaster.executor.index.tune import tune
 from loadmaster.models.index.features import features
 from loadmaster.models.index.generators import DISTRIBUTIONS, Mix, make_trace
 from loadmaster.models.index.plan import IndexPlan

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from loadmaster.executor.index.tune import tune
 from numpy.typing import NDArray
 
 import loadmaster
 from benchmarks import record
 from loadmaster.executor.index import Configuration, GappedArray, Index
+from loadmaster.executor.index.tune import tune
 from loadmaster.models.index.features import features
 from loadmaster.models.index.generators import make_keys
 from loadmaster.models.index.presets import problem_of

@@ -45,7 +45,8 @@ def indexes(workloads: Result, planning: Result, python: Result) -> str:
         f"no more than 1.05 times on {planning['within_5_percent']}. With batches of 100,000 the fragmented log takes "
         f"{first['lookups_mops']:.0f} million lookups and {first['inserts_mops']:.0f} million inserts a second.",
         f"{lost}The longest change of structure made a write wait "
-        f"{max(row['planned_pause_ms'] for row in rows):.0f} ms in planned indexes and {max(row['peer_pause_ms'] for row in rows):.0f} ms in the gapped array.",
+        f"{max(row['planned_pause_ms'] for row in rows):.0f} ms in planned indexes and "
+        f"{max(row['peer_pause_ms'] for row in rows):.0f} ms in the gapped array.",
         workloads,
         planning,
         python,

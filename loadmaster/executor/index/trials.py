@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadmaster.errors import InputError
 from loadmaster.executor.index.measuring import Measured, measure, quickest
@@ -16,7 +17,6 @@ from loadmaster.models.index.features import Features, features, image
 from loadmaster.models.index.generators import DISTRIBUTIONS, Mix, make_trace
 from loadmaster.models.index.predictor import FIGURES, Row, moved_keys
 from loadmaster.models.index.presets import CANDIDATES
-from loadmaster.solvers.program import FloatArray
 
 SCHEMA = "loadmaster/index-rows/1"
 LEAST_KEYS, SIZES = 10_000, 5
@@ -80,7 +80,7 @@ class Ran:
 
     trial: Trial
     features: Features
-    picture: FloatArray
+    picture: NDArray[np.float64]
     rows: Sequence[Row]
 
 
