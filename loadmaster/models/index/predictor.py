@@ -11,7 +11,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
@@ -92,9 +92,11 @@ class Coefficients:
 
     Attributes:
         source: what they were fitted to, in words.
+        most_keys: loaded and inserted, of the largest trace that they were fitted to.
     """
 
     source: str
+    most_keys: float
     lines: Mapping[str, Mapping[str, Line]]
 
 
@@ -180,7 +182,7 @@ def predict(features: Features, configuration: Configuration, coefficients: Coef
     if lines is None or not {"read_ns", "key_bytes", "build_ns"} <= lines.keys():
         remedy = "Fit the predictor to rows of it, or leave the candidate out."
         raise InputError("structure", configuration.structure, "was never measured", remedy)
-    explained = explain(features, configuration)
+    explained = explain(_part(features, coefficients.most_keys), configuration)
     keys = features.keys + features.inserts
     figures = {name: line.figure(explained) for name, line in lines.items()}
     build = figures["build_ns"]
@@ -194,6 +196,16 @@ def predict(features: Features, configuration: Configuration, coefficients: Coef
         pause_us=_times(change, moved_keys(configuration, keys) / 1e3),
         scan_ns=figures.get("scan_ns") if features.scans and configuration.ordered else None,
     )
+
+
+def _part(features: Features, most_keys: float) -> Features:
+    """A part of a larger trace, with as many keys as any that was measured: beyond them, lines lead anywhere."""
+    share = most_keys / max(features.keys + features.inserts, 1.0)
+    if share >= 1:
+        return features
+    keys = max(1, round(share * features.keys))
+    counts = {name: share * getattr(features, name) for name in ("lookups", "inserts", "erases", "scans")}
+    return replace(features, keys=keys, global_keys=min(features.global_keys, float(keys)), **counts)
 
 
 def _at_least(figure: Figure, least: float) -> Figure:
@@ -229,7 +241,8 @@ def fit(rows: Sequence[Row], source: str) -> Coefficients:
             of = [row for row in rows if row.configuration.structure == structure and getattr(row, figure) is not None]
             if of:
                 lines[structure][figure] = _line(of, figure)
-    return Coefficients(source, dict(lines))
+    most_keys = max(row.features.keys + row.features.inserts for row in rows)
+    return Coefficients(source, most_keys, dict(lines))
 
 
 def _line(rows: Sequence[Row], figure: str) -> Line:
@@ -287,7 +300,7 @@ def read_coefficients(document: Document) -> Coefficients:
             }
             for structure, figures in document["lines"].items()
         }
-        return Coefficients(str(document["source"]), lines)
+        return Coefficients(str(document["source"]), float(document["most_keys"]), lines)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError("lines", str(error), "are no lines of coefficients", "Fit the predictor again.") from None
 

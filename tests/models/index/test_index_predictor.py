@@ -25,6 +25,7 @@ from loadmaster.models.index.presets import CANDIDATES
 
 EASY = Features(1_000_000, 100_000, 15_000, 0, 0, 0.01, 8192, 1_000_000)
 HARD = Features(1_000_000, 100_000, 15_000, 0, 0, 0.01, 100, 20_000)
+SORTS = ("lookups", "inserts", "erases", "scans")
 
 
 def rule(features: Features, log: FragmentedLog) -> float:
@@ -145,8 +146,20 @@ def test_what_ships_knows_every_candidate(configuration: Configuration) -> None:
         assert (cost.write_ns is None) == (not configuration.writable)
         assert cost.peak_bytes.expected >= 16 * features.keys
     easy, hard = predict(EASY, configuration, shipped()), predict(HARD, configuration, shipped())
-    assert hard.read_ns.expected >= easy.read_ns.expected
-    assert "first guess" in shipped().source or "measured" in shipped().source
+    # How hard keys are to model means nothing to a hash table.
+    least = 0.98 if isinstance(configuration, HashTable) else 1.0
+    assert hard.read_ns.expected >= least * easy.read_ns.expected
+    assert "measured" in shipped().source
+
+
+def test_more_keys_than_were_measured_take_the_times_of_as_many() -> None:
+    known = fit(rows(0.0, 20), "some")
+    largest = replace(EASY, keys=int(known.most_keys / 2), inserts=known.most_keys / 2, global_keys=10.0)
+    larger = replace(largest, keys=1000 * largest.keys, **{n: 1000 * getattr(largest, n) for n in SORTS})
+    configuration = rows(0.0, 1)[0].configuration
+    as_many, more = predict(largest, configuration, known), predict(larger, configuration, known)
+    assert more.read_ns.expected == pytest.approx(as_many.read_ns.expected, rel=1e-6)
+    assert more.peak_bytes.expected == pytest.approx(1000 * as_many.peak_bytes.expected, rel=1e-6)
 
 
 def test_refusals() -> None:
