@@ -12,6 +12,8 @@ import time
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from loadmaster.printable import printable
+
 _PLAIN_EVERY_S = 5.0
 _LIVE_EVERY_S = 0.1
 _NOTEBOOK_COLUMNS = 120
@@ -44,6 +46,7 @@ class LiveLine:
         if now - self._shown_at < (_LIVE_EVERY_S if self.live else _PLAIN_EVERY_S) and not (begins and self.live):
             return
         self._shown_at = now
+        text = printable(text)
         if self.live:
             columns = shutil.get_terminal_size().columns - 1 if self._terminal else _NOTEBOOK_COLUMNS
             self._write(text[:columns])

@@ -21,6 +21,8 @@ class ProblemType(enum.StrEnum):
     NOT_READY = "urn:loadmaster:problem:not-ready"
     NO_PLAN = "urn:loadmaster:problem:no-plan"
     NOT_FINAL = "urn:loadmaster:problem:not-final"
+    QUEUE_FULL = "urn:loadmaster:problem:queue-full"
+    TOO_SLOW = "urn:loadmaster:problem:too-slow"
     UNAVAILABLE = "urn:loadmaster:problem:unavailable"
     INTERNAL = "urn:loadmaster:problem:internal"
     HTTP = "urn:loadmaster:problem:http"

@@ -7,7 +7,7 @@ its place without the service knowing.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -15,6 +15,7 @@ from loadmaster import planner
 from loadmaster.errors import InputError, MissingExtraError
 from loadmaster.models import kinds
 from loadmaster.models.documents import Document
+from loadmaster.models.kind import Problem
 from loadmaster.planner import PlanOptions, PlanProgress
 from loadmaster.solvers import registry
 
@@ -53,6 +54,10 @@ class Planner(Protocol):
         """
         ...
 
+    def read_each(self, problem: Document, options: Sequence[Document]) -> list[Request]:
+        """The same for one problem under several options. The problem is read once: it may be large."""
+        ...
+
     def plan(
         self,
         problem: Document,
@@ -69,12 +74,19 @@ class FloorPlanner:
     """The planner floor in this process."""
 
     def read(self, problem: Document, options: Document) -> Request:
-        asked = PlanOptions.from_document(options)
-        _expect_solver(asked.solver)
+        return self.read_each(problem, [options])[0]
+
+    def read_each(self, problem: Document, options: Sequence[Document]) -> list[Request]:
+        each = [PlanOptions.from_document(one) for one in options]
+        for asked in each:
+            _expect_solver(asked.solver)
         try:
             typed = kinds.read_problem(problem)
         except InputError as error:
             raise InputError(f"problem.{error.field}", error.value, error.problem, error.remedy) from None
+        return [self._settled(typed, asked) for asked in each]
+
+    def _settled(self, typed: Problem, asked: PlanOptions) -> Request:
         # From here on the limit is in one place only: what identifies a problem leaves its own out.
         asked = planner.settled(typed, asked)
         limit = asked.given_limit
@@ -105,12 +117,16 @@ class FloorPlanner:
 
 def _expect_solver(name: str) -> None:
     """Refuse a solver that is not installed here, before a worker finds out."""
+    missing = InputError("options.solver", name, "is not installed here", "Use one that /v1/solvers lists.")
     try:
-        registry.resolve(name)
+        full = registry.resolve(name)
     except MissingExtraError:
-        raise InputError("options.solver", name, "is not installed here", "Use one that /v1/solvers lists.") from None
+        raise missing from None
     except InputError as error:
         raise InputError(f"options.{error.field}", error.value, error.problem, error.remedy) from None
+    # PuLP knows many solvers that are not there.
+    if full.startswith("pulp:") and full not in {solver.name for solver in registry.available()}:
+        raise missing
 
 
 def load_planner(path: str) -> Planner:

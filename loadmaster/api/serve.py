@@ -10,6 +10,7 @@ import uvicorn
 
 from loadmaster.api import logs
 from loadmaster.api.server.app import create_app
+from loadmaster.api.server.patience import protocol
 from loadmaster.api.server.security import is_loopback
 from loadmaster.api.settings import Settings
 
@@ -43,6 +44,7 @@ def make_server(settings: Settings) -> Server:
         app,
         host=settings.host,
         port=settings.port,
+        http=protocol(settings.request_timeout_s),
         log_config=None,
         log_level=settings.log_level,
         timeout_graceful_shutdown=_FINISH_REQUESTS_S,

@@ -23,6 +23,10 @@ def _default_database_url() -> str:
     return f"sqlite:///{Path.home() / '.loadmaster' / 'service.db'}"
 
 
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 @dataclass(frozen=True)
 class Settings:
     """Settings of a server and its workers; every field ``x`` is read from ``LOADMASTER_X``.
@@ -34,7 +38,9 @@ class Settings:
         workers: worker processes that ``serve`` starts and keeps alive; 0 for none (run ``loadmaster worker``).
         max_body_bytes: larger request bodies are refused (413).
         max_time_limit_s: the longest time limit a request may ask for.
-        max_job_memory_bytes: address-space cap of a job's process; 0 is no cap.
+        max_job_memory_bytes: address-space cap of a job's process, by default the machine's memory; 0 is no cap.
+        max_queued_jobs: jobs that wait; more are refused (429) until some are done.
+        request_timeout_s: a request whose headers or body take longer to arrive is refused (408).
         lease_s: a running job whose worker is silent for this long goes back to the queue.
         max_attempts: how often a job is started before a crash makes it fail.
         poll_s: how often workers look for jobs and streams look for events.
@@ -51,7 +57,9 @@ class Settings:
     workers: int = 1
     max_body_bytes: int = 64 * MEBIBYTE
     max_time_limit_s: float = 86_400.0
-    max_job_memory_bytes: int = 0
+    max_job_memory_bytes: int = dataclasses.field(default_factory=_memory_bytes)
+    max_queued_jobs: int = 10_000
+    request_timeout_s: float = 30.0
     lease_s: float = 15.0
     max_attempts: int = 2
     poll_s: float = 0.2
@@ -62,7 +70,10 @@ class Settings:
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        positive = ("max_body_bytes", "max_time_limit_s", "lease_s", "max_attempts", "poll_s")
+        positive = (
+            *("max_body_bytes", "max_time_limit_s", "max_queued_jobs", "request_timeout_s"),
+            *("lease_s", "max_attempts", "poll_s"),
+        )
         for name, value in dataclasses.asdict(self).items():
             if isinstance(value, str):
                 continue

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,9 @@ class FakePlanner:
             cache_key=sha256({"problem": dict(problem), "options": complete}),
             sizes={key: len(value) for key, value in problem.items() if isinstance(value, list)},
         )
+
+    def read_each(self, problem: Document, options: Sequence[Document]) -> list[Request]:
+        return [self.read(problem, one) for one in options]
 
     def plan(
         self,

@@ -292,7 +292,7 @@ def test_a_server_that_ends_leaves_no_process_behind(
     if end is signal.SIGTERM:
         assert b"Traceback" not in noise, noise.decode()
     database = Database(make_settings().database_url)
-    job = Jobs(database).get(handle.id)
+    job = Jobs(database, 1000).get(handle.id)
     assert job is not None
     assert (job.state, job.attempts) == ("queued", 0)
 

@@ -25,7 +25,7 @@ PLAN = {"status": "optimal", "objective": 1.0, "bound": 1.0, "gap": 0.0, "unit":
 def open_queue(url: str, lease_s: float = 5.0) -> tuple[Jobs, Queue]:
     """Submissions and leases of a database."""
     database = Database(url)
-    return Jobs(database), Queue(database, lease_s=lease_s, max_attempts=2)
+    return Jobs(database, 1000), Queue(database, lease_s=lease_s, max_attempts=2)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ OLD_INDEXES = [
 def write_with_the_indexes_of_an_earlier_release(url: str, indexes: list[str], analyze: bool, count: int) -> None:
     """A database with equal jobs that wait."""
     database = Database(url)
-    first = submit(Jobs(database), key="same")
+    first = submit(Jobs(database, 1000), key="same")
     with database.write() as connection:
         row = dict(connection.execute(sa.select(schema.job)).one()._mapping)
         connection.execute(

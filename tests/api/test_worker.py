@@ -30,7 +30,7 @@ class Store:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.database = Database(settings.database_url)
-        self.jobs = Jobs(self.database)
+        self.jobs = Jobs(self.database, 1000)
 
     def submit(self, behaviour: str, time_limit_s: float = 60.0, **more: object) -> str:
         document = problem(behaviour, **more)

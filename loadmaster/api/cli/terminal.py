@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from loadmaster.live_line import LiveLine
+from loadmaster.printable import printable
 
 
 class Terminal:
@@ -27,8 +28,7 @@ class Terminal:
     def data(self, text: str) -> None:
         """One line or block of data."""
         self.settle()
-        self._out.write(_writable(text, self._out) + "\n")
-        self._out.flush()
+        self._write(_writable(text, self._out), self._out)
 
     def json(self, document: Mapping[str, Any] | list[Any]) -> None:
         """A JSON document, one per call."""
@@ -37,12 +37,12 @@ class Terminal:
     def say(self, text: str) -> None:
         """A message that stays."""
         self.settle()
-        self._err.write(_writable(text, self._err) + "\n")
-        self._err.flush()
+        self._write(_writable(text, self._err), self._err)
 
     def error(self, text: str) -> None:
         """An error message."""
-        self.say(f"{self.paint('error:', '31;1')} {text}")
+        self.settle()
+        self._write(f"{self._paint('error:', '31;1')} {_writable(text, self._err)}", self._err)
 
     def progress(self, text: str) -> None:
         """What is going on right now: the live line of a terminal, else a plain line every few seconds."""
@@ -52,12 +52,16 @@ class Terminal:
         """Clear the live line, if there is one."""
         self._line.settle()
 
-    def paint(self, text: str, code: str) -> str:
+    def _write(self, text: str, stream: TextIO) -> None:
+        stream.write(text + "\n")
+        stream.flush()
+
+    def _paint(self, text: str, code: str) -> str:
         """Text in an ANSI colour, where colours are wanted."""
         return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
 
 
 def _writable(text: str, stream: TextIO) -> str:
-    """Characters that the stream's encoding lacks as escapes: paths may hold bytes that are no text."""
+    """Controls as escapes, and characters that the encoding lacks: paths may hold bytes that are no text."""
     encoding = stream.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+    return printable(text).encode(encoding, "backslashreplace").decode(encoding)

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from loadmaster.api.documents import FrontierRequest, PlanRequest
+from loadmaster.api.documents import FrontierRequest, PlanRequest, ProblemDetails
 from loadmaster.api.planning import load_planner
 from loadmaster.api.server import events, exports, frontiers, metrics, operations, pages, plans, problems
 from loadmaster.api.server.body import BodyLimit
@@ -37,7 +37,9 @@ def create_app(settings: Settings) -> FastAPI:
     """
     database = Database(settings.database_url)
     queue = Queue(database, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
-    service = Service(settings, database, Jobs(database), queue, load_planner(settings.planner))
+    service = Service(
+        settings, database, Jobs(database, settings.max_queued_jobs), queue, load_planner(settings.planner)
+    )
 
     supervisor = Supervisor(settings, queue)
 
@@ -62,7 +64,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.service = service
     app.state.supervisor = supervisor
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, timeout_s=settings.request_timeout_s)
     app.add_middleware(HostCheck, host=settings.host, names=settings.allowed_host_names)
     problems.install(app)
     for module in (plans, events, exports, frontiers, operations, metrics, pages):
@@ -72,13 +74,13 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def _describe_bodies(app: FastAPI) -> None:
-    """Add the models of the bodies that endpoints read by themselves to the app's description."""
+    """Add the models of bodies that endpoints read by themselves, and of refusals, to the app's description."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schemas = generate()["components"]["schemas"]
-            for model in (PlanRequest, FrontierRequest):
+            for model in (PlanRequest, FrontierRequest, ProblemDetails):
                 described = model.model_json_schema(ref_template="#/components/schemas/{model}")
                 schemas.update(described.pop("$defs", {}))
                 schemas[model.__name__] = described

@@ -9,6 +9,7 @@ from __future__ import annotations
 import email.message
 from typing import TypeVar
 
+import anyio
 from fastapi import Request
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,6 +22,10 @@ from loadmaster.models.json_text import parse_json
 
 __all__ = ["BodyLimit", "json_bytes", "parse_body"]
 
+# Lists, objects, and what is in them, as commas and brackets tell; those within text count as well. They take half a
+# gigabyte as objects.
+MOST_VALUES = 5_000_000
+
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -28,23 +33,35 @@ class _BodyTooLarge(Exception):
     """Raised in the middle of reading a body, so that the rest is never read."""
 
 
-class BodyLimit:
-    """ASGI middleware: counts the bytes that really arrive (Content-Length may lie, or be absent)."""
+class _BodyTooSlow(Exception):
+    """Raised where the rest of a body does not come."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app, self._max_bytes = app, max_bytes
+
+class BodyLimit:
+    """ASGI middleware: counts the bytes that really arrive (Content-Length may lie, or be absent), and the seconds."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
+        self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         received = 0
-        started = False
+        started = whole = False
+        deadline = anyio.current_time() + self._timeout_s
 
         async def counted_receive() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, whole
+            if whole:  # what comes now is only that the client has gone
+                return await receive()
+            try:
+                with anyio.fail_after(max(0.0, deadline - anyio.current_time())):
+                    message = await receive()
+            except TimeoutError:
+                raise _BodyTooSlow from None
             if message["type"] == "http.request":
+                whole = not message.get("more_body", False)
                 received += len(message.get("body", b""))
                 if received > self._max_bytes:
                     raise _BodyTooLarge
@@ -64,6 +81,13 @@ class BodyLimit:
             # Closed, because the rest of the body is still on its way.
             headers = {"Connection": "close"}
             response = problem_response(413, ProblemType.TOO_LARGE, detail, instance=scope["path"], headers=headers)
+            await response(scope, receive, send)
+        except _BodyTooSlow:
+            if started:
+                raise
+            detail = f"The body did not arrive within {self._timeout_s:g} seconds."
+            headers = {"Connection": "close"}
+            response = problem_response(408, ProblemType.TOO_SLOW, detail, instance=scope["path"], headers=headers)
             await response(scope, receive, send)
 
 
@@ -85,6 +109,10 @@ async def json_bytes(request: Request) -> bytes:
 
 def parse_body(model: type[ModelT], body: bytes) -> ModelT:
     """A body as the model, or an InputError that names what is wrong with it."""
+    # Before it is read: an empty list is two bytes here and eighty as an object.
+    values = body.count(b",") + body.count(b"[") + body.count(b"{")
+    if values > MOST_VALUES:
+        raise InputError("body", values, "is about as many values as no problem has", f"Send {MOST_VALUES} at most.")
     return documents.parse(model, parse_json(body, _refuse))
 
 

@@ -29,9 +29,11 @@ def first_event(
     if last_event_id is not None:
         if not (last_event_id.isascii() and last_event_id.isdigit()):
             raise InputError("header.Last-Event-ID", last_event_id, "is no event number", "Give the id of an event.")
-        seen = int(last_event_id)
+        field, seen = "header.Last-Event-ID", int(last_event_id)
     else:
-        seen = after or 0
+        field, seen = "query.after", after or 0
+    if seen > job.event_seq:
+        raise InputError(field, seen, f"comes after the last event, {job.event_seq}", "Give the id of an event.")
     if job.state.final and seen >= job.event_seq:
         raise NoMoreEvents
     return seen

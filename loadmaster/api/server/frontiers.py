@@ -17,7 +17,7 @@ from loadmaster.api.server.plans import (
     body_schema,
     new_job,
     problem_answers,
-    read_request,
+    read_requests,
 )
 from loadmaster.api.server.problems import not_found
 from loadmaster.api.server.resources import frontier_resource
@@ -34,16 +34,16 @@ FrontierId = Annotated[str, Path(max_length=64, description="id of a frontier")]
     "/v1/frontiers",
     status_code=202,
     response_model=FrontierResource,
-    responses={200: {"model": FrontierResource}, **problem_answers(413, 415, 422, 503)},
+    responses={200: {"model": FrontierResource}, **problem_answers(413, 415, 422, 429, 503)},
     openapi_extra=body_schema("FrontierRequest"),
 )
 def submit_frontier(service: ServiceDep, body: BodyDep, idempotency_key: IdempotencyKey = None) -> Response:
     """Queue a problem under several limits."""
     request = parse_body(FrontierRequest, body)
     option, limits = _limits(request)
-    read = [
-        read_request(service, request.problem, {**request.options, option: limit}) for limit in dict.fromkeys(limits)
-    ]
+    read = read_requests(
+        service, request.problem, [{**request.options, option: limit} for limit in dict.fromkeys(limits)]
+    )
     # By the numbers that sizes and shares come to, each once.
     points = [new_job(planning) for _, planning in sorted({p.limit or 0: p for p in read}.items())]
     frontier = service.jobs.submit_frontier(
@@ -56,7 +56,7 @@ def submit_frontier(service: ServiceDep, body: BodyDep, idempotency_key: Idempot
     return _frontier_response(frontier, submitted=True)
 
 
-@router.get("/v1/frontiers/{frontier_id}", response_model=FrontierResource, responses=problem_answers(404))
+@router.get("/v1/frontiers/{frontier_id}", response_model=FrontierResource, responses=problem_answers(404, 422))
 def show_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
     """The points so far."""
     return _frontier_response(_existing(service, frontier_id))
@@ -66,7 +66,7 @@ def show_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
     "/v1/frontiers/{frontier_id}:cancel",
     status_code=202,
     response_model=FrontierResource,
-    responses=problem_answers(404),
+    responses=problem_answers(404, 422),
 )
 def cancel_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
     """Cancel all its plans; what was found is kept."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -40,8 +42,8 @@ BodyDep = Annotated[bytes, Depends(json_bytes)]
 
 def problem_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The refusals of an endpoint, for its description."""
-    answer = {"model": ProblemDetails, "content": {MEDIA_TYPE: {}}}
-    return {status: answer for status in statuses}
+    content = {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{ProblemDetails.__name__}"}}}
+    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
 
 
 def body_schema(name: str) -> dict[str, Any]:
@@ -50,25 +52,26 @@ def body_schema(name: str) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def read_request(service: Service, problem: Document, options: Document) -> Planning:
-    """Validate problem and options, and hold them to the server's own limits.
+def read_requests(service: Service, problem: Document, options: Sequence[Document]) -> list[Planning]:
+    """Validate a problem and the options of each plan of it, and hold them to the server's own limits.
 
     Raises:
         InputError: naming the field.
     """
     try:
-        planning = service.planner.read(problem, options)
+        plannings = service.planner.read_each(problem, options)
     except RecursionError:
         raise InputError("problem", "...", "is nested too deeply", "Send a problem document.") from None
     longest = service.settings.max_time_limit_s
-    if planning.time_limit_s > longest:
-        raise InputError(
-            "options.time_limit_s",
-            planning.time_limit_s,
-            "is more than this server allows",
-            f"Ask for at most {longest:g} seconds.",
-        )
-    return planning
+    for planning in plannings:
+        if planning.time_limit_s > longest:
+            raise InputError(
+                "options.time_limit_s",
+                planning.time_limit_s,
+                "is more than this server allows",
+                f"Ask for at most {longest:g} seconds.",
+            )
+    return plannings
 
 
 def new_job(planning: Planning) -> NewJob:
@@ -88,7 +91,7 @@ def new_job(planning: Planning) -> NewJob:
     "/v1/plans",
     status_code=202,
     response_model=PlanResource,
-    responses={200: {"model": PlanResource | Sizing}, **problem_answers(413, 415, 422, 503)},
+    responses={200: {"model": PlanResource | Sizing}, **problem_answers(413, 415, 422, 429, 503)},
     openapi_extra=body_schema("PlanRequest"),
 )
 def submit_plan(
@@ -99,7 +102,7 @@ def submit_plan(
 ) -> Response:
     """Queue a problem for planning; 200 at once when the answer is known already."""
     request = parse_body(PlanRequest, body)
-    planning = read_request(service, request.problem, request.options)
+    (planning,) = read_requests(service, request.problem, [request.options])
     if dry_run:
         return _json(_sizing(service, planning), 200)
     job = service.jobs.submit(
@@ -170,7 +173,7 @@ async def show_plan(
 
 @router.get(
     "/v1/plans/{plan_id}/result",
-    responses={200: {"content": {"application/json": {}}}, **problem_answers(404, 409)},
+    responses={200: {"content": {"application/json": {}}}, **problem_answers(404, 409, 422)},
     response_class=JSONResponse,
 )
 def plan_result(service: ServiceDep, job: JobDep) -> Response:
@@ -195,7 +198,7 @@ def plan_bytes(service: Service, job: Job) -> bytes:
 
 @router.get(
     "/v1/plans/{plan_id}/problem",
-    responses={200: {"content": {"application/json": {}}}, **problem_answers(404)},
+    responses={200: {"content": {"application/json": {}}}, **problem_answers(404, 422)},
     response_class=JSONResponse,
 )
 def plan_problem(service: ServiceDep, job: JobDep) -> Response:
@@ -214,7 +217,9 @@ def plan_log(
     return PlainTextResponse(text[offset:], headers=headers)
 
 
-@router.post("/v1/plans/{plan_id}:cancel", status_code=202, response_model=PlanResource, responses=problem_answers(404))
+@router.post(
+    "/v1/plans/{plan_id}:cancel", status_code=202, response_model=PlanResource, responses=problem_answers(404, 422)
+)
 def cancel_plan(service: ServiceDep, plan_id: PlanId) -> Response:
     """Cancel; the best plan found so far is kept. Cancelling what is final changes nothing."""
     job = service.jobs.cancel(plan_id)
@@ -223,7 +228,7 @@ def cancel_plan(service: ServiceDep, plan_id: PlanId) -> Response:
     return _plan_response(job, 202)
 
 
-@router.delete("/v1/plans/{plan_id}", status_code=204, responses=problem_answers(404, 409))
+@router.delete("/v1/plans/{plan_id}", status_code=204, responses=problem_answers(404, 409, 422))
 def purge_plan(service: ServiceDep, plan_id: PlanId) -> Response:
     """Remove a final plan with its events and documents."""
     try:

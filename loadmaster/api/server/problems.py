@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from loadmaster.api.documents import ProblemDetails, ProblemError
 from loadmaster.api.errors import ProblemType
+from loadmaster.api.store.jobs import QueueFullError
 from loadmaster.errors import InputError
 from loadmaster.models.documents import field_path
 
@@ -37,6 +38,8 @@ MEDIA_TYPE = "application/problem+json"
 _SHOWN_CHARACTERS = 80
 _INDEX = re.compile(r"\[(\d+)\]")
 _RETRY_AFTER_S = "2"
+# Until some of so many jobs are done.
+_QUEUE_RETRY_AFTER_S = "10"
 
 
 class Refusal(Exception):
@@ -115,6 +118,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Refusal, _refusal)
     app.add_exception_handler(NoMoreEvents, _no_more_events)
     app.add_exception_handler(InputError, _input_error)
+    app.add_exception_handler(QueueFullError, _queue_full)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(SQLAlchemyError, _database_error)
@@ -133,6 +137,16 @@ def _no_more_events(request: Request, error: Exception) -> Response:
 def _input_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, InputError)
     return input_problem(error, request.url.path)
+
+
+def _queue_full(request: Request, error: Exception) -> JSONResponse:
+    return problem_response(
+        429,
+        ProblemType.QUEUE_FULL,
+        str(error),
+        instance=request.url.path,
+        headers={"Retry-After": _QUEUE_RETRY_AFTER_S},
+    )
 
 
 def _validation_error(request: Request, error: Exception) -> JSONResponse:

@@ -16,7 +16,7 @@ from loadmaster.api.store.records import Event, Job, Outcome, PackedDocument, St
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.models.documents import Document
 
-__all__ = ["Frontier", "Jobs", "NewJob", "NotFinalError"]
+__all__ = ["Frontier", "Jobs", "NewJob", "NotFinalError", "QueueFullError"]
 
 ResultT = TypeVar("ResultT")
 
@@ -48,11 +48,19 @@ class NotFinalError(LoadmasterError):
     """The job is not final yet, and only final jobs can be purged."""
 
 
-class Jobs:
-    """Submissions and reads. Safe to call from any thread."""
+class QueueFullError(LoadmasterError):
+    """So many jobs wait already that no more are taken."""
 
-    def __init__(self, database: schema.Database) -> None:
-        self._database = database
+
+class Jobs:
+    """Submissions and reads. Safe to call from any thread.
+
+    Args:
+        max_queued: jobs that may wait.
+    """
+
+    def __init__(self, database: schema.Database, max_queued: int) -> None:
+        self._database, self._max_queued = database, max_queued
 
     def submit(
         self,
@@ -67,6 +75,7 @@ class Jobs:
 
         Raises:
             InputError: the idempotency key was used for another request.
+            QueueFullError: too many wait.
         """
         packed = records.pack(problem)
 
@@ -91,6 +100,7 @@ class Jobs:
 
         Raises:
             InputError: the idempotency key was used for another request.
+            QueueFullError: too many wait.
         """
         packed = records.pack(problem)
 
@@ -244,7 +254,15 @@ class Jobs:
         if found is not None:
             job = records.require_job(connection, job_id)
             records.finish(connection, job, found, cached=True)
+        else:
+            self._expect_room(connection)
         return job_id
+
+    def _expect_room(self, connection: Connection) -> None:
+        """Raises, which undoes the submission, when more jobs wait than may."""
+        waiting = sa.select(sa.func.count()).where(schema.job.c.state == State.QUEUED.value)
+        if connection.execute(waiting).scalar_one() > self._max_queued:
+            raise QueueFullError(f"{self._max_queued} jobs wait already, and no more may. Send it again later.")
 
     def _retry_on_race(self, insert: Callable[[Connection], ResultT]) -> ResultT:
         # Databases that let several transactions write at a time find equal keys only at the insert: the second

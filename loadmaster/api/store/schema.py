@@ -183,6 +183,11 @@ class Database:
         try:
             parsed = make_url(url)
             url = parsed.render_as_string(hide_password=True)
+        except (ArgumentError, ValueError):
+            # It may hold a password anywhere, so nothing of it is shown.
+            remedy = "Give dialect://user:password@host/name, with special characters percent-encoded."
+            raise InputError("database_url", "...", "is no URL of a database", remedy) from None
+        try:
             if parsed.get_backend_name() == "sqlite":
                 _expect_file(parsed, url)
             self.engine = _engine(parsed, wait_s)
@@ -237,16 +242,34 @@ class Database:
         with self._write_engine.begin() as connection:
             yield connection
 
+    def takes_writes(self) -> bool:
+        """Whether it does: something is written, and left as it was. Its disk may be full."""
+        version = schema_version.c.version
+        try:
+            with self.write() as connection:
+                connection.execute(sa.update(schema_version).values(version=version))
+        except SQLAlchemyError:
+            return False
+        return True
+
     def close(self) -> None:
         """Give the connections back."""
         self.engine.dispose()
 
 
 def _expect_file(parsed: sa.URL, url: str) -> None:
-    """Make the folder of an SQLite file. A database in memory cannot be shared with workers: refused."""
-    if parsed.database in (None, "", ":memory:"):
+    """Make an SQLite file and its folder, for their owner alone; what is there stays as it is.
+
+    A database in memory cannot be shared with workers: refused.
+    """
+    if parsed.database is None or parsed.database in ("", ":memory:"):
         raise InputError("database_url", url, "is a database in memory", "Name a file: sqlite:////path/to/service.db.")
-    Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
+    if parsed.database.startswith("file:"):
+        return
+    path = Path(parsed.database)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # SQLite gives the files beside it the rights of this one.
+    path.touch(mode=0o600, exist_ok=True)
 
 
 def _unusable(url: str, error: Exception) -> InputError:

@@ -6,7 +6,7 @@ The seed says how: 0 at once, 1 only when it is cancelled, 2 that no plan exists
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from loadmaster.api.planning import Request
@@ -28,6 +28,9 @@ class HandPlanner:
         return Request(
             "memory", typed.name, asked.to_document(), asked.gap, asked.time_limit_s, asked.given_limit, key, {}
         )
+
+    def read_each(self, problem: Document, options: Sequence[Document]) -> list[Request]:
+        return [self.read(problem, one) for one in options]
 
     def plan(
         self,
