@@ -1,5 +1,8 @@
 """The queue as workers see it: a job is leased, kept by heartbeats, and goes back when its worker falls silent.
 
+Heartbeats are counted, not timed: clocks of several machines differ, and any of them may jump. Whoever takes back the
+jobs of silent workers watches the counts with a clock of its own that cannot be set (:class:`Silence`).
+
 Every write of a worker names itself as the lease's owner. A worker that has lost its lease (it was stopped for too
 long, say) therefore cannot touch a job that another one runs by now.
 """
@@ -7,6 +10,7 @@ long, say) therefore cannot touch a job that another one runs by now.
 from __future__ import annotations
 
 import enum
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -29,11 +33,37 @@ class Beat(enum.Enum):
     LOST = "lost"  # the lease is another worker's, or the job is final
 
 
+class Silence:
+    """For how long counts have not changed, by this process's monotonic clock. Safe to call from any thread."""
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s
+        self._lock = threading.Lock()
+        self._seen: dict[str, tuple[int, float]] = {}
+        self._looked_at = time.monotonic()
+
+    def over(self, counts: Mapping[str, int]) -> list[str]:
+        """The names whose counts have not changed for too long. Names that are not given are forgotten."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._looked_at > self._longest_s:
+                # Nobody looked: this process was stopped, or all were. What was seen before says nothing.
+                self._seen = {}
+            self._looked_at = now
+            since = {
+                name: (count, self._seen[name][1] if self._seen.get(name, (None,))[0] == count else now)
+                for name, count in counts.items()
+            }
+            self._seen = since
+            return [name for name, (_, at) in since.items() if now - at > self._longest_s]
+
+
 class Queue:
     """Leases of jobs. Safe to call from any thread and any number of processes.
 
     Args:
-        lease_s: a job whose lease is not renewed for this long goes back to the queue.
+        lease_s: a job whose lease is not renewed for this long goes back to the queue, if :meth:`reclaim` is called
+            more often than that.
         max_attempts: a job that has been started this often is not started again: it fails.
     """
 
@@ -41,6 +71,7 @@ class Queue:
         self._database = database
         self._lease_s = lease_s
         self._max_attempts = max_attempts
+        self._silence = Silence(lease_s)
 
     def claim(self, owner: str) -> Job | None:
         """Lease the oldest job that waits, or None. Of equal requests only one runs at a time."""
@@ -55,17 +86,15 @@ class Queue:
             .scalar_subquery()
         )
         with self._database.write() as connection:
-            # Taken when it is this one's turn to write: a lease that began to run out before would be short.
-            now = time.time()
             job_id = connection.execute(
                 sa.update(schema.job)
                 .where(schema.job.c.id == oldest)
                 .values(
                     state=State.RUNNING.value,
                     lease_owner=owner,
-                    lease_until=now + self._lease_s,
+                    lease_beats=_ONE_MORE,
                     attempts=schema.job.c.attempts + 1,
-                    started_at=now,
+                    started_at=time.time(),
                 )
                 .returning(schema.job.c.id)
             ).scalar()
@@ -86,7 +115,7 @@ class Queue:
             asked = connection.execute(
                 sa.update(schema.job)
                 .where(*_owned(job_id, owner))
-                .values(lease_until=time.time() + self._lease_s)
+                .values(lease_beats=_ONE_MORE)
                 .returning(schema.job.c.cancel_requested)
             ).scalar()
         return _beat(asked)
@@ -148,8 +177,14 @@ class Queue:
         return self._reclaim(schema.job.c.lease_owner == owner, "its worker died")
 
     def reclaim(self) -> int:
-        """Take back the jobs whose leases have expired. Returns how many."""
-        return self._reclaim(schema.job.c.lease_until < time.time(), "its worker fell silent")
+        """Take back jobs whose workers were silent for longer than a lease, as far as this process saw: how many."""
+        beats = sa.func.coalesce(schema.job.c.lease_beats, 0)
+        running = sa.select(schema.job.c.id, beats).where(schema.job.c.state == State.RUNNING.value)
+        with self._database.read() as connection:
+            counts = {str(job_id): int(count) for job_id, count in connection.execute(running)}
+        silent = self._silence.over(counts)
+        whose = sa.or_(*(sa.and_(schema.job.c.id == job_id, beats == counts[job_id]) for job_id in silent))
+        return self._reclaim(whose, "its worker fell silent") if silent else 0
 
     def seen(self, owner: str) -> None:
         """Note that a worker is alive; forget those that have not been for long."""
@@ -194,7 +229,6 @@ class Queue:
             .values(
                 state=State.QUEUED.value,
                 lease_owner=None,
-                lease_until=None,
                 attempts=attempts,
                 objective=None,
                 bound=None,
@@ -202,6 +236,9 @@ class Queue:
             )
         )
         records.append_event(connection, job.id, "state", {"state": State.QUEUED.value, "reason": reason})
+
+
+_ONE_MORE = sa.func.coalesce(schema.job.c.lease_beats, 0) + 1
 
 
 def _owned(job_id: str, owner: str) -> tuple[sa.ColumnElement[bool], ...]:

@@ -81,7 +81,7 @@ class Job:
     cancel_requested: bool
     attempts: int
     lease_owner: str | None
-    lease_until: float | None
+    lease_beats: int | None
     created_at: float
     started_at: float | None
     finished_at: float | None
@@ -202,7 +202,6 @@ def finish(connection: Connection, job: Job, outcome: Outcome, *, cached: bool =
             cached=cached,
             reusable=proved and outcome.state in (State.SUCCEEDED, State.INFEASIBLE),
             lease_owner=None,
-            lease_until=None,
             finished_at=now,
             **figures,
         )

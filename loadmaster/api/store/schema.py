@@ -101,7 +101,8 @@ job = sa.Table(
     sa.Column("cancel_requested", sa.Boolean, nullable=False, default=False),
     sa.Column("attempts", sa.Integer, nullable=False, default=0),
     sa.Column("lease_owner", sa.String(64), index=True),
-    sa.Column("lease_until", sa.Float),
+    # Claims and heartbeats of the job so far: while it runs, this number grows. No clock has a part in it.
+    sa.Column("lease_beats", sa.Integer),
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("started_at", sa.Float),
     sa.Column("finished_at", sa.Float),
@@ -113,6 +114,8 @@ job = sa.Table(
     sa.Index("job_by_answer", "cache_key", "reusable", "id"),
 )
 
+# Of later releases than the table may be of.
+_ADDED_COLUMNS = ("lease_beats",)
 # Of earlier releases. SQLite could choose them for the queue's question, whose cost then grew with the square of
 # the number of equal jobs.
 _DROPPED_INDEXES = ("ix_job_state", "job_by_cache_key")
@@ -210,7 +213,12 @@ class Database:
     def _create(self) -> int:
         with self.write() as connection:
             metadata.create_all(connection)
-            # Tables that were there before have the indexes of their day.
+            # Tables that were there before have the columns and indexes of their day.
+            present = {column["name"] for column in sa.inspect(connection).get_columns(job.name)}
+            for name in _ADDED_COLUMNS:
+                if name not in present:
+                    type_ = job.c[name].type.compile(connection.dialect)
+                    connection.exec_driver_sql(f"ALTER TABLE {job.name} ADD COLUMN {name} {type_}")
             for index in job.indexes:
                 index.create(connection, checkfirst=True)
             for name in _DROPPED_INDEXES:
