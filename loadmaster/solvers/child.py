@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from loadmaster.errors import LoadmasterError, SolverError
+from loadmaster.orphans import wake_when_orphaned
 from loadmaster.solvers import registry
 from loadmaster.solvers.driver import OUT_OF_MEMORY, STOP, Driver, Incumbent, Settled
 from loadmaster.solvers.program import FloatArray, Program
@@ -184,6 +185,7 @@ def main() -> None:
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     solver, memory_limit_bytes = sys.argv[2], int(sys.argv[3])
     link = PipeLink(connection)
+    wake_when_orphaned()
     try:
         driver = registry.driver(solver)
         # After the imports, which fail in stranger ways.

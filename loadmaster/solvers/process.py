@@ -108,6 +108,8 @@ class RunningSolve:
         self._outcome: Solution | LoadmasterError | None = None
         self._started = time.monotonic()
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the supervising thread
+        # Solvers behind PuLP leave files there when they are killed.
+        self._folder = tempfile.TemporaryDirectory(prefix="loadmaster-solve-", ignore_cleanup_errors=True)
         self._connection, child_end = Pipe()
         with child_end:
             self._process = subprocess.Popen(
@@ -119,7 +121,7 @@ class RunningSolve:
                 stdout=self._output,
                 stderr=self._output,
                 pass_fds=[child_end.fileno()],
-                env=registry.child_environment(),
+                env={**registry.child_environment(), "TMPDIR": self._folder.name},
                 start_new_session=True,
             )
         # A daemon: a program that ends without waiting takes its solves with it.
@@ -176,6 +178,7 @@ class RunningSolve:
                 self._end_process(kill=True)
             self._connection.close()
             self._output.close()
+            self._folder.cleanup()
             self._finished.set()
 
     def _follow(self) -> Solution | LoadmasterError:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
 import socket
 import stat
 import tracemalloc
@@ -13,16 +16,21 @@ import httpx
 import pytest
 from fake_planner import FakePlanner, problem
 from fastapi import FastAPI
-from running_service import RunningService
+from running_service import RunningService, alive, parent, pids, wait_until
 
 from loadmaster.api.planning import FloorPlanner, Request
 from loadmaster.api.server.app import create_app
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.schema import Database
+from loadmaster.api.worker.process import LocalJob
 from loadmaster.errors import InputError
 from loadmaster.models.documents import Document
 
 GIB = 1 << 30
+
+
+def command_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:
@@ -172,3 +180,27 @@ def test_a_slow_answer_is_not_cut_off(start_service: Callable[..., RunningServic
     plan = httpx.post(f"{service.url}/v1/plans", json={"problem": problem()}).json()["links"]["self"]
     waited = httpx.get(f"{service.url}{plan}", params={"wait": 1.0}, timeout=30)
     assert (waited.status_code, waited.json()["state"]) == (200, "queued")
+
+
+def test_a_stopped_job_does_not_outlive_its_worker(
+    start_service: Callable[..., RunningService], tmp_path: Path
+) -> None:
+    service, marker = start_service(workers=1, max_attempts=1), tmp_path / "pids"
+    httpx.post(f"{service.url}/v1/plans", json={"problem": problem("slow", marker=str(marker))})
+    (job,) = wait_until(lambda: pids(marker))
+    folder = next(Path(word) for word in command_of(job) if "loadmaster-job-" in word)
+    assert folder.is_dir()
+    os.kill(job, signal.SIGSTOP)
+    os.kill(parent(job), signal.SIGKILL)
+    wait_until(lambda: not alive(job))
+    wait_until(lambda: not folder.exists())
+
+
+def test_files_of_a_killed_solve_go_with_it(make_settings: Callable[..., Settings], tmp_path: Path) -> None:
+    marker = tmp_path / "pids"
+    job = LocalJob(json.dumps(problem("deaf", marker=str(marker))).encode(), {}, make_settings())
+    (pid,) = wait_until(lambda: pids(marker))
+    folder = next(Path(word) for word in command_of(pid) if "loadmaster-job-" in word)
+    (folder / "left-by-a-solver.mps").write_text("ROWS")
+    job.kill()
+    assert not folder.exists()

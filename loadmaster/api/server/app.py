@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from importlib import metadata
 from typing import Any
@@ -14,6 +15,7 @@ from loadmaster.api.planning import load_planner
 from loadmaster.api.server import events, exports, frontiers, metrics, operations, pages, plans, problems
 from loadmaster.api.server.body import BodyLimit
 from loadmaster.api.server.context import Service
+from loadmaster.api.server.news import News
 from loadmaster.api.server.security import HostCheck
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.jobs import Jobs
@@ -37,9 +39,9 @@ def create_app(settings: Settings) -> FastAPI:
     """
     database = Database(settings.database_url)
     queue = Queue(database, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
-    service = Service(
-        settings, database, Jobs(database, settings.max_queued_jobs), queue, load_planner(settings.planner)
-    )
+    jobs, stopping = Jobs(database, settings.max_queued_jobs), threading.Event()
+    news = News(jobs.heads, settings.poll_s, stopping)
+    service = Service(settings, database, jobs, queue, load_planner(settings.planner), news, stopping)
 
     supervisor = Supervisor(settings, queue)
 

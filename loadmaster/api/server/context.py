@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Path, Request
 
 from loadmaster.api.planning import Planner
+from loadmaster.api.server.news import News
 from loadmaster.api.server.problems import not_found
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.jobs import Jobs
@@ -28,7 +29,8 @@ class Service:
     jobs: Jobs
     queue: Queue
     planner: Planner
-    stopping: threading.Event = field(default_factory=threading.Event)
+    news: News
+    stopping: threading.Event
 
 
 def service(request: Request) -> Service:

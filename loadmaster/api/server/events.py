@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-import anyio
 import anyio.to_thread
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
@@ -56,7 +55,5 @@ async def plan_events(
             yield ServerSentEvent(data=data, event=event.type, id=str(event.seq), retry=_RECONNECT_MS)
             if event.type == "done":
                 return
-        if not events:
-            if await anyio.to_thread.run_sync(service.jobs.get, job.id) is None:
-                return
-            await anyio.sleep(service.settings.poll_s)
+        if not events and not await service.news.wait(job.id, seen):
+            return

@@ -165,7 +165,8 @@ async def show_plan(
         remaining = deadline - time.monotonic()
         if news or job.state.final or remaining <= 0 or service.stopping.is_set():
             break
-        await anyio.sleep(min(service.settings.poll_s, remaining))
+        with anyio.move_on_after(remaining):
+            await service.news.wait(job.id, job.event_seq)
     if _etag(job) in known:
         return Response(status_code=304, headers={"ETag": _etag(job)})
     return _plan_response(job, 200)

@@ -19,6 +19,8 @@ from loadmaster.models.documents import Document
 __all__ = ["Frontier", "Jobs", "NewJob", "NotFinalError", "QueueFullError"]
 
 ResultT = TypeVar("ResultT")
+# Ids in one query: databases take a limited number of parameters.
+_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,16 @@ class Jobs:
         """The job, or None for an id that is not known."""
         with self._database.read() as connection:
             return records.get_job(connection, job_id)
+
+    def heads(self, job_ids: Sequence[str]) -> dict[str, int]:
+        """The number of the latest event of each of these jobs; those that are not known are left out."""
+        found: dict[str, int] = {}
+        with self._database.read() as connection:
+            for begin in range(0, len(job_ids), _AT_ONCE):
+                some = schema.job.c.id.in_(job_ids[begin : begin + _AT_ONCE])
+                query = sa.select(schema.job.c.id, schema.job.c.event_seq).where(some)
+                found |= {job_id: seq for job_id, seq in connection.execute(query)}
+        return found
 
     def get_frontier(self, frontier_id: str) -> Frontier | None:
         """The frontier with its jobs, or None for an id that is not known."""

@@ -183,8 +183,11 @@ class Queue:
         with self._database.read() as connection:
             counts = {str(job_id): int(count) for job_id, count in connection.execute(running)}
         silent = self._silence.over(counts)
+        if not silent:
+            return 0
+        # One that was heard of since then is left.
         whose = sa.or_(*(sa.and_(schema.job.c.id == job_id, beats == counts[job_id]) for job_id in silent))
-        return self._reclaim(whose, "its worker fell silent") if silent else 0
+        return self._reclaim(whose, "its worker fell silent")
 
     def seen(self, owner: str) -> None:
         """Note that a worker is alive; forget those that have not been for long."""

@@ -1,7 +1,7 @@
-"""The process of one job: ``python -m loadmaster.api.worker.child FD MEMORY_BYTES``.
+"""The process of one job: ``python -m loadmaster.api.worker.child FD MEMORY_BYTES FOLDER``.
 
 Started by :mod:`loadmaster.api.worker.process`, never by hand. It reads the job from the inherited connection FD,
-plans, and sends messages back: ("progress", ...), ("log", line), and at the end ("plan", document) or
+plans in FOLDER, and sends messages back: ("progress", ...), ("log", line), and at the end ("plan", document) or
 ("error", document). It ends itself, and everything it has started, when its parent is gone.
 """
 
@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import resource
+import shutil
 import signal
 import sys
 import threading
@@ -24,6 +25,7 @@ from typing import Any
 from loadmaster.api.planning import load_planner
 from loadmaster.errors import InputError, LoadmasterError, SolverError
 from loadmaster.models.documents import Document
+from loadmaster.orphans import wake_when_orphaned
 from loadmaster.planner import PlanProgress
 
 __all__ = ["CANCEL", "OUT_OF_MEMORY", "LogForwarder", "ParentConnection", "error_document", "main", "plan_job"]
@@ -72,8 +74,8 @@ class ParentConnection:
     def cancelled(self) -> bool:
         return self._cancelled.is_set()
 
-    def watch(self) -> None:
-        """Until the process ends: note a cancel; do not outlive the parent, and let no solver outlive either."""
+    def watch(self, folder: str) -> None:
+        """Until the process ends: note a cancel; do not outlive the parent, nor let a solver or a file do so."""
         parent = os.getppid()
         while os.getppid() == parent:
             if not self._connection.poll(_WATCH_EVERY_S):
@@ -83,6 +85,7 @@ class ParentConnection:
                     self.cancel()
             except (EOFError, OSError):
                 break
+        shutil.rmtree(folder, ignore_errors=True)
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
@@ -134,14 +137,15 @@ def plan_job(parent: ParentConnection, planner_path: str, problem: bytes, option
 def main() -> None:
     """Receive one job, plan it, send the answer."""
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
-    memory_bytes = int(sys.argv[2])
+    memory_bytes, folder = int(sys.argv[2]), sys.argv[3]
+    wake_when_orphaned()
     if memory_bytes:
         # Some systems know the limit but refuse to set it: the job then runs without one.
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     parent = ParentConnection(connection)
     planner_path, problem, options = connection.recv()
-    threading.Thread(target=parent.watch, daemon=True).start()
+    threading.Thread(target=parent.watch, args=(folder,), daemon=True).start()
     logging.getLogger("loadmaster").setLevel(logging.INFO)
     plan_job(parent, planner_path, problem, options)
 

@@ -59,6 +59,8 @@ class LocalJob:
         ours, theirs = Pipe()
         self._connection: Connection[Any, Any] = ours
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by kill)
+        # What solvers leave behind when they are killed goes with the job.
+        self._folder = tempfile.TemporaryDirectory(prefix="loadmaster-job-", ignore_cleanup_errors=True)
         with theirs:
             self._process = subprocess.Popen(
                 [
@@ -68,9 +70,10 @@ class LocalJob:
                     "loadmaster.api.worker.child",
                     str(theirs.fileno()),
                     str(settings.max_job_memory_bytes),
+                    self._folder.name,
                 ],
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": python_path()},
+                env={**os.environ, "PYTHONPATH": python_path(), "TMPDIR": self._folder.name},
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,
                 stderr=self._stderr,
@@ -110,6 +113,7 @@ class LocalJob:
             self._process.wait(_END_WITHIN_S)
         self._connection.close()
         self._stderr.close()
+        self._folder.cleanup()
 
     def _reason_of_death(self) -> str:
         """Why the process ended without an answer."""

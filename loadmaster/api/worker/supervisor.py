@@ -1,4 +1,7 @@
-"""Keeps a server's own workers alive: starts them, replaces those that die, stops them at the end."""
+"""Keeps a server's own workers alive: starts them, replaces those that die, stops them at the end.
+
+Beside that it takes back the jobs of any worker that fell silent, also where the server has none of its own.
+"""
 
 from __future__ import annotations
 
@@ -58,10 +61,21 @@ class Supervisor:
         return [slot.process.pid for slot in self._slots if slot.process is not None and slot.alive]
 
     def _run(self) -> None:
+        reclaim_at = 0.0
         while not self._stopping.wait(_LOOK_EVERY_S):
             for slot in self._slots:
                 if not slot.alive:
                     self._replace(slot)
+            if time.monotonic() >= reclaim_at:
+                # Workers do so between jobs alone.
+                reclaim_at = time.monotonic() + self._settings.lease_s / 3
+                self._reclaim()
+
+    def _reclaim(self) -> None:
+        try:
+            self._queue.reclaim()
+        except SQLAlchemyError:
+            logger.exception("the database does not answer; jobs of silent workers wait")
 
     def _replace(self, slot: _Slot) -> None:
         if slot.worker_id is not None:

@@ -1,0 +1,90 @@
+"""Who waits for news of jobs: woken by what comes, not by what was known, with one look for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy.exc import OperationalError
+
+from loadmaster.api.server.news import News
+
+
+class Heads:
+    """The latest events of jobs, and how often they were asked for."""
+
+    def __init__(self, **heads: int) -> None:
+        self.heads, self.asked, self.away = heads, 0, 0
+
+    def __call__(self, ids: Sequence[str]) -> Mapping[str, int]:
+        self.asked += 1
+        if self.away:
+            self.away -= 1
+            raise OperationalError("SELECT", {}, Exception("locked"))
+        return {name: self.heads[name] for name in ids if name in self.heads}
+
+
+def news_of(heads: Heads, stopping: threading.Event | None = None) -> News:
+    return News(heads, 0.005, stopping or threading.Event())
+
+
+async def test_waiters_wake_for_their_own_jobs_alone() -> None:
+    heads = Heads(a=3, b=3)
+    news = news_of(heads)
+    a, b = (asyncio.create_task(news.wait(name, 3)) for name in "ab")
+    await asyncio.sleep(0.05)
+    assert not a.done() and not b.done()
+    heads.heads["a"] = 4
+    assert await asyncio.wait_for(a, 30)
+    assert not b.done()
+    b.cancel()
+
+
+async def test_what_came_already_wakes_at_once() -> None:
+    assert await asyncio.wait_for(news_of(Heads(a=9)).wait("a", 3), 30)
+
+
+async def test_a_job_that_is_gone_has_no_news() -> None:
+    assert not await asyncio.wait_for(news_of(Heads()).wait("gone", 0), 30)
+
+
+async def test_a_server_that_stops_lets_everybody_go() -> None:
+    stopping = threading.Event()
+    waiting = asyncio.create_task(news_of(Heads(a=1), stopping).wait("a", 1))
+    await asyncio.sleep(0.02)
+    stopping.set()
+    assert not await asyncio.wait_for(waiting, 30)
+
+
+async def test_many_waiters_cost_one_look() -> None:
+    heads = Heads(a=1)
+    news = news_of(heads)
+    waiting = [asyncio.create_task(news.wait("a", 1)) for _ in range(200)]
+    while heads.asked < 3:
+        await asyncio.sleep(0.005)
+    heads.heads["a"] = 2
+    assert all(await asyncio.gather(*waiting))
+    # Waits that are woken ask no more, and looks end with the last of them.
+    asked = heads.asked
+    await asyncio.sleep(0.05)
+    assert asked < 200 and heads.asked <= asked + 1
+
+
+async def test_a_database_that_is_away_is_asked_again() -> None:
+    heads = Heads(a=2)
+    heads.away = 2
+    assert await asyncio.wait_for(news_of(heads).wait("a", 1), 30)
+    assert heads.asked == 3
+
+
+async def test_a_wait_that_is_given_up_leaves_nothing_behind() -> None:
+    heads = Heads(a=1)
+    news = news_of(heads)
+    waiting = asyncio.create_task(news.wait("a", 1))
+    await asyncio.sleep(0.02)
+    waiting.cancel()
+    await asyncio.sleep(0.05)
+    asked = heads.asked
+    await asyncio.sleep(0.05)
+    assert heads.asked == asked
