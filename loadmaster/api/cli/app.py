@@ -37,6 +37,7 @@ COMMANDS = {
     "list": ("the plans of a service, newest first", f"{_HERE}.service:list_arguments"),
     "hardware": ("the devices that costs can be estimated for", f"{_HERE}.catalogue:hardware_arguments"),
     "solvers": ("the solvers of this machine", f"{_HERE}.catalogue:solvers_arguments"),
+    "doctor": ("what of all this works here", f"{_HERE}.doctor:doctor_arguments"),
     "completion": ("let your shell complete all this on Tab", f"{_HERE}.completion:completion_arguments"),
     "demo": ("the main job on real models, end to end", f"{_HERE}.demo:demo_arguments"),
 }

@@ -1,0 +1,156 @@
+"""``doctor``: what of Loadmaster works here: solvers by solving, the compiled index by compiling, PyTorch by asking it.
+
+Each line says what was found and, where something is missing, what brings it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import loadmaster
+from loadmaster.api.cli.terminal import Terminal
+from loadmaster.api.client import Client
+from loadmaster.api.columns import table
+from loadmaster.errors import LoadmasterError
+
+# What PyTorch says of itself, and what stands behind the class Index: this floor imports neither.
+_ASK_TORCH = (
+    "import json, torch; cuda = torch.cuda.is_available(); n = torch.cuda.device_count() if cuda else 0; "
+    "print(json.dumps([torch.__version__, [torch.cuda.get_device_name(i) for i in range(n)]]))"
+)
+_ASK_INDEX = "from loadmaster.executor.index import Index; print(Index([1], [1]).facts().implementation)"
+_WITHIN_S = 300.0
+_SERVER_PACKAGES = ("fastapi", "uvicorn", "sqlalchemy", "prometheus_client")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line.
+
+    Attributes:
+        ok: None where it is missing and may be.
+    """
+
+    what: str
+    ok: bool | None
+    found: str
+
+
+def doctor_arguments(doctor: argparse.ArgumentParser) -> None:
+    """The arguments of ``doctor``."""
+    doctor.description = _doctor.__doc__
+    doctor.add_argument("--server", metavar="URL", help="ask this service, too")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.set_defaults(run=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Try what this machine has: exit status 1 if something that is there does not work."""
+    findings = []
+    for finding in _findings(arguments.server):
+        terminal.progress(f"{finding.what}: {finding.found}")
+        findings.append(finding)
+    if arguments.json:
+        terminal.json([dataclasses.asdict(finding) for finding in findings])
+    else:
+        words = {True: "ok", False: "FAILS", None: "missing"}
+        terminal.data(table([[f.what, words[f.ok], f.found] for f in findings], ["what", "", "found"]))
+    return 1 if any(finding.ok is False for finding in findings) else 0
+
+
+def _findings(server: str | None) -> Iterator[Finding]:
+    yield Finding("loadmaster", True, f"{loadmaster.__version__}, Python {platform.python_version()}, {_system()}")
+    yield from _solvers()
+    yield _service_packages()
+    yield _torch()
+    yield _index()
+    if server is not None:
+        yield _server(server)
+
+
+def _system() -> str:
+    return f"{platform.system()} {platform.machine()}"
+
+
+def _solvers() -> Iterator[Finding]:
+    """Each solves a small program in a process of its own, as it does for plans."""
+    from loadmaster.solvers.registry import available
+
+    found = available()
+    if not found:
+        yield Finding("solvers", False, "none: pip install 'loadmaster[solver]'")
+    for solver in found:
+        yield _solver(solver.name, solver.version)
+
+
+def _solver(name: str, version: str) -> Finding:
+    from loadmaster.solvers.process import solve
+    from loadmaster.solvers.program import ProgramBuilder
+    from loadmaster.solvers.solution import SolveOptions
+
+    builder = ProgramBuilder()
+    # Worth 3, 4 and 5, of weights 2, 3 and 4: what holds 5 takes the first two.
+    taken = builder.columns("taken", 3, upper=1, integer=True, cost=[-3.0, -4.0, -5.0])
+    builder.rows("room", (), [(0, taken, [2.0, 3.0, 4.0])], upper=5.0)
+    try:
+        solution = solve(builder.build(), SolveOptions(time_limit_s=60.0), solver=name)
+    except LoadmasterError as error:
+        return Finding(f"solver {name}", False, str(error))
+    if solution.objective is None or round(solution.objective, 6) != -7.0:
+        return Finding(f"solver {name}", False, f"says {solution.objective} where -7 is the best")
+    return Finding(f"solver {name}", True, f"{version}, solves in {solution.seconds:.2f} s")
+
+
+def _service_packages() -> Finding:
+    missing = [name for name in _SERVER_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        return Finding("service", None, f"no {', '.join(missing)}: pip install 'loadmaster[server]'")
+    return Finding("service", True, f"fastapi {importlib.metadata.version('fastapi')}")
+
+
+def _torch() -> Finding:
+    if importlib.util.find_spec("torch") is None:
+        return Finding("PyTorch", None, "pip install 'loadmaster[torch]' runs plans")
+    asked = _ask(_ASK_TORCH)
+    if asked.returncode != 0:
+        return Finding("PyTorch", False, _last_line(asked.stderr))
+    version, devices = json.loads(asked.stdout)
+    return Finding("PyTorch", True, f"{version}, {', '.join(devices) or 'no CUDA device'}")
+
+
+def _index() -> Finding:
+    asked = _ask(_ASK_INDEX)
+    if asked.returncode != 0:
+        return Finding("index", False, _last_line(asked.stderr))
+    compiled = asked.stdout.strip() == "compiled"
+    return Finding("index", True if compiled else None, "compiled" if compiled else "in numpy: a C++ compiler helps")
+
+
+def _ask(code: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-c", code]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_WITHIN_S, check=False)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"no answer within {_WITHIN_S:g} s")
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it ended without a word"])[-1]
+
+
+def _server(url: str) -> Finding:
+    try:
+        with Client(url) as client:
+            names = [solver["name"] for solver in client.get("/v1/solvers")["solvers"]]
+    except LoadmasterError as error:
+        return Finding(f"service at {url}", False, str(error))
+    return Finding(f"service at {url}", True, f"answers, with {', '.join(names)}")

@@ -1,0 +1,132 @@
+"""``doctor``: what it says of this machine, of solvers that fail or lie, and of what is not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import subprocess
+
+import pytest
+
+from loadmaster.api.cli import app, doctor
+from loadmaster.errors import SolverError
+from loadmaster.solvers import process, registry
+from loadmaster.solvers.solution import Solution
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process is started: solvers solve as HiGHS did once, the others answer."""
+    solved = process.solve(_program())
+    monkeypatch.setattr(process, "solve", lambda *_, **__: solved)
+    answers = {doctor._ASK_TORCH: '["2.13.0", ["NVIDIA H200"]]', doctor._ASK_INDEX: "compiled\n"}
+    monkeypatch.setattr(doctor, "_ask", lambda code: subprocess.CompletedProcess([], 0, answers[code], ""))
+
+
+def _program() -> process.Program:
+    caught: list[process.Program] = []
+
+    def catch(program: process.Program, *_: object, **__: object) -> Solution:
+        caught.append(program)
+        raise SolverError("only looked at")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "solve", catch)
+        doctor._solver("any", "1")
+    return caught[0]
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, dict[str, object]]]:
+    status = app.main(["doctor", "--json", *arguments])
+    return status, {one["what"]: one for one in json.loads(capsys.readouterr().out)}
+
+
+@pytest.mark.slow
+def test_what_is_installed_here_works(capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = said(capsys)
+    assert status == 0
+    assert {f"solver {solver.name}" for solver in registry.available()} <= found.keys()
+    assert [one for one in found.values() if one["ok"] is False] == []
+    assert found["PyTorch"]["ok"] is True
+
+
+def test_the_program_has_one_best_answer() -> None:
+    program = _program()
+    weights, worth = (2, 3, 4), (3, 4, 5)
+    chosen = [[bool(n >> i & 1) for i in range(3)] for n in range(8)]
+    values = [sum(v for v, c in zip(worth, of, strict=True) if c) for of in chosen if _weight(weights, of) <= 5]
+    assert max(values) == 7 and values.count(7) == 1
+    assert program.cost.tolist() == [-float(v) for v in worth]
+
+
+def _weight(weights: tuple[int, ...], chosen: list[bool]) -> int:
+    return sum(w for w, c in zip(weights, chosen, strict=True) if c)
+
+
+def test_people_get_a_table(quick: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("solver highs") and " ok " in line for line in lines)
+    assert any("2.13.0, NVIDIA H200" in line for line in lines)
+
+
+def test_a_solver_that_fails_is_named(
+    quick: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def solve(program: process.Program, *_: object, solver: str) -> Solution:
+        raise SolverError(f"{solver} lost its licence")
+
+    monkeypatch.setattr(process, "solve", solve)
+    status, found = said(capsys)
+    assert status == 1
+    assert (found["solver highs"]["ok"], found["solver highs"]["found"]) == (False, "highs lost its licence")
+
+
+def test_a_solver_that_is_wrong_is_found_out(
+    quick: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = process.solve(_program())
+    monkeypatch.setattr(process, "solve", lambda *_, **__: dataclasses.replace(right, objective=-5.0))
+    status, found = said(capsys)
+    assert status == 1
+    assert "-7 is the best" in str(found["solver highs"]["found"])
+
+
+def test_what_may_be_missing_is_no_failure(
+    quick: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *_: None if name in ("torch", "fastapi") else find(name)
+    )
+    monkeypatch.setattr(doctor, "_ask", lambda code: subprocess.CompletedProcess([], 0, "numpy\n", ""))
+    status, found = said(capsys)
+    assert status == 0
+    assert [found[what]["ok"] for what in ("PyTorch", "service", "index")] == [None, None, None]
+    assert "loadmaster[torch]" in str(found["PyTorch"]["found"])
+
+
+def test_no_solver_at_all_is_a_failure(
+    quick: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "available", list)
+    status, found = said(capsys)
+    assert status == 1
+    assert "loadmaster[solver]" in str(found["solvers"]["found"])
+
+
+def test_a_package_that_breaks_says_its_last_line(
+    quick: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = subprocess.CompletedProcess([], 1, "", "Traceback\n  ...\nOSError: libcuda is too old\n")
+    monkeypatch.setattr(doctor, "_ask", lambda code: broken)
+    status, found = said(capsys)
+    assert status == 1
+    assert found["PyTorch"]["found"] == "OSError: libcuda is too old"
+
+
+def test_a_service_that_is_not_there_is_a_failure(quick: None, capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = said(capsys, "--server", "http://127.0.0.1:9")
+    assert status == 1
+    assert found["service at http://127.0.0.1:9"]["ok"] is False
