@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from loadmaster.executor.memory.implementations.emitting import ALIASES, aten, source
-from loadmaster.executor.memory.implementations.loss_rows import BACKWARD_STEPS, STEPS, VIEWS, Step, steps_to
+from loadmaster.executor.memory.implementations.loss_rows import (
+    BACKWARD_STEPS,
+    STEPS,
+    VIEWS,
+    Step,
+    added_row,
+    steps_to,
+)
 
 NONE, MEAN, SUM = range(3)  # PyTorch's numbers for the reductions
 FORWARD_OF: dict[object, object] = {
@@ -34,6 +41,7 @@ class Match:
 
     Attributes:
         steps: from the layer's rows to those of the targets.
+        added: a bias that the model adds to the layer's result by itself, with as many elements as there are classes.
         loss: what the new loss replaces, with ``upstream`` as its gradient.
         reduction: MEAN over the rows that count, or SUM.
         divisor: of the sum; not 1 where losses of all rows are averaged, also of those that do not count.
@@ -49,6 +57,7 @@ class Match:
     loss: fx.Node
     upstream: fx.Node
     reduction: int
+    added: fx.Node | None = None
     divisor: int = 1
     smoothing: float = 0.0
     between: list[fx.Node] = field(default_factory=list)
@@ -60,7 +69,7 @@ class Match:
     def operands(self) -> tuple[fx.Node, fx.Node, fx.Node | None]:
         """Hidden [rows, width], weight [width, classes], bias."""
         args = self.product.args
-        bias, hidden, weight = args if self.product.target is aten.addmm.default else (None, *args)
+        bias, hidden, weight = args if self.product.target is aten.addmm.default else (self.added, *args)
         assert isinstance(hidden, fx.Node)
         assert isinstance(weight, fx.Node)
         assert bias is None or isinstance(bias, fx.Node)
@@ -77,15 +86,18 @@ def find(loss_backward: fx.Node) -> Match | None:
     behind = _behind(probabilities, plain[0])
     if behind is None:
         return None
-    product, log_probabilities, views, steps = behind
+    log_probabilities = behind.log_probabilities
     forwards = [u for u in probabilities.users if u.target is FORWARD_OF[loss_backward.target]]
     if len(forwards) != 1 or forwards[0].args[1:] != tuple(plain):
         return None
     results = {user.args[1]: user for user in forwards[0].users if user.target is operator.getitem}
     if 0 not in results or (1 in results and set(results[1].users) - {loss_backward}) or results.get(1) is not total:
         return None
-    match = Match(product, log_probabilities, forwards[0], loss_backward, steps, results[0], upstream, reduction)
-    match.between += [*results.values(), loss_backward, *views]
+    match = Match(
+        *(behind.product, log_probabilities, forwards[0], loss_backward, behind.steps, results[0], upstream, reduction),
+        added=behind.added,
+    )
+    match.between += [*results.values(), loss_backward, *behind.views]
     if reduction == NONE and not _match_reduction(match):
         return None
     known = {forwards[0], loss_backward}
@@ -108,11 +120,19 @@ def find(loss_backward: fx.Node) -> Match | None:
     return match if all(_classify(match, read, user) for read, user in _pairs(readers, match)) else None
 
 
-def _behind(probabilities: fx.Node, targets: object) -> tuple[fx.Node, fx.Node, list[fx.Node], list[Step]] | None:
-    """What the loss reads: the layer, its log-probabilities, what views these, and the steps from rows to targets.
+@dataclass(frozen=True)
+class _Behind:
+    """What a loss reads: a layer's log-probabilities, viewed; the steps are those from its rows to the targets'."""
 
-    None where it reads anything else, or others read the layer's result, too.
-    """
+    product: fx.Node
+    log_probabilities: fx.Node
+    views: list[fx.Node]
+    steps: list[Step]
+    added: fx.Node | None
+
+
+def _behind(probabilities: fx.Node, targets: object) -> _Behind | None:
+    """What is behind a loss; None where it reads anything else, or others read the layer's result, too."""
     views: list[fx.Node] = []
     node = source(probabilities)
     while node is not None and node.target in VIEWS:
@@ -120,14 +140,20 @@ def _behind(probabilities: fx.Node, targets: object) -> tuple[fx.Node, fx.Node, 
         node = source(node.args[0])
     if node is None or node.target is not aten._log_softmax.default:
         return None
-    log_probabilities, path = node, []
+    log_probabilities, path, added = node, [], []
     product = log_probabilities.args[0]
-    while isinstance(product, fx.Node) and len(product.users) == 1 and product.target in STEPS:
+    while isinstance(product, fx.Node) and len(product.users) == 1:
+        row = added_row(product)
+        if row is None and product.target not in STEPS:
+            break
+        added += [] if row is None else [row]
         path.append(product)
         product = product.args[0]
     if not isinstance(product, fx.Node) or product.target not in PRODUCTS or len(product.users) != 1:
         return None
     if not set(product.kwargs.values()) <= {1}:  # alpha and beta of addmm
+        return None
+    if len(added) > (product.target is aten.mm.default):  # one bias in all
         return None
     rows, classes = product.meta["val"].shape
     found, whole = steps_to(path[::-1], rows, classes), steps_to([*path[::-1], *views[::-1]], rows, classes)
@@ -139,7 +165,9 @@ def _behind(probabilities: fx.Node, targets: object) -> tuple[fx.Node, fx.Node, 
     shape = list(probabilities.meta["val"].shape)
     del shape[whole[1]]
     assert isinstance(targets, fx.Node)
-    return (product, log_probabilities, views, whole[0]) if shape == list(targets.meta["val"].shape) else None
+    if shape != list(targets.meta["val"].shape):
+        return None
+    return _Behind(product, log_probabilities, views, whole[0], added[0] if added else None)
 
 
 def _match_reduction(match: Match) -> bool:

@@ -41,6 +41,8 @@ def _replace(graph: fx.Graph, match: Match) -> None:
     assert isinstance(ignored, int)
     of_layer = match.weight_gradients or match.bias_gradients
     with graph.inserting_before(match.loss_forward):
+        if match.added is not None:
+            bias = _bias(graph, match.added, hidden)
         arguments = (
             *(hidden, weight, bias, laid_out(graph, targets, match.steps, ignored), class_weights),
             *(default_chunks(*hidden.meta["val"].shape), ignored, match.reduction == MEAN, match.smoothing),
@@ -65,11 +67,18 @@ def _replace(graph: fx.Graph, match: Match) -> None:
     _erase(graph, match)
 
 
+def _bias(graph: fx.Graph, added: fx.Node, hidden: fx.Node) -> fx.Node:
+    """A row that the model adds, as the layer's bias."""
+    row = call(graph, aten.view.default, added, [added.meta["val"].numel()])
+    dtype = hidden.meta["val"].dtype
+    return row if row.meta["val"].dtype == dtype else call(graph, aten._to_copy.default, row, dtype=dtype)
+
+
 def _erase(graph: fx.Graph, match: Match) -> None:
     """Take out the old operators, readers first, and the gradients that nobody asked for."""
     gone = {match.product, match.log_probabilities, match.loss_forward, *match.between}
     gone |= {*match.hidden_gradients, *match.weight_gradients, *match.bias_gradients}
-    passed = STEPS | BACKWARD_STEPS | {TRANSPOSE, operator.getitem}
+    passed = STEPS | BACKWARD_STEPS | {TRANSPOSE, operator.getitem, aten.add.Tensor}
     # What only smoothing asks for: which rows count, and how many.
     passed |= {aten.eq.Scalar, aten.bitwise_not.default, aten.sum.default}
     for node in reversed(graph.nodes):

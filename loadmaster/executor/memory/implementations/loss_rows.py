@@ -77,10 +77,22 @@ def steps_to(path: Sequence[fx.Node], rows: int, classes: int) -> tuple[list[Ste
             steps.append(Step(node.target, (dim - (dim > at), *where), kept))
             if node.target is aten.select.int:
                 at -= dim < at
+        elif added_row(node) is not None:
+            if at != len(shape) - 1:
+                return None
         elif node.target not in COPIES:
             return None
         shape = after
     return steps, at
+
+
+def added_row(node: fx.Node) -> fx.Node | None:
+    """What the node adds to every row of its first argument alike, if that is what it does."""
+    if node.target is not aten.add.Tensor or node.kwargs or not isinstance(node.args[1], fx.Node):
+        return None
+    value, row = node.meta["val"], node.args[1].meta["val"]
+    fits = row.dim() > 0 and row.shape[-1] == row.numel() == value.shape[-1]
+    return node.args[1] if fits and node.args[0].meta["val"].shape == value.shape else None  # type: ignore[union-attr]
 
 
 # What is left out of slice(tensor, dim, start, end, step) after the tensor.

@@ -103,7 +103,14 @@ def weighted_and_shifted(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits[:, :-1].reshape(-1, V), labels[:, 1:].reshape(-1), weights)
 
 
+def bart(logits: Tensor, labels: Tensor) -> Tensor:
+    # BART, Marian, Pegasus: a bias that is no parameter, one row of its own
+    logits = logits + torch.linspace(-1, 1, V, dtype=logits.dtype)[None]
+    return F.cross_entropy(logits.view(-1, V), labels.view(-1))
+
+
 WRITTEN: list[Loss] = [
+    bart,
     gpt2,
     llama,
     llama_per_items,
@@ -165,6 +172,15 @@ def fewer_classes(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits[..., :30].reshape(-1, 30), labels.clamp(max=29).reshape(-1))
 
 
+def a_bias_for_each_row(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy((logits + torch.arange(200.0, dtype=logits.dtype)[:, None]).view(-1, V), labels.view(-1))
+
+
+def two_biases(logits: Tensor, labels: Tensor) -> Tensor:
+    row = torch.linspace(-1, 1, V, dtype=logits.dtype)
+    return F.cross_entropy((logits + row + row.square()).view(-1, V), labels.view(-1))
+
+
 def z_loss(logits: Tensor, labels: Tensor) -> Tensor:
     flat = logits.view(-1, V)
     return F.cross_entropy(flat, labels.view(-1)) + 1e-4 * flat.logsumexp(-1).square().mean()
@@ -182,10 +198,52 @@ def over_positions(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "loss", [read_twice, scaled, fewer_classes, z_loss, masked_rows, over_positions], ids=lambda loss: loss.__name__
+    "loss",
+    [read_twice, scaled, fewer_classes, a_bias_for_each_row, two_biases, z_loss, masked_rows, over_positions],
+    ids=lambda loss: loss.__name__,
 )
 def test_what_is_no_plain_loss_of_rows_is_left_alone(loss: Loss) -> None:
     got, want, operators = both(loss)
     assert not any("linear_cross_entropy" in o for o in operators)
     for have, expected in zip(got, want, strict=True):
         torch.testing.assert_close(have, expected, rtol=1e-11, atol=1e-11)
+
+
+SMALL = {
+    "vocab_size": 512,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+}
+LIBRARY_MODELS = {
+    "Llama": ("LlamaForCausalLM", SMALL),
+    "Qwen2": ("Qwen2ForCausalLM", {**SMALL, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "Bert": ("BertForMaskedLM", SMALL),
+    "T5": (
+        "T5ForConditionalGeneration",
+        {"vocab_size": 512, "d_model": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0},
+    ),
+    "Bart": (
+        "BartForConditionalGeneration",
+        {"vocab_size": 512, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", LIBRARY_MODELS)
+def test_the_loss_that_a_model_of_transformers_returns_is_found(family: str) -> None:
+    name, fields = LIBRARY_MODELS[family]
+    library = pytest.importorskip(f"transformers.models.{family.lower()}", exc_type=ImportError)
+    try:
+        make, config = getattr(library, name), getattr(library, f"{family}Config")
+    except ImportError as error:
+        pytest.skip(f"transformers does not load here: {error}")
+    torch.manual_seed(0)
+    model = make(config(**fields)).eval()
+    tokens = torch.randint(2, 512, (2, 300))
+    compiled, operators = prepared_step(lambda tokens, labels: model(input_ids=tokens, labels=labels).loss)
+    losses_and_gradients(compiled, model, tokens, tokens.clone())
+    assert sum("linear_cross_entropy" in o for o in operators) == 1
+    assert not any("nll_loss" in o for o in operators)
