@@ -65,8 +65,8 @@ def drawn(distribution: str, keys: int, operations: int, inserts: float) -> Trac
     all_keys = all_text()[:wanted] if distribution == "text" else make_keys(distribution, wanted)
     if len(all_keys) < wanted:
         # Real keys are as many as there are: both numbers shrink alike.
-        keys = int(keys * len(all_keys) / wanted)
-        operations = int((len(all_keys) - keys) / inserts)
+        operations = int(operations * len(all_keys) / wanted)
+        keys = len(all_keys) - round(operations * inserts)
     all_keys = random.permutation(all_keys)
     writes = round(operations * inserts)
     codes = np.full(operations, LOOKUP, np.uint8)

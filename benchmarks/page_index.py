@@ -37,7 +37,7 @@ def indexes(workloads: Result, planning: Result, python: Result) -> str:
         "gapped array with the cost model of ALEX, on the same pages. Millions of operations a processor second.",
         "index-workloads",
         "Operations a second for four distributions of keys and four shares of inserts: gapped array and planned",
-        table_of(["keys, inserts", "planned", "gapped array", "planned", "times", "bytes"], table),
+        table_of(["keys, inserts", "planned as", "gapped array", "planned", "times", "bytes"], table),
         f"Planned configurations are {won[0]}, {won[1]}, {won[2]} and {won[3]} times as fast as the gapped array. "
         f"{planning['shards']} other shards are planned, trials included, in {planning['planning_s']:.0f} s; on "
         f"{len(planning['rows'])} of them all {planning['candidates']} candidates ran, and the chosen one took "
