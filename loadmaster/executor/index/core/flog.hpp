@@ -95,9 +95,6 @@ inline uint32_t capacity_for(uint32_t keys, uint32_t most) {
 }
 
 inline bool allocate_fragment(Context &context, Fragment *fragment, uint32_t capacity) {
-  // What the block has room for anyway is taken, too.
-  const size_t usable = Pool::usable_bytes(Fragment::bytes(capacity));
-  while (Fragment::bytes(capacity + 1) <= usable) ++capacity;
   fragment->digests = static_cast<uint8_t *>(context.pool.take(Fragment::bytes(capacity)));
   if (fragment->digests == nullptr) return false;
   fragment->capacity = static_cast<uint16_t>(capacity);

@@ -54,9 +54,6 @@ class Pool {
   // Why the last `take` failed.
   int failure() const { return failure_; }
 
-  // So many bytes take no more memory than as many as `bytes`.
-  static size_t usable_bytes(size_t bytes) { return block_bytes(bytes) - kHead; }
-
   // Whether most of the memory holds nothing, so that it pays to retire it.
   bool is_sparse() const { return bytes_ > kSparse && 3 * used_bytes_ < bytes_; }
   // Chunks that were retired before and still hold something stay retired together with none of the present ones.
@@ -75,11 +72,11 @@ class Pool {
     return side_of(block) != now_ && size_of(block) < kAlone;
   }
 
-  // Memory that begins with a cache line and is not set to anything, or null.
+  // 16-byte aligned memory that is not set to anything, or null.
   void *take(size_t bytes) {
     failure_ = LM_NO_MEMORY;
     if (allocation_fails()) return nullptr;
-    const size_t need = block_bytes(bytes);
+    const size_t need = bytes + kHead <= kLeast ? kLeast : (bytes + kHead + 15) & ~size_t{15};
     if (need >= kAlone) return take_alone(need);
     Block *block = find(need, now_);
     if (block == nullptr) {
@@ -147,20 +144,19 @@ class Pool {
 
  private:
   struct Block {
-    size_t head;  // bytes of the block, a multiple of a line, and the flags below
+    size_t head;  // bytes of the block, a multiple of 16, and the flags below
     Block *next, *prev;  // of the same list, while free; here the memory of a block in use begins
   };
   struct Chunk {
     size_t bytes, huge;
     Chunk *next, *prev;
     size_t alone;  // 1: for one large block, with which it goes back
-    size_t unused[2];
   };
   static constexpr size_t kFree = 1, kBeforeFree = 2, kFirst = 4, kSide = 8, kFlags = 15;
-  static constexpr size_t kHead = sizeof(size_t), kLine = 64, kLeast = kLine, kHuge = size_t{2} << 20, kPage = 4096, kAlone = size_t{1} << 20;
+  static constexpr size_t kHead = sizeof(size_t), kLeast = 32, kHuge = size_t{2} << 20, kPage = 4096, kAlone = size_t{1} << 20;
   static constexpr int kLists = 48, kParts = 16;
   static constexpr int64_t kSparse = 65536;  // smaller pools stay as they are
-  static_assert(sizeof(Chunk) + kHead == kLine, "the first block's memory begins with a line");
+  static_assert(sizeof(Chunk) == 40, "the first block's memory is 16-byte aligned");
 
   // Free blocks by size. There are two of them: of the chunks that are in use, and of those that are retired.
   struct Lists {
@@ -170,7 +166,6 @@ class Pool {
     Chunk *spare = nullptr;
   };
 
-  static size_t block_bytes(size_t bytes) { return (bytes + kHead + kLine - 1) & ~(kLine - 1); }
   static int side_of(const Block *block) { return (block->head & kSide) != 0; }
   static size_t size_of(const Block *block) { return block->head & ~kFlags; }
   static void set_size(Block *block, size_t size) { block->head = size | (block->head & kFlags); }
@@ -289,7 +284,7 @@ class Pool {
     if (bytes >= kHuge && madvise(start, bytes, MADV_HUGEPAGE) == 0 && huge_pages_granted()) huge = bytes & ~(kHuge - 1);
 #endif
     Chunk *chunk = reinterpret_cast<Chunk *>(start);
-    *chunk = Chunk{bytes, huge, chunks_, nullptr, 0, {}};
+    *chunk = Chunk{bytes, huge, chunks_, nullptr, 0};
     if (chunks_ != nullptr) chunks_->prev = chunk;
     chunks_ = chunk;
     bytes_ += static_cast<int64_t>(bytes);

@@ -59,7 +59,7 @@ def test_memory_shrinks_with_the_keys_and_changes_stay_bounded(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_large_index_shrinks_with_its_keys(tmp_path: Path) -> None:
-    _run(tmp_path, "shrinking", ["1000000"], "address,undefined")
+    _run(tmp_path, "shrinking", ["100000"], "address,undefined")
 
 
 def test_readers_beside_one_writer_see_whole_pairs(tmp_path: Path) -> None:
