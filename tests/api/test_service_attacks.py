@@ -182,6 +182,21 @@ def test_half_sent_headers_do_not_hold_a_connection(start_service: Callable[...,
         connection.close()
 
 
+@pytest.mark.parametrize("path", ["/v1/plans", "/v1/frontiers"])
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_bug(
+    start_service: Callable[..., RunningService], caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    service = start_service()
+    host, port = httpx.URL(service.url).host, httpx.URL(service.url).port
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{{"
+    with socket.create_connection((host, port), timeout=30) as connection:
+        connection.sendall(head.encode())
+        # It waits for the rest, then for nothing more.
+        wait_until(lambda: service.server.server_state.tasks)
+    wait_until(lambda: not service.server.server_state.tasks)
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
 def test_a_slow_answer_is_not_cut_off(start_service: Callable[..., RunningService]) -> None:
     service = start_service(request_timeout_s=0.2)
     plan = httpx.post(f"{service.url}/v1/plans", json={"problem": problem()}).json()["links"]["self"]
