@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadmaster.api import logs
 from loadmaster.api.cli.terminal import Terminal
+from loadmaster.api.settings import Settings
 from loadmaster.live_line import LiveLine
 from loadmaster.printable import printable
 
@@ -42,3 +45,23 @@ def test_names_do_not_reach_the_terminal_as_commands(hostile: str) -> None:
     LiveLine(err).show(hostile)
     for written in (out.getvalue(), err.getvalue()):
         assert not set("\x1b\x07\x9b\r\u202e") & set(written)
+
+
+@pytest.mark.parametrize("hostile", ["\x1b[2Jgone", "\x1b]52;c;cm0=\x07", "\x9b31m", "\rpassword:"])
+def test_log_lines_in_a_terminal_are_not_obeyed(hostile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    # pytest's own handlers would be closed by it.
+    root.handlers = []
+    try:
+        logs.configure(Settings(database_url="sqlite:////nowhere"))
+        try:
+            raise ValueError(hostile)
+        except ValueError:
+            logging.getLogger("loadmaster").exception("job %s", hostile)
+    finally:
+        root.handlers = before
+        root.setLevel(level)
+    written = capsys.readouterr().err
+    assert "Traceback" in written
+    assert not set("\x1b\x07\x9b\r") & set(written)

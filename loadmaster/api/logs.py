@@ -8,8 +8,9 @@ import sys
 import time
 
 from loadmaster.api.settings import Settings
+from loadmaster.printable import printable
 
-__all__ = ["JsonFormatter", "configure"]
+__all__ = ["JsonFormatter", "TextFormatter", "configure"]
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
@@ -31,11 +32,18 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class TextFormatter(logging.Formatter):
+    """Lines to read, in a terminal, say: names of jobs and words of solvers in them are not obeyed."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 def configure(settings: Settings) -> None:
     """Send all log records of this process to stderr in the asked format."""
     handler = logging.StreamHandler(sys.stderr)
-    if settings.log_format == "json":
-        handler.setFormatter(JsonFormatter())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)

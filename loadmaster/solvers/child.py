@@ -1,7 +1,7 @@
-"""The process of one solve: ``python -m loadmaster.solvers.child FD SOLVER MEMORY_BYTES``.
+"""The process of one solve: ``python -m loadmaster.solvers.child FD SOLVER MEMORY_BYTES FOLDER``.
 
 Started by :mod:`loadmaster.solvers.process`, never by hand. It imports numpy and the one solver and nothing
-else, answers over the inherited connection FD, and ends itself when its parent is gone.
+else, answers over the inherited connection FD, and ends itself, and removes FOLDER, when its parent is gone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import resource
+import shutil
 import signal
 import sys
 import threading
@@ -75,8 +76,8 @@ class PipeLink:
         with self._lock:
             self._connection.send(answer)
 
-    def watch(self) -> None:
-        """Until the process ends: pass on the parent's wish to stop, and do not outlive the parent.
+    def watch(self, folder: str) -> None:
+        """Until the process ends: pass on the parent's wish to stop; outlive the parent no more than files do.
 
         The parent's id is watched beside the connection, because processes forked by the parent (data loader
         workers, say) may hold its end of the connection open. Linux's parent-death signal is no substitute:
@@ -94,6 +95,7 @@ class PipeLink:
                         self._send_incumbent(time.monotonic())
             except (EOFError, OSError):
                 break
+        shutil.rmtree(folder, ignore_errors=True)
         # The group: a solver behind PuLP is a process of its own.
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
@@ -183,7 +185,7 @@ def _cap_memory(limit_bytes: int) -> None:
 def main() -> None:
     """Receive a program, solve it, send the answer."""
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
-    solver, memory_limit_bytes = sys.argv[2], int(sys.argv[3])
+    solver, memory_limit_bytes, folder = sys.argv[2], int(sys.argv[3]), sys.argv[4]
     link = PipeLink(connection)
     wake_when_orphaned()
     try:
@@ -192,7 +194,7 @@ def main() -> None:
         if memory_limit_bytes:
             _cap_memory(memory_limit_bytes)
         program, options = connection.recv()
-        threading.Thread(target=link.watch, daemon=True).start()
+        threading.Thread(target=link.watch, args=(folder,), daemon=True).start()
         link.final(answer(driver, program, options, link, solver))
     except LoadmasterError as error:
         link.final(error)

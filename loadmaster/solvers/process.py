@@ -115,7 +115,7 @@ class RunningSolve:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-P", "-m", "loadmaster.solvers.child"),
-                    *(str(child_end.fileno()), solver, str(options.memory_limit_bytes or 0)),
+                    *(str(child_end.fileno()), solver, str(options.memory_limit_bytes or 0), self._folder.name),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,

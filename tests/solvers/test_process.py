@@ -232,6 +232,31 @@ def test_no_orphan_when_the_parent_is_killed(solver: str, held_open: bool) -> No
             os.kill(forked, signal.SIGKILL)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_stopped_solve_ends_with_its_parent_and_leaves_no_files(tmp_path: Path) -> None:
+    """The solver behind PuLP is stopped as well, after it was handed its program as a file."""
+    script = run_script(
+        f"""
+        import tempfile, time
+        tempfile.tempdir = {str(tmp_path)!r}
+        from loadmaster.solvers.process import start
+        from tests.solvers.programs import hard
+        print(start(hard(), solver="pulp:PULP_CBC_CMD").process_id, flush=True)
+        time.sleep(600)
+        """,
+        wait=False,
+    )
+    solving = int(script.stdout.readline())
+    while not list(tmp_path.rglob("*.mps")):
+        time.sleep(0.05)
+    os.killpg(solving, signal.SIGSTOP)
+    script.kill()
+    script.wait()
+    script.stdout.close()
+    wait_until_gone(solving)
+    assert list(tmp_path.iterdir()) == []
+
+
 def in_group(entry: Path, group: int) -> bool:
     try:
         return int((entry / "stat").read_text().rpartition(")")[2].split()[2]) == group

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from loadmaster.api.documents import ProblemDetails, ProblemError
 from loadmaster.api.errors import ProblemType
@@ -121,6 +122,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(QueueFullError, _queue_full)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _nobody)
     app.add_exception_handler(SQLAlchemyError, _database_error)
     app.add_exception_handler(Exception, _bug)
 
@@ -132,6 +134,11 @@ def _refusal(request: Request, error: Exception) -> JSONResponse:
 
 def _no_more_events(request: Request, error: Exception) -> Response:
     return Response(status_code=204)
+
+
+def _nobody(request: Request, error: Exception) -> Response:
+    """Whoever leaves in the middle of a body reads no answer, and nothing is wrong here."""
+    return Response(status_code=400)
 
 
 def _input_error(request: Request, error: Exception) -> JSONResponse:

@@ -183,13 +183,9 @@ class Database:
     """
 
     def __init__(self, url: str, *, wait_s: float = 30.0) -> None:
-        try:
-            parsed = make_url(url)
-            url = parsed.render_as_string(hide_password=True)
-        except (ArgumentError, ValueError):
-            # It may hold a password anywhere, so nothing of it is shown.
-            remedy = "Give dialect://user:password@host/name, with special characters percent-encoded."
-            raise InputError("database_url", "...", "is no URL of a database", remedy) from None
+        parsed = _parsed(url)
+        # Drivers take passwords as parameters, too.
+        url = parsed.set(query={}).render_as_string(hide_password=True)
         try:
             if parsed.get_backend_name() == "sqlite":
                 _expect_file(parsed, url)
@@ -263,6 +259,21 @@ class Database:
     def close(self) -> None:
         """Give the connections back."""
         self.engine.dispose()
+
+
+def _parsed(url: str) -> sa.URL:
+    """The URL in its parts. Of one that cannot be read nothing is shown: a password may be anywhere in it.
+
+    Raises:
+        InputError: it is no URL of a database.
+    """
+    with contextlib.suppress(ArgumentError, ValueError):
+        parsed = make_url(url)
+        # An @ that is not encoded ends a password early: the rest of it would be taken for the host's name.
+        if "@" not in (parsed.host or ""):
+            return parsed
+    remedy = "Give dialect://user:password@host/name, with special characters percent-encoded."
+    raise InputError("database_url", "...", "is no URL of a database", remedy)
 
 
 def _expect_file(parsed: sa.URL, url: str) -> None:
