@@ -38,7 +38,7 @@ def _run(folder: Path, name: str, arguments: list[str], sanitizer: str) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.parametrize("seed", [1, 500])
+@pytest.mark.parametrize("seed", [1, pytest.param(500, marks=pytest.mark.slow)])
 def test_every_structure_agrees_with_a_map(tmp_path: Path, seed: int) -> None:
     _run(tmp_path, "random_operations", [str(seed), "30"], "address,undefined")
 
@@ -53,6 +53,7 @@ def test_faults_leave_the_index_as_it_was(tmp_path: Path) -> None:
     _run(tmp_path, "faults", [], "address,undefined")
 
 
+@pytest.mark.slow
 def test_memory_shrinks_with_the_keys_and_changes_stay_bounded(tmp_path: Path) -> None:
     _run(tmp_path, "shrinking", ["15000"], "address,undefined")
 
@@ -62,6 +63,7 @@ def test_a_large_index_shrinks_with_its_keys(tmp_path: Path) -> None:
     _run(tmp_path, "shrinking", ["100000"], "address,undefined")
 
 
+@pytest.mark.slow
 def test_readers_beside_one_writer_see_whole_pairs(tmp_path: Path) -> None:
     _run(tmp_path, "one_writer", ["200", "100000"], "thread")
 
