@@ -260,7 +260,7 @@ class Database:
 
 
 def _parsed(url: str) -> tuple[sa.URL, str]:
-    """The URL in its parts, and as it may be shown. Nothing is of one that cannot be read: passwords may be anywhere.
+    """The URL in its parts, and as it may be shown. One that cannot be read is not: it may hold a password anywhere.
 
     Raises:
         InputError: it is no URL of a database.
