@@ -19,7 +19,7 @@ from loadmaster.models.canonical import plain
 from loadmaster.models.json_text import dump_json, parse_json
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+    from pydantic_core import SchemaValidator
 
 PROBLEM_SCHEMA = "loadmaster/problem/1"
 PLAN_SCHEMA = "loadmaster/plan/1"
@@ -27,7 +27,9 @@ PLAN_SCHEMA = "loadmaster/plan/1"
 Document = Mapping[str, Any]
 ReadT = TypeVar("ReadT")
 
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+_VALIDATORS: dict[type[Any], SchemaValidator] = {}
+# What stops at the first of its items that is wrong.
+_STOPPING = frozenset({"list", "tuple", "set", "frozenset"})
 
 
 def load_document(source: Document | str | Path) -> Document:
@@ -103,13 +105,27 @@ def write(schema: str, value: Any) -> dict[str, Any]:
     return {"schema": schema, "kind": fields["kind"], **dict(short_first)}
 
 
-def _adapter(type_: type[ReadT]) -> TypeAdapter[ReadT]:
+def _validator(type_: type[Any]) -> SchemaValidator:
     """How that type is read; made once, because it takes as long as reading a large document."""
     from pydantic import TypeAdapter
+    from pydantic_core import SchemaValidator
 
-    if type_ not in _ADAPTERS:
-        _ADAPTERS[type_] = TypeAdapter(type_)
-    return _ADAPTERS[type_]
+    if type_ not in _VALIDATORS:
+        _VALIDATORS[type_] = SchemaValidator(_stopping(TypeAdapter(type_).core_schema))
+    return _VALIDATORS[type_]
+
+
+def _stopping(schema: Any) -> Any:
+    """The same rules, where a list ends with its first item that is wrong.
+
+    One refusal is told, but all are collected, each a kilobyte: those of a million wrong items would fill the memory.
+    """
+    if isinstance(schema, list):
+        return [_stopping(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts = {name: part if name in ("default", "metadata") else _stopping(part) for name, part in schema.items()}
+    return {**parts, "fail_fast": True} if schema.get("type") in _STOPPING else parts
 
 
 def parse(type_: type[ReadT], document: Document) -> ReadT:
@@ -123,7 +139,8 @@ def parse(type_: type[ReadT], document: Document) -> ReadT:
     # As JSON text, not as Python objects: there a list may stand for a tuple or a set, and nothing else may.
     text = dump_json(document)
     try:
-        return _adapter(type_).validate_json(text)
+        read: ReadT = _validator(type_).validate_json(text)
+        return read
     except ValidationError as error:
         details = error.errors(include_url=False)
     first = details[0]

@@ -38,10 +38,11 @@ def client_of(app: FastAPI) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 
-async def test_empty_lists_by_the_million_are_refused_before_they_take_memory(
-    make_settings: Callable[..., Settings],
+@pytest.mark.parametrize(("small", "times"), [(b"[],", 10_000_000), (b'{"a":1},', 2_000_000)])
+async def test_small_things_by_the_million_are_refused_before_they_take_memory(
+    make_settings: Callable[..., Settings], small: bytes, times: int
 ) -> None:
-    body = b'{"problem":{"kind":"fake","forward":[' + b"[]," * 10_000_000 + b"[]]}}"
+    body = b'{"problem":{"kind":"fake","forward":[' + small * times + b"[]]}}"
     async with client_of(create_app(make_settings())) as http:
         tracemalloc.start()
         answer = await http.post("/v1/plans", content=body, headers={"content-type": "application/json"})
@@ -51,6 +52,18 @@ async def test_empty_lists_by_the_million_are_refused_before_they_take_memory(
     assert answer.json()["errors"][0]["field"] == "body"
     # The body itself, once in pieces and once whole: lists would be twenty times as much.
     assert peak_bytes < 4 * len(body)
+
+
+@pytest.mark.parametrize("wide", ['{"problem":%s}', '{"problem":{"forward":[%s]}}', '{"problem":{},"labels":%s}'])
+async def test_objects_of_very_many_keys_are_refused_as_a_whole(
+    make_settings: Callable[..., Settings], wide: str
+) -> None:
+    """Each unknown key would be a refusal of its own, of a kilobyte."""
+    body = wide % json.dumps({f"k{n}": 1 for n in range(200_000)})
+    async with client_of(create_app(make_settings())) as http:
+        answer = await http.post("/v1/plans", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["value"] == "200000"
 
 
 async def test_a_body_that_does_not_come_is_given_up(make_settings: Callable[..., Settings]) -> None:

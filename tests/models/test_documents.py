@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from loadmaster.errors import InputError
-from loadmaster.models.documents import load_document
+from loadmaster.models.documents import PROBLEM_SCHEMA, load_document
 from loadmaster.models.kinds import read_plan, read_problem, write_problem
 from loadmaster.models.memory.presets import chain
 
@@ -139,3 +139,16 @@ def test_typed_problems_are_made_and_written_without_pydantic() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_PYDANTIC], capture_output=True, text=True, check=True)
     document, sha256 = done.stdout.rsplit(" ", 1)
     assert read_problem(json.loads(document)).sha256 == sha256.strip()
+
+
+@pytest.mark.parametrize("entry", [[], 1, {"a": 1}, {"a": 1, "b": 2, "c": 3}])
+def test_refusals_are_not_collected_for_every_entry(entry: object) -> None:
+    """Each takes a kilobyte, and a small document may have millions of wrong entries."""
+
+    def refused(entries: int) -> str:
+        with pytest.raises(InputError) as caught:
+            read_problem({"kind": "memory", "schema": PROBLEM_SCHEMA, "forward": [entry] * entries})
+        return caught.value.problem
+
+    assert "more fields are wrong" in refused(2)
+    assert refused(2) == refused(2000)

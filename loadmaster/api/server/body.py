@@ -7,13 +7,13 @@ text that is no text. All of it is refused here, as an InputError that names the
 from __future__ import annotations
 
 import email.message
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 from fastapi import Request
-from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from loadmaster.api.documents import PlanRequest
 from loadmaster.api.errors import ProblemType
 from loadmaster.api.server.problems import Refusal, problem_response
 from loadmaster.errors import InputError
@@ -25,8 +25,13 @@ __all__ = ["BodyLimit", "json_bytes", "parse_body"]
 # Lists, objects, and what is in them, as commas and brackets tell; those within text count as well. They take half a
 # gigabyte as objects.
 MOST_VALUES = 5_000_000
+# An object takes as much memory as so many numbers.
+_OBJECT_VALUES = 4
 
-ModelT = TypeVar("ModelT", bound=BaseModel)
+# Of one object. Every key that nobody knows is a refusal of its own, of a kilobyte.
+MOST_KEYS = 100_000
+
+RequestT = TypeVar("RequestT", bound=PlanRequest)
 
 
 class _BodyTooLarge(Exception):
@@ -107,13 +112,31 @@ async def json_bytes(request: Request) -> bytes:
     return await request.body()
 
 
-def parse_body(model: type[ModelT], body: bytes) -> ModelT:
+def parse_body(model: type[RequestT], body: bytes) -> RequestT:
     """A body as the model, or an InputError that names what is wrong with it."""
     # Before it is read: an empty list is two bytes here and eighty as an object.
-    values = body.count(b",") + body.count(b"[") + body.count(b"{")
+    values = body.count(b",") + body.count(b"[") + _OBJECT_VALUES * body.count(b"{")
     if values > MOST_VALUES:
         raise InputError("body", values, "is about as many values as no problem has", f"Send {MOST_VALUES} at most.")
-    return documents.parse(model, parse_json(body, _refuse))
+    document = parse_json(body, _refuse)
+    _expect_few_keys(document)
+    problem = document.get("problem")
+    if not isinstance(problem, dict):
+        return documents.parse(model, document)
+    # Whoever reads the problem checks it; here it would be copied.
+    request = documents.parse(model, {**document, "problem": {}})
+    return request.model_copy(update={"problem": problem})
+
+
+def _expect_few_keys(document: dict[str, Any]) -> None:
+    left: list[Any] = [document]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            if len(value) > MOST_KEYS:
+                raise InputError("body", len(value), "is more keys than an object has", f"Send {MOST_KEYS} at most.")
+            value = value.values()
+        left += [part for part in value if isinstance(part, dict | list)]
 
 
 def _refuse(value: object, problem: str) -> InputError:

@@ -183,9 +183,7 @@ class Database:
     """
 
     def __init__(self, url: str, *, wait_s: float = 30.0) -> None:
-        parsed = _parsed(url)
-        # Drivers take passwords as parameters, too.
-        url = parsed.set(query={}).render_as_string(hide_password=True)
+        parsed, url = _parsed(url)
         try:
             if parsed.get_backend_name() == "sqlite":
                 _expect_file(parsed, url)
@@ -261,8 +259,8 @@ class Database:
         self.engine.dispose()
 
 
-def _parsed(url: str) -> sa.URL:
-    """The URL in its parts. Of one that cannot be read nothing is shown: a password may be anywhere in it.
+def _parsed(url: str) -> tuple[sa.URL, str]:
+    """The URL in its parts, and as it may be shown. One that cannot be read is not: it may hold a password anywhere.
 
     Raises:
         InputError: it is no URL of a database.
@@ -271,7 +269,8 @@ def _parsed(url: str) -> sa.URL:
         parsed = make_url(url)
         # An @ that is not encoded ends a password early: the rest of it would be taken for the host's name.
         if "@" not in (parsed.host or ""):
-            return parsed
+            # Drivers take passwords as parameters, too.
+            return parsed, parsed.set(query={}).render_as_string(hide_password=True)
     remedy = "Give dialect://user:password@host/name, with special characters percent-encoded."
     raise InputError("database_url", "...", "is no URL of a database", remedy)
 
