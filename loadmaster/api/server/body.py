@@ -34,12 +34,12 @@ MOST_KEYS = 100_000
 RequestT = TypeVar("RequestT", bound=PlanRequest)
 
 
-class _BodyTooLarge(Exception):
+class _NotRead(Exception):
     """Raised in the middle of reading a body, so that the rest is never read."""
 
-
-class _BodyTooSlow(Exception):
-    """Raised where the rest of a body does not come."""
+    def __init__(self, status: int, type_: ProblemType, detail: str) -> None:
+        super().__init__(detail)
+        self.status, self.type, self.detail = status, type_, detail
 
 
 class BodyLimit:
@@ -64,12 +64,14 @@ class BodyLimit:
                 with anyio.fail_after(max(0.0, deadline - anyio.current_time())):
                     message = await receive()
             except TimeoutError:
-                raise _BodyTooSlow from None
+                detail = f"The body did not arrive within {self._timeout_s:g} seconds."
+                raise _NotRead(408, ProblemType.TOO_SLOW, detail) from None
             if message["type"] == "http.request":
                 whole = not message.get("more_body", False)
                 received += len(message.get("body", b""))
                 if received > self._max_bytes:
-                    raise _BodyTooLarge
+                    detail = f"The body is larger than the {self._max_bytes} bytes that this server accepts."
+                    raise _NotRead(413, ProblemType.TOO_LARGE, detail)
             return message
 
         async def noted_send(message: Message) -> None:
@@ -79,20 +81,12 @@ class BodyLimit:
 
         try:
             await self._app(scope, counted_receive, noted_send)
-        except _BodyTooLarge:
+        except _NotRead as error:
             if started:
                 raise
-            detail = f"The body is larger than the {self._max_bytes} bytes that this server accepts."
             # Closed, because the rest of the body is still on its way.
             headers = {"Connection": "close"}
-            response = problem_response(413, ProblemType.TOO_LARGE, detail, instance=scope["path"], headers=headers)
-            await response(scope, receive, send)
-        except _BodyTooSlow:
-            if started:
-                raise
-            detail = f"The body did not arrive within {self._timeout_s:g} seconds."
-            headers = {"Connection": "close"}
-            response = problem_response(408, ProblemType.TOO_SLOW, detail, instance=scope["path"], headers=headers)
+            response = problem_response(error.status, error.type, error.detail, instance=scope["path"], headers=headers)
             await response(scope, receive, send)
 
 

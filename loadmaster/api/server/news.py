@@ -45,13 +45,13 @@ class News:
     async def _look(self) -> None:
         while self._waiting:
             await asyncio.sleep(self._poll_s)
-            ids = sorted({job_id for job_id, _ in self._waiting.values()})
+            asked = {job_id for job_id, _ in self._waiting.values()}
             try:
-                heads = {} if self._stopping.is_set() else await anyio.to_thread.run_sync(self._heads, ids)
+                heads = {} if self._stopping.is_set() else await anyio.to_thread.run_sync(self._heads, sorted(asked))
             except SQLAlchemyError:
                 logger.exception("the database does not answer; streams wait")
                 continue
             for news, (job_id, seen) in self._waiting.items():
                 # Who began to wait meanwhile was not asked for.
-                if job_id in ids and not news.done() and heads.get(job_id, seen + 1) > seen:
+                if job_id in asked and not news.done() and heads.get(job_id, seen + 1) > seen:
                     news.set_result(job_id in heads)
