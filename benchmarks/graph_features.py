@@ -5,8 +5,9 @@
 
 Link: random rows of a table of 8 GiB through ``table[index]``, beside a pinned copy of 1 GiB (the link), the
 processor's ``index_select`` from ordinary into pinned memory with a copy, PyTorch's ``index_select`` on the GPU over
-our memory, and our kernel over memory that PyTorch pinned. Fresh indices in every round; medians of CUDA events around
-all calls of a round. The processor uses every core, whatever the environment says.
+our memory, and our kernel over memory that PyTorch pinned. A round is several calls with fresh indices, one after the
+other, as a loop makes them; medians of CUDA events around a round. How long the host is busy with a call of ours is
+measured, too. The processor uses every core, whatever the environment says.
 
 Step: two layers of GraphSAGE (mean), fan-out 15 and 10, batches of 1024, 128 features on the host, a graph of 100 M
 edges on the GPU. The peer samples with the same sampler, and has its rows gathered by the processor into pinned memory
@@ -68,6 +69,7 @@ class Sizes:
     link_bytes: int = GIB
     gathered_bytes: int = 1 << 27
     rounds: int = 7
+    calls: int = 4
     nodes: int = 10_000_000
     edges: int = 100_000_000
     features: int = 128
@@ -77,7 +79,7 @@ class Sizes:
     steps: int = 60
 
 
-SMALL = Sizes(1 << 22, 1 << 20, 1 << 16, 3, 2_000, 20_000, 16, 8, 3, 32, 6)
+SMALL = Sizes(1 << 22, 1 << 20, 1 << 16, 3, 2, 2_000, 20_000, 16, 8, 3, 32, 6)
 
 
 def seconds_of(call: Callable[[], Any], device: torch.device) -> float:
@@ -163,12 +165,20 @@ def gathers(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
         if alias is not None:
             ways["index_select_over_host_memory"] = lambda index, alias=alias: torch.index_select(alias, 0, index)
         taken: dict[str, list[float]] = {name: [] for name in ways}
+        host_s: dict[str, list[float]] = {name: [] for name in ways}
         for round_ in range(sizes.rounds + 2):
             for name, way in ways.items():
-                index = torch.randint(0, rows, (count,), device=device)
+                indices = [torch.randint(0, rows, (count,), device=device) for _ in range(sizes.calls)]
                 if round_ == 0:
-                    assert torch.equal(way(index).cpu(), table.cpu_view[index.cpu()]), name
-                taken[name].append(seconds_of(lambda way=way, index=index: way(index), device))
+                    assert torch.equal(way(indices[0]).cpu(), table.cpu_view[indices[0].cpu()]), name
+
+                def calls(way=way, indices=indices, host_s=host_s[name]) -> None:
+                    start_s = time.perf_counter()
+                    for index in indices:
+                        way(index)
+                    host_s.append((time.perf_counter() - start_s) / len(indices))
+
+                taken[name].append(seconds_of(calls, device) / sizes.calls)
         gbps = {name: 4 * width * count / statistics.median(s[2:]) / 1e9 for name, s in taken.items()}
         row = {
             "features": width,
@@ -178,6 +188,7 @@ def gathers(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
             **{f"{name}_gbps": value for name, value in gbps.items()},
             "share_of_link": gbps["in_place"] / link,
             "times_processor": gbps["in_place"] / gbps["processor_and_copy"],
+            "in_place_host_us": statistics.median(host_s["in_place"][2:]) * 1e6,
         }
         found.append(row)
         print(width, {k: round(v, 3) for k, v in row.items() if isinstance(v, float)})

@@ -225,12 +225,12 @@ def main() -> None:
     only_model, only_data = args.only or ("all", "all")
     models = [model for model in MODELS if only_model in ("all", model)]
     data = [one for one in sorted(DATA_SETS, key=lambda one: DATA_SETS[one].edges) if only_data in ("all", one)]
-    today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
+    today, gpu = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"), record.machine().get("gpu")
     rows: list[dict[str, Any]] = []
     for dataset in ["small"] if args.small else data:
         of = case(dataset, dtype, args)
         for model in models:
-            about = {"model": model, "dataset": dataset, "precision": args.precision, "date": today}
+            about = {"model": model, "dataset": dataset, "precision": args.precision, "date": today, "gpu": gpu}
             for system, make in (variants if args.enumerate else systems)(model, of, hardware):
                 for mode, figures in cell(make, of, deadline).items():
                     rows.append({**about, "mode": mode, "system": system, **figures})

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loadmaster.executor.steps.operators import operator
+
 _ops = torch.ops._c10d_functional
-_library = torch.library.Library("loadmaster", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 def in_a_row(tensor: Tensor) -> Tensor:
@@ -57,14 +58,6 @@ def _waited(begun: list[Tensor]) -> list[Tensor]:
     return [_ops.wait_tensor(row) for row in begun]
 
 
-def _operator(name: str, takes: str, gives: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """An operator of this name. Nothing is differentiated through it, so that a call costs little."""
-    _library.define(f"{name}({takes}) -> {gives}")  # type: ignore[no-untyped-call]
-    torch.library.impl(f"loadmaster::{name}", "default", run, lib=_library)
-    torch.library.register_fake(f"loadmaster::{name}", fake, lib=_library)
-    return getattr(torch.ops.loadmaster, name).default
-
-
 def _pair(
     name: str, own: Sequence[str], shared: str, begin: Callable[..., list[Tensor]], elements: Callable[..., int]
 ) -> tuple[Any, Any]:
@@ -88,8 +81,8 @@ def _pair(
 
     rest = f"{shared}, Tensor? after=None"
     several = ", ".join(one.replace(" ", "[] ") for one in own)
-    whole = _operator(name, f"{', '.join(own)}, {rest}", "Tensor", lambda *given: _waited(begin_one(*given))[0], fake)
-    return whole, _operator(f"begin_{name}", f"{several}, {rest}", "Tensor[]", begin, fake_begin)
+    whole = operator(f"{name}({', '.join(own)}, {rest}) -> Tensor", lambda *given: _waited(begin_one(*given))[0], fake)
+    return whole, operator(f"begin_{name}({several}, {rest}) -> Tensor[]", begin, fake_begin)
 
 
 all_reduce, _first = _pair("all_reduce", ["Tensor row"], "str group", _begin_all_reduce, lambda count, *_: count)
@@ -126,7 +119,7 @@ BEGUN: dict[Any, Any] = {all_reduce: _first, all_gather: _second, reduce_scatter
 OWN_ARGUMENTS: dict[Any, int] = {all_reduce: 1, all_gather: 2, reduce_scatter: 1, all_to_all: 1}
 """Each collective's operator -> how many arguments, the first ones, are lists where it is begun on several rows."""
 
-wait_for = _operator(
-    "wait_for", "Tensor[] begun", "Tensor[]", _waited, lambda begun: [torch.empty_like(row) for row in begun]
+wait_for = operator(
+    "wait_for(Tensor[] begun) -> Tensor[]", _waited, lambda begun: [torch.empty_like(row) for row in begun]
 )
 """What was begun, when it is there."""

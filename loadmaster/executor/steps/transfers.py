@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from loadmaster.executor.steps.layouts import fills
+from loadmaster.executor.steps.operators import operator
 from loadmaster.executor.steps.pinned import pool_of
-
-_library = torch.library.Library("loadmaster", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -131,17 +130,7 @@ def _fake_wait(first: Tensor, second: Tensor) -> None:
     return None
 
 
-for schema, implementation, fake in (
-    ("send(Tensor source, int[] stride) -> Tensor", _send, _fake_send),
-    ("sent(Tensor source, Tensor(a!) host) -> ()", _sent, _fake_wait),
-    ("fetch(Tensor host, int[] size, int[] stride, Device device) -> Tensor", _fetch, _fake_fetch),
-    ("fetched(Tensor(a!) result, Tensor host) -> ()", _fetched, _fake_wait),
-):
-    name = _library.define(schema)  # type: ignore[no-untyped-call]
-    _library.impl(name, implementation, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"loadmaster::{name}", fake, lib=_library)
-
-send = torch.ops.loadmaster.send.default
-sent = torch.ops.loadmaster.sent.default
-fetch = torch.ops.loadmaster.fetch.default
-fetched = torch.ops.loadmaster.fetched.default
+send = operator("send(Tensor source, int[] stride) -> Tensor", _send, _fake_send)
+sent = operator("sent(Tensor source, Tensor(a!) host) -> ()", _sent, _fake_wait)
+fetch = operator("fetch(Tensor host, int[] size, int[] stride, Device device) -> Tensor", _fetch, _fake_fetch)
+fetched = operator("fetched(Tensor(a!) result, Tensor host) -> ()", _fetched, _fake_wait)

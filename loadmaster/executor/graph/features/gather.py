@@ -1,7 +1,7 @@
 """Operators that gather rows of host tables for a device: what unified tensors and hot rows are read with.
 
-They are custom operators, so that dispatch modes and compilers see one call. The result lies where the index lies. On
-the host they are PyTorch's own indexing.
+They are operators of PyTorch, so that dispatch modes and compilers see one call. The result lies where the index lies.
+On the host they are PyTorch's own indexing.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from torch import Tensor
 from loadmaster.errors import InputError
 from loadmaster.executor.graph.features.canaries import by_kernel, by_processor, gather_kernel
 from loadmaster.executor.graph.features.host_memory import expect_readable
+from loadmaster.executor.steps.operators import operator
 
 INDEX_DTYPES = (torch.int64, torch.int32)
 
 
-@torch.library.custom_op("loadmaster::gather_rows", mutates_args=())
-def gather_rows(table: Tensor, index: Tensor, in_place: bool = True) -> Tensor:
+def _gather_rows(table: Tensor, index: Tensor, in_place: bool = True) -> Tensor:
     """Rows of a table in host memory, where the index lies.
 
     Args:
@@ -45,13 +45,11 @@ def gather_rows(table: Tensor, index: Tensor, in_place: bool = True) -> Tensor:
     return by_kernel(table, index.contiguous())
 
 
-@gather_rows.register_fake
-def _(table: Tensor, index: Tensor, in_place: bool = True) -> Tensor:
+def _fake_gather_rows(table: Tensor, index: Tensor, in_place: bool = True) -> Tensor:
     return table.new_empty((index.shape[0], *table.shape[1:]), device=index.device)
 
 
-@torch.library.custom_op("loadmaster::gather_hot_rows", mutates_args=("counts",))
-def gather_hot_rows(
+def _gather_hot_rows(
     table: Tensor, rows: Tensor, slots: Tensor, counts: Tensor, index: Tensor, in_place: bool = True
 ) -> Tensor:
     """As :func:`gather_rows`, with some rows kept on the device: one kernel reads both.
@@ -85,9 +83,21 @@ def gather_hot_rows(
     return result
 
 
-@gather_hot_rows.register_fake
-def _(table: Tensor, rows: Tensor, slots: Tensor, counts: Tensor, index: Tensor, in_place: bool = True) -> Tensor:
+def _fake_gather_hot_rows(
+    table: Tensor, rows: Tensor, slots: Tensor, counts: Tensor, index: Tensor, in_place: bool = True
+) -> Tensor:
     return rows.new_empty((index.shape[0], *table.shape[1:]))
+
+
+gather_rows = operator(
+    "gather_rows(Tensor table, Tensor index, bool in_place=True) -> Tensor", _gather_rows, _fake_gather_rows
+)
+gather_hot_rows = operator(
+    "gather_hot_rows(Tensor table, Tensor rows, Tensor slots, Tensor(a!) counts, Tensor index, bool in_place=True)"
+    " -> Tensor",
+    _gather_hot_rows,
+    _fake_gather_hot_rows,
+)
 
 
 def expect_gather(table: Tensor, index: Tensor) -> None:

@@ -87,10 +87,12 @@ def _gather(
                 reads += known.to(tl.int64)
         start = tl.multiple_of(start, VECTOR)
         line = start
-        if LINE > 1:
+        element = column[None, :]
+        inside = element < WORDS
+        if LINE > 1:  # only where it is: lanes under a mask that is shifted load one word at a time
             line = start // LINE * LINE
-        element = column[None, :] - (start - line)[:, None]
-        inside = (element >= 0) & (element < WORDS)
+            element = column[None, :] - (start - line)[:, None]
+            inside = (element >= 0) & (element < WORDS)
         # Neighbouring lanes take what one load gives whole: lanes that load in several pieces ask for a line as often.
         source = tl.max_contiguous(line[:, None] + column[None, :], [1, VECTOR])
         value = tl.load(table - lead + source, mask=inside & on_host[:, None], other=0)

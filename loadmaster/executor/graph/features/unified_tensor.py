@@ -182,13 +182,15 @@ def no_gradient(tensor: Tensor) -> InputError:
 def _read(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """An operator that reads rows of a unified tensor."""
     table: UnifiedTensor = args[0]
-    plain = [_host(a) for a in args]
-    indices = [t for t in tree_flatten(plain[1:])[0] if isinstance(t, Tensor)]
+    # Loops and not tree_map, which takes as long as all the rest: a GPU that waits for its next batch waits for this.
+    plain = [[_plain(t) for t in a] if isinstance(a, (list, tuple)) else _plain(a) for a in args]
+    indices = [t for a in plain[1:] for t in (a if isinstance(a, list) else [a]) if isinstance(t, Tensor)]
     if placement([table.affinity], sum(i.is_cuda for i in indices), 0).computes_on == "host":
         return _unified(func(*plain, **_host(kwargs)), table, table.affinity)
     read = row_read(func, plain)
     if read is not None:
-        return table._like(read.table).rows(read.index, read.shape)
+        rows_of = table if read.table is table.cpu_view else table._like(read.table)
+        return rows_of.rows(read.index, read.shape)
     where = next((i.device for i in indices if i.is_cuda), table.result_device)
     return func(*_moved(plain, _HOST), **_moved(_host(kwargs), _HOST)).to(where)
 
@@ -270,7 +272,11 @@ def _same(value: Any, tables: Sequence[UnifiedTensor]) -> Any:
 
 def _host(value: Any) -> Any:
     """Unified tensors as the ordinary host tensors that they are."""
-    return tree_map(lambda t: t.cpu_view if isinstance(t, UnifiedTensor) else t, value)
+    return tree_map(_plain, value)
+
+
+def _plain(value: Any) -> Any:
+    return value.cpu_view if isinstance(value, UnifiedTensor) else value
 
 
 def _moved(value: Any, where: torch.device) -> Any:
