@@ -5,6 +5,7 @@ same: the index then compiles itself at its first use, or runs in numpy.
 from __future__ import annotations
 
 import importlib.util
+import sys
 import sysconfig
 import tempfile
 from pathlib import Path
@@ -44,8 +45,15 @@ class IndexBuildHook(BuildHookInterface[Any]):
 
 def _building(root: Path) -> ModuleType:
     """The module that compiles, by itself: what the package needs is not installed while it is built."""
-    spec = importlib.util.spec_from_file_location("loadmaster_index_building", root / ROOM / "building.py")
+    _loaded("loadmaster.executor.compiling", root / "loadmaster/executor/compiling.py")
+    return _loaded("loadmaster.executor.index.building", root / ROOM / "building.py")
+
+
+def _loaded(name: str, path: Path) -> ModuleType:
+    """A module from its file, found by that name from here on; the packages around it are not imported."""
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module

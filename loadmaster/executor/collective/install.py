@@ -3,13 +3,15 @@
     from loadmaster.executor import collective
     collective.use("plans")                    # a folder; after init_process_group, on every rank
 
-What was made before keeps the group it was made with: call ``use`` before DDP, FSDP2 or a device mesh are.
+What was made before keeps the group it was made with: call ``use`` before DDP, FSDP2 or a device mesh are. Every size
+is timed beside the inner group first, and the inner group keeps what it is faster at: ``print(installed.calibration)``.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -20,8 +22,12 @@ from torch.distributed import distributed_c10d as c10d
 
 from loadmaster.errors import InputError
 from loadmaster.executor.collective.agreement import Place, agree_on
+from loadmaster.executor.collective.calibration import MEASURED, Calibration, expect_fitting
+from loadmaster.executor.collective.calibration import calibrate as measure
 from loadmaster.executor.collective.engine import Engine, MakeEngine, ReferenceEngine
 from loadmaster.executor.collective.fused.engine import FusedEngine
+from loadmaster.executor.collective.native.extension import extension
+from loadmaster.executor.collective.native.group import NativeGroup, launcher_of
 from loadmaster.executor.collective.process_group import PlannedGroup
 from loadmaster.executor.collective.sources import Planned, Plans, read_plans
 from loadmaster.models.collective.plan import CollectivePlan
@@ -37,10 +43,13 @@ class Installed:
 
     Attributes:
         group: the planned group: the default one, or one to pass to calls, DDP and FSDP2 in place of that given.
+        compiled: whether planned calls run without Python in them. Where not, the log says why.
     """
 
-    def __init__(self, group: PlannedGroup, *, default: bool) -> None:
-        self.group, self._default = group, default
+    def __init__(self, planned: PlannedGroup | NativeGroup, deciding: PlannedGroup, *, default: bool) -> None:
+        self._planned, self._deciding, self._default = planned, deciding, default
+        self.group: dist.ProcessGroup = planned.process_group
+        self.compiled = isinstance(planned, NativeGroup)
 
     def disable(self) -> None:
         """Give the inner group its place back. What still holds the planned group goes on, by the inner one's means."""
@@ -50,11 +59,11 @@ class Installed:
         if not _installed:
             dist.P2POp.__init__ = _make_p2p_op  # type: ignore[method-assign]
         group = self.group
-        group.shutdown()
+        self._planned.shutdown()
         if group not in c10d._world.pg_names:
             return  # destroy_process_group has been here before.
         if self._default and c10d._world.default_pg is group:
-            c10d._update_default_pg(group.inner)
+            c10d._update_default_pg(self._planned.inner)
         for known in _registers():
             known.pop(group, None)
         for tagged in c10d._world.tags_to_pg.values():
@@ -65,7 +74,17 @@ class Installed:
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """How many calls went which way; see :func:`stats`."""
-        return _stats(self.group)
+        return _stats(self._planned)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """Which sizes are planned, and why. None: all are."""
+        return self._deciding.calibration
+
+    @property
+    def inner(self) -> dist.ProcessGroup:
+        """The group that is wrapped."""
+        return self._planned.inner
 
     def __enter__(self) -> Installed:
         return self
@@ -97,6 +116,7 @@ def use(
     engines: Sequence[MakeEngine] | None = None,
     place: Place | None = None,
     largest_bytes: int | None = None,
+    calibrate: bool | Calibration | str | Path = True,
 ) -> Installed:
     """Run collectives by plan from now on. Every rank of the group calls it, with the same arguments.
 
@@ -108,47 +128,95 @@ def use(
         engines: what runs them, in the order in which they are asked; None: :func:`fitting_engine`.
         place: where this rank runs; None: found out.
         largest_bytes: leave larger calls to the inner group.
+        calibrate: time planned calls beside the inner group's, which takes seconds, and leave it what it is faster at;
+            False: run by plan whatever has one; or what was measured before, or its file.
 
     Raises:
-        InputError: on every rank alike: documents that cannot be read, a plan that this group cannot run, arguments
-            that differ between ranks.
+        InputError: on every rank alike: documents that cannot be read, a plan that this group cannot run, a calibration
+            of something else, arguments that differ between ranks.
     """
     default = group is None
     inner = c10d._get_default_group() if group is None else group
-    if isinstance(inner, PlannedGroup):
+    if any(inner is one.group for one in _installed):
         raise InputError("group", inner.group_name, "is planned already", "Take it out first: collective.disable().")
-    pairs = _read_alike(plans, inner, largest_bytes)
+    pairs, known = _read_alike(plans, inner, largest_bytes, calibrate)
     name: Any = f"loadmaster:{next(_numbers)}:{inner.group_name}"
-    planned = PlannedGroup(name, inner, pairs, engines or (fitting_engine,), place=place, largest_bytes=largest_bytes)
+    deciding = PlannedGroup(name, inner, pairs, engines or (fitting_engine,), place=place, largest_bytes=largest_bytes)
+    launcher = launcher_of(deciding)
+    module = extension(inner) if launcher is not None else None
+    planned: PlannedGroup | NativeGroup = deciding
+    if launcher is not None and module is not None:
+        planned = NativeGroup(name, deciding, launcher, module)
+    made = planned.process_group
     # The same record as the inner group's, under a name of its own: how torch.distributed knows a group.
-    for known in _registers():
-        if inner in known:
-            known[planned] = known[inner]
-    c10d._world.pg_names[planned] = name
+    for register in _registers():
+        if inner in register:
+            register[made] = register[inner]
+    c10d._world.pg_names[made] = name
     for tagged in c10d._world.tags_to_pg.values():
         if inner in tagged:
-            tagged.append(planned)
-    registry._register_process_group(name, planned)
-    if default:
-        c10d._update_default_pg(planned)
+            tagged.append(made)
+    registry._register_process_group(name, made)
+    installed = Installed(planned, deciding, default=default)
+    _installed.append(installed)
     dist.P2POp.__init__ = _p2p_op_of_inner  # type: ignore[method-assign]
-    _installed.append(Installed(planned, default=default))
-    return _installed[-1]
+    try:
+        deciding.calibration = known or (_measured(made, deciding, pairs) if calibrate is True else None)
+    except BaseException:
+        installed.disable()
+        raise
+    planned.forget()
+    if default:
+        c10d._update_default_pg(made)
+    return installed
 
 
-def _read_alike(plans: Plans, group: dist.ProcessGroup, largest_bytes: int | None) -> list[Planned]:
-    """The plans, once it is known that every rank has the same: else some would wait for others that have given up."""
+def _read_alike(
+    plans: Plans, group: dist.ProcessGroup, largest_bytes: int | None, calibrate: bool | Calibration | str | Path
+) -> tuple[list[Planned], Calibration | None]:
+    """The plans, and what is known of them, once it is known that every rank has the same: else some would wait for
+    others that have given up.
+    """
     pairs: list[Planned] = []
+    known: Calibration | None = None
     refusal = None
     try:
         pairs = read_plans(plans, group.size())
         if not pairs:
             raise InputError("plans", [], "are none", "Give at least one.")
+        known = Calibration.load(calibrate) if isinstance(calibrate, (str, Path)) else None
+        known = calibrate if isinstance(calibrate, Calibration) else known
+        if known is not None:
+            expect_fitting(known, _device_of(group), group.size(), _names(pairs))
     except InputError as error:
         refusal = error
-    collectives = [f"{problem.collective} of {problem.sha256[:12]}" for problem, _ in pairs]
-    agree_on(group, {"plans": collectives, "largest_bytes": largest_bytes}, refusal)
-    return pairs
+    measured = "measure" if calibrate is True else "none" if known is None else str(known)
+    said = {"plans": list(_names(pairs)), "largest_bytes": largest_bytes, "calibrate": measured}
+    agree_on(group, said, refusal)
+    return pairs, known
+
+
+def _names(pairs: Sequence[Planned]) -> tuple[str, ...]:
+    return tuple(f"{problem.collective} of {problem.sha256[:12]}" for problem, _ in pairs)
+
+
+def _device_of(group: dist.ProcessGroup) -> torch.device:
+    """Where a group's planned calls run."""
+    if torch.cuda.is_available() and any(device.type == "cuda" for device in group._device_types):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _measured(planned: dist.ProcessGroup, deciding: PlannedGroup, pairs: Sequence[Planned]) -> Calibration:
+    entries = [entry for (collective, _), entry in deciding.entries.items() if collective in MEASURED]
+    return measure(
+        planned,
+        deciding.inner,
+        [(entry.problem.collective, entry.plan.algorithms[0].from_bytes) for entry in entries],
+        _device_of(deciding.inner),
+        _names(pairs),
+        deciding.largest_bytes,
+    )
 
 
 def disable() -> None:
@@ -170,7 +238,7 @@ def stats() -> dict[str, dict[str, Any]]:
     return _installed[-1].stats()
 
 
-def _stats(group: PlannedGroup) -> dict[str, dict[str, Any]]:
+def _stats(group: PlannedGroup | NativeGroup) -> dict[str, dict[str, Any]]:
     nested: dict[str, dict[str, Any]] = {"planned": {}, "padded": dict(group.padded), "fell_back": {}}
     for name, counted in (("planned", group.planned), ("fell_back", group.fell_back)):
         for (collective, detail), calls in counted.items():
@@ -194,5 +262,6 @@ def _p2p_op_of_inner(
 ) -> None:
     """Batches of sends and receives are one call of NCCL only on a group of torch's own type: give them that."""
     _make_p2p_op(self, op, tensor, peer, group, tag, group_peer)
-    if isinstance(self.group, PlannedGroup):
-        self.group = self.group.inner
+    for one in _installed:
+        if self.group is one.group:
+            self.group = one.inner

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from loadmaster.errors import InputError
 from loadmaster.executor.collective.agreement import Place
+from loadmaster.executor.collective.calibration import Calibration
 from loadmaster.executor.collective.calls import (
     Call,
     Tensors,
@@ -62,6 +63,7 @@ class PlannedGroup(dist.ProcessGroup):
         planned: calls that ran by plan, by collective and engine.
         padded: of these, how many ran on a few elements more, by collective.
         fell_back: calls that went to the inner group, by collective and reason.
+        calibration: which sizes a plan was measured to win; None: it has all.
     """
 
     def __init__(
@@ -102,8 +104,14 @@ class PlannedGroup(dist.ProcessGroup):
         self.padded: Counter[str] = Counter()
         self.fell_back: Counter[tuple[str, str]] = Counter()
         self.on = True
+        self.calibration: Calibration | None = None
         self._coalesces = False
         self._choices: dict[tuple[object, ...], Choice] = {}
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """Itself: what calls are made of."""
+        return self
 
     @property
     def group_name(self) -> str:  # type: ignore[override]
@@ -278,7 +286,7 @@ class PlannedGroup(dist.ProcessGroup):
                 tensor.layout,
             )
             if key not in self._choices:
-                self._choices[key] = self._choose(call)
+                self._choices[key] = self.choose(call)
             found = self._choices[key]
         if isinstance(found, str):
             return self._fall_back(call.collective, found, name, *given)
@@ -302,7 +310,12 @@ class PlannedGroup(dist.ProcessGroup):
         touched = [tensor for tensor in (call.output, call.input, *call.filled) if tensor is not None]
         return self.works.start(job, touched, call.filled, call.later)
 
-    def _choose(self, call: Call) -> Choice:
+    def forget(self) -> None:
+        """Decide anew what runs which call, and count from here."""
+        for kept in (self._choices, self.planned, self.padded, self.fell_back):
+            kept.clear()
+
+    def choose(self, call: Call) -> Choice:
         """What runs a call, or why no plan does."""
         entry = self.entries.get((call.collective, call.root))
         if entry is None and call.root == 0:
@@ -320,6 +333,8 @@ class PlannedGroup(dist.ProcessGroup):
             return "size"
         if self.largest_bytes is not None and call.size_bytes > self.largest_bytes:
             return "size"
+        if self.calibration is not None and not self.calibration.wins(call.collective, call.size_bytes):
+            return "measured slower"
         algorithm = entry.plan.algorithm_for(call.size_bytes)
         if (
             call.size_bytes % grain_bytes(entry.problem, algorithm, tensor.element_size())

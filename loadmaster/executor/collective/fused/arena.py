@@ -9,6 +9,7 @@ Source: ``torch.distributed._symmetric_memory`` of PyTorch 2.11 to 2.13; only ``
 
 from __future__ import annotations
 
+import ctypes
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +53,7 @@ class Arena:
         addresses: of every rank's arena, as this GPU sees them.
         state: number of the last call, calls, blocks begun, failures; on the device.
         failure: what a kernel waited for in vain; in pinned memory.
-        stream: handle of the last call's.
+        stream: handle of the last call's; -1: there was none.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, capacity: Capacity) -> None:
@@ -69,7 +70,8 @@ class Arena:
         self.failure = torch.zeros(FAILURE_WORDS, dtype=torch.int64, pin_memory=True)
         self._failed = self.failure.numpy()
         self._tables: list[Table] = []
-        self.stream: int | None = None
+        # No stream has this handle. C++ looks here, too.
+        self._stream = ctypes.c_int64(-1)
         self._last: torch.cuda.Stream | None = None
         torch.cuda.synchronize(device)
         dist.barrier(group)
@@ -105,6 +107,15 @@ class Arena:
         )
         raise peer_error(lost, self.rank, group, "fused")
 
+    @property
+    def stream(self) -> int:
+        return self._stream.value
+
+    @property
+    def stream_address(self) -> int:
+        """Where the handle of the last call's stream is."""
+        return ctypes.addressof(self._stream)
+
     def order(self, stream: int) -> None:
         """Calls share the arena: one on another stream waits for those before. A graph under capture cannot.
 
@@ -114,7 +125,7 @@ class Arena:
         now = torch.cuda.current_stream(self.device)
         if self._last is not None and not torch.cuda.is_current_stream_capturing():
             now.wait_stream(self._last)
-        self._last, self.stream = now, stream
+        self._last, self._stream.value = now, stream
 
 
 _ARENAS: WeakKeyDictionary[dist.ProcessGroup, Arena] = WeakKeyDictionary()

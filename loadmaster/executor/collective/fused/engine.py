@@ -10,6 +10,7 @@ more than the arena holds, it is done in several launches, each for a part of ev
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -119,6 +120,7 @@ class _Prepared:
         if most > resident:
             raise InputError("limits.blocks", most, f"are more than the {resident} that run at once", "Give fewer.")
         self.enqueue = arena.kernels.caller(function, blocks, table.threads, self.launch)
+        self.address = (function.value or 0, blocks, table.threads, ctypes.addressof(self.launch), begin)
 
 
 class _Call(NamedTuple):
@@ -127,6 +129,26 @@ class _Call(NamedTuple):
     input_bytes: int
     output_bytes: int
     launches: tuple[_Prepared, ...]
+
+
+class FusedLauncher:
+    """What C++ launches prepared calls with, and asks of Python; see
+    :class:`loadmaster.executor.collective.native.launching.Launcher`.
+    """
+
+    def __init__(self, arena: Arena, group: dist.ProcessGroup, timeout_s: float) -> None:
+        self._arena, self._group, self._timeout_s = arena, group, timeout_s
+        self.device = arena.device
+        self.enqueue_address = arena.kernels.enqueue_address
+        self.stream_address, self.failure_address = arena.stream_address, arena.failure.data_ptr()
+
+    def order(self, stream: int) -> None:
+        """Let a stream, the current one, wait for the last call's."""
+        self._arena.order(stream)
+
+    def raise_failure(self) -> None:
+        """Raises PeerError: what a kernel waited for in vain."""
+        self._arena.check(self._group, self._timeout_s)
 
 
 class FusedEngine:
@@ -191,11 +213,7 @@ class FusedEngine:
         dtype = tensor.dtype if self._sums and tensor is not None else None
         if op is not _SUM and dtype is not None and kind_of(op) not in self.operators:
             raise InputError("op", op, "is no sum", "Fused collectives add up: use SUM or AVG.")
-        key = (id(algorithm), size_bytes, dtype)
-        call = self._calls.get(key)
-        if call is None:
-            call = self._calls[key] = self._prepare(algorithm, size_bytes, dtype)
-        input_bytes, output_bytes, launches = call
+        input_bytes, output_bytes, launches = self.prepared(algorithm, size_bytes, dtype)
         given_bytes = 0 if input is None else input.nbytes
         taken_bytes = 0 if output is None else output.nbytes
         if given_bytes != input_bytes or taken_bytes != output_bytes:
@@ -235,6 +253,23 @@ class FusedEngine:
         if lowered is None:
             lowered = self._lowered[id(algorithm)] = lower(self.problem, algorithm)
         return tables_of(self.problem, algorithm, lowered, size_bytes, self.limits, self._arena.capacity)
+
+    @property
+    def launcher(self) -> FusedLauncher | None:
+        """What C++ needs to launch prepared calls. None: this group's GPUs have no arena."""
+        return None if self._arena is None else FusedLauncher(self._arena, self.group, self.timeout_s)
+
+    def prepared(self, algorithm: Algorithm, size_bytes: int, dtype: torch.dtype | None) -> _Call:
+        """The launches of a call, made when a size is first seen. They stay as long as the engine does.
+
+        Raises:
+            InputError: see :func:`tables_of`; under capture, a size whose program does not fit a launch.
+        """
+        key = (id(algorithm), size_bytes, dtype if self._sums else None)
+        call = self._calls.get(key)
+        if call is None:
+            call = self._calls[key] = self._prepare(algorithm, *key[1:])
+        return call
 
     def _prepare(self, algorithm: Algorithm, size_bytes: int, dtype: torch.dtype | None) -> _Call:
         arena = self._arena

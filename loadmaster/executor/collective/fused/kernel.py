@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -94,6 +95,7 @@ class Kernels:
         with torch.cuda.device(device):
             self._expect(self._driver.cuModuleLoadData(ctypes.byref(self._module), image), "cuModuleLoadData")
         self._launch = self._driver.cuLaunchKernel
+        self.enqueue_address = address_of(self._launch)
         self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
 
     def function(self, name: str) -> ctypes.c_void_p:
@@ -132,6 +134,11 @@ class Kernels:
             text = ctypes.c_char_p()
             self._driver.cuGetErrorString(status, ctypes.byref(text))
             raise LoadmasterError(f"{what} failed: {(text.value or b'unknown error').decode()}")
+
+
+def address_of(function: Any) -> int:
+    """Where a function of a library begins."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 @functools.cache

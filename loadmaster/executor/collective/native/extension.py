@@ -1,0 +1,100 @@
+"""The compiled backend: made once, kept in the user's cache folder, and loaded as a Python module.
+
+It belongs to one release of PyTorch and of Python, which the name of its folder stands for: an old one is not found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import sys
+import sysconfig
+import tempfile
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from loadmaster.executor.compiling import BuildError, compile_shared, compiler, fingerprint_of
+
+_LOG = logging.getLogger(__name__)
+_NAME = "planned_backend"
+SOURCE = Path(__file__).parent / f"{_NAME}.cpp"
+_LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch_python")
+_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", f"-DTORCH_EXTENSION_NAME={_NAME}")
+
+
+def extension(group: dist.ProcessGroup) -> ModuleType | None:
+    """The compiled backend on every rank of a group, or nowhere. Every rank calls it.
+
+    One rank of each host compiles, if nothing is kept; the others take what it kept.
+
+    Returns:
+        the module; None where a rank has no compiler or the compiler fails. The log says why.
+    """
+    places: list[Any] = [None] * group.size()
+    dist.all_gather_object(places, _host(), group=group)
+    first = places.index(places[group.rank()]) == group.rank()
+    found = _module() if first else None
+    dist.barrier(group)
+    found = found or _module()
+    said: list[Any] = [None] * group.size()
+    dist.all_gather_object(said, isinstance(found, ModuleType), group=group)
+    if all(said):
+        assert isinstance(found, ModuleType)
+        return found
+    why = found if isinstance(found, str) else f"rank {said.index(False)} has none"
+    _LOG.warning("Planned collectives are called through Python, several times slower than compiled: %s.", why)
+    return None
+
+
+@cache
+def _module() -> ModuleType | str:
+    """The module, or why there is none."""
+    try:
+        return _loaded(_kept())
+    except (BuildError, ImportError, OSError) as error:
+        return str(error)
+
+
+def _kept() -> Path:
+    """The library, made first if it is not there."""
+    home_of_torch = Path(torch.__file__).parent
+    include = home_of_torch / "include"
+    version = fingerprint_of([SOURCE], _FLAGS, _LIBRARIES, torch.__version__, sys.version_info[:2])
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    folder = home / "loadmaster" / "collective" / version
+    library = folder / f"{_NAME}.so"
+    if library.exists():
+        return library
+    if compiler() is None:
+        raise BuildError("there is no C++ compiler")
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        library = Path(tempfile.mkdtemp(prefix="loadmaster-")) / library.name  # this process makes its own
+    _LOG.info("Compiling the backend of planned collectives, once: about half a minute.")
+    headers = (include, include / "torch/csrc/api/include", sysconfig.get_paths()["include"])
+    flags = (*_FLAGS, *(f"-I{path}" for path in headers))
+    compile_shared([SOURCE], library, flags, (f"-L{home_of_torch / 'lib'}", *_LIBRARIES))
+    return library
+
+
+def _loaded(library: Path) -> ModuleType:
+    loader = importlib.machinery.ExtensionFileLoader(_NAME, str(library))
+    spec = importlib.util.spec_from_file_location(_NAME, library, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def _host() -> tuple[str, str]:
+    """Processes that share a cache folder."""
+    return os.uname().nodename, os.environ.get("XDG_CACHE_HOME", "")
