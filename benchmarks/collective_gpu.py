@@ -4,9 +4,9 @@
     torchrun --nproc-per-node 2 benchmarks/collective_gpu.py --smoke        # a minute: is everything right?
     torchrun --nproc-per-node 2 benchmarks/collective_gpu.py --sweep        # which settings are fastest?
 
-``loadmaster`` is what a program gets after ``use``: a call of ``torch.distributed``, as ``nccl`` is on the group below;
-``engine`` is the kernel launched directly. Before a size is timed, results are held against fp32 sums made apart, bit
-by bit, and against themselves in three runs. A sample is the mean of some calls one after another between two events
+``loadmaster`` is what a program gets after ``use``, which measures first and leaves to NCCL what that is faster at: a
+call of ``torch.distributed``, as ``nccl`` is on the group below; ``engine`` is the kernel launched directly. Before a
+size is timed, results are held against fp32 sums made apart, bit by bit, and against themselves in three runs. A sample is the mean of some calls one after another between two events
 (or of the same calls in a CUDA graph), on the slowest rank. Methods take turns, and a row is the median and quartiles
 of samples. Sizes are in order of importance: small ones of all collectives first. ``--wall`` ends a run in time to
 write.
@@ -144,23 +144,25 @@ def graph_of(call: Callable[[], Any], count: int) -> Any:
     return graph
 
 
-def sample(play: Callable[[], Any], repeats: int) -> float:
-    """Microseconds of this rank, for all repeats."""
+def sample(play: Callable[[], Any], repeats: int) -> tuple[float, float]:
+    """Microseconds of this rank, for all repeats: until the GPU is done, and of the host."""
     import torch
 
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.distributed.barrier()
     torch.cuda.synchronize()
     start.record()
+    began = time.perf_counter()
     for _ in range(repeats):
         play()
+    host_us = (time.perf_counter() - began) * 1e6
     end.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(end) * 1e3
+    return start.elapsed_time(end) * 1e3, host_us
 
 
-def measure(run: Run, case: Any, engine: Any, planned: Any) -> dict[str, dict[str, dict[str, float]]]:
-    """Per mode and method: median and quartiles in us."""
+def measure(run: Run, case: Any, engine: Any, planned: Any, inner: Any) -> dict[str, dict[str, dict[str, float]]]:
+    """Per mode and method: median and quartiles in us; eager, also how long the host is busy with a call."""
     import torch
     import torch.distributed as dist
 
@@ -168,24 +170,26 @@ def measure(run: Run, case: Any, engine: Any, planned: Any) -> dict[str, dict[st
 
     count = calls_per_sample(case.size_bytes)
     plays: dict[tuple[str, str], tuple[Callable[[], Any], int]] = {}
-    for name, call in methods(case, engine, planned, planned.inner):
+    for name, call in methods(case, engine, planned, inner):
         call()
         torch.cuda.synchronize()
         plays["eager", name] = (call, count)
         plays["graph", name] = (graph_of(call, count).replay, 1)
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in plays}
+    times: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in plays}
     for turn in range(run.samples + 2):
         for key, (play, repeats) in plays.items():
-            spent = sample(play, repeats) / count
+            spent = sample(play, repeats)
             if turn >= 2:
                 times[key].append(spent)
     engine.check()
-    slowest = torch.tensor([times[key] for key in plays], dtype=torch.float64, device=case.device)
+    slowest = torch.tensor([times[key] for key in plays], dtype=torch.float64, device=case.device) / count
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     found: dict[str, dict[str, dict[str, float]]] = {mode: {} for mode in MODES}
     for (mode, name), of_key in zip(plays, slowest.tolist(), strict=True):
-        low, middle, high = statistics.quantiles(of_key, n=4)
+        low, middle, high = statistics.quantiles([us for us, _ in of_key], n=4)
         found[mode][name] = {"median_us": middle, "q1_us": low, "q3_us": high}
+        if mode == "eager":
+            found[mode][name]["host_us"] = statistics.median(host_us for _, host_us in of_key)
     return found
 
 
@@ -210,8 +214,15 @@ def row_of(case: Any, engine: Any, found: dict[str, dict[str, dict[str, float]]]
     return row
 
 
+def runs(switched: Any, case: Any) -> str:
+    """Who runs a call after ``use``."""
+    known = switched.calibration
+    return "planned" if known is None or known.wins(case.collective, case.size_bytes) else "inner"
+
+
 def describe(row: dict[str, Any]) -> str:
-    line = f"{row['collective']:15}{row['size_bytes']:>11} "
+    host = "/".join(f"{row['eager'][name]['host_us']:.0f}" for name in ("loadmaster", "nccl"))
+    line = f"{row['collective']:15}{row['size_bytes']:>11} {row['runs']:7} host {host} us "
     for mode in MODES:
         times = "  ".join(f"{name} {of['median_us']:.1f}" for name, of in row[mode].items())
         line += f"| {mode} {times} (x{row[f'{mode}_nccl_over_loadmaster']:.2f}) "
@@ -283,7 +294,7 @@ def swept(
         call = fused(case, engine)
         count = calls_per_sample(case.size_bytes)
         graph = graph_of(lambda: call(output, given), count)
-        return lambda: sample(graph.replay, 1) / count
+        return lambda: sample(graph.replay, 1)[0] / count
 
     def slowest(times: list[float]) -> list[float]:
         found = torch.tensor(times, dtype=torch.float64, device=device)
@@ -379,6 +390,9 @@ def main() -> None:
         [(engine.problem, engine.plan) for engine in made.values()],
         engines=[lambda problem, plan, group, place: made[problem.collective]],
     )
+    say("switched on")
+    if rank == 0:
+        print(switched.calibration)
     rows = []
     left = order(a.collectives, a.largest, a.smallest)
     while left:
@@ -391,8 +405,8 @@ def main() -> None:
             say(f"WRONG {collective} {size}: " + "; ".join(wrong_here))
             rows.append({"collective": collective, "size_bytes": size, "wrong": wrong_here})
             continue
-        found = measure(run, case, made[collective], switched.group)
-        rows.append({**row_of(case, made[collective], found), "right": True})
+        found = measure(run, case, made[collective], switched.group, switched.inner)
+        rows.append({**row_of(case, made[collective], found), "runs": runs(switched, case), "right": True})
         say(describe(rows[-1]))
         torch.cuda.empty_cache()
     if rank == 0:
@@ -400,7 +414,7 @@ def main() -> None:
         rows.sort(key=lambda row: (a.collectives.index(row["collective"]), row["size_bytes"]))
         document = {"command": " ".join(command), **asdict(run), "dtype": a.dtype, "rows": rows, "left_out": left}
         print(write(f"{a.name}_{ranks}", document))
-        print(switched.stats())
+        print(switched.stats(), "compiled" if switched.compiled else "through Python")
     switched.disable()
     dist.destroy_process_group()
 

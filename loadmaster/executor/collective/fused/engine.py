@@ -120,7 +120,12 @@ class _Prepared:
         if most > resident:
             raise InputError("limits.blocks", most, f"are more than the {resident} that run at once", "Give fewer.")
         self.enqueue = arena.kernels.caller(function, blocks, table.threads, self.launch)
-        self.address = (function.value or 0, blocks, table.threads, ctypes.addressof(self.launch), begin)
+        self._function, self._blocks, self._threads = function, blocks, table.threads
+
+    @property
+    def address(self) -> tuple[int, int, int, int, int]:
+        """Function, blocks, threads, address of the launch, and where in every buffer it begins."""
+        return self._function.value or 0, self._blocks, self._threads, ctypes.addressof(self.launch), self.begin
 
 
 class _Call(NamedTuple):
