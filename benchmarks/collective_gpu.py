@@ -6,10 +6,10 @@
 
 ``loadmaster`` is what a program gets after ``use``, which measures first and leaves to NCCL what that is faster at: a
 call of ``torch.distributed``, as ``nccl`` is on the group below; ``engine`` is the kernel launched directly. Before a
-size is timed, results are held against fp32 sums made apart, bit by bit, and against themselves in three runs. A sample is the mean of some calls one after another between two events
-(or of the same calls in a CUDA graph), on the slowest rank. Methods take turns, and a row is the median and quartiles
-of samples. Sizes are in order of importance: small ones of all collectives first. ``--wall`` ends a run in time to
-write.
+size is timed, results are held against fp32 sums made apart, bit by bit, and against themselves in three runs. A sample
+is the mean of some calls one after another between two events (or of the same calls in a CUDA graph), on the slowest
+rank; the host's time is that of issuing them. Methods take turns, and a row is the median and quartiles of samples.
+Sizes are in order of importance: small ones of all collectives first. ``--wall`` ends a run in time to write.
 """
 
 from __future__ import annotations

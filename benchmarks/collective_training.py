@@ -6,6 +6,7 @@
 Every row trains the same model from the same seed on the same batches. Losses are those of rank 0; a step's time is
 that of the slowest rank. Rows take turns: plain, planned, planned, plain, each with a fresh model, so that neither is
 always first; steps of equal rows are joined. Planned rows differ in the blocks that a collective may take of the GPU.
+``use`` measures first, as it does for everybody; ``calls`` says which calls went which way.
 """
 
 from __future__ import annotations

@@ -1,17 +1,21 @@
 """Which planned calls are faster than the inner group's: measured, when plans are switched on, through the same calls.
 
-Sizes are powers of two; both groups take turns, and the slowest rank counts. A size between two measured ones is
-planned where both are won.
+Sizes are powers of two; both groups take turns, and the slowest rank counts. On a GPU calls are timed alone and beside
+matrix products on another stream, as training has them: what is fast alone may take the multiprocessors of others. A plan
+wins a size where it is no slower either way, and faster alone. A size between two measured ones is planned where both
+are won.
 """
 
 from __future__ import annotations
 
 import bisect
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +30,29 @@ _SMALLEST_BYTES, _LARGEST_BYTES = KIB, 1 << 30
 # Buffers of a call take at most this part of the memory that is free.
 _SHARE = 8
 _SAMPLES = 5
+# Times beside computation vary by as much from run to run.
+_LEVEL = 1.01
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One size of one collective: microseconds a call takes by plan, and in the inner group."""
+    """One size of one collective: microseconds a call takes by plan, and in the inner group.
+
+    Attributes:
+        planned_beside_us, inner_beside_us: of a call and of what is computed beside it, until both are over; zero where
+            nothing was.
+    """
 
     collective: Collective
     size_bytes: int
     planned_us: float
     inner_us: float
+    planned_beside_us: float = 0.0
+    inner_beside_us: float = 0.0
 
     @property
     def won(self) -> bool:
-        return self.planned_us < self.inner_us
+        return self.planned_us < self.inner_us and self.planned_beside_us <= self.inner_beside_us * _LEVEL
 
 
 @dataclass(frozen=True)
@@ -89,12 +102,14 @@ class Calibration:
             ) from error
 
     def __str__(self) -> str:
-        lines = [f"{self.ranks} ranks of {self.device}", "collective           bytes  planned us  inner us  runs"]
-        lines += [
-            f"{t.collective:14} {t.size_bytes:>11,} {t.planned_us:>11.1f} {t.inner_us:>9.1f}  "
-            f"{'planned' if t.won else 'inner'}"
-            for t in self.timings
+        lines = [
+            f"{self.ranks} ranks of {self.device}; us a call, and beside matrix products",
+            "collective              bytes  planned   inner     planned   inner  runs",
         ]
+        for t in self.timings:
+            alone, beside = (t.planned_us, t.inner_us), (t.planned_beside_us, t.inner_beside_us)
+            figures = "    ".join(f"{ours:>8.1f}{theirs:>8.1f}" for ours, theirs in (alone, beside))
+            lines.append(f"{t.collective:14} {t.size_bytes:>14,} {figures}  {'planned' if t.won else 'inner'}")
         return "\n".join(lines)
 
 
@@ -148,7 +163,7 @@ def calibrate(
     said: list[Any] = [None] * inner.size()
     dist.all_gather_object(said, [times for _, _, times in found], group=inner)
     timings = tuple(
-        Timing(collective, size, *(max(of_rank[row][way] for of_rank in said) for way in (0, 1)))
+        Timing(collective, size, *(max(of_rank[row][way] for of_rank in said) for way in range(len(said[0][row]))))
         for row, (collective, size, _) in enumerate(found)
     )
     return Calibration(device_name(device), inner.size(), tuple(plans), timings)
@@ -182,19 +197,56 @@ def _microseconds(
     size_bytes: int,
     device: torch.device,
 ) -> list[float]:
-    """Of a call on each group; medians of samples that take turns."""
+    """Of a call on each group, and on a GPU of a call on each beside matrix products."""
     count = 20 if size_bytes <= MIB else 8 if size_bytes <= 16 * MIB else 2
-    samples: list[list[float]] = [[] for _ in groups]
-    for turn in range(_SAMPLES + 1):
-        for group, taken in zip(groups, samples, strict=True):
-            call(group)  # the first of a group waits for the slowest rank
+    alone = _medians([partial(_repeat, call, group, count) for group in groups], device)
+    found = [us / count for us in alone]
+    if device.type == "cuda":
+        beside = _Beside(device, max(alone))
+        both = _medians([partial(beside.run, call, group, count) for group in groups], device)
+        found += [us / count for us in both]
+    return found
+
+
+def _repeat(call: Callable[[dist.ProcessGroup], object], group: dist.ProcessGroup, count: int) -> None:
+    for _ in range(count):
+        call(group)
+
+
+class _Beside:
+    """Matrix products on the current stream that take about as long as some calls on another."""
+
+    def __init__(self, device: torch.device, calls_us: float) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._matrix = torch.zeros(2048, 2048, dtype=torch.bfloat16, device=device)
+        self._count = 1
+        (one_us,) = _medians([self._compute], device)
+        self._count = math.ceil(calls_us / one_us) + 1
+
+    def _compute(self) -> None:
+        for _ in range(self._count):
+            torch.mm(self._matrix, self._matrix)
+
+    def run(self, call: Callable[[dist.ProcessGroup], object], group: dist.ProcessGroup, count: int) -> None:
+        """Begin the products, then the calls."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        self._compute()
+        with torch.cuda.stream(self._stream):
+            _repeat(call, group, count)
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+
+def _medians(ways: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
+    """Microseconds of each, in samples that take turns."""
+    samples: list[list[float]] = [[] for _ in ways]
+    for turn in range(_SAMPLES + 2):
+        for way, taken in zip(ways, samples, strict=True):
             _wait(device)
             start_s = time.perf_counter()
-            for _ in range(count):
-                call(group)
+            way()
             _wait(device)
-            if turn:
-                taken.append((time.perf_counter() - start_s) * 1e6 / count)
+            if turn > 1:
+                taken.append((time.perf_counter() - start_s) * 1e6)
     return [statistics.median(taken) for taken in samples]
 
 
