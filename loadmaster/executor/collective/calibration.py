@@ -1,9 +1,9 @@
 """Which planned calls are faster than the inner group's: measured, when plans are switched on, through the same calls.
 
 Sizes are powers of two; both groups take turns, and the slowest rank counts. On a GPU calls are timed alone and beside
-matrix products on another stream, as training has them: what is fast alone may take the multiprocessors of others. A plan
-wins a size where it is no slower either way, and faster alone. A size between two measured ones is planned where both
-are won.
+matrix products on another stream, as training has them: what is fast alone may take the multiprocessors of others. A
+plan wins a size where it is no slower either way, and faster alone. A size between two measured ones is planned where
+both are won.
 """
 
 from __future__ import annotations
