@@ -209,8 +209,8 @@ def _latency_against_size(result: Result) -> str:
         f"The host is busy with a small call for {number(statistics.median(hosts[0]))} us, with NCCL's for "
         f"{number(statistics.median(hosts[1]))}.",
         f"NCCL keeps {len(left)} of {len(result['rows'])} rows: there both sides are the same call, and differ by "
-        f"noise ({_span(left, 'eager')}). In a graph 1.4 was asked for up to 1 MiB. AllReduce from 512 KiB to 64 MiB is "
-        f"{_beside(summed, 'two_shot_copied')} times as fast as PyTorch's two-shot with its copies, and "
+        f"noise ({_span(left, 'eager')}). In a graph 1.4 was asked for up to 1 MiB. AllReduce from 512 KiB to 64 MiB "
+        f"is {_beside(summed, 'two_shot_copied')} times as fast as PyTorch's two-shot with its copies, and "
         f"{_beside(summed, 'two_shot')} times as fast as that on symmetric memory, where nothing is copied in or out.",
         result,
     )
@@ -265,8 +265,8 @@ def _distributed_training(collectives: Result, memory: Result) -> str:
         + table_of(["wrapper", "budget, GiB", "peak, GiB", "step, ms", "eager peak, GiB", "eager step, ms"], budgets),
         f"FSDP2 with planned collectives, as `use` has them, is {best['plain_over_planned']:.2f} times as fast as with "
         "NCCL. Memory plans keep their budget on both ranks, with the losses of plain training.",
-        "In DDP, `use` measured that NCCL is faster beside computation at the sizes of its buckets, and left them all to "
-        "it: what differs there is noise, and so it is with 16 blocks. Plans under FSDP2 and DDP have not been held "
+        "In DDP, `use` measured that NCCL is faster beside computation at the sizes of its buckets, and left them all "
+        "to it: what differs there is noise, and so it is with 16 blocks. Plans under FSDP2 and DDP have not been held "
         "against `torch.compile` yet.",
         collectives,
         memory,
