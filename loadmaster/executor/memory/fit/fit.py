@@ -130,6 +130,8 @@ class Fitter:
         """
         if tries < 1:
             raise InputError("tries", tries, "leaves nothing to run", "Allow at least one try.")
+        if knob_tries < 0:
+            raise InputError("knob_tries", knob_tries, "is no number of tries", "Give 0 for plans alone.")
         if self.setting.options.backend != "inductor":
             knob_tries = 0
         self.setting.phases.begin()
@@ -145,6 +147,8 @@ class Fitter:
             if isinstance(given, float) or not knob_tries:
                 raise
             size_bytes, why_no_plan = given, error
+        if size_bytes < 1:
+            raise InputError("budget_bytes", budget_bytes, "is no positive number of bytes", "Give one: 8 << 30.")
         if knob is None or knob.budget_bytes != size_bytes:
             knob = self._knob_side(size_bytes, knob_tries)
         planned = None if why_no_plan is not None else self._planned_side(planner, size_bytes, tries, knob)
