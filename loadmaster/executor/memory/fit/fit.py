@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from loadmaster.errors import InputError
+from loadmaster.errors import BudgetError, InputError
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.memory.capture import CapturedStep, capture_step
 from loadmaster.executor.memory.fit import kept as on_disk
@@ -50,6 +50,7 @@ Found = TypeVar("Found")
 logger = logging.getLogger(__name__)
 
 KNOB_TRIES = 4
+_FAR = 1.25  # of a budget: so much more is needed than where torch.compile may still keep it, and plans do not
 _SLOWER_THAN_BEFORE = 1.1  # what was taken the last time is looked into again where it takes so much longer now
 
 
@@ -152,6 +153,8 @@ class Fitter:
         if knob is None or knob.budget_bytes != size_bytes:
             knob = self._knob_side(size_bytes, knob_tries)
         planned = None if why_no_plan is not None else self._planned_side(planner, size_bytes, tries, knob)
+        if planned is not None and _is_far(planned, size_bytes):
+            knob.most = len(knob.tries)
         winner = contest([knob] if planned is None else [planned, knob])
         self._keep(budget_bytes, knob, taken=winner is knob)
         if winner is None:
@@ -222,6 +225,13 @@ class Fitter:
         assert planned is not None and planned.chosen is not None, "it kept the budget"
         best = planned.state.candidates[planned.chosen]
         return Fitted(best.step, best.plan, best.problem, trials, planned.chosen, knobs, None, said, seconds)
+
+
+def _is_far(planned: PlannedSide, budget_bytes: int) -> bool:
+    """Whether every plan is proved to need much more than the budget: no partition of the same graph will do."""
+    planned.offer()
+    needed_bytes = planned.failed.needed_bytes if isinstance(planned.failed, BudgetError) else 0
+    return needed_bytes > _FAR * budget_bytes
 
 
 def _expect_one_process(model: nn.Module) -> None:

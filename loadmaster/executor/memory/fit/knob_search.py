@@ -16,6 +16,7 @@ from dataclasses import dataclass
 SPREAD = (1.0, 0.5, 0.25, 0.75, 0.1)
 LEAST_STEP = 0.06  # of the knob: closer ones hardly differ
 NEARLY_FULL = 0.97  # of the budget: a higher knob has no room
+SAME_PEAK = 0.005  # of a peak: the knob does not move what takes so nearly the same at 1 and at a half
 LEAST_GAIN = 0.02  # of the step's time: less is not worth a compilation
 NOISE = 0.03  # of a time: how far times are from monotone
 # Of the forward pass at most all is computed again, which is about a third of a step.
@@ -45,7 +46,9 @@ def next_knob(probes: Sequence[Probe], budget_bytes: int) -> float | None:
     """What to try next; None where no other knob is likely to do better."""
     kept = max((p for p in probes if p.keeps(budget_bytes)), key=lambda p: p.knob, default=None)
     if kept is None:
-        tried = [p.knob for p in probes]
+        tried = {p.knob: p for p in probes}
+        if all(k in tried for k in SPREAD[:2]) and _same_peak(*(tried[k] for k in SPREAD[:2])):
+            return None
         return next((k for k in SPREAD if all(abs(k - t) >= LEAST_STEP for t in tried)), None)
     above = min((p for p in probes if p.knob > kept.knob), key=lambda p: p.knob, default=None)
     if above is None:
@@ -53,6 +56,11 @@ def next_knob(probes: Sequence[Probe], budget_bytes: int) -> float | None:
     gain = 1.0 - above.step_us / kept.step_us if above.step_us and kept.step_us else 1.0
     is_close = above.knob - kept.knob < 2 * LEAST_STEP or kept.used_bytes >= NEARLY_FULL * budget_bytes
     return None if is_close or gain < LEAST_GAIN else (kept.knob + above.knob) / 2
+
+
+def _same_peak(one: Probe, other: Probe) -> bool:
+    apart_bytes = abs(one.used_bytes - other.used_bytes)
+    return not (one.ran_out or other.ran_out) and apart_bytes < SAME_PEAK * one.used_bytes
 
 
 def at_least_us(probes: Sequence[Probe], knob: float) -> float:

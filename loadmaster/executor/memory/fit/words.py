@@ -38,16 +38,19 @@ def refusal(error: Exception | None, knob: KnobSide) -> Exception:
 
 def _own(knob: KnobSide | None) -> str:
     """What torch.compile's own partition measured, without a full stop; empty where it was not tried."""
-    if knob is None or not (knob.tries or knob.failed):
+    if knob is None or not (knob.probes or knob.failed):
         return ""
     if knob.chosen is not None:
         best = knob.tries[knob.chosen]
         measured = f"{show_cost(best.measured.step_us, 'us')} at {show_bytes(best.used_bytes)}"
         return f"{_NAME}, activation_memory_budget {best.knob:.3g}, measured {measured}"
-    if not knob.tries:
-        return f"{_NAME} could not be tried: {knob.failed}"
-    least = min(knob.tries, key=lambda t: (t.measured.ran_out, t.used_bytes))
-    took = "ran out of memory" if least.measured.ran_out else f"took {show_bytes(least.used_bytes)} at least"
+    if knob.failed is not None:
+        return f"{_NAME} could not be run: {knob.failed}"
+    least = min(knob.probes, key=lambda p: (p.ran_out, p.used_bytes))
+    us = min((p.step_us for p in knob.probes if p.keeps(knob.budget_bytes)), default=None)
+    if us is not None:  # known from before, and slower than the plan
+        return f"{_NAME} takes {show_cost(us, 'us')}, as measured before"
+    took = "ran out of memory" if least.ran_out else f"took {show_bytes(least.used_bytes)} at least"
     return f"{_NAME} {took}"
 
 
