@@ -73,10 +73,10 @@ class KnobTryRecord:
 @dataclass(frozen=True)
 class _FitDocument:
     kind: str
-    chosen: Index | None
     tries: tuple[TryRecord, ...]
-    plan: Mapping[str, Json] | None
-    problem: Mapping[str, Json] | None
+    chosen: Index | None = None
+    plan: Mapping[str, Json] | None = None
+    problem: Mapping[str, Json] | None = None
     knob_tries: tuple[KnobTryRecord, ...] = ()
     chosen_knob: Index | None = None
 
@@ -147,7 +147,15 @@ def write_fit(record: FitRecord) -> dict[str, Any]:
     """The document of a record."""
     plan = None if record.plan is None else write_plan(record.plan)
     problem = None if record.problem is None else write_problem(record.problem)
-    found = _FitDocument(record.kind, record.chosen, record.tries, plan, problem, record.knob_tries, record.chosen_knob)
+    found = _FitDocument(
+        kind=record.kind,
+        tries=record.tries,
+        chosen=record.chosen,
+        plan=plan,
+        problem=problem,
+        knob_tries=record.knob_tries,
+        chosen_knob=record.chosen_knob,
+    )
     return write(FIT_SCHEMA, found)
 
 
