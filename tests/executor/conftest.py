@@ -18,9 +18,3 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def nothing_kept(tmp_path_factory, monkeypatch):
-    """What one run leaves on disk for the next is no test's."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))

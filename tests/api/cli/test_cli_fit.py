@@ -39,7 +39,6 @@ def planning_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HandPla
     (tmp_path / "factory_to_fit.py").write_text(FACTORY)
     (tmp_path / "captured.json").write_text(json.dumps(chain(3, 100)))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     by_hand = HandPlanner(step=1)
 
     def plan(problem: MemoryProblem, *_options: Any, **_callbacks: Any) -> MemoryPlan:
