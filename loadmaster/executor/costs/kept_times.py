@@ -12,6 +12,7 @@ import platform
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -34,11 +35,12 @@ class KeptTimes:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._known = {}
+        self._known: dict[Any, OperatorMeasurement] = {}
         for line in read_lines(path):
             time_us, workspace_bytes = line.get("time_us"), line.get("workspace_bytes")
-            is_time = isinstance(time_us, float) and 0 < time_us < math.inf
-            if is_time and isinstance(workspace_bytes, int) and workspace_bytes >= 0:
+            if not (isinstance(time_us, float) and 0 < time_us < math.inf):
+                continue
+            if isinstance(workspace_bytes, int) and workspace_bytes >= 0:
                 self._known[line.get("operator")] = OperatorMeasurement(time_us, workspace_bytes)
 
     def get(self, key: Hashable) -> OperatorMeasurement | None:
@@ -57,9 +59,8 @@ class KeptTimes:
 def kept_times(device: torch.device, *, compiled: bool, channels_last: bool) -> KeptTimes:
     """Those of a device, as it is set now."""
     if device.type == "cuda":
-        name = (
-            f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
-        )
+        convolutions = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        name = f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, cuDNN {convolutions}"
     else:
         name = f"{platform.machine()}, {platform.processor()}, {os.cpu_count()} processors"
     said = {
