@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,9 @@ def solves_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.M
     """Small solves need no process of their own here, unless the test is marked ``solver_process``."""
     if request.node.get_closest_marker("solver_process") is None and WITH_PROCESSES not in request.path.parents:
         monkeypatch.setattr(process, "RunningSolve", running_solve)
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one run leaves on disk for the next is no test's."""
+    monkeypatch.setenv("LOADMASTER_MEASUREMENT_CACHE", str(tmp_path_factory.getbasetemp() / uuid.uuid4().hex))

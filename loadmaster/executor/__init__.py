@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from loadmaster.executor.memory.fit.state import Fitted
     from loadmaster.executor.memory.operators.implementation_filter import ImplementationFilter
     from loadmaster.executor.memory.run.apply import PlannedStep, apply, apply_to_blocks
+    from loadmaster.executor.memory.run.knob_step import KnobStep
     from loadmaster.executor.partition.apply import apply as apply_partition
     from loadmaster.executor.partition.capture import capture as capture_partition
     from loadmaster.executor.partition.graph_step import PartitionedStep
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Fitted",
     "ImplementationFilter",
+    "KnobStep",
     "Measurement",
     "ModuleStep",
     "Pager",
@@ -54,6 +56,7 @@ __all__ = [
 _HOME = {
     "Fitted": ("loadmaster.executor.memory.fit.state", "Fitted"),
     "ImplementationFilter": ("loadmaster.executor.memory.operators.implementation_filter", "ImplementationFilter"),
+    "KnobStep": ("loadmaster.executor.memory.run.knob_step", "KnobStep"),
     "Measurement": ("loadmaster.executor.steps.measure", "Measurement"),
     "ModuleStep": ("loadmaster.executor.partition.module_step", "ModuleStep"),
     "Pager": ("loadmaster.executor.placement.pager.pager", "Pager"),

@@ -1,12 +1,14 @@
 """What came of fitting a step to a limit by measurement: the plan, its corrected problem, and what every try measured.
 
+Where torch.compile's own partition was faster there is no plan, but the value of its knob.
+
 It is what is left of a fitted step without the model: written where it was fitted, read anywhere. The plan of a record
 is applied as any plan is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -51,12 +53,32 @@ class TryRecord:
 
 
 @dataclass(frozen=True)
+class KnobTryRecord:
+    """torch.compile's own partition under one value of its knob.
+
+    Attributes:
+        knob: ``torch._functorch.config.activation_memory_budget``.
+        used_bytes, peak_bytes, step_us, ran_out: as of a plan that was run.
+    """
+
+    budget_bytes: Size
+    knob: Annotated[float, Bounds(ge=0, le=1)]
+    used_bytes: Size
+    peak_bytes: Size
+    step_us: _Time
+    kept: bool
+    ran_out: bool = False
+
+
+@dataclass(frozen=True)
 class _FitDocument:
     kind: str
-    chosen: Index
-    tries: Annotated[tuple[TryRecord, ...], Bounds(min_length=1)]
-    plan: Mapping[str, Json]
-    problem: Mapping[str, Json]
+    tries: tuple[TryRecord, ...]
+    chosen: Index | None = None
+    plan: Mapping[str, Json] | None = None
+    problem: Mapping[str, Json] | None = None
+    knob_tries: tuple[KnobTryRecord, ...] = ()
+    chosen_knob: Index | None = None
 
     __pydantic_config__: ClassVar = READING
 
@@ -66,20 +88,35 @@ class FitRecord:
     """A fitted step on paper.
 
     Attributes:
-        plan, problem: what the step runs, and the corrected problem that this is a plan for.
+        plan, problem: what the step runs, and the corrected problem that this is a plan for; None where the step is
+            torch.compile's own partition.
         tries: every plan that was run, in order.
-        chosen: which of them the step is.
+        chosen: which of them the step is, if it is one.
+        knob_tries: every value of torch.compile's knob that was run, in order.
+        chosen_knob: which of them the step is, if it is one.
+        kind: of the problem.
     """
 
-    plan: Plan
-    problem: Problem
+    plan: Plan | None
+    problem: Problem | None
     tries: tuple[TryRecord, ...]
-    chosen: int
+    chosen: int | None
+    knob_tries: tuple[KnobTryRecord, ...] = ()
+    chosen_knob: int | None = None
+    kind: str = "memory"
 
     @property
-    def measured(self) -> TryRecord:
+    def measured(self) -> TryRecord | KnobTryRecord:
         """Of the step."""
+        if self.chosen_knob is not None:
+            return self.knob_tries[self.chosen_knob]
+        assert self.chosen is not None, "one of both"
         return self.tries[self.chosen]
+
+    @property
+    def knob(self) -> float | None:
+        """The ``activation_memory_budget`` that the step is compiled under; None where it runs a plan."""
+        return None if self.chosen_knob is None else self.knob_tries[self.chosen_knob].knob
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it to a file; ``loadmaster.load_fit(path)`` reads it back.
@@ -90,12 +127,15 @@ class FitRecord:
         save_document(path, write_fit(self))
 
     def __repr__(self) -> str:
-        return one_line(self, self.plan.name, fit_words(self.measured, len(self.tries)))
+        name = "torch.compile" if self.plan is None else self.plan.name
+        return one_line(self, name, fit_words(self.measured, len(self.tries) + len(self.knob_tries)))
 
 
-def fit_words(chosen: TryRecord, tries: int) -> list[str]:
+def fit_words(chosen: TryRecord | KnobTryRecord, tries: int) -> list[str]:
     """A fitted step in a few words: what it was to keep, and what it measured."""
+    knob = [f"activation_memory_budget {chosen.knob:.3g}"] if isinstance(chosen, KnobTryRecord) else []
     return [
+        *knob,
         f"budget {show_bytes(chosen.budget_bytes)}",
         f"measured {show_bytes(chosen.peak_bytes)}",
         f"step {show_cost(chosen.step_us, 'us')}",
@@ -105,8 +145,18 @@ def fit_words(chosen: TryRecord, tries: int) -> list[str]:
 
 def write_fit(record: FitRecord) -> dict[str, Any]:
     """The document of a record."""
-    plan, problem = write_plan(record.plan), write_problem(record.problem)
-    return write(FIT_SCHEMA, _FitDocument(record.plan.kind, record.chosen, record.tries, plan, problem))
+    plan = None if record.plan is None else write_plan(record.plan)
+    problem = None if record.problem is None else write_problem(record.problem)
+    found = _FitDocument(
+        kind=record.kind,
+        tries=record.tries,
+        chosen=record.chosen,
+        plan=plan,
+        problem=problem,
+        knob_tries=record.knob_tries,
+        chosen_knob=record.chosen_knob,
+    )
+    return write(FIT_SCHEMA, found)
 
 
 def read_fit(document: Document) -> FitRecord:
@@ -117,14 +167,30 @@ def read_fit(document: Document) -> FitRecord:
             the field.
     """
     found = read(_FitDocument, FIT_SCHEMA, document)
-    plan, problem = _part("plan", read_plan, found.plan), _part("problem", read_problem, found.problem)
-    if found.kind != problem.kind or found.kind != plan.kind:
-        raise InputError("kind", found.kind, f"is not that of its problem, {problem.kind}", "Restore the file.")
-    expect_problem(plan.problem_sha256, problem.sha256)
-    if found.chosen >= len(found.tries):
-        remedy = f"Tries count from 0 to {len(found.tries) - 1}."
-        raise InputError("chosen", found.chosen, "is none of the tries", remedy)
-    return FitRecord(plan, problem, found.tries, found.chosen)
+    plan = None if found.plan is None else _part("plan", read_plan, found.plan)
+    problem = None if found.problem is None else _part("problem", read_problem, found.problem)
+    for name, part in (("plan", plan), ("problem", problem)):
+        if (part is None) != (found.chosen is None):
+            says = "is missing" if part is None else "is there, and none of the plans was chosen"
+            raise InputError(name, None if part is None else part.name, says, "Restore the file.")
+        if part is not None and part.kind != found.kind:
+            raise InputError("kind", found.kind, f"is not that of its {name}, {part.kind}", "Restore the file.")
+    if plan is not None and problem is not None:
+        expect_problem(plan.problem_sha256, problem.sha256)
+    if (found.chosen is None) == (found.chosen_knob is None):
+        raise InputError("chosen", found.chosen, "must be one try", "Give chosen or chosen_knob, and not both.")
+    _expect_one_of("chosen", found.chosen, "tries", found.tries)
+    _expect_one_of("chosen_knob", found.chosen_knob, "knob_tries", found.knob_tries)
+    return FitRecord(plan, problem, found.tries, found.chosen, found.knob_tries, found.chosen_knob, found.kind)
+
+
+def _expect_one_of(field: str, chosen: int | None, among: str, tries: Sequence[object]) -> None:
+    if chosen is None:
+        return
+    if not tries:
+        raise InputError(among, tries, f"holds none, and {field} is one of them", "Restore the file.")
+    if chosen >= len(tries):
+        raise InputError(field, chosen, "is none of the tries", f"Tries count from 0 to {len(tries) - 1}.")
 
 
 def load_fit(path: str | PathLike[str]) -> FitRecord:

@@ -10,7 +10,7 @@ import pytest
 
 import loadmaster
 from loadmaster.errors import InputError
-from loadmaster.models.fit_record import FitRecord, TryRecord, load_fit, read_fit, write_fit
+from loadmaster.models.fit_record import FitRecord, KnobTryRecord, TryRecord, load_fit, read_fit, write_fit
 from loadmaster.models.memory.presets import chain
 
 
@@ -37,9 +37,27 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert len(repr(again)) < 200 and "measured 5.27 KiB" in repr(again) and "2 tries" in repr(again)
 
 
+def test_a_step_without_a_plan_is_written_down(tmp_path: Path) -> None:
+    over = KnobTryRecord(5600, 1.0, 5700, 5700, 20.0, kept=False)
+    kept = KnobTryRecord(5600, 0.5, 5500, 5500, 25.0, kept=True)
+    fitted = FitRecord(None, None, record().tries, None, (over, kept), 1)
+    fitted.save(tmp_path / "fit.json")
+    again = load_fit(tmp_path / "fit.json")
+    assert again == fitted and again.knob == 0.5 and again.measured == kept
+    assert record().knob is None
+    assert "activation_memory_budget 0.5" in repr(again) and "4 tries" in repr(again)
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
+        ({"chosen": None, "chosen_knob": 0}, "plan"),
+        ({"chosen_knob": 0}, "chosen"),
+        ({"chosen": None, "plan": None, "problem": None}, "chosen"),
+        ({"plan": None}, "plan"),
+        ({"problem": None}, "problem"),
+        ({"chosen": None, "plan": None, "problem": None, "chosen_knob": 0}, "knob_tries"),
+        ({"knob_tries": [{"budget_bytes": 1, "knob": 2}]}, "knob_tries[0].knob"),
         ({"chosen": 2}, "chosen"),
         ({"tries": []}, "tries"),
         ({"kind": "collective"}, "kind"),

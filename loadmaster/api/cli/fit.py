@@ -30,7 +30,7 @@ MEASURED = "measured"
 _WRITTEN_HERE = {"output": "-o", "problem": "--problem"}
 _WRITTEN_THERE = {"trace": "--trace", "snapshot": "--snapshot"}
 # Handed on as they are to the process that runs the model.
-_HANDED_ON = ("name", "device", "backend", "optimizer", "autocast", "tries")
+_HANDED_ON = ("name", "device", "backend", "optimizer", "autocast", "tries", "knob_tries")
 _SWITCHES = {"gradients_held": "--gradients-held", "offload": "--offload", "verbose": "--verbose"}
 
 
@@ -41,6 +41,8 @@ def fit_arguments(fit: argparse.ArgumentParser) -> None:
     budget = f"what the measured peak must not exceed: {limit_of('memory').help}"
     fit.add_argument("--budget", metavar="SIZE", required=True, help=budget)
     fit.add_argument("--tries", type=int, default=3, metavar="N", help="plans that are run at most (3)")
+    knob = "values of torch.compile's own knob that are run at most beside the plans; 0: plans alone (4)"
+    fit.add_argument("--knob-tries", type=int, default=4, metavar="N", help=knob)
     fit.add_argument(
         "--fragmentation",
         default="0",
@@ -67,7 +69,10 @@ def fit_arguments(fit: argparse.ArgumentParser) -> None:
 
 
 def _fit(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Plan a model under a byte budget, run the plan here, and correct and plan again until the budget is kept."""
+    """Plan a model under a byte budget, run the plan here, and correct and plan again until the budget is kept.
+
+    torch.compile's own partition is run beside the plans, and taken where it is faster.
+    """
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("torch", "torch")
     if not arguments.force:
@@ -82,6 +87,8 @@ def _fit(arguments: argparse.Namespace, terminal: Terminal) -> int:
     expect_apart(written, {})
     if arguments.tries < 1:
         raise InputError("--tries", arguments.tries, "leaves nothing to run", "Allow at least one try.")
+    if arguments.knob_tries < 0:
+        raise InputError("--knob-tries", arguments.knob_tries, "is no number of tries", "Give 0 for plans alone.")
     session = _Session(arguments, terminal)
     status = converse("loadmaster.executor.fit_command", _command(arguments), session.receive)
     if status:
@@ -116,7 +123,7 @@ def _command(arguments: argparse.Namespace) -> list[str]:
         command += ["--fragmentation-reserve-bytes", str(reserve_bytes)]
     for name in (*_HANDED_ON, *_WRITTEN_THERE):
         value = getattr(arguments, name)
-        command += [] if value is None else [f"--{name}", str(value)]
+        command += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
     return command + [flag for name, flag in _SWITCHES.items() if getattr(arguments, name)]
 
 
@@ -128,6 +135,7 @@ class _Session:
         self._options = planning_options(arguments, limit=None)
         self._planned: dict[str, tuple[MemoryProblem, MemoryPlan]] = {}
         self._tries: list[dict[str, Any]] = []
+        self._knob_tries: list[dict[str, Any]] = []
         self._fitted: dict[str, Any] | None = None
 
     def receive(self, message: dict[str, Any]) -> dict[str, Any] | None:
@@ -145,6 +153,9 @@ class _Session:
         if "tried" in message:
             self._tries.append(message["tried"])
             self._terminal.say(f"try {len(self._tries)}: {message['tried']['text']}")
+        elif "knob_tried" in message:
+            self._knob_tries.append(message["knob_tried"])
+            self._terminal.say(f"torch.compile, try {len(self._knob_tries)}: {message['knob_tried']['text']}")
         else:
             self._fitted = message["fitted"]
         return None
@@ -154,22 +165,34 @@ class _Session:
         if self._fitted is None:
             raise LoadmasterError("the process that runs the model ended without an answer")
         arguments, terminal = self._arguments, self._terminal
-        problem, plan = self._planned[self._fitted["problem_sha256"]]
-        if arguments.output is not None:
-            write_json(arguments.output, write_plan(plan), terminal)
-        if arguments.problem is not None:
-            write_json(arguments.problem, write_problem(problem), terminal, "--problem")
-            if arguments.problem != "-":
-                terminal.say(f"problem: {arguments.problem}")
+        problem, plan = self._planned.get(self._fitted["problem_sha256"], (None, None))
+        if problem is not None and plan is not None:
+            self._write(problem, plan)
+        elif arguments.output is not None:
+            terminal.say("-o: the step runs no plan, and none is written. For plans alone: --knob-tries 0")
         if arguments.json:
-            terminal.json({"plan": envelope(plan), "tries": self._tries, "chosen": self._fitted["chosen"]})
+            told = {"plan": None if plan is None else envelope(plan), "tries": self._tries}
+            terminal.json({**told, "knob_tries": self._knob_tries, **self._fitted})
         elif arguments.output != "-":
-            terminal.data(summary(plan))
-            terminal.data("\n" + self._table())
+            if plan is not None:
+                terminal.data(summary(plan) + "\n")
+            terminal.data(self._table())
+        if not arguments.json:
+            terminal.say(self._fitted["report"])
         for name in _WRITTEN_THERE:
             if getattr(arguments, name) is not None:
                 terminal.say(f"{name}: {getattr(arguments, name)}")
         return 0
+
+    def _write(self, problem: MemoryProblem, plan: MemoryPlan) -> None:
+        """The files that were asked for."""
+        output, beside, terminal = self._arguments.output, self._arguments.problem, self._terminal
+        if output is not None:
+            write_json(output, write_plan(plan), terminal)
+        if beside is not None:
+            write_json(beside, write_problem(problem), terminal, "--problem")
+            if beside != "-":
+                terminal.say(f"problem: {beside}")
 
     def _table(self) -> str:
         """One row per try."""
@@ -185,6 +208,18 @@ class _Session:
                 show_share(t["time_error"]),
             ]
             for number, t in enumerate(self._tries)
+        ]
+        rows += [
+            [
+                f"activation_memory_budget {t['knob']:.3g}{' *' if number == self._fitted['chosen_knob'] else ''}",
+                "",
+                show_bytes(t["used_bytes"]),
+                "yes" if t["kept"] else "no",
+                "",
+                show_cost(t["measured"]["step_us"], "us"),
+                "",
+            ]
+            for number, t in enumerate(self._knob_tries)
         ]
         header = ["try", "peak, planned", "measured", "kept", "step, planned", "measured", "error"]
         return table(rows, header)

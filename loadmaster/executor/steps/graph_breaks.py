@@ -24,6 +24,11 @@ from torch._dynamo import config, exc
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor.steps.step import missing_loss
 
+
+class UntraceableError(InputError):
+    """A step that is not one graph of fixed shapes: it has no plan, though it may run."""
+
+
 # Methods of loggers, also those that libraries add: transformers' warning_once and warning_advice.
 _LOGGING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log")
 _FUNCTIONS = (
@@ -95,7 +100,7 @@ def clear_errors(passing: type[Exception] = LoadmasterError) -> Iterator[None]:
             raise error.inner_exception from None
         raise _untraceable(error.inner_exception) from None
     except exc.FailOnRecompileLimitHit as error:
-        raise InputError(
+        raise UntraceableError(
             "model",
             type(error).__name__,
             "becomes another graph again and again",
@@ -127,7 +132,7 @@ def _untraceable(error: Exception) -> InputError:
     if isinstance(error, exc.TorchRuntimeError):  # an operator refuses its operands
         remedy = "Check shapes, types and devices of the inputs and the model: without a plan the step fails too."
     problem = f"cannot be traced as one graph{where}: {'. '.join(r.rstrip('.') for r in reasons)}"
-    return InputError("model", type(error).__name__, problem, remedy)
+    return UntraceableError("model", type(error).__name__, problem, remedy)
 
 
 def place_of(node: fx.Node) -> str:

@@ -15,7 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import AnyBatch
-from loadmaster.executor.steps.graph_breaks import clear_errors, passing_over_logging, place_of
+from loadmaster.executor.steps.graph_breaks import UntraceableError, clear_errors, passing_over_logging, place_of
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 
@@ -138,7 +138,7 @@ def expect_static_shapes(graph: fx.Graph) -> None:
         for tensor in tensors(node.meta.get("val")):
             if not all(isinstance(size, int) for size in tensor.shape):
                 where = place_of(node)
-                raise InputError(
+                raise UntraceableError(
                     "model",
                     str(node.target),
                     f"makes a shape that depends on the data{where}",

@@ -115,6 +115,7 @@ def test_fragmentation_can_be_counted_as_measured(capfd: pytest.CaptureFixture[s
         (["--budget", "half"], 2, "is not a size"),
         pytest.param(["--budget", "9MiB", "--snapshot", "s.pickle"], 2, "keeps no history", marks=pytest.mark.slow),
         (["--budget", "9MiB", "--tries", "0"], 2, "at least one try"),
+        (["--budget", "9MiB", "--knob-tries", "-1"], 2, "is no number of tries"),
         pytest.param(["--budget", "9MiB", "--offload"], 2, "no link to the host", marks=pytest.mark.slow),
         (["--budget", "9MiB", "--trace", "nowhere/t.json"], 2, "does not exist"),
         pytest.param(["--budget", "9MiB", "--device", "abacus"], 2, "--device: cannot", marks=pytest.mark.slow),
@@ -143,6 +144,42 @@ def test_a_planner_that_gives_up_ends_the_other_process(
     monkeypatch.setattr(planner, "plan", plan)
     assert fit("--budget", "9MiB") == LimitReachedError.exit_status
     assert "the time was up" in capfd.readouterr().err
+
+
+BREAKING = """
+import torch
+class Branching(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+    def forward(self, x):
+        y = self.layer(x)
+        return y * 2 if y.sum().item() > 0 else y
+def make():
+    return Branching(), (torch.randn(4096, 64), torch.randn(4096, 64)), torch.nn.functional.mse_loss
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_start")
+def test_a_model_without_a_plan_runs_under_the_knob(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The one command compiles nothing but torch.compile's own step, and says which line keeps it from a plan."""
+    (tmp_path / "factory_that_breaks.py").write_text(BREAKING)
+    options = ["--budget", "64MiB", "--json", "-o", "plan.json", "--trace", "t.json"]
+    assert app.main(["fit", "factory_that_breaks:make", *options]) == 0
+    out, err = capfd.readouterr()
+    document = json.loads(out)
+    assert document["plan"] is None and document["tries"] == [] and document["chosen"] is None
+    assert document["knob_tries"][document["chosen_knob"]]["kept"]
+    assert "y.sum().item() > 0" in document["report"] and "planning" not in document["seconds"]
+    assert "torch.compile, try 1: budget 64.0 MiB kept" in err and "-o: the step runs no plan" in err
+    assert not Path("plan.json").exists()
+    assert json.loads(Path("t.json").read_text())["traceEvents"]
+    assert app.main(["fit", "factory_that_breaks:make", "--budget", "64MiB"]) == 0
+    out, err = capfd.readouterr()
+    assert "activation_memory_budget 1 *" in out and "the last time, too" in err
+    assert app.main(["fit", "factory_that_breaks:make", "--budget", "64MiB", "--knob-tries", "0"]) == 2
+    assert "cannot be traced as one graph" in capfd.readouterr().err
 
 
 def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,8 @@
 """The command behind ``loadmaster fit``: a step is fitted here, and planned by the process that started this one.
 
 Lines of JSON go out on standard output, see :mod:`loadmaster.executor.parent`: beside its questions, ``{"tried":
-{...}}`` tells of a trial, ``{"fitted": {...}}`` of the end. What the model itself prints goes to standard error.
+{...}}`` and ``{"knob_tried": {...}}`` tell of a trial, ``{"fitted": {...}}`` of the end. What the model itself prints
+goes to standard error.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any
 
 from loadmaster.errors import LoadmasterError
 from loadmaster.executor.memory.command import add_step_arguments, options_of
-from loadmaster.executor.memory.fit.fit import Fitter
-from loadmaster.executor.memory.fit.side_by_side import side_by_side
+from loadmaster.executor.memory.fit.fit import KNOB_TRIES, Fitter
+from loadmaster.executor.memory.fit.knob import KnobTrial, describe_knob
+from loadmaster.executor.memory.fit.side_by_side import measured_alone, side_by_side
 from loadmaster.executor.memory.fit.state import Fitted
 from loadmaster.executor.memory.fit.trials import Trial, describe
 from loadmaster.executor.parent import Parent
@@ -37,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("factory", help="MODULE:FUNCTION returning (model, batch) or (model, batch, loss)")
     p.add_argument("--budget-bytes", required=True, help="what the measured peak must not exceed: bytes, 6GiB or 50%%")
     p.add_argument("--tries", type=int, default=3, help="plans that are run at most (3)")
+    p.add_argument("--knob-tries", type=int, default=KNOB_TRIES, help="values of torch.compile's knob at most")
     p.add_argument("--fragmentation", choices=["ignore", "count"], default="ignore", help="count reserved bytes")
     p.add_argument("--fragmentation-reserve-bytes", type=int, default=0, help="of the budget, kept free")
     p.add_argument("--trace", type=Path, help="write the planned and the measured step as one Chrome trace")
@@ -48,6 +51,11 @@ def parser() -> argparse.ArgumentParser:
 def tried_document(tried: Trial) -> dict[str, Any]:
     """A try as JSON."""
     return {**asdict(tried), "kept": tried.kept, "time_error": tried.time_error, "text": describe(tried)}
+
+
+def knob_document(tried: KnobTrial) -> dict[str, Any]:
+    """A try of torch.compile's knob as JSON."""
+    return {**asdict(tried), "kept": tried.kept, "text": describe_knob(tried)}
 
 
 def run(arguments: argparse.Namespace, parent: Parent) -> None:
@@ -69,10 +77,13 @@ def run(arguments: argparse.Namespace, parent: Parent) -> None:
             options_of(arguments, made),
             fragmentation_reserve_bytes=reserve,
             on_try=lambda tried: parent.tell({"tried": tried_document(tried)}),
+            on_knob=lambda tried: parent.tell({"knob_tried": knob_document(tried)}),
         )
-        fitted = fitter.fit(_planned_by(parent), arguments.budget_bytes, arguments.tries)
+        fitted = fitter.fit(_planned_by(parent), arguments.budget_bytes, arguments.tries, arguments.knob_tries)
         _write(arguments, fitter, fitted)
-    parent.tell({"fitted": {"problem_sha256": fitted.problem.sha256, "chosen": fitted.chosen}})
+    told = {"chosen": fitted.chosen, "chosen_knob": fitted.chosen_knob, "report": fitted.report}
+    sha256 = None if fitted.problem is None else fitted.problem.sha256
+    parent.tell({"fitted": {"problem_sha256": sha256, **told, "seconds": dict(fitted.seconds)}})
 
 
 def _planned_by(parent: Parent) -> Callable[[MemoryProblem], MemoryPlan]:
@@ -86,10 +97,14 @@ def _planned_by(parent: Parent) -> Callable[[MemoryProblem], MemoryPlan]:
 
 def _write(arguments: argparse.Namespace, fitter: Fitter, fitted: Fitted) -> None:
     if arguments.trace is not None:
-        trace = side_by_side(fitted.problem, fitted.plan, fitter.profiled(fitted.step))
+        timeline = fitter.profiled(fitted.step)
+        if fitted.problem is not None and fitted.plan is not None:
+            trace = side_by_side(fitted.problem, fitted.plan, timeline)
+        else:
+            trace = measured_alone(type(fitted.step.step.model).__name__, timeline)
         arguments.trace.write_text(json.dumps(trace))
     if arguments.snapshot is not None:
-        snapshot = fitter.alone(fitted.step, lambda step: record_snapshot(step, fitter.device))
+        snapshot = fitter.alone(fitted.step, lambda step: record_snapshot(step, fitter.setting.device))
         arguments.snapshot.write_bytes(pickle.dumps(snapshot))
 
 

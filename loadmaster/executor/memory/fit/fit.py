@@ -1,74 +1,66 @@
-"""Fitting a step to a byte budget: planned, run, measured, and planned again until the measured peak keeps it.
+"""Fitting a step to a byte budget: the fastest step that keeps it by measurement, planned or torch.compile's own.
 
-A plan is as good as the problem it is made from. A trial of the planned step says how good that is: what the measured
-peak has beyond the planned one counts as resident from then on, what it leaves of it is given back where the plan pays
-for memory in time, and where the step time is off by more than a tolerance, the times of library kernels and of all
-others are scaled to what was profiled. The planner gets the corrected problem; the budget stays the user's.
+Plans are run, measured and corrected (:mod:`loadmaster.executor.memory.fit.planned`). Beside them stands what a user
+has without them, torch.compile's own partition under its knob (:mod:`loadmaster.executor.memory.fit.knob`): where that
+is faster, or the only one to keep the budget, or where the model has no plan, it is what the user gets. What was found
+is kept on disk, so that the next call of the same step goes there at once.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import TypeVar
 
 import torch
 from torch import nn
 
-from loadmaster import live_line
-from loadmaster.errors import CheckFailedError, InputError, LimitReachedError
+from loadmaster.errors import BudgetError, InputError
 from loadmaster.executor.costs import CostModel
-from loadmaster.executor.costs.corrected import Corrected
-from loadmaster.executor.memory.capture import capture_step
-from loadmaster.executor.memory.fit.fallback import fallback
-from loadmaster.executor.memory.fit.reserve import allocator_reserve_bytes, has_left_overs
-from loadmaster.executor.memory.fit.state import Candidate, Fitted, Proposal, State
-from loadmaster.executor.memory.fit.trial_run import ran_out, run_trial, runner, unchanged
-from loadmaster.executor.memory.fit.trials import (
-    Correction,
-    Trial,
-    broken,
-    describe,
-    factors,
-    infeasible,
-    launches_bind,
-)
+from loadmaster.executor.memory.capture import CapturedStep, capture_step
+from loadmaster.executor.memory.fit import kept as on_disk
+from loadmaster.executor.memory.fit.contest import best_of, contest
+from loadmaster.executor.memory.fit.costed import Costed
+from loadmaster.executor.memory.fit.knob import KnobSide, KnobTrial
+from loadmaster.executor.memory.fit.phases import CAPTURING, Phases
+from loadmaster.executor.memory.fit.planned import PlannedSide, Planner
+from loadmaster.executor.memory.fit.setting import AnyStep, Setting
+from loadmaster.executor.memory.fit.state import Fitted
+from loadmaster.executor.memory.fit.trials import Correction, Trial
+from loadmaster.executor.memory.fit.words import refusal, report
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.options import CaptureOptions
-from loadmaster.executor.memory.run.apply import PlannedStep, apply
-from loadmaster.executor.memory.run.backends import Backend
+from loadmaster.executor.memory.run.apply import PlannedStep
+from loadmaster.executor.memory.run.backends import Backend, expect_backend
 from loadmaster.executor.renamed import renamed_keywords
 from loadmaster.executor.steps.batch import AnyBatch, batch_of
-from loadmaster.executor.steps.measure import Measurement
-from loadmaster.executor.steps.resident import device_of, gradient_bytes
-from loadmaster.executor.steps.step import Loss
+from loadmaster.executor.steps.graph_breaks import UntraceableError
+from loadmaster.executor.steps.resident import device_of, gradient_bytes, own_bytes
+from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.timeline import Timeline, record
-from loadmaster.executor.steps.wrappers import ddp_of
+from loadmaster.executor.steps.wrappers import ddp_of, own_module
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.kinds import limit_of
-from loadmaster.models.memory.checker import Check, check, check_plan
-from loadmaster.models.memory.corrected import least_resident_bytes, with_resident
-from loadmaster.models.memory.plan import MemoryPlan
-from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.units import bytes_of
 
-Planner = Callable[[MemoryProblem], MemoryPlan]
 Found = TypeVar("Found")
 
 logger = logging.getLogger(__name__)
 
-_UNLIMITED_BYTES = 1 << 62
-_IDLE_SHARE = 0.02  # of the budget: less than this left of a planned peak is not worth another plan
+KNOB_TRIES = 4
+_FAR = 1.25  # of a budget: so much more is needed than where torch.compile may still keep it, and plans do not
+_SLOWER_THAN_BEFORE = 1.1  # what was taken the last time is looked into again where it takes so much longer now
 
 
 class Fitter:
-    """A captured step that is fitted to one budget after another. What trials say of it is kept between them.
+    """A step that is fitted to one budget after another. What trials say of it is kept between them.
 
     Args:
         options: as for :func:`~loadmaster.executor.memory.capture.capture`.
-        on_try: called with each trial once it is measured; the others as for :func:`fit`.
+        on_try, on_knob: called with each trial of a plan and of torch.compile's knob, once it is measured.
+        The others as for :func:`fit`.
     """
 
     def __init__(
@@ -82,202 +74,164 @@ class Fitter:
         time_tolerance: float = 0.05,
         repeats: int = 5,
         on_try: Callable[[Trial], None] | None = None,
+        on_knob: Callable[[KnobTrial], None] | None = None,
     ) -> None:
         _expect_one_process(model)
         if repeats < 1:
             raise InputError("repeats", repeats, "leaves nothing to time", "Time at least one step.")
         if fragmentation_reserve_bytes is not None:
             fragmentation_reserve_bytes = bytes_of(fragmentation_reserve_bytes, "fragmentation_reserve_bytes")
-        self.model, self.batch, self.loss, self.options = model, batch_of(batch), loss, options
-        self.fragmentation_reserve_bytes = fragmentation_reserve_bytes
-        self._reserve_bytes = fragmentation_reserve_bytes or 0
-        self._problems: dict[tuple[float, float], MemoryProblem] = {}
-        self.time_tolerance, self.repeats = time_tolerance, repeats
-        self.on_try = on_try
-        self.device = device_of(model, self.batch)
-        self.captured = capture_step(model, self.batch, loss, options)
-        self.learned = Correction()
-        """Of the latest trials: the factors, and what was held beside what was captured, the reserve left out."""
+        expect_backend(options.backend)
+        step = Step(own_module(model), loss)
+        step.expect_call(step.batch(batch_of(batch)))
+        self.on_try, self.on_knob = on_try, on_knob
+        self.setting = Setting(
+            model,
+            batch_of(batch),
+            loss,
+            options,
+            device_of(model, batch_of(batch)),
+            fragmentation_reserve_bytes,
+            time_tolerance,
+            repeats,
+            Phases(),
+        )
+        self._path = on_disk.path_of(self.setting)
+        self._kept = on_disk.read(self._path)
+        self.setting.phases.before.update(self._kept.seconds)
 
-    def fit(self, planner: Planner, budget_bytes: int | str, tries: int = 3) -> Fitted:
-        """Propose, measure and correct until the step keeps the budget and its time is what was planned.
+    @cached_property
+    def captured(self) -> CapturedStep:
+        """The traced step and its costs.
+
+        Raises:
+            InputError: as for :func:`~loadmaster.executor.memory.capture.capture`.
+        """
+        setting = self.setting
+        with setting.phases.during(CAPTURING):
+            return capture_step(setting.model, setting.batch, setting.loss, setting.options)
+
+    @cached_property
+    def costed(self) -> Costed:
+        """Its problems, and what trials taught of them: the latest here, else what the last run left on disk."""
+        known = self._kept.correction if self._is_measured else None
+        return Costed(self.captured, known or Correction())
+
+    def fit(self, planner: Planner, budget_bytes: int | str, tries: int = 3, knob_tries: int = KNOB_TRIES) -> Fitted:
+        """The fastest step that keeps the budget, of plans and of torch.compile's own partition.
 
         A trial for which the device has too little memory is one that did not keep the budget.
 
         Raises:
-            BudgetError: no plan was found that keeps the budget.
+            BudgetError: nothing was found that keeps the budget.
             CheckFailedError: the planner gave a plan that breaks its own problem.
-            InputError: the planner gave no plan, or one for another problem or budget.
+            InputError: the planner gave no plan, or one for another problem or budget; the step has no plan, and
+                torch.compile's own partition does not keep the budget.
             LimitReachedError: the planner's limit came before any plan that keeps the budget was found.
         """
         if tries < 1:
             raise InputError("tries", tries, "leaves nothing to run", "Allow at least one try.")
-        problem = self._costed(1.0, 1.0)
-        size_bytes = limit_of(problem.kind).value(budget_bytes, problem, "budget_bytes")
+        if knob_tries < 0:
+            raise InputError("knob_tries", knob_tries, "is no number of tries", "Give 0 for plans alone.")
+        if self.setting.options.backend != "inductor":
+            knob_tries = 0
+        self.setting.phases.begin()
+        limit = limit_of("memory")
+        knob = self._taken_before(budget_bytes, knob_tries)
+        if knob is not None and self._is_as_before(knob):
+            return self._fitted(None, knob, f"{report(None, knob)} It won the last time, too.")
+        why_no_plan: UntraceableError | None = None
+        try:
+            size_bytes = limit.value(budget_bytes, self.costed.plain, "budget_bytes")
+        except UntraceableError as error:
+            given = limit.read(budget_bytes, "budget_bytes")
+            if isinstance(given, float) or not knob_tries:
+                raise
+            size_bytes, why_no_plan = given, error
         if size_bytes < 1:
             raise InputError("budget_bytes", budget_bytes, "is no positive number of bytes", "Give one: 8 << 30.")
-        state = State(size_bytes, self._first(size_bytes))
-        while len(state.trials) < tries:
-            state, proposal = self._proposed(state, planner)
-            if proposal is None:
-                break
-            is_new = all(c.plan.schedule != proposal.plan.schedule for c in state.candidates)
-            state = self._measured(state, proposal)
-            latest = state.trials[-1]
-            if latest.kept and not (is_new and (self._is_off(latest) or _is_idle(latest, proposal.verdict))):
-                break
-            state = self._corrected(state, proposal.verdict)
-        kept = [i for i, t in enumerate(state.trials) if t.kept]
-        if not kept:
-            raise broken(state.trials)
-        chosen = min(kept, key=lambda i: (state.trials[i].measured.step_us, -i))
-        best = state.candidates[chosen]
-        return Fitted(best.step, best.plan, best.problem, state.trials, chosen)
+        if knob is None or knob.budget_bytes != size_bytes:
+            knob = self._knob_side(size_bytes, knob_tries)
+        planned = None if why_no_plan is not None else self._planned_side(planner, size_bytes, tries, knob)
+        if planned is not None and _is_far(planned, size_bytes):
+            knob.most = len(knob.tries)
+        winner = contest([knob] if planned is None else [planned, knob])
+        self._keep(budget_bytes, knob, taken=winner is knob)
+        if winner is None:
+            raise refusal(why_no_plan if planned is None else planned.error(), knob)
+        said = report(planned, knob, why_no_plan)
+        if winner is knob and (planned is None or planned.failed is not None):
+            logger.warning("%s", said)
+        return self._fitted(planned, knob, said)
 
-    def _proposed(self, state: State, planner: Planner) -> tuple[State, Proposal | None]:
-        """A plan for the problem as corrected so far, less is resident where there is none; None: keep what there is.
-
-        Raises:
-            BudgetError, CheckFailedError, InputError, LimitReachedError: as :meth:`fit`.
-        """
-        while True:
-            problem = self._problem(state.correction).with_budget(state.budget_bytes)
-            try:
-                plan = _expect_plan(planner(problem), state.budget_bytes)
-            except LimitReachedError as error:
-                if state.kept:
-                    logger.info("no better plan: %s", error)
-                    return state, None
-                if state.refused is None:
-                    raise
-                raise infeasible(*state.refused, state.trials) from error
-            if plan.schedule is not None:
-                return state, Proposal(problem, plan, _expect_valid(problem, plan))
-            if state.margin_bytes:
-                state = replace(state, correction=state.correction.plus(-state.margin_bytes), margin_bytes=0)
-                continue
-            refused = plan, state.correction.resident_bytes
-            looser = fallback(state.correction, plan, state.trials, self._reserve_bytes)
-            if looser is None:
-                if state.kept:
-                    return state, None
-                raise infeasible(*refused, state.trials)
-            state = replace(state, refused=refused, correction=looser)
-
-    def _measured(self, state: State, proposal: Proposal) -> State:
-        """With one more trial: that of the plan, or the one that there was, of a plan with the same schedule."""
-        problem, plan = proposal.problem, proposal.plan
-        known = next((c for c in state.candidates if c.plan.schedule == plan.schedule), None)
-        candidate = self._run(problem, plan) if known is None else replace(known, problem=problem, plan=plan)
-        latest = self._trial(state, proposal.verdict, candidate.measured)
-        self.learned = replace(self.learned, resident_bytes=latest.beside_bytes - self._reserve_bytes)
-        logger.info("%s", describe(latest))
-        if self.on_try is not None:
-            self.on_try(latest)
-        return replace(state, trials=(*state.trials, latest), candidates=(*state.candidates, candidate))
-
-    def _corrected(self, state: State, verdict: Check) -> State:
-        """What the next problem is corrected by, after the latest trial."""
-        latest, candidate = state.trials[-1], state.candidates[-1]
-        correction = latest.correction
-        if not latest.kept or _is_idle(latest, verdict):
-            least_bytes = -least_resident_bytes(self._costed(1.0, 1.0))
-            correction = replace(correction, resident_bytes=max(latest.beside_bytes, least_bytes))
-        if self._is_off(latest):
-            products, moves = self._factors(candidate, verdict)
-            correction = replace(correction, products=products, moves=moves)
-            self.learned = replace(self.learned, products=products, moves=moves)
-        # A plan that broke the budget again had other left-overs than those it was corrected by; so may the next.
-        again = not latest.kept and sum(not t.kept for t in state.trials) > 1
-        margin_bytes = latest.used_bytes - state.budget_bytes if again else 0
-        return replace(state, correction=correction.plus(margin_bytes), margin_bytes=margin_bytes)
-
-    def profiled(self, step: PlannedStep) -> Timeline:
+    def profiled(self, step: AnyStep) -> Timeline:
         """The timeline of one more step."""
-        return self.alone(step, lambda run: record(run, self.device, self.captured.resident_bytes))
+        setting = self.setting
+        is_planned = isinstance(step, PlannedStep)
+        held_bytes = self.captured.resident_bytes if is_planned else own_bytes(setting.model, setting.batch)
+        return self.alone(step, lambda run: record(run, setting.device, held_bytes))
 
-    def alone(self, step: PlannedStep, look: Callable[[Callable[[], None]], Found]) -> Found:
+    def alone(self, step: AnyStep, look: Callable[[Callable[[], None]], Found]) -> Found:
         """Warm up, then look at one forward and backward pass; the model is as it was afterwards."""
-        with unchanged(step.step, self.batch):
-            run = runner(step, step.step, self.batch, gradients_held=self.options.gradients_held)
-            run()
-            return look(run)
+        return self.setting.alone(step, look)
 
-    def _first(self, budget_bytes: int) -> Correction:
-        """The correction before this budget's first trial.
+    @property
+    def _is_measured(self) -> bool:
+        """Whether costs are those of this device, which what is learned is of."""
+        return self.setting.options.costs is None and self.setting.options.hardware is None
 
-        Another budget's plan took so much more than planned; this one's may take less, so that no more of it is set
-        aside than may stay unused.
-        """
-        guessed = min(max(self.learned.resident_bytes, 0), int(_IDLE_SHARE * budget_bytes))
-        if has_left_overs(self.device):
-            guessed = max(guessed, allocator_reserve_bytes(self._costed(1.0, 1.0), budget_bytes))
-        return replace(self.learned, resident_bytes=guessed + self._reserve_bytes)
+    def _taken_before(self, budget_bytes: int | str, knob_tries: int) -> KnobSide | None:
+        """The knob that won this budget the last time, measured again; None where none did."""
+        if not knob_tries or str(budget_bytes) not in self._kept.knobs:
+            return None
+        size_bytes, value = self._kept.knobs[str(budget_bytes)]
+        knob = self._knob_side(size_bytes, knob_tries)
+        knob.measure(value)
+        return knob
 
-    def _problem(self, correction: Correction) -> MemoryProblem:
-        """The captured problem, corrected."""
-        return with_resident(self._costed(correction.products, correction.moves), correction.resident_bytes)
+    def _is_as_before(self, knob: KnobSide) -> bool:
+        """Whether the one try kept the budget, and took about as long as it is known to take."""
+        if knob.best_us is None:
+            return False
+        before_us = [p.step_us for p in knob.known if p.knob == knob.tries[0].knob]
+        return bool(before_us) and knob.best_us <= _SLOWER_THAN_BEFORE * before_us[0]
 
-    def _costed(self, products: float, moves: float) -> MemoryProblem:
-        """The captured problem with corrected times: made once, for it takes a second on large models."""
-        if (products, moves) not in self._problems:
-            corrected = Corrected(self.captured.costs, products, moves)
-            self._problems[products, moves] = self.captured.problem(corrected)
-        return self._problems[products, moves]
+    def _knob_side(self, budget_bytes: int, most: int) -> KnobSide:
+        return KnobSide(self.setting, budget_bytes, self._kept.probes, most, self.on_knob)
 
-    def _run(self, problem: MemoryProblem, plan: MemoryPlan) -> Candidate:
-        step = apply(
-            plan,
-            self.model,
-            self.loss,
-            backend=self.options.backend,
-            implementations=self.options.implementations,
-        )
-        measured = None
-        with live_line.line(self.options.progress) as line, contextlib.suppress(torch.OutOfMemoryError):
-            line.show(f"{problem.name}: running the plan, {self.repeats} steps timed", begins=True)
-            measured = run_trial(
-                step,
-                step.step,
-                self.batch,
-                optimizer=self.options.optimizer,
-                gradients_held=self.options.gradients_held,
-                repeats=self.repeats,
-            )
-        return Candidate(step, plan, problem, measured or ran_out(self.device, plan.budget_bytes))
+    def _planned_side(self, planner: Planner, budget_bytes: int, tries: int, knob: KnobSide) -> PlannedSide:
+        alone = not knob.most
+        return PlannedSide(self.setting, self.costed, planner, budget_bytes, tries, alone=alone, on_try=self.on_try)
 
-    def _trial(self, state: State, verdict: Check, measured: Measurement) -> Trial:
-        reserve = self.fragmentation_reserve_bytes
-        used = measured.reserved_bytes if reserve is None else measured.peak_bytes + reserve
-        return Trial(state.budget_bytes, state.correction, verdict.peak_bytes, verdict.time_us, used, measured)
+    def _keep(self, budget: int | str, knob: KnobSide, *, taken: bool) -> None:
+        """Leave what was found for the next call, here and in the next run."""
+        kept = self._kept.with_probes([t.probe for t in knob.tries])
+        value = knob.tries[knob.chosen].knob if taken and knob.chosen is not None else None
+        kept = kept.with_taken(budget, knob.budget_bytes, value)
+        if self._is_measured and "costed" in vars(self):
+            kept = replace(kept, correction=self.costed.learned)
+        self._kept = replace(kept, seconds=self.setting.phases.each_s)
+        on_disk.write(self._path, self._kept)
 
-    def _is_off(self, latest: Trial) -> bool:
-        return abs(latest.time_error) > self.time_tolerance
-
-    def _factors(self, candidate: Candidate, verdict: Check) -> tuple[float, float]:
-        """Factors that make the captured costs of the plan those that were measured.
-
-        Waiting for copies and cutting the graph are no operator's time. The time between kernels is spread over both
-        sorts, so that a step that is planned again with these factors is planned to take what it took.
-        """
-        assert candidate.plan.schedule is not None
-        sorts = [Corrected(self.captured.costs, products=1.0, moves=0.0), Corrected(self.captured.costs, 0.0, 1.0)]
-        replays = [check(self.captured.problem(c), candidate.plan.schedule, _UNLIMITED_BYTES) for c in sorts]
-        planned = [r.forward_us + r.recompute_us + r.backward_us for r in replays]
-        busy_us = max(candidate.measured.step_us - verdict.stall_us - verdict.cut_us, 0.0)
-        measured = planned
-        if self.device.type == "cuda":
-            timeline = self.profiled(candidate.step)
-            measured = [timeline.products_us, timeline.moves_us]
-            if (warning := launches_bind(busy_us, sum(measured))) is not None:
-                logger.warning("%s", warning)
-        return factors(busy_us, measured, planned)
+    def _fitted(self, planned: PlannedSide | None, knob: KnobSide, said: str) -> Fitted:
+        """The faster of the two sides' steps."""
+        trials = () if planned is None else planned.state.trials
+        seconds = dict(self.setting.phases.seconds)
+        said = f"{said} {self.setting.phases.words()}"
+        knobs = tuple(knob.tries)
+        if best_of([knob] if planned is None else [planned, knob]) is knob:
+            assert knob.step is not None, "it kept the budget"
+            return Fitted(knob.step, None, None, trials, None, knobs, knob.chosen, said, seconds)
+        assert planned is not None and planned.chosen is not None, "it kept the budget"
+        best = planned.state.candidates[planned.chosen]
+        return Fitted(best.step, best.plan, best.problem, trials, planned.chosen, knobs, None, said, seconds)
 
 
-def _is_idle(latest: Trial, verdict: Check) -> bool:
-    """Whether the step spends time to save memory, and then leaves a good part of what it was planned to take."""
-    spends = verdict.recompute_us + verdict.stall_us + verdict.cut_us > 0
-    return latest.kept and spends and -latest.excess_bytes > _IDLE_SHARE * latest.budget_bytes
+def _is_far(planned: PlannedSide, budget_bytes: int) -> bool:
+    """Whether every plan is proved to need much more than the budget: no partition of the same graph will do."""
+    planned.offer()
+    needed_bytes = planned.failed.needed_bytes if isinstance(planned.failed, BudgetError) else 0
+    return needed_bytes > _FAR * budget_bytes
 
 
 def _expect_one_process(model: nn.Module) -> None:
@@ -292,22 +246,6 @@ def _expect_one_process(model: nn.Module) -> None:
             f"Fit ddp.module on one rank, under a budget less the {buckets} bytes of DDP's buckets, and give every "
             "rank that plan: apply(plan, ddp, loss).",
         )
-
-
-def _expect_plan(plan: object, budget_bytes: int) -> MemoryPlan:
-    if not isinstance(plan, MemoryPlan):
-        raise InputError("planner", plan, "gave no memory plan", "Return what loadmaster.plan(problem) returns.")
-    if plan.budget_bytes != budget_bytes:
-        remedy = "Plan the problem that is given, which has it: loadmaster.plan(problem)."
-        raise InputError("plan.budget_bytes", plan.budget_bytes, f"is not the budget of {budget_bytes} bytes", remedy)
-    return plan
-
-
-def _expect_valid(problem: MemoryProblem, plan: MemoryPlan) -> Check:
-    verdict = check_plan(problem, plan)
-    if not verdict.ok:
-        raise CheckFailedError(f"the planner's plan breaks its problem: {verdict.violations[0]}")
-    return verdict
 
 
 @renamed_keywords(offer="implementations", inputs="batch")
@@ -328,10 +266,11 @@ def fit(
     fragmentation_reserve_bytes: int | str | None = 0,
     time_tolerance: float = 0.05,
     tries: int = 3,
+    knob_tries: int = KNOB_TRIES,
     repeats: int = 5,
     progress: bool | None = None,
 ) -> Fitted:
-    """A training step that keeps a byte budget: measured, not only planned.
+    """A training step that keeps a byte budget: measured, not only planned, and no slower than torch.compile's own.
 
     The promise is the peak of forward and backward pass, everything resident included; an optimizer's own temporaries
     come after it. Trial steps leave parameters, buffers, gradients and random state as they were. Hooks on parameters
@@ -348,17 +287,21 @@ def fit(
             reserves beyond what it hands out. None: count the reserved bytes themselves, as measured in the trial.
         time_tolerance: plan again when the measured step time is off by more than this share.
         tries: plans that are run at most.
+        knob_tries: values of torch.compile's own knob, ``activation_memory_budget``, that are run at most beside the
+            plans; each is a compilation. 0: plans alone. With ``backend="eager"`` there are plans alone.
         repeats: timed steps of each.
         progress: whether to say what goes on, in a line on standard error. None: in a terminal or a notebook. A planner
             has a line of its own.
 
     Returns:
-        The fastest step that kept the budget, with the record of all tries. A step time that is still off after the
-        last try is no error: the record shows it.
+        The fastest step that kept the budget, with the record of all tries: under a plan, or torch.compile's own
+        partition under its knob, which ``report`` says. A step time that is still off after the last try is no error:
+        the record shows it.
 
     Raises:
-        BudgetError: no plan was found that keeps the budget; names the bytes measured and what to ask for.
-        InputError: the model cannot be captured, or an argument is wrong.
+        BudgetError: nothing was found that keeps the budget; names the bytes measured and what to ask for.
+        InputError: an argument is wrong; or the model cannot be captured, and torch.compile's own partition does not
+            keep the budget.
     """
     options = CaptureOptions(
         optimizer=optimizer,
@@ -380,4 +323,4 @@ def fit(
         time_tolerance=time_tolerance,
         repeats=repeats,
     )
-    return fitter.fit(planner, budget_bytes, tries)
+    return fitter.fit(planner, budget_bytes, tries, knob_tries)

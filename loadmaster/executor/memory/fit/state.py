@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from os import PathLike
 
+from loadmaster.executor.memory.fit.knob import KnobTrial
+from loadmaster.executor.memory.fit.setting import AnyStep
 from loadmaster.executor.memory.fit.trials import Correction, Trial, recorded
 from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.steps.measure import Measurement
@@ -20,31 +24,49 @@ class Fitted:
     """A step that keeps its budget.
 
     Attributes:
-        step: to train with, as :func:`~loadmaster.executor.memory.run.apply.apply` returns it.
-        plan, problem: what it runs, and the corrected problem that this is a plan for.
+        step: to train with, as :func:`~loadmaster.executor.memory.run.apply.apply` returns it; or torch.compile's own
+            partition under its knob, where that was faster, or nothing else kept the budget.
+        plan, problem: what it runs, and the corrected problem that this is a plan for; None where it runs no plan.
         tries: every plan that was run, in order.
-        chosen: which of them ``step`` is.
+        chosen: which of them ``step`` is, if it is one.
+        knob_tries: every value of torch.compile's knob that was run, in order.
+        chosen_knob: which of them ``step`` is, if it is one.
+        report: in words, which of both the step is, and what both measured.
+        seconds: what each part took.
     """
 
-    step: PlannedStep
-    plan: MemoryPlan
-    problem: MemoryProblem
+    step: AnyStep
+    plan: MemoryPlan | None
+    problem: MemoryProblem | None
     tries: tuple[Trial, ...]
-    chosen: int
+    chosen: int | None
+    knob_tries: tuple[KnobTrial, ...] = ()
+    chosen_knob: int | None = None
+    report: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def measured(self) -> Measurement:
         """Of the step."""
+        if self.chosen_knob is not None:
+            return self.knob_tries[self.chosen_knob].measured
+        assert self.chosen is not None, "one of both"
         return self.tries[self.chosen].measured
+
+    @property
+    def knob(self) -> float | None:
+        """The ``activation_memory_budget`` that the step is compiled under; None where it runs a plan."""
+        return None if self.chosen_knob is None else self.knob_tries[self.chosen_knob].knob
 
     @property
     def record(self) -> FitRecord:
         """All of it but the step itself: what can be written down."""
-        return FitRecord(self.plan, self.problem, tuple(map(recorded, self.tries)), self.chosen)
+        tries, knob_tries = tuple(map(recorded, self.tries)), tuple(t.record for t in self.knob_tries)
+        return FitRecord(self.plan, self.problem, tries, self.chosen, knob_tries, self.chosen_knob)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the record to a file: plan, corrected problem and every try; ``loadmaster.load_fit(path)`` reads it
-        back, and ``apply`` takes its plan.
+        back, and ``apply`` takes its plan, ``KnobStep`` its knob.
 
         Raises:
             InputError: the path cannot be written.
@@ -52,9 +74,13 @@ class Fitted:
         self.record.save(path)
 
     def __repr__(self) -> str:
-        return one_line(self, self.plan.name, fit_words(recorded(self.tries[self.chosen]), len(self.tries)))
+        record = self.record
+        name = type(self.step.step.model).__name__ if self.plan is None else self.plan.name
+        return one_line(self, name, fit_words(record.measured, len(self.tries) + len(self.knob_tries)))
 
     def _repr_html_(self) -> str:
+        if self.plan is None or self.problem is None:
+            return f"<p>{html.escape(self.report)}</p>"
         remember(self.problem)
         return self.plan._repr_html_()
 

@@ -13,7 +13,7 @@ import torch
 from loadmaster.errors import BudgetError, CheckFailedError, InputError, LimitReachedError
 from loadmaster.executor import apply, capture, measure
 from loadmaster.executor.costs import roofline
-from loadmaster.executor.memory.fit import fit as fitting
+from loadmaster.executor.memory.fit import planned, setting
 from loadmaster.executor.memory.fit.fit import Fitter, fit
 from loadmaster.executor.memory.fit.reserve import LARGE_BYTES, allocator_reserve_bytes
 from loadmaster.executor.memory.fit.trials import Correction, Trial, describe, factors, launches_bind
@@ -62,7 +62,7 @@ def faked(monkeypatch, problem):
 
     def run(budget_bytes, planner, tries=3, fragmentation_reserve_bytes=0, **fake):
         trial = FakeTrial(problem, **fake)
-        monkeypatch.setattr(fitting, "run_trial", trial)
+        monkeypatch.setattr(setting, "run_trial", trial)
         fitted = fit(
             *convnet(),
             budget_bytes=budget_bytes,
@@ -105,7 +105,7 @@ def test_what_one_budget_taught_spares_the_next_a_trial(problem, monkeypatch, sh
     budget = halfway(problem) + reserve
     hidden = round(share * budget)
     trial = FakeTrial(problem, hidden_bytes=hidden)
-    monkeypatch.setattr(fitting, "run_trial", trial)
+    monkeypatch.setattr(setting, "run_trial", trial)
     fitter = Fitter(
         *convnet(),
         CaptureOptions(costs=roofline("cpu"), backend="eager"),
@@ -228,8 +228,8 @@ def test_a_budget_that_no_plan_fits_is_refused_without_a_trial(faked, problem):
 
 @pytest.mark.slow
 def test_a_proof_is_told_where_the_next_plan_takes_too_long(faked, problem, monkeypatch):
-    monkeypatch.setattr(fitting, "has_left_overs", lambda device: True)
-    monkeypatch.setattr(fitting, "allocator_reserve_bytes", lambda asked, budget_bytes: 5000)
+    monkeypatch.setattr(planned, "has_left_overs", lambda device: True)
+    monkeypatch.setattr(planned, "allocator_reserve_bytes", lambda asked, budget_bytes: 5000)
     by_hand, least = HandPlanner(step=1), keep_nothing_peak(problem)
 
     def once(asked):
@@ -271,8 +271,8 @@ def test_a_device_that_runs_out_of_memory_is_a_budget_not_kept(faked, problem, m
 @pytest.mark.slow
 def test_what_was_set_aside_by_guess_gives_way(faked, problem, monkeypatch):
     least = keep_nothing_peak(problem)
-    monkeypatch.setattr(fitting, "has_left_overs", lambda device: True)
-    monkeypatch.setattr(fitting, "allocator_reserve_bytes", lambda asked, budget_bytes: 5000)
+    monkeypatch.setattr(planned, "has_left_overs", lambda device: True)
+    monkeypatch.setattr(planned, "allocator_reserve_bytes", lambda asked, budget_bytes: 5000)
     planner = HandPlanner(step=1)
     fitted, _ = faked(least + 1000, planner)
     assert [p.forward[0].fixed_bytes - problem.forward[0].fixed_bytes for p in planner.asked] == [5000, 0]

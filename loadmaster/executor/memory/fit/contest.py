@@ -1,0 +1,59 @@
+"""Two ways to keep one budget, plans and torch.compile's own knob: the one that promises more is tried first.
+
+Each try is a compilation, so that nothing is tried that cannot win: a side says how long its next step takes at least,
+and it is not run where another has measured less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A step that can be tried next.
+
+    Attributes:
+        at_least_us: it takes no less, as far as is known.
+        expected_us: what it may take.
+        run: measures it.
+    """
+
+    at_least_us: float
+    expected_us: float
+    run: Callable[[], None]
+
+
+class Side(Protocol):
+    """One way to keep the budget."""
+
+    def offer(self) -> Offer | None:
+        """What to try next; None: nothing."""
+        ...
+
+    @property
+    def best_us(self) -> float | None:
+        """The fastest step that kept the budget; None where none did."""
+        ...
+
+
+def contest(sides: Sequence[Side]) -> Side | None:
+    """Try what sides offer while it can win; returns the side with the fastest step, None where none keeps the budget.
+
+    The first of sides alike wins.
+    """
+    while True:
+        best = best_of(sides)
+        offers = [offer for side in sides if (offer := side.offer()) is not None]
+        offers = [o for o in offers if best is None or best.best_us is None or o.at_least_us < best.best_us]
+        if not offers:
+            return best
+        min(offers, key=lambda o: o.expected_us).run()
+
+
+def best_of(sides: Sequence[Side]) -> Side | None:
+    """The side whose step is the fastest that kept the budget."""
+    kept = [side for side in sides if side.best_us is not None]
+    return min(kept, key=lambda side: side.best_us or 0.0, default=None)

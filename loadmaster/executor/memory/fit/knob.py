@@ -1,0 +1,147 @@
+"""torch.compile's own partition under a budget, as a side of the contest: its knob is searched by measured steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from loadmaster.executor.memory.fit.contest import Offer
+from loadmaster.executor.memory.fit.knob_search import NOISE, Probe, at_least_us, expected_us, next_knob
+from loadmaster.executor.memory.fit.phases import KNOB
+from loadmaster.executor.memory.fit.setting import Setting
+from loadmaster.executor.memory.run.knob_step import KnobStep
+from loadmaster.executor.steps.measure import Measurement
+from loadmaster.models.fit_record import KnobTryRecord
+from loadmaster.models.units import show_bytes, show_cost
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class KnobTrial:
+    """torch.compile's own partition under one knob, and what running it measured.
+
+    Attributes:
+        budget_bytes: the user's.
+        knob: the ``activation_memory_budget``.
+        used_bytes: what counts against the budget.
+    """
+
+    budget_bytes: int
+    knob: float
+    used_bytes: int
+    measured: Measurement
+
+    @property
+    def kept(self) -> bool:
+        """Whether the step stayed within the budget."""
+        return self.probe.keeps(self.budget_bytes)
+
+    @property
+    def probe(self) -> Probe:
+        """What the search takes of it."""
+        return Probe(self.knob, self.used_bytes, self.measured.step_us, self.measured.ran_out)
+
+    @property
+    def record(self) -> KnobTryRecord:
+        """What is written down of it."""
+        found = self.measured
+        return KnobTryRecord(
+            budget_bytes=self.budget_bytes,
+            knob=self.knob,
+            used_bytes=self.used_bytes,
+            peak_bytes=found.peak_bytes,
+            step_us=found.step_us,
+            kept=self.kept,
+            ran_out=found.ran_out,
+        )
+
+
+def describe_knob(tried: KnobTrial) -> str:
+    """One line: budget, knob, measured peak and time."""
+    budget = f"budget {show_bytes(tried.budget_bytes)}"
+    what = f"torch.compile with activation_memory_budget {tried.knob:.3g}"
+    if tried.measured.ran_out:
+        return f"{budget}: {what} ran out of memory"
+    over = show_bytes(tried.used_bytes - tried.budget_bytes)
+    held = "kept" if tried.kept else f"exceeded by {over}"
+    measured = f"{show_bytes(tried.used_bytes)}, {show_cost(tried.measured.step_us, 'us')}"
+    return f"{budget} {held}: {what} measured {measured}"
+
+
+class KnobSide:
+    """The knob's tries under one budget.
+
+    Args:
+        known: what other budgets and runs measured: it steers the search; what would win is measured again.
+        most: compilations at most.
+        on_try: called with each trial.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        budget_bytes: int,
+        known: Sequence[Probe],
+        most: int,
+        on_try: Callable[[KnobTrial], None] | None,
+    ) -> None:
+        self.setting, self.budget_bytes, self.most, self.on_try = setting, budget_bytes, most, on_try
+        self.known = tuple(known)
+        self.tries: list[KnobTrial] = []
+        self.failed: str | None = None
+        """Why torch.compile could not run the step."""
+        self.step: KnobStep | None = None
+        """Of the try that is chosen."""
+
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        """All that is known, measured here before what is known from before."""
+        here = {t.knob: t.probe for t in self.tries}
+        return (*here.values(), *(p for p in self.known if p.knob not in here))
+
+    @property
+    def chosen(self) -> int | None:
+        """Which of the tries is the fastest that kept the budget."""
+        kept = [i for i, t in enumerate(self.tries) if t.kept]
+        return min(kept, key=lambda i: self.tries[i].measured.step_us, default=None)
+
+    @property
+    def best_us(self) -> float | None:
+        """Its time."""
+        return None if self.chosen is None else self.tries[self.chosen].measured.step_us
+
+    def offer(self) -> Offer | None:
+        """What to try next: a knob that has kept the budget before, or the next of the search."""
+        if self.failed is not None or len(self.tries) >= self.most:
+            return None
+        before = [p for p in self.known if p.keeps(self.budget_bytes) and p.knob not in {t.knob for t in self.tries}]
+        knob = next_knob(self.probes, self.budget_bytes)
+        at_least, expected = (0.0, 0.0) if knob is None else self._promise(knob)
+        if before:
+            best = min(before, key=lambda p: p.step_us)
+            if knob is None or best.step_us <= expected:
+                knob, at_least, expected = best.knob, (1.0 - NOISE) * best.step_us, best.step_us
+        return None if knob is None else Offer(at_least, expected, lambda: self.measure(knob))
+
+    def measure(self, knob: float) -> None:
+        """Compile the step under the knob, and run it."""
+        step = KnobStep(self.setting.model, self.setting.loss, knob=knob)
+        doing = f"{KNOB}, activation_memory_budget {knob:.3g}"
+        try:
+            measured = self.setting.run(step, self.budget_bytes, KNOB, doing)
+        except RuntimeError as error:  # the model's own, or the compiler's
+            self.failed = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            logger.info("torch.compile's own partition cannot be tried: %s", self.failed)
+            return
+        tried = KnobTrial(self.budget_bytes, knob, self.setting.used_bytes(measured), measured)
+        self.tries.append(tried)
+        if self.chosen == len(self.tries) - 1:
+            self.step = step
+        logger.info("%s", describe_knob(tried))
+        if self.on_try is not None:
+            self.on_try(tried)
+
+    def _promise(self, knob: float) -> tuple[float, float]:
+        return at_least_us(self.probes, knob), expected_us(self.probes, knob)

@@ -1,0 +1,58 @@
+"""Where the time of a fit goes: seconds by phase, and what each took the last time."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+CAPTURING, PLANNING = "capturing", "planning"
+PLANS, KNOB = "running plans", "running torch.compile's own partition"
+
+
+class Phases:
+    """Adds up the seconds of phases.
+
+    Attributes:
+        seconds: by phase, so far.
+        before: by phase, what it took the last time, each time.
+    """
+
+    def __init__(self, before: Mapping[str, float] | None = None) -> None:
+        self.seconds: dict[str, float] = {}
+        self.before = dict(before or {})
+        self._times: Counter[str] = Counter()
+
+    def begin(self) -> None:
+        """Count from here on."""
+        self.before = self.each_s
+        self.seconds.clear()
+        self._times.clear()
+
+    @contextlib.contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Count what happens inside."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+            self._times[phase] += 1
+
+    @property
+    def each_s(self) -> dict[str, float]:
+        """By phase, what it took each time: in this fit, else the last time."""
+        return self.before | {phase: s / self._times[phase] for phase, s in self.seconds.items()}
+
+    def last_time(self, phase: str) -> str:
+        """What to say of a phase that begins; empty where nothing is known."""
+        known = self.each_s.get(phase)
+        return "" if known is None else f" ({known:.0f} s the last time)"
+
+    def words(self) -> str:
+        """One sentence: what took how long."""
+        if not self.seconds:
+            return ""
+        parts = [f"{phase} {seconds:.1f} s" for phase, seconds in self.seconds.items()]
+        return f"Of {sum(self.seconds.values()):.1f} s, {', '.join(parts)}."

@@ -1,0 +1,265 @@
+"""Plans under a budget, as a side of the contest: proposed, run, measured, corrected and proposed again.
+
+A plan is as good as the problem it is made from. A trial of the planned step says how good that is: what the measured
+peak has beyond the planned one counts as resident from then on, what it leaves of it is given back where the plan pays
+for memory in time, and where the step time is off by more than a tolerance, the times of library kernels and of all
+others are scaled to what was profiled. The planner gets the corrected problem; the budget stays the user's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from loadmaster.errors import BudgetError, CheckFailedError, InputError, LimitReachedError
+from loadmaster.executor.memory.fit.contest import Offer
+from loadmaster.executor.memory.fit.costed import Costed
+from loadmaster.executor.memory.fit.fallback import fallback
+from loadmaster.executor.memory.fit.phases import PLANNING, PLANS
+from loadmaster.executor.memory.fit.reserve import allocator_reserve_bytes, has_left_overs
+from loadmaster.executor.memory.fit.setting import Setting
+from loadmaster.executor.memory.fit.state import Candidate, Proposal, State
+from loadmaster.executor.memory.fit.trials import (
+    Correction,
+    Trial,
+    broken,
+    describe,
+    factors,
+    infeasible,
+    launches_bind,
+)
+from loadmaster.executor.memory.run.apply import apply
+from loadmaster.executor.steps.timeline import record
+from loadmaster.models.memory.checker import Check, check_plan
+from loadmaster.models.memory.plan import MemoryPlan
+from loadmaster.models.memory.problem import MemoryProblem
+
+Planner = Callable[[MemoryProblem], MemoryPlan]
+
+logger = logging.getLogger(__name__)
+
+IDLE_SHARE = 0.02  # of the budget: less than this left of a planned peak is not worth another plan
+# No first plan of those recorded under benchmarks/results took less than 0.89 of the time it was planned to take.
+PESSIMISM = 0.15
+
+
+class PlannedSide:
+    """The plans of one budget.
+
+    Args:
+        planner: as for :func:`~loadmaster.executor.memory.fit.fit.fit`.
+        most: plans that are run at most.
+        alone: nothing else keeps the budget: what a plan's step raises is raised.
+        on_try: called with each trial.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        costed: Costed,
+        planner: Planner,
+        budget_bytes: int,
+        most: int,
+        *,
+        alone: bool,
+        on_try: Callable[[Trial], None] | None,
+    ) -> None:
+        self.setting, self.costed, self.planner, self.most = setting, costed, planner, most
+        self.alone, self.on_try = alone, on_try
+        self.state = State(budget_bytes, self._first(budget_bytes))
+        self.failed: Exception | None = None
+        """Why no plan could be run, or no other one."""
+        self._next: Proposal | None = None
+        self._done = False
+
+    @property
+    def chosen(self) -> int | None:
+        """Which of the trials is the fastest that kept the budget; the later of two alike."""
+        kept = [i for i, t in enumerate(self.state.trials) if t.kept]
+        return min(kept, key=lambda i: (self.state.trials[i].measured.step_us, -i), default=None)
+
+    @property
+    def best_us(self) -> float | None:
+        """Its time."""
+        return None if self.chosen is None else self.state.trials[self.chosen].measured.step_us
+
+    @property
+    def waiting_us(self) -> float | None:
+        """What a plan that was proposed and not run is planned to take."""
+        return None if self._next is None else self._next.verdict.time_us
+
+    def offer(self) -> Offer | None:
+        """The next plan, as the planner proposes it for the problem as corrected so far.
+
+        Raises:
+            CheckFailedError: the planner gave a plan that breaks its own problem.
+            InputError: the planner gave no plan, or one for another problem or budget.
+        """
+        if self._next is None and not self._done and len(self.state.trials) < self.most:
+            try:
+                self.state, self._next = self._proposed(self.state)
+            except (BudgetError, LimitReachedError) as error:
+                self.failed = error
+            self._done = self._next is None
+        if self._next is None:
+            return None
+        planned_us = self._next.verdict.time_us
+        off = self.setting.time_tolerance if self.state.trials else PESSIMISM if self._was_profiled else 1.0
+        return Offer((1.0 - off) * planned_us, planned_us, self._try)
+
+    def error(self) -> Exception:
+        """Why no plan keeps the budget."""
+        return self.failed or broken(self.state.trials)
+
+    def _try(self) -> None:
+        proposal, self._next = self._next, None
+        assert proposal is not None
+        is_new = all(c.plan.schedule != proposal.plan.schedule for c in self.state.candidates)
+        try:
+            self.state = self._measured(self.state, proposal)
+        except (InputError, RuntimeError) as error:
+            if self.alone:
+                raise
+            self.failed, self._done = error, True
+            return
+        latest = self.state.trials[-1]
+        self._done = latest.kept and not (is_new and (self._is_off(latest) or _is_idle(latest, proposal.verdict)))
+        if not self._done:
+            self.state = self._corrected(self.state, proposal.verdict)
+
+    def _proposed(self, state: State) -> tuple[State, Proposal | None]:
+        """A plan for the problem as corrected so far, less is resident where there is none; None: keep what there is.
+
+        Raises:
+            BudgetError: no plan was found that keeps the budget.
+            CheckFailedError, InputError: as :meth:`offer`.
+            LimitReachedError: the planner's limit came before any plan that keeps the budget was found.
+        """
+        while True:
+            problem = self.costed.problem(state.correction).with_budget(state.budget_bytes)
+            try:
+                with self.setting.phases.during(PLANNING):
+                    plan = _expect_plan(self.planner(problem), state.budget_bytes)
+            except LimitReachedError as error:
+                if state.kept:
+                    logger.info("no better plan: %s", error)
+                    return state, None
+                if state.refused is None:
+                    raise
+                raise infeasible(*state.refused, state.trials) from error
+            if plan.schedule is not None:
+                return state, Proposal(problem, plan, _expect_valid(problem, plan))
+            if state.margin_bytes:
+                state = replace(state, correction=state.correction.plus(-state.margin_bytes), margin_bytes=0)
+                continue
+            refused = plan, state.correction.resident_bytes
+            looser = fallback(state.correction, plan, state.trials, self.setting.reserve_bytes)
+            if looser is None:
+                if state.kept:
+                    return state, None
+                raise infeasible(*refused, state.trials)
+            state = replace(state, refused=refused, correction=looser)
+
+    def _measured(self, state: State, proposal: Proposal) -> State:
+        """With one more trial: that of the plan, or the one that there was, of a plan with the same schedule."""
+        problem, plan = proposal.problem, proposal.plan
+        known = next((c for c in state.candidates if c.plan.schedule == plan.schedule), None)
+        candidate = self._run(problem, plan) if known is None else replace(known, problem=problem, plan=plan)
+        measured, verdict = candidate.measured, proposal.verdict
+        used_bytes = self.setting.used_bytes(measured)
+        latest = Trial(state.budget_bytes, state.correction, verdict.peak_bytes, verdict.time_us, used_bytes, measured)
+        resident_bytes = latest.beside_bytes - self.setting.reserve_bytes
+        self.costed.learned = replace(self.costed.learned, resident_bytes=resident_bytes)
+        logger.info("%s", describe(latest))
+        if self.on_try is not None:
+            self.on_try(latest)
+        return replace(state, trials=(*state.trials, latest), candidates=(*state.candidates, candidate))
+
+    def _corrected(self, state: State, verdict: Check) -> State:
+        """What the next problem is corrected by, after the latest trial."""
+        latest, candidate = state.trials[-1], state.candidates[-1]
+        correction = latest.correction
+        if not latest.kept or _is_idle(latest, verdict):
+            correction = replace(correction, resident_bytes=max(latest.beside_bytes, self.costed.least_bytes))
+        if self._is_off(latest):
+            products, moves = self._factors(candidate, verdict)
+            correction = replace(correction, products=products, moves=moves)
+            self.costed.learned = replace(self.costed.learned, products=products, moves=moves)
+        # A plan that broke the budget again had other left-overs than those it was corrected by; so may the next.
+        again = not latest.kept and sum(not t.kept for t in state.trials) > 1
+        margin_bytes = latest.used_bytes - state.budget_bytes if again else 0
+        return replace(state, correction=correction.plus(margin_bytes), margin_bytes=margin_bytes)
+
+    def _first(self, budget_bytes: int) -> Correction:
+        """The correction before this budget's first trial.
+
+        Another budget's plan took so much more than planned; this one's may take less, so that no more of it is set
+        aside than may stay unused.
+        """
+        learned = self.costed.learned
+        guessed = min(max(learned.resident_bytes, 0), int(IDLE_SHARE * budget_bytes))
+        if has_left_overs(self.setting.device):
+            guessed = max(guessed, allocator_reserve_bytes(self.costed.plain, budget_bytes))
+        return replace(learned, resident_bytes=guessed + self.setting.reserve_bytes)
+
+    def _run(self, problem: MemoryProblem, plan: MemoryPlan) -> Candidate:
+        options = self.setting.options
+        step = apply(
+            plan,
+            self.setting.model,
+            self.setting.loss,
+            backend=options.backend,
+            implementations=options.implementations,
+        )
+        measured = self.setting.run(step, plan.budget_bytes, PLANS, f"{problem.name}: running the plan")
+        return Candidate(step, plan, problem, measured)
+
+    @property
+    def _was_profiled(self) -> bool:
+        """Whether planned times were measured where kernels run alone; others bound nothing."""
+        options = self.setting.options
+        return self.setting.device.type == "cuda" and options.costs is None and options.hardware is None
+
+    def _is_off(self, latest: Trial) -> bool:
+        return abs(latest.time_error) > self.setting.time_tolerance
+
+    def _factors(self, candidate: Candidate, verdict: Check) -> tuple[float, float]:
+        """Factors that make the captured costs of the plan those that were measured.
+
+        Waiting for copies and cutting the graph are no operator's time. The time between kernels is spread over both
+        sorts, so that a step that is planned again with these factors is planned to take what it took.
+        """
+        assert candidate.plan.schedule is not None
+        planned = self.costed.shares_us(candidate.plan.schedule)
+        busy_us = max(candidate.measured.step_us - verdict.stall_us - verdict.cut_us, 0.0)
+        measured = planned
+        if self.setting.device.type == "cuda":
+            resident_bytes = self.costed.captured.resident_bytes
+            timeline = self.setting.alone(candidate.step, lambda run: record(run, self.setting.device, resident_bytes))
+            measured = [timeline.products_us, timeline.moves_us]
+            if (warning := launches_bind(busy_us, sum(measured))) is not None:
+                logger.warning("%s", warning)
+        return factors(busy_us, measured, planned)
+
+
+def _is_idle(latest: Trial, verdict: Check) -> bool:
+    """Whether the step spends time to save memory, and then leaves a good part of what it was planned to take."""
+    spends = verdict.recompute_us + verdict.stall_us + verdict.cut_us > 0
+    return latest.kept and spends and -latest.excess_bytes > IDLE_SHARE * latest.budget_bytes
+
+
+def _expect_plan(plan: object, budget_bytes: int) -> MemoryPlan:
+    if not isinstance(plan, MemoryPlan):
+        raise InputError("planner", plan, "gave no memory plan", "Return what loadmaster.plan(problem) returns.")
+    if plan.budget_bytes != budget_bytes:
+        remedy = "Plan the problem that is given, which has it: loadmaster.plan(problem)."
+        raise InputError("plan.budget_bytes", plan.budget_bytes, f"is not the budget of {budget_bytes} bytes", remedy)
+    return plan
+
+
+def _expect_valid(problem: MemoryProblem, plan: MemoryPlan) -> Check:
+    verdict = check_plan(problem, plan)
+    if not verdict.ok:
+        raise CheckFailedError(f"the planner's plan breaks its problem: {verdict.violations[0]}")
+    return verdict

@@ -1,0 +1,68 @@
+"""What a fit says at its end: which step is taken, and what plans and torch.compile's own partition measured."""
+
+from __future__ import annotations
+
+from loadmaster.errors import BudgetError, InputError, LoadmasterError
+from loadmaster.executor.memory.fit.knob import KnobSide
+from loadmaster.executor.memory.fit.planned import PlannedSide
+from loadmaster.models.units import show_bytes, show_cost
+
+_NAME = "torch.compile's own partition"
+
+
+def report(planned: PlannedSide | None, knob: KnobSide | None, why_no_plan: Exception | None = None) -> str:
+    """Which side has the fastest step that kept the budget, and what both measured.
+
+    Args:
+        planned: None where no plan was asked for.
+        knob: None where it was not tried.
+        why_no_plan: what kept the step from having a plan.
+    """
+    plan_us, knob_us = (None if side is None else side.best_us for side in (planned, knob))
+    plans, own = _plans(planned, why_no_plan), _own(knob)
+    taken = own if knob_us is not None and (plan_us is None or knob_us < plan_us) else plans
+    other = plans if taken is own else own
+    return " ".join(filter(None, (f"{taken}: it is taken.", other and f"{other}.")))
+
+
+def refusal(error: Exception | None, knob: KnobSide) -> Exception:
+    """The error; where no plan exists it says also what torch.compile's own partition took at least."""
+    assert error is not None, "some side failed"
+    own = _own(knob)
+    if own and type(error) is BudgetError:
+        return BudgetError(f"{error} {own}.", error.budget_bytes, error.needed_bytes, error.measured_bytes)
+    if own and isinstance(error, InputError):
+        return InputError(error.field, error.value, f"{error.problem}. {own}", error.remedy)
+    return error
+
+
+def _own(knob: KnobSide | None) -> str:
+    """What torch.compile's own partition measured, without a full stop; empty where it was not tried."""
+    if knob is None or not (knob.probes or knob.failed):
+        return ""
+    if knob.chosen is not None:
+        best = knob.tries[knob.chosen]
+        measured = f"{show_cost(best.measured.step_us, 'us')} at {show_bytes(best.used_bytes)}"
+        return f"{_NAME}, activation_memory_budget {best.knob:.3g}, measured {measured}"
+    if knob.failed is not None:
+        return f"{_NAME} could not be run: {knob.failed}"
+    least = min(knob.probes, key=lambda p: (p.ran_out, p.used_bytes))
+    us = min((p.step_us for p in knob.probes if p.keeps(knob.budget_bytes)), default=None)
+    if us is not None:  # known from before, and slower than the plan
+        return f"{_NAME} takes {show_cost(us, 'us')}, as measured before"
+    took = "ran out of memory" if least.ran_out else f"took {show_bytes(least.used_bytes)} at least"
+    return f"{_NAME} {took}"
+
+
+def _plans(planned: PlannedSide | None, why: Exception | None) -> str:
+    """What the best plan measured or why there is none, without a full stop; empty where no plan was asked for."""
+    if planned is not None and planned.chosen is not None:
+        best = planned.state.trials[planned.chosen]
+        return f"The plan measured {show_cost(best.measured.step_us, 'us')} at {show_bytes(best.used_bytes)}"
+    if planned is not None and planned.waiting_us is not None and not planned.state.trials:
+        return f"The plan would take {show_cost(planned.waiting_us, 'us')} and was not run"
+    error = why or (None if planned is None else planned.error())
+    if error is None:
+        return ""
+    said = str(error) if isinstance(error, LoadmasterError) else f"{type(error).__name__}: {error}"
+    return f"There is no plan: {said.removesuffix('.')}"

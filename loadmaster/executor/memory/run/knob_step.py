@@ -1,0 +1,56 @@
+"""A training step as torch.compile has it, under its own knob: what plans are held against, and runs where it wins.
+
+``torch._functorch.config.activation_memory_budget`` tells torch.compile's partition how much of the activations to
+keep: 1 what makes the step fastest, 0 as if the whole step were checkpointed. It is read when the step is compiled, so
+that each call sets it for as long as the call takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch._functorch import config
+
+from loadmaster.errors import InputError
+from loadmaster.executor.steps.batch import Batch
+from loadmaster.executor.steps.step import Loss, Step
+from loadmaster.executor.steps.tracing import compiled_plainly
+from loadmaster.executor.steps.wrappers import ddp_of, own_module
+
+
+class KnobStep(nn.Module):
+    """A training step under torch.compile's own partition: ``loss = step(*batch)`` or ``step(**batch)``.
+
+    Batches of other shapes and modes are compiled anew under the same knob. No budget is promised.
+
+    Args:
+        model, loss: as for :func:`~loadmaster.executor.memory.run.apply.apply`.
+        knob: the ``activation_memory_budget``, from 0 to 1.
+
+    Raises:
+        InputError: the knob is out of range, or a wrapper is around the model or inside it.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss | None = None, *, knob: float) -> None:
+        super().__init__()
+        if not 0.0 <= knob <= 1.0:
+            raise InputError("knob", knob, "is no share", "Give an activation_memory_budget from 0 to 1.")
+        if ddp_of(model) is not None:
+            remedy = "Wrap the step instead: DistributedDataParallel(KnobStep(model, loss, knob=...))."
+            raise InputError("model", "DistributedDataParallel", "would be left out of the step", remedy)
+        self.step = Step(own_module(model), loss)
+        self.knob = knob
+        self._call = compiled_plainly()
+
+    # Inside another compiled function the knob would be that function's.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The loss of one batch."""
+        batch = self.step.batch(Batch(args, kwargs))
+        with config.patch(activation_memory_budget=self.knob):
+            return self._call(self.step, *batch.args, **batch.kwargs)
+
+    def __repr__(self) -> str:
+        return f"<KnobStep of {type(self.step.model).__name__}: activation_memory_budget {self.knob:.3g}>"

@@ -1,0 +1,74 @@
+"""What is kept on disk between runs: measurements that spare the next run its own. Nothing there is ever needed.
+
+Files lie in the user's cache, ``$XDG_CACHE_HOME/loadmaster`` or ``~/.cache/loadmaster``, or where the environment says.
+One that cannot be read is as good as none; one that cannot be written is left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from loadmaster.errors import InputError
+from loadmaster.models.files import write_text
+
+logger = logging.getLogger(__name__)
+
+# The environment variable that names the folder.
+FOLDER = "LOADMASTER_MEASUREMENT_CACHE"
+
+
+def kept_path(room: str, *key: str) -> Path:
+    """The file of what is kept in a room under a key."""
+    said = os.environ.get(FOLDER)
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loadmaster"
+    name = hashlib.sha256("\n".join(key).encode()).hexdigest()[:32]
+    return (Path(said) if said else base) / room / f"{name}.json"
+
+
+def read_kept(path: Path) -> dict[str, Any]:
+    """What is there; empty where nothing is that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def keep(path: Path, content: Mapping[str, Any]) -> None:
+    """Write it, whole or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(content), FOLDER)
+    except (OSError, InputError) as error:
+        logger.info("not kept for the next run: %s", error)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """What was added there, in order; lines that cannot be read are passed over."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            yield found
+
+
+def add_line(path: Path, content: Mapping[str, Any]) -> None:
+    """Add it at the end. Several processes may: a line is written at once."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as file:
+            file.write(f"{json.dumps(content)}\n".encode())
+    except OSError as error:
+        logger.info("not kept for the next run: %s", error)

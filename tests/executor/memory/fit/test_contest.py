@@ -1,0 +1,64 @@
+"""What two sides try: never a step that cannot win, and the fastest of all in the end."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadmaster.executor.memory.fit.contest import Offer, contest
+
+
+class ListedSide:
+    """Offers steps in the order of a list of (time, promised at least, expected, whether it keeps the budget)."""
+
+    def __init__(self, steps):
+        self.steps, self.run = steps, []
+
+    def offer(self):
+        if len(self.run) == len(self.steps):
+            return None
+        time_us, at_least_us, expected_us, keeps = self.steps[len(self.run)]
+        return Offer(at_least_us, expected_us, lambda: self.run.append((time_us, keeps)))
+
+    @property
+    def best_us(self):
+        return min((t for t, keeps in self.run if keeps), default=None)
+
+
+@st.composite
+def sides(draw):
+    """Of a side no step takes less than an earlier one promised at least: bounds only rise."""
+    found = []
+    for _ in range(2):
+        bounds = sorted(draw(st.lists(st.floats(1, 100), max_size=4)))
+        found.append([(b + draw(st.floats(0, 50)), b, draw(st.floats(0, 100)), draw(st.booleans())) for b in bounds])
+    return found
+
+
+@given(sides())
+def test_the_fastest_that_keeps_the_budget_wins_and_nothing_hopeless_is_run(given_sides):
+    two = [ListedSide(steps) for steps in given_sides]
+    winner = contest(two)
+    kept = [time_us for steps in given_sides for time_us, _, _, keeps in steps if keeps]
+    assert (winner is None) == (not kept)
+    if winner is not None:
+        assert winner.best_us == min(kept)
+    for side in two:
+        for count in range(len(side.run)):
+            # Each step was promising when it was run: no step of its own side before it was below its bound.
+            before = [t for t, keeps in side.run[:count] if keeps]
+            assert not before or side.steps[count][1] < min(before)
+
+
+def test_the_one_that_promises_more_goes_first_and_spares_the_other():
+    slow, quick = ListedSide([(100.0, 90.0, 95.0, True)]), ListedSide([(50.0, 40.0, 60.0, True)])
+    assert contest([slow, quick]) is quick
+    assert not slow.run
+    over = ListedSide([(50.0, 40.0, 60.0, False)])
+    assert contest([slow, over]) is slow and over.run and slow.run
+
+
+def test_the_first_wins_of_two_alike():
+    one, other = ListedSide([(50.0, 0.0, 0.0, True)]), ListedSide([(50.0, 0.0, 0.0, True)])
+    assert contest([one, other]) is one
+    assert contest([]) is None

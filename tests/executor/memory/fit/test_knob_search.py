@@ -1,0 +1,84 @@
+"""The search of torch.compile's knob, against all values of it on made-up curves."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadmaster.executor.memory.fit.knob_search import SPREAD, Probe, at_least_us, expected_us, next_knob
+
+TRIES = 4
+GRID = [k / 100 for k in range(101)]
+
+
+def searched(curve, budget_bytes, tries=TRIES):
+    """What the search tried on a curve: knob -> (bytes, us)."""
+    probes = []
+    while len(probes) < tries and (knob := next_knob(probes, budget_bytes)) is not None:
+        probes.append(Probe(knob, *curve(knob)))
+    return probes
+
+
+def rising(low, high, longest):
+    """Bytes rise with the knob, the time falls."""
+    return lambda knob: (round(low + (high - low) * knob), longest - (longest - 100.0) * knob)
+
+
+@given(low=st.integers(100, 900), share=st.floats(0.02, 0.99), longest=st.floats(110.0, 140.0))
+def test_on_a_rising_curve_the_best_of_all_knobs_is_nearly_found(low, share, longest):
+    curve = rising(low, 1000, longest)
+    budget = round(low + (1000 - low) * share)
+    probes = searched(curve, budget)
+    best_us = min((us for used, us in map(curve, GRID) if used <= budget), default=None)
+    kept = [p for p in probes if p.keeps(budget)]
+    assert best_us is not None and len({p.knob for p in probes}) == len(probes)
+    if share >= 0.25:
+        # Four tries leave an eighth of the knob open, and the search ends where little can be won.
+        assert kept and min(p.step_us for p in kept) <= best_us + (longest - 100.0) * 0.26
+    assert all(p.knob >= SPREAD[-1] for p in probes)
+
+
+def test_the_first_try_is_enough_where_everything_fits():
+    assert [p.knob for p in searched(rising(100, 1000, 130.0), 1000)] == [1.0]
+
+
+def test_a_valley_is_found():
+    """As measured of BERT-large, in hundredths of GiB and ms; at its lower peaks only 0.7 and 0.3 have room."""
+    measured = {1.0: (1737, 81.6), 0.75: (1289, 84.8), 0.5: (1509, 101.4), 0.25: (1275, 104.9), 0.1: (1389, 101.3)}
+    assert [p.knob for p in searched(measured.__getitem__, 1300)] == [1.0, 0.5, 0.25]
+    assert [p.knob for p in searched(measured.__getitem__, 1280, tries=9)] == [1.0, 0.5, 0.25]
+    assert [p.knob for p in searched(lambda k: (1509, 0.0) if k == 0.25 else measured[k], 1300)] == [
+        1.0,
+        0.5,
+        0.25,
+        0.75,
+    ]
+
+
+def test_a_knob_that_moves_no_peak_is_left_alone():
+    assert [p.knob for p in searched(lambda knob: (1000, 100.0 + knob), 900)] == [1.0, 0.5]
+    assert [p.knob for p in searched(lambda knob: (1000 - round(100 * (1 - knob)), 100.0), 900, 2)] == [1.0, 0.5]
+
+
+def test_a_time_that_cannot_fall_ends_the_search():
+    probes = [Probe(1.0, 1000, 100.0), Probe(0.5, 500, 101.0)]
+    assert next_knob(probes, 900) is None
+    assert next_knob([probes[0], Probe(0.5, 500, 120.0)], 900) == 0.75
+    assert next_knob([probes[0], Probe(0.5, 890, 120.0)], 900) is None
+
+
+def test_a_device_that_ran_out_says_nothing_of_times():
+    ran_out = Probe(1.0, 2000, 0.0, ran_out=True)
+    assert not ran_out.keeps(3000)
+    assert at_least_us([ran_out], 0.5) == expected_us([ran_out], 0.5) == 0.0
+    assert next_knob([ran_out], 1000) == 0.5
+    assert next_knob([ran_out, Probe(0.5, 500, 120.0)], 1000) == 0.75
+
+
+def test_bounds_by_hand():
+    probes = [Probe(1.0, 1000, 90.0), Probe(0.5, 700, 99.0), Probe(0.25, 600, 95.0)]
+    assert at_least_us(probes, 0.1) == pytest.approx(0.97 * 99.0)
+    assert at_least_us(probes, 0.75) == pytest.approx(0.97 * 90.0)
+    assert expected_us(probes, 0.75) == pytest.approx(90.0 * (1 + 0.25 / 3))
+    assert expected_us([], 1.0) == at_least_us([], 1.0) == 0.0
