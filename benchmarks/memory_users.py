@@ -293,7 +293,7 @@ def rows_of(name: str, device: str, *, small: bool, until_s: float) -> Iterator[
         row = measured({"model": name, "system": "torch.compile", "knob": value}, functools.partial(bench.knob, value))
         yield row
         if "step_ms" in row:
-            peaks.append(row.get("peak_bytes", 1 << 62))
+            peaks.append(row.get("peak_bytes", 1 << 40))
             resident = row.get("resident_bytes", 0)
     budgets = [*peaks, (min(peaks) + resident) // 2] if peaks else []
     for at, budget_bytes in sorted(enumerate(budgets), key=lambda one: -one[0]):
