@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import loadmaster
-from loadmaster.executor.user_cache import add_line, kept_path, read_lines
+from loadmaster.executor.steps.user_cache import add_line, kept_path, read_lines
 
 ROOM = "operator_times"
 

@@ -25,7 +25,7 @@ from loadmaster.executor.memory.fit.trials import Correction
 from loadmaster.executor.steps.guards import guards_of
 from loadmaster.executor.steps.resident import optimizer_state_bytes
 from loadmaster.executor.steps.step import Step
-from loadmaster.executor.user_cache import keep, kept_path, read_kept
+from loadmaster.executor.steps.user_cache import keep, kept_path, read_kept
 
 ROOM = "memory_fits"
 
