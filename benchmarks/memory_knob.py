@@ -3,7 +3,7 @@
     python -m benchmarks.memory_knob --out DIR [--cases "torchvision vit_b_16" MODULE:FACTORY ...] [--wall SECONDS]
 
 Of each model: torch.compile as its users call it, under three values of ``activation_memory_budget``; then ``fit`` at
-the peaks of the lower two, and half-way from the lowest of all to what every plan is proved to need. Each row is a
+the peaks of all but the first, and half-way from the lowest of all to what every plan is proved to need. Each row is a
 process of its own that begins with empty caches of Inductor, Triton and Loadmaster; ``fit`` once more with what the
 first one left tells what the next run of a script waits for. Rows are in DIR after each, and a run goes on from them.
 """
@@ -153,20 +153,20 @@ class Rows:
         print(shown(found), flush=True)
         return found
 
-    def of(self, name: str, device: str, *, small: bool) -> None:
+    def of(self, name: str, device: str, knobs: Sequence[float], *, small: bool, once: bool) -> None:
         """All rows of a model."""
         base = {"case": name, "device": device, "small": small}
         peers = []
-        for knob in KNOBS:
+        for knob in knobs:
             with tempfile.TemporaryDirectory() as caches:
                 peers.append(self.row({**base, "method": "compile", "knob": knob}, Path(caches)))
         peaks = [p["peak_bytes"] for p in peers if p is not None and "peak_bytes" in p]
-        if len(peaks) < len(KNOBS):
+        if len(peaks) < len(knobs):
             return
-        for number, asked in enumerate((*peaks[1:], None)):
+        for number, asked in enumerate((*peaks[len(peaks) > 1 :], None)):
             wanted = {**base, "method": "fit", "asked": number, "budget_bytes": asked, "lowest_bytes": min(peaks)}
             with tempfile.TemporaryDirectory() as caches:
-                for again in (False, True):
+                for again in (False,) if once else (False, True):
                     self.row({**wanted, "again": again}, Path(caches))
 
 
@@ -212,6 +212,8 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--out", type=Path, help="folder for rows; kept from run to run")
     p.add_argument("--cases", nargs="+", default=[*ZOO], help="cases, or factories as MODULE:FACTORY")
+    p.add_argument("--knobs", nargs="+", type=float, default=KNOBS, help="of torch.compile, highest first")
+    p.add_argument("--once", action="store_true", help="do not fit again with what the first fit left")
     p.add_argument("--device", default="cuda")
     p.add_argument("--small", action="store_true", help="the small version of each case, for a trial on a CPU")
     p.add_argument("--wall", type=float, default=1e9, help="seconds until no row begins any more")
@@ -230,7 +232,7 @@ def main() -> None:
         p.error("--out is missing")
     rows = Rows(a.out, time.monotonic() + a.wall)
     for name in a.cases:
-        rows.of(name, a.device, small=a.small)
+        rows.of(name, a.device, a.knobs, small=a.small, once=a.once)
     figures = summary(rows.rows)
     print(json.dumps(figures))
     if a.device == "cuda":

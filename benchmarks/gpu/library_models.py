@@ -1,0 +1,106 @@
+"""Models of timm, torchvision and transformers as their libraries write them, for ``benchmarks.memory_knob``.
+
+    python -m benchmarks.memory_knob --out DIR --cases benchmarks.gpu.library_models:convnext_base ...
+
+None of them is in the repository's other benchmarks: they are what users bring. Dropout is off, so that gradients can
+be held against each other. Each factory returns model, batch and loss; models of transformers are given ``labels``, as
+their documentation has it, and compute their loss themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+Made = tuple[nn.Module, Any, Any]
+
+
+def _images(model: nn.Module, batch: int) -> Made:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model, (torch.randn(batch, 3, 224, 224), torch.randint(1000, (batch,))), nn.CrossEntropyLoss()
+
+
+def _timm(name: str, batch: int) -> Callable[[], Made]:
+    def make() -> Made:
+        import timm
+
+        return _images(timm.create_model(name, pretrained=False, drop_rate=0.0, drop_path_rate=0.0), batch)
+
+    return make
+
+
+def _torchvision(name: str, batch: int) -> Callable[[], Made]:
+    def make() -> Made:
+        from torchvision import models
+
+        return _images(getattr(models, name)(weights=None), batch)
+
+    return make
+
+
+def _transformers(config: str, model: str, batch: int, length: int, **options: Any) -> Callable[[], Made]:
+    def make() -> Made:
+        import transformers
+
+        made = getattr(transformers, config)(**options)
+        made.use_cache = False
+        for name in vars(made):
+            if "dropout" in name:
+                setattr(made, name, 0.0)
+        tokens = torch.randint(2, made.vocab_size, (batch, length))
+        return getattr(transformers, model)(made).train(), {"input_ids": tokens, "labels": tokens.clone()}, None
+
+    return make
+
+
+convnext_base = _timm("convnext_base", 96)
+swin_base = _timm("swin_base_patch4_window7_224", 96)
+regnety_032 = _timm("regnety_032", 128)
+vit_base = _timm("vit_base_patch16_224", 128)
+mixer_b16 = _timm("mixer_b16_224", 128)
+densenet121 = _timm("densenet121", 96)
+maxvit_tiny = _timm("maxvit_tiny_tf_224", 64)
+efficientnet_v2_s = _torchvision("efficientnet_v2_s", 96)
+resnext50 = _torchvision("resnext50_32x4d", 128)
+qwen2_half_b = _transformers(
+    *("Qwen2Config", "Qwen2ForCausalLM", 8, 1024),
+    vocab_size=151_936,
+    hidden_size=896,
+    intermediate_size=4864,
+    num_hidden_layers=24,
+    num_attention_heads=14,
+    num_key_value_heads=2,
+)
+roberta_base = _transformers(
+    *("RobertaConfig", "RobertaForMaskedLM", 32, 512), vocab_size=50_265, max_position_embeddings=514
+)
+bart_large = _transformers("BartConfig", "BartForConditionalGeneration", 16, 512)
+gpt_neox = _transformers(
+    *("GPTNeoXConfig", "GPTNeoXForCausalLM", 8, 1024),
+    hidden_size=1024,
+    intermediate_size=4096,
+    num_hidden_layers=16,
+    num_attention_heads=16,
+)
+mixtral = _transformers(
+    *("MixtralConfig", "MixtralForCausalLM", 8, 512),
+    hidden_size=768,
+    intermediate_size=1536,
+    num_hidden_layers=8,
+    num_attention_heads=12,
+    num_key_value_heads=4,
+    num_local_experts=4,
+)
+mamba = _transformers("MambaConfig", "MambaForCausalLM", 8, 512, hidden_size=768, num_hidden_layers=12)
+deberta_v2 = _transformers(
+    *("DebertaV2Config", "DebertaV2ForMaskedLM", 16, 512),
+    hidden_size=768,
+    num_hidden_layers=12,
+    num_attention_heads=12,
+    intermediate_size=3072,
+)
