@@ -12,6 +12,7 @@ import torch
 from loadmaster.errors import BudgetError, InputError, LimitReachedError
 from loadmaster.executor import KnobStep, PlannedStep
 from loadmaster.executor.costs import roofline
+from loadmaster.executor.memory.fit import fit as fitting
 from loadmaster.executor.memory.fit import setting
 from loadmaster.executor.memory.fit.fit import Fitter, fit
 from loadmaster.executor.memory.options import CaptureOptions
@@ -244,6 +245,31 @@ def test_a_model_that_breaks_the_graph_runs_under_the_knob(runs, caplog):
         with pytest.raises(InputError, match="cannot be traced as one graph") as found:
             fit(*arguments, planner=HandPlanner(), **refused)
     assert "own partition took" in str(found.value)
+
+
+def test_a_model_that_capture_does_not_understand_runs_under_the_knob(runs, budget, monkeypatch):
+    def broken(*_arguments):
+        raise KeyError("an operator that nobody foresaw")
+
+    monkeypatch.setattr(fitting, "capture_step", broken)
+    runs.curve = halves(budget)
+    fitted = fitter().fit(HandPlanner(), budget)
+    assert fitted.knob == 0.5 and "There is no plan: KeyError: 'an operator that nobody foresaw'" in fitted.report
+    with pytest.raises(KeyError, match="nobody foresaw"):
+        fitter().fit(HandPlanner(), budget // 8)
+
+
+def test_what_plans_taught_spares_the_next_run_a_trial(runs, problem, budget):
+    """By hand: a plan fills the budget, and a hundredth of it is held that no problem knows."""
+    budget = check(problem, HandPlanner(step=1)(problem.with_budget(budget)).schedule, 1 << 60).peak_bytes
+    runs.hidden_bytes = hidden = budget // 100
+    runs.curve = lambda knob: (2 * budget, 1000.0)
+    model, inputs, loss = mlp_case()
+    first, second = (
+        Fitter(model, inputs, loss, time_tolerance=1e9).fit(HandPlanner(step=1), budget).tries for _ in range(2)
+    )
+    assert [t.correction.resident_bytes for t in (*first, *second)] == [0, hidden, hidden]
+    assert [t.kept for t in (*first, *second)] == [False, True, True]
 
 
 def test_plans_alone(runs, budget):
