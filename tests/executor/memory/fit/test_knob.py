@@ -290,6 +290,24 @@ def test_the_seconds_are_told_and_known_the_next_time(runs, budget, capsys):
     assert "s the last time)" in capsys.readouterr().err
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_the_budget_of_the_knob_is_kept_and_found_again():
+    with torch.device("cuda"):
+        model, inputs, loss = transformer_case(dtype=torch.float32, batch=64, tokens=128, layers=4)
+    model, inputs = model.cuda(), tuple(t.cuda() for t in inputs)
+    peaks = {k: setting.run_trial(s, s.step, inputs) for k in (1.0, 0.5) if (s := KnobStep(model, loss, knob=k))}
+    budget = min(found.peak_bytes for found in peaks.values())
+    for _ in range(2):
+        fitted = fit(model, inputs, loss, budget_bytes=budget, planner=HandPlanner(step=8))
+        kept = [t.measured.step_us for t in (*fitted.tries, *fitted.knob_tries) if t.kept]
+        assert fitted.measured.peak_bytes <= budget and fitted.measured.step_us == min(kept)
+        torch.cuda.reset_peak_memory_stats()
+        fitted.step(*inputs).backward()
+        model.zero_grad(set_to_none=True)
+        assert torch.cuda.max_memory_allocated() <= budget
+
+
 @pytest.mark.slow
 def test_real_steps_compiled_and_measured():
     """Whatever the clock says: the budget is kept, nothing that kept it was faster, and gradients are right."""
