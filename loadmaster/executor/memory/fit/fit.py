@@ -50,6 +50,8 @@ Found = TypeVar("Found")
 logger = logging.getLogger(__name__)
 
 KNOB_TRIES = 4
+# The step is no graph that can be planned, or one that nobody foresaw: what torch.compile makes of it may still run.
+_NO_PLAN = (UntraceableError, RuntimeError, AssertionError, LookupError)
 _FAR = 1.25  # of a budget: so much more is needed than where torch.compile may still keep it, and plans do not
 _SLOWER_THAN_BEFORE = 1.1  # what was taken the last time is looked into again where it takes so much longer now
 
@@ -140,10 +142,10 @@ class Fitter:
         knob = self._taken_before(budget_bytes, knob_tries)
         if knob is not None and self._is_as_before(knob):
             return self._fitted(None, knob, f"{report(None, knob)} It won the last time, too.")
-        why_no_plan: UntraceableError | None = None
+        why_no_plan: Exception | None = None
         try:
             size_bytes = limit.value(budget_bytes, self.costed.plain, "budget_bytes")
-        except UntraceableError as error:
+        except _NO_PLAN as error:
             given = limit.read(budget_bytes, "budget_bytes")
             if isinstance(given, float) or not knob_tries:
                 raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadmaster.executor.memory.fit.contest import Offer, contest
+from loadmaster.executor.memory.fit.contest import WORTH_A_TRY, Offer, contest
 
 
 class ListedSide:
@@ -42,12 +42,12 @@ def test_the_fastest_that_keeps_the_budget_wins_and_nothing_hopeless_is_run(give
     kept = [time_us for steps in given_sides for time_us, _, _, keeps in steps if keeps]
     assert (winner is None) == (not kept)
     if winner is not None:
-        assert winner.best_us == min(kept)
+        assert min(kept) <= winner.best_us <= min(kept) / WORTH_A_TRY
     for side in two:
         for count in range(len(side.run)):
             # Each step was promising when it was run: no step of its own side before it was below its bound.
             before = [t for t, keeps in side.run[:count] if keeps]
-            assert not before or side.steps[count][1] < min(before)
+            assert not before or side.steps[count][1] < WORTH_A_TRY * min(before)
 
 
 def test_the_one_that_promises_more_goes_first_and_spares_the_other():

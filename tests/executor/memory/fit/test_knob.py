@@ -12,6 +12,7 @@ import torch
 from loadmaster.errors import BudgetError, InputError, LimitReachedError
 from loadmaster.executor import KnobStep, PlannedStep
 from loadmaster.executor.costs import roofline
+from loadmaster.executor.memory.fit import fit as fitting
 from loadmaster.executor.memory.fit import setting
 from loadmaster.executor.memory.fit.fit import Fitter, fit
 from loadmaster.executor.memory.options import CaptureOptions
@@ -246,6 +247,31 @@ def test_a_model_that_breaks_the_graph_runs_under_the_knob(runs, caplog):
     assert "own partition took" in str(found.value)
 
 
+def test_a_model_that_capture_does_not_understand_runs_under_the_knob(runs, budget, monkeypatch):
+    def broken(*_arguments):
+        raise KeyError("an operator that nobody foresaw")
+
+    monkeypatch.setattr(fitting, "capture_step", broken)
+    runs.curve = halves(budget)
+    fitted = fitter().fit(HandPlanner(), budget)
+    assert fitted.knob == 0.5 and "There is no plan: KeyError: 'an operator that nobody foresaw'" in fitted.report
+    with pytest.raises(KeyError, match="nobody foresaw"):
+        fitter().fit(HandPlanner(), budget // 8)
+
+
+def test_what_plans_taught_spares_the_next_run_a_trial(runs, problem):
+    """By hand: what keeps everything fills the budget, and a hundredth of it is held that no problem knows."""
+    budget = keep_everything_peak(problem)
+    runs.hidden_bytes = hidden = budget // 100
+    runs.curve = lambda knob: (2 * budget, 1000.0)
+    model, inputs, loss = mlp_case()
+    first, second = (
+        Fitter(model, inputs, loss, time_tolerance=1e9).fit(HandPlanner(step=1), budget).tries for _ in range(2)
+    )
+    assert [t.correction.resident_bytes for t in (*first, *second)] == [0, hidden, hidden]
+    assert [t.kept for t in (*first, *second)] == [False, True, True]
+
+
 def test_plans_alone(runs, budget):
     runs.curve = halves(budget)
     fitted = fitter().fit(HandPlanner(step=1), budget, knob_tries=0)
@@ -262,6 +288,24 @@ def test_the_seconds_are_told_and_known_the_next_time(runs, budget, capsys):
     capsys.readouterr()
     fit(*mlp_case(), budget_bytes=budget, planner=HandPlanner(step=1), costs=roofline("cpu"), progress=True)
     assert "s the last time)" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_the_budget_of_the_knob_is_kept_and_found_again():
+    with torch.device("cuda"):
+        model, inputs, loss = transformer_case(dtype=torch.float32, batch=64, tokens=128, layers=4)
+    model, inputs = model.cuda(), tuple(t.cuda() for t in inputs)
+    peaks = {k: setting.run_trial(s, s.step, inputs) for k in (1.0, 0.5) if (s := KnobStep(model, loss, knob=k))}
+    budget = min(found.peak_bytes for found in peaks.values())
+    for _ in range(2):
+        fitted = fit(model, inputs, loss, budget_bytes=budget, planner=HandPlanner(step=8))
+        kept = [t.measured.step_us for t in (*fitted.tries, *fitted.knob_tries) if t.kept]
+        assert fitted.measured.peak_bytes <= budget and fitted.measured.step_us == min(kept)
+        torch.cuda.reset_peak_memory_stats()
+        fitted.step(*inputs).backward()
+        model.zero_grad(set_to_none=True)
+        assert torch.cuda.max_memory_allocated() <= budget
 
 
 @pytest.mark.slow
