@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
-from loadmaster.api.store import records, schema
+from loadmaster.api.store import keys, records, schema
+from loadmaster.api.store.keys import Owner
 from loadmaster.api.store.records import Event, Job, Outcome, PackedDocument, State
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.models.documents import Document
 
-__all__ = ["Frontier", "Jobs", "NewJob", "NotFinalError", "QueueFullError"]
+__all__ = ["Frontier", "Jobs", "NewJob", "NotFinalError", "QueueFullError", "QuotaError"]
 
 ResultT = TypeVar("ResultT")
 # Ids in one query: databases take a limited number of parameters.
@@ -54,6 +56,10 @@ class QueueFullError(LoadmasterError):
     """So many jobs wait already that no more are taken."""
 
 
+class QuotaError(LoadmasterError):
+    """So many jobs of one key wait already that no more of it are taken."""
+
+
 class Jobs:
     """Submissions and reads. Safe to call from any thread.
 
@@ -72,19 +78,22 @@ class Jobs:
         *,
         request_sha256: str,
         idempotency_key: str | None = None,
+        owner: str | None = None,
     ) -> Job:
-        """Queue a job, or finish it at once from the cache; the same idempotency key gives the same job.
+        """Queue a job, or finish it at once from the cache; the same idempotency key of an owner gives the same job.
 
         Raises:
             InputError: the idempotency key was used for another request.
             QueueFullError: too many wait.
+            QuotaError: too many of this owner's wait.
         """
-        packed = records.pack(problem)
+        packed, idempotency_key = records.pack(problem), _of_owner(idempotency_key, owner)
 
         def insert(connection: Connection) -> Job:
             job_id = _by_key(connection, schema.job, idempotency_key, request_sha256)
             if job_id is None:
-                job_id = self._insert(connection, new, packed, labels, request_sha256, idempotency_key, None)
+                whose = keys.lock_owner(connection, owner)
+                job_id = self._insert(connection, new, packed, labels, request_sha256, idempotency_key, None, whose)
             return records.require_job(connection, job_id)
 
         return self._retry_on_race(insert)
@@ -97,14 +106,16 @@ class Jobs:
         *,
         request_sha256: str,
         idempotency_key: str | None = None,
+        owner: str | None = None,
     ) -> Frontier:
         """Queue one job per point, under one parent.
 
         Raises:
             InputError: the idempotency key was used for another request.
             QueueFullError: too many wait.
+            QuotaError: too many of this owner's wait.
         """
-        packed = records.pack(problem)
+        packed, idempotency_key = records.pack(problem), _of_owner(idempotency_key, owner)
 
         def insert(connection: Connection) -> Frontier:
             known = _by_key(connection, schema.frontier, idempotency_key, request_sha256)
@@ -119,8 +130,9 @@ class Jobs:
                         request_sha256=request_sha256,
                     )
                 )
+                whose = keys.lock_owner(connection, owner)
                 for point in points:
-                    self._insert(connection, point, packed, labels, request_sha256, None, known)
+                    self._insert(connection, point, packed, labels, request_sha256, None, known, whose)
             return _frontier(connection, known)
 
         return self._retry_on_race(insert)
@@ -152,6 +164,7 @@ class Jobs:
         state: State | None = None,
         kind: str | None = None,
         label: tuple[str, str] | None = None,
+        owner: str | None = None,
         before: str | None = None,
         limit: int = 50,
     ) -> list[Job]:
@@ -161,6 +174,8 @@ class Jobs:
             query = query.where(schema.job.c.state == state.value)
         if kind is not None:
             query = query.where(schema.job.c.kind == kind)
+        if owner is not None:
+            query = query.where(schema.job.c.owner == owner)
         if label is not None:
             query = query.join(schema.label, schema.label.c.job_id == schema.job.c.id).where(
                 schema.label.c.name == label[0], schema.label.c.value == label[1]
@@ -238,6 +253,7 @@ class Jobs:
         request_sha256: str,
         idempotency_key: str | None,
         frontier_id: str | None,
+        owner: Owner,
     ) -> str:
         job_id = schema.new_id("plan")
         connection.execute(
@@ -257,6 +273,7 @@ class Jobs:
                 request_sha256=request_sha256,
                 state=State.QUEUED.value,
                 created_at=time.time(),
+                owner=owner.name,
             )
         )
         for name, value in labels.items():
@@ -267,14 +284,19 @@ class Jobs:
             job = records.require_job(connection, job_id)
             records.finish(connection, job, found, cached=True)
         else:
-            self._expect_room(connection)
+            self._expect_room(connection, owner)
         return job_id
 
-    def _expect_room(self, connection: Connection) -> None:
+    def _expect_room(self, connection: Connection, owner: Owner) -> None:
         """Raises, which undoes the submission, when more jobs wait than may."""
         waiting = sa.select(sa.func.count()).where(schema.job.c.state == State.QUEUED.value)
         if connection.execute(waiting).scalar_one() > self._max_queued:
             raise QueueFullError(f"{self._max_queued} jobs wait already, and no more may. Send it again later.")
+        if keys.exceeds(connection, owner, State.QUEUED):
+            raise QuotaError(
+                f"Of the jobs of {owner.name}, {owner.max_queued} may wait at a time, and there is no room for what was "
+                "sent. Send it again when some are done, or cancel some."
+            )
 
     def _retry_on_race(self, insert: Callable[[Connection], ResultT]) -> ResultT:
         # Databases that let several transactions write at a time find equal keys only at the insert: the second
@@ -285,6 +307,13 @@ class Jobs:
         except IntegrityError:
             with self._database.write() as connection:
                 return insert(connection)
+
+
+def _of_owner(idempotency_key: str | None, owner: str | None) -> str | None:
+    """An idempotency key as it is kept: two owners may choose the same one, and neither meets the other's jobs."""
+    if idempotency_key is None or owner is None:
+        return idempotency_key
+    return hashlib.sha256(f"{owner}\n{idempotency_key}".encode()).hexdigest()
 
 
 def _by_key(connection: Connection, table: sa.Table, key: str | None, request_sha256: str) -> str | None:

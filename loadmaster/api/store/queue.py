@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from loadmaster.api.store import records, schema
+from loadmaster.api.store import keys, records, schema
 from loadmaster.api.store.records import Job, Outcome, State
 from loadmaster.models.documents import Document
 
@@ -74,12 +74,25 @@ class Queue:
         self._silence = Silence(lease_s)
 
     def claim(self, owner: str) -> Job | None:
-        """Lease the oldest job that waits, or None. Of equal requests only one runs at a time."""
+        """Lease the oldest job that waits and may run, or None.
+
+        Of equal requests only one runs at a time, and of an owner's jobs no more than its key allows.
+        """
+        try:
+            return self._claim(owner)
+        except _QuotaError:
+            return None
+
+    def _claim(self, owner: str) -> Job | None:
         # Without a correlation: what runs is looked up once, not once for every job that waits.
         running = sa.select(schema.job.c.cache_key).where(schema.job.c.state == State.RUNNING.value)
         oldest = (
             sa.select(schema.job.c.id)
-            .where(schema.job.c.state == State.QUEUED.value, schema.job.c.cache_key.not_in(running))
+            .where(
+                schema.job.c.state == State.QUEUED.value,
+                schema.job.c.cache_key.not_in(running),
+                sa.or_(schema.job.c.owner.is_(None), schema.job.c.owner.not_in(keys.owners_at_their_limit())),
+            )
             .order_by(schema.job.c.id)
             .limit(1)
             .with_for_update(skip_locked=True)
@@ -101,6 +114,7 @@ class Queue:
             if job_id is None:
                 return None
             job = records.require_job(connection, job_id)
+            _expect_within_quota(connection, job)
             found = records.find_reusable(connection, job.cache_key, job.asked_gap)
             if found is not None:
                 records.finish(connection, job, found, cached=True)
@@ -239,6 +253,16 @@ class Queue:
             )
         )
         records.append_event(connection, job.id, "state", {"state": State.QUEUED.value, "reason": reason})
+
+
+class _QuotaError(Exception):
+    """Undoes a claim: another worker claimed a job of the same owner at the same moment."""
+
+
+def _expect_within_quota(connection: Connection, job: Job) -> None:
+    # Where several transactions write at a time, neither saw the other's claim; here they come one after the other.
+    if keys.exceeds(connection, keys.lock_owner(connection, job.owner), State.RUNNING):
+        raise _QuotaError
 
 
 _ONE_MORE = sa.func.coalesce(schema.job.c.lease_beats, 0) + 1

@@ -86,6 +86,7 @@ class Job:
     started_at: float | None
     finished_at: float | None
     event_seq: int
+    owner: str | None
 
     @classmethod
     def from_row(cls, row: Row[Any]) -> Job:

@@ -26,6 +26,7 @@ __all__ = [
     "INFINITY",
     "SCHEMA_VERSION",
     "Database",
+    "api_key",
     "document",
     "event",
     "frontier",
@@ -58,6 +59,19 @@ document = sa.Table(
     metadata,
     sa.Column("sha256", sa.String(64), primary_key=True),
     sa.Column("body", sa.LargeBinary, nullable=False),
+)
+
+# Who may use the service. Of a secret only its hash is kept.
+api_key = sa.Table(
+    "api_key",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("secret_sha256", sa.String(64), nullable=False, unique=True),
+    sa.Column("scope", sa.String(12), nullable=False),
+    sa.Column("max_queued", sa.Integer),
+    sa.Column("max_running", sa.Integer),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("revoked_at", sa.Float),
 )
 
 frontier = sa.Table(
@@ -108,17 +122,21 @@ job = sa.Table(
     sa.Column("finished_at", sa.Float),
     # Number of the latest event; every change of a job writes one, so this is the job's version as well.
     sa.Column("event_seq", sa.Integer, nullable=False, default=0),
-    # The oldest job that waits, and the keys of those that run: both read from the index alone, in its order.
-    sa.Index("job_by_state", "state", "id", "cache_key"),
+    # The name of the API key that it was submitted with; none where the service asks for no keys.
+    sa.Column("owner", sa.String(64)),
+    # The oldest job that waits, and keys and owners of those that run: both read from the index alone, in its order.
+    sa.Index("job_by_state_and_owner", "state", "id", "cache_key", "owner"),
+    # The jobs of one owner: lists, and what counts towards quotas.
+    sa.Index("job_by_owner", "owner", "state", "id"),
     # The latest answer to a request.
     sa.Index("job_by_answer", "cache_key", "reusable", "id"),
 )
 
 # Of later releases than the table may be of.
-_ADDED_COLUMNS = ("lease_beats",)
-# Of earlier releases. SQLite could choose them for the queue's question, whose cost then grew with the square of
-# the number of equal jobs.
-_DROPPED_INDEXES = ("ix_job_state", "job_by_cache_key")
+_ADDED_COLUMNS = ("lease_beats", "owner")
+# Of earlier releases. SQLite could choose the first two for the queue's question, whose cost then grew with the square
+# of the number of equal jobs; the third lacks the owners.
+_DROPPED_INDEXES = ("ix_job_state", "job_by_cache_key", "job_by_state")
 
 label = sa.Table(
     "label",
