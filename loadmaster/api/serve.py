@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from types import FrameType
 
@@ -13,10 +12,9 @@ from loadmaster.api.server.app import create_app
 from loadmaster.api.server.patience import protocol
 from loadmaster.api.server.security import is_loopback
 from loadmaster.api.settings import Settings
+from loadmaster.errors import InputError
 
 __all__ = ["Server", "make_server", "serve"]
-
-logger = logging.getLogger(__name__)
 
 _FINISH_REQUESTS_S = 5
 
@@ -39,6 +37,7 @@ def make_server(settings: Settings) -> Server:
     Raises:
         InputError: settings that cannot be used.
     """
+    _expect_keys_beyond_this_machine(settings)
     app = create_app(settings)
     config = uvicorn.Config(
         app,
@@ -60,6 +59,14 @@ def serve(settings: Settings) -> None:
         InputError: settings that cannot be used.
     """
     logs.configure(settings)
-    if not is_loopback(settings.host):
-        logger.warning("listening on %s without authentication: everybody who reaches it can use it", settings.host)
     make_server(settings).run()
+
+
+def _expect_keys_beyond_this_machine(settings: Settings) -> None:
+    if settings.keys == "off" and not is_loopback(settings.host):
+        raise InputError(
+            "keys",
+            settings.keys,
+            f"would let everybody in who reaches {settings.host}",
+            "Give --keys required and make a key (loadmaster keys add NAME), or listen with --host 127.0.0.1.",
+        )

@@ -1,4 +1,4 @@
-"""Request bodies: how large they may be, and how bytes become a document that the rest can trust.
+"""Request bodies: how large they may be, each and all at once, and how bytes become a document that the rest can trust.
 
 Nothing that comes in over the wire may end the server: not deep nesting, not numbers no machine type holds, not
 text that is no text. All of it is refused here, as an InputError that names the place.
@@ -7,6 +7,7 @@ text that is no text. All of it is refused here, as an InputError that names the
 from __future__ import annotations
 
 import email.message
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import anyio
@@ -31,22 +32,32 @@ _OBJECT_VALUES = 4
 # Of one object. Every key that nobody knows is a refusal of its own, of a kilobyte.
 MOST_KEYS = 100_000
 
+# Until a large body is answered.
+_RETRY_AFTER_S = "5"
+
 RequestT = TypeVar("RequestT", bound=PlanRequest)
 
 
 class _NotRead(Exception):
     """Raised in the middle of reading a body, so that the rest is never read."""
 
-    def __init__(self, status: int, type_: ProblemType, detail: str) -> None:
+    def __init__(self, status: int, type_: ProblemType, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
-        self.status, self.type, self.detail = status, type_, detail
+        self.status, self.type, self.detail, self.headers = status, type_, detail, headers or {}
 
 
 class BodyLimit:
-    """ASGI middleware: counts the bytes that really arrive (Content-Length may lie, or be absent), and the seconds."""
+    """ASGI middleware: counts the bytes that really arrive (Content-Length may lie, or be absent), and the seconds.
 
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
+    Args:
+        max_bytes: of one body.
+        max_bytes_at_once: of all bodies whose requests are not answered yet. As objects they take several times that.
+        timeout_s: for a body to arrive.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, max_bytes_at_once: int, timeout_s: float) -> None:
         self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
+        self._max_bytes_at_once, self._held_bytes = max_bytes_at_once, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -68,10 +79,17 @@ class BodyLimit:
                 raise _NotRead(408, ProblemType.TOO_SLOW, detail) from None
             if message["type"] == "http.request":
                 whole = not message.get("more_body", False)
-                received += len(message.get("body", b""))
+                length = len(message.get("body", b""))
+                received += length
+                self._held_bytes += length
                 if received > self._max_bytes:
                     detail = f"The body is larger than the {self._max_bytes} bytes that this server accepts."
                     raise _NotRead(413, ProblemType.TOO_LARGE, detail)
+                if length and self._held_bytes > self._max_bytes_at_once:
+                    detail = (
+                        f"{self._max_bytes_at_once} bytes of bodies are being read already. Send it again later."
+                    )
+                    raise _NotRead(503, ProblemType.BUSY, detail, {"Retry-After": _RETRY_AFTER_S})
             return message
 
         async def noted_send(message: Message) -> None:
@@ -85,9 +103,11 @@ class BodyLimit:
             if started:
                 raise
             # Closed, because the rest of the body is still on its way.
-            headers = {"Connection": "close"}
+            headers = {"Connection": "close", **error.headers}
             response = problem_response(error.status, error.type, error.detail, instance=scope["path"], headers=headers)
             await response(scope, receive, send)
+        finally:
+            self._held_bytes -= received
 
 
 async def json_bytes(request: Request) -> bytes:

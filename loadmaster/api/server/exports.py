@@ -14,7 +14,8 @@ from loadmaster.api.errors import ProblemType
 from loadmaster.api.file_names import file_name
 from loadmaster.api.report.views import export
 from loadmaster.api.server.context import JobDep, ServiceDep
-from loadmaster.api.server.plans import plan_bytes, problem_answers
+from loadmaster.api.server.description import problem_answers
+from loadmaster.api.server.plans import plan_bytes
 from loadmaster.api.server.problems import Refusal, not_found
 from loadmaster.api.server.security import PAGE_HEADERS
 from loadmaster.errors import InputError

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from loadmaster.api.errors import ProblemType
 from loadmaster.api.server.problems import problem_response, show
 
-__all__ = ["PAGE_HEADERS", "HostCheck", "is_loopback"]
+__all__ = ["PAGE_HEADERS", "READING", "HostCheck", "is_loopback"]
 
 # Of HTML that the service sends: nothing is loaded from anywhere, no script runs, no other page frames it.
 PAGE_HEADERS = {
@@ -28,7 +28,8 @@ PAGE_HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 
-_READING = ("GET", "HEAD", "OPTIONS")
+# Methods that change nothing.
+READING = ("GET", "HEAD", "OPTIONS")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -70,7 +71,7 @@ class HostCheck:
                 "start it with --allowed-host NAME (or LOADMASTER_ALLOWED_HOSTS); otherwise use its address."
             )
         origin = headers.get("origin")
-        if scope["method"] in _READING or origin is None:
+        if scope["method"] in READING or origin is None:
             return None
         from_page = _split(origin)
         if host is not None and from_page.netloc and _place(from_page) == _place(host, from_page.scheme):

@@ -294,8 +294,8 @@ class Jobs:
             raise QueueFullError(f"{self._max_queued} jobs wait already, and no more may. Send it again later.")
         if keys.exceeds(connection, owner, State.QUEUED):
             raise QuotaError(
-                f"Of the jobs of {owner.name}, {owner.max_queued} may wait at a time, and there is no room for what was "
-                "sent. Send it again when some are done, or cancel some."
+                f"{owner.name} may have {owner.max_queued} jobs that wait, and there is no room for what was sent. "
+                "Send it again when some are done, or cancel some."
             )
 
     def _retry_on_race(self, insert: Callable[[Connection], ResultT]) -> ResultT:
