@@ -86,9 +86,7 @@ class BodyLimit:
                     detail = f"The body is larger than the {self._max_bytes} bytes that this server accepts."
                     raise _NotRead(413, ProblemType.TOO_LARGE, detail)
                 if length and self._held_bytes > self._max_bytes_at_once:
-                    detail = (
-                        f"{self._max_bytes_at_once} bytes of bodies are being read already. Send it again later."
-                    )
+                    detail = f"{self._max_bytes_at_once} bytes of bodies are being read already. Send it again later."
                     raise _NotRead(503, ProblemType.BUSY, detail, {"Retry-After": _RETRY_AFTER_S})
             return message
 
