@@ -68,5 +68,5 @@ def _expect_keys_beyond_this_machine(settings: Settings) -> None:
             "keys",
             settings.keys,
             f"would let everybody in who reaches {settings.host}",
-            "Give --keys required and make a key (loadmaster keys add NAME --scope submit), or listen with --host 127.0.0.1.",
+            "Give --keys required and make one (loadmaster keys add NAME --scope submit), or give --host 127.0.0.1.",
         )
