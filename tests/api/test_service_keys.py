@@ -82,9 +82,7 @@ async def test_files_of_the_package_are_open(http: httpx.AsyncClient) -> None:
     assert (await http.get("/static/nothing.css")).status_code == 404
 
 
-@pytest.mark.parametrize(
-    "path", ["/static/../v1/plans", "/static/%2e%2e/v1/plans", "//static/", "/STATIC/x"
-)
+@pytest.mark.parametrize("path", ["/static/../v1/plans", "/static/%2e%2e/v1/plans", "//static/", "/STATIC/x"])
 async def test_no_path_leads_round_the_check(http: httpx.AsyncClient, path: str) -> None:
     request = http.build_request("GET", "/")
     request.url = request.url.copy_with(raw_path=path.encode())
