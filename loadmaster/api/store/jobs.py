@@ -87,10 +87,10 @@ class Jobs:
             QueueFullError: too many wait.
             QuotaError: too many of this owner's wait.
         """
-        packed, idempotency_key = records.pack(problem), _of_owner(idempotency_key, owner)
+        packed = records.pack(problem)
 
         def insert(connection: Connection) -> Job:
-            job_id = _by_key(connection, schema.job, idempotency_key, request_sha256)
+            job_id = _by_key(connection, schema.job, idempotency_key, owner, request_sha256)
             if job_id is None:
                 whose = keys.lock_owner(connection, owner)
                 job_id = self._insert(connection, new, packed, labels, request_sha256, idempotency_key, None, whose)
@@ -115,10 +115,10 @@ class Jobs:
             QueueFullError: too many wait.
             QuotaError: too many of this owner's wait.
         """
-        packed, idempotency_key = records.pack(problem), _of_owner(idempotency_key, owner)
+        packed = records.pack(problem)
 
         def insert(connection: Connection) -> Frontier:
-            known = _by_key(connection, schema.frontier, idempotency_key, request_sha256)
+            known = _by_key(connection, schema.frontier, idempotency_key, owner, request_sha256)
             if known is None:
                 known = schema.new_id("frontier")
                 connection.execute(
@@ -126,7 +126,7 @@ class Jobs:
                         id=known,
                         labels=dict(labels),
                         created_at=time.time(),
-                        idempotency_key=idempotency_key,
+                        idempotency_key=_of_owner(idempotency_key, owner),
                         request_sha256=request_sha256,
                     )
                 )
@@ -269,7 +269,7 @@ class Jobs:
                 time_limit_s=new.time_limit_s,
                 budget_bytes=new.limit,
                 cache_key=new.cache_key,
-                idempotency_key=idempotency_key,
+                idempotency_key=_of_owner(idempotency_key, owner.name),
                 request_sha256=request_sha256,
                 state=State.QUEUED.value,
                 created_at=time.time(),
@@ -316,12 +316,14 @@ def _of_owner(idempotency_key: str | None, owner: str | None) -> str | None:
     return hashlib.sha256(f"{owner}\n{idempotency_key}".encode()).hexdigest()
 
 
-def _by_key(connection: Connection, table: sa.Table, key: str | None, request_sha256: str) -> str | None:
-    """The id of what an idempotency key made before."""
+def _by_key(
+    connection: Connection, table: sa.Table, key: str | None, owner: str | None, request_sha256: str
+) -> str | None:
+    """The id of what an idempotency key made before, of this owner."""
     if key is None:
         return None
     row = connection.execute(
-        sa.select(table.c.id, table.c.request_sha256).where(table.c.idempotency_key == key)
+        sa.select(table.c.id, table.c.request_sha256).where(table.c.idempotency_key == _of_owner(key, owner))
     ).one_or_none()
     if row is None:
         return None
