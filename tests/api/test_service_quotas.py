@@ -175,7 +175,12 @@ def test_quotas_hold_for_many_at_once(url: str) -> None:
 
     with ThreadPoolExecutor(6) as pool:
         assert sum(pool.map(submit, range(12))) == 5
-        assert sum(claimed is not None for claimed in pool.map(lambda _: Store(url).claim(), range(12))) == 3
+        claimed = [who for who in pool.map(lambda _: Store(url).claim(), range(12)) if who is not None]
+    # Where two claim at the same moment, both may go away with nothing, and come back.
+    store = Store(url)
+    while (who := store.claim()) is not None:
+        claimed.append(who)
+    assert claimed == ["ann"] * 3
 
 
 def test_a_database_from_before_there_were_keys_gets_them(tmp_path: Path) -> None:
