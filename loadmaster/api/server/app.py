@@ -10,7 +10,7 @@ from importlib import metadata
 from fastapi import FastAPI
 
 from loadmaster.api.planning import load_planner
-from loadmaster.api.server import events, exports, frontiers, metrics, operations, pages, plans, problems
+from loadmaster.api.server import events, exports, frontiers, metrics, operations, pages, plans, problems, sign_in
 from loadmaster.api.server.body import BodyLimit
 from loadmaster.api.server.context import Service
 from loadmaster.api.server.description import describe
@@ -49,7 +49,7 @@ def create_app(settings: Settings) -> FastAPI:
     news = News(jobs.heads, settings.poll_s, stopping)
     readiness = Readiness(lambda: operations.look(database, settings), _LONGEST_LOOK_S)
     planner = load_planner(settings.planner)
-    service = Service(settings, database, jobs, queue, planner, news, readiness, stopping)
+    service = Service(settings, database, jobs, queue, Keys(database), planner, news, readiness, stopping)
     asks_for_keys = settings.keys == "required"
 
     supervisor = Supervisor(settings, queue)
@@ -82,10 +82,12 @@ def create_app(settings: Settings) -> FastAPI:
         max_bytes_at_once=settings.max_bodies_bytes,
         timeout_s=settings.request_timeout_s,
     )
-    app.add_middleware(KeyCheck, keys=Keys(database) if asks_for_keys else None)
+    app.add_middleware(KeyCheck, keys=service.keys if asks_for_keys else None)
     app.add_middleware(HostCheck, host=settings.host, names=settings.allowed_host_names)
     problems.install(app)
     for module in (plans, events, exports, frontiers, operations, metrics, pages):
         app.include_router(module.router)
+    if asks_for_keys:
+        app.include_router(sign_in.router)
     describe(app, asks_for_keys=asks_for_keys)
     return app

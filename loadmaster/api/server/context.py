@@ -15,6 +15,7 @@ from loadmaster.api.server.problems import not_found
 from loadmaster.api.server.readiness import Readiness
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.jobs import Jobs
+from loadmaster.api.store.keys import Keys
 from loadmaster.api.store.queue import Queue
 from loadmaster.api.store.records import Job
 from loadmaster.api.store.schema import Database
@@ -30,6 +31,7 @@ class Service:
     database: Database
     jobs: Jobs
     queue: Queue
+    keys: Keys
     planner: Planner
     news: News
     readiness: Readiness

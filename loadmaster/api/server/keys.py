@@ -1,4 +1,4 @@
-"""Who asks, and whether they may: API keys, sent as ``Authorization: Bearer KEY``.
+"""Who asks, and whether they may: API keys, sent as ``Authorization: Bearer KEY``, by browsers as a cookie.
 
 Everything asks for a key but what :data:`OPEN` names, so that a new endpoint cannot be left open by mistake: to read
 needs the scope ``read``, any other method ``submit``. Whose a plan is, endpoints ask (:class:`Caller`).
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated
+from urllib.parse import urlencode
 
 import anyio.to_thread
 from fastapi import Depends, Request
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.datastructures import Headers
-from starlette.responses import Response
+from starlette.requests import HTTPConnection
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from loadmaster.api.errors import ProblemType
@@ -21,11 +22,13 @@ from loadmaster.api.server.problems import Refusal, database_problem, problem_re
 from loadmaster.api.server.security import READING
 from loadmaster.api.store import keys as store
 
-__all__ = ["OPEN", "Caller", "CallerDep", "KeyCheck", "caller"]
+__all__ = ["COOKIE", "OPEN", "SIGN_IN", "SIGN_OUT", "Caller", "CallerDep", "KeyCheck", "caller"]
 
 # Whether the service is up, anybody may ask; files that come with the package are no secret.
 OPEN = ("/livez", "/readyz")
 _OPEN_FOLDER = "/static/"
+SIGN_IN, SIGN_OUT = "/sign-in", "/sign-out"
+COOKIE = "loadmaster_key"
 _REALM = 'Bearer realm="loadmaster"'
 
 
@@ -88,10 +91,11 @@ class KeyCheck:
         """Who asks, or the refusal."""
         if self._keys is None:
             return _ANYBODY
-        secret = _secret(Headers(scope=scope).get("authorization", ""))
+        connection = HTTPConnection(scope)
+        secret = _secret(connection)
         if not secret:
             return _unknown(
-                scope,
+                connection,
                 "This service asks for an API key: send it as Authorization: Bearer KEY, or set LOADMASTER_API_KEY. "
                 "Whoever runs the service makes one with loadmaster keys add.",
                 _REALM,
@@ -102,7 +106,7 @@ class KeyCheck:
             return database_problem(error, scope["path"])
         if key is None:
             detail = "The API key is not known here, or was revoked. Ask whoever runs the service for another one."
-            return _unknown(scope, detail, f'{_REALM}, error="invalid_token"')
+            return _unknown(connection, detail, f'{_REALM}, error="invalid_token"')
         needed = store.Scope.READ if scope["method"] in READING else store.Scope.SUBMIT
         if not key.scope.includes(needed):
             return problem_response(
@@ -116,14 +120,23 @@ class KeyCheck:
 
 
 def _is_open(path: str) -> bool:
-    return path in OPEN or path.startswith(_OPEN_FOLDER)
+    return path in (*OPEN, SIGN_IN, SIGN_OUT) or path.startswith(_OPEN_FOLDER)
 
 
-def _secret(header: str) -> str:
+def _secret(connection: HTTPConnection) -> str:
+    header = connection.headers.get("authorization")
+    if header is None:
+        return connection.cookies.get(COOKIE, "")
     scheme, _, secret = header.partition(" ")
     return secret.strip() if scheme.lower() == "bearer" else ""
 
 
-def _unknown(scope: Scope, detail: str, challenge: str) -> Response:
+def _unknown(connection: HTTPConnection, detail: str, challenge: str) -> Response:
+    """401; a browser that wants a page is sent to the form."""
+    path = connection.url.path
+    if connection.scope["method"] == "GET" and "text/html" in connection.headers.get("accept", ""):
+        query = connection.url.query
+        to = urlencode({"to": f"{path}?{query}" if query else path})
+        return RedirectResponse(f"{SIGN_IN}?{to}", status_code=303, headers={"Cache-Control": "no-store"})
     headers = {"WWW-Authenticate": challenge}
-    return problem_response(401, ProblemType.KEY_NEEDED, detail, instance=scope["path"], headers=headers)
+    return problem_response(401, ProblemType.KEY_NEEDED, detail, instance=path, headers=headers)
