@@ -1,7 +1,7 @@
 """``/sign-in`` and ``/sign-out``: how a browser gets the pages of a service that asks for keys.
 
 The form takes a key and hands it back as a cookie, which the check of keys reads as it reads the header. The browser
-sends it to this service alone, shows it to no script, and forgets it when it is closed. Nothing is kept here, so that a
+sends it to this host alone, shows it to no script, and forgets it when it is closed. Nothing is kept here, so that a
 revoked key is signed out everywhere at once.
 """
 
