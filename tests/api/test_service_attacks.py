@@ -21,7 +21,7 @@ from running_service import RunningService, alive, parent, pids, wait_until
 from loadmaster.api.planning import FloorPlanner, Request
 from loadmaster.api.server.app import create_app
 from loadmaster.api.settings import Settings
-from loadmaster.api.store.schema import Database
+from loadmaster.api.store.database import Database
 from loadmaster.api.worker.process import LocalJob
 from loadmaster.errors import InputError
 from loadmaster.models.documents import Document

@@ -12,10 +12,10 @@ from loadmaster.api.planning import Planner
 from loadmaster.api.server.news import News
 from loadmaster.api.server.problems import not_found
 from loadmaster.api.settings import Settings
+from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs
 from loadmaster.api.store.queue import Queue
 from loadmaster.api.store.records import Job
-from loadmaster.api.store.schema import Database
 
 __all__ = ["JobDep", "PlanId", "Service", "ServiceDep", "existing_job", "service"]
 

@@ -25,7 +25,7 @@ def readyz(service: ServiceDep, response: Response) -> Health:
     """Whether plans can be submitted and will be worked on: the store takes writes, and workers are alive."""
     checks = {"server": "stopping" if service.stopping.is_set() else "ok"}
     try:
-        found = figures.read(service.database, seen_within_s=service.settings.lease_s)
+        found = figures.read(service.database)
         checks["database"] = "ok" if service.database.takes_writes() else "takes no writes: is its disk full?"
         # Without workers of its own the server takes jobs for workers that may come later.
         lacking = service.settings.workers > 0 and found.workers == 0

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError
 
 from loadmaster.api.store import records, schema
+from loadmaster.api.store.database import Database, transaction
 from loadmaster.api.store.records import Event, Job, Outcome, PackedDocument, State
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.models.documents import Document
 
 __all__ = ["Frontier", "Jobs", "NewJob", "NotFinalError", "QueueFullError"]
 
-ResultT = TypeVar("ResultT")
 # Ids in one query: databases take a limited number of parameters.
 _AT_ONCE = 500
 
@@ -61,9 +60,10 @@ class Jobs:
         max_queued: jobs that may wait.
     """
 
-    def __init__(self, database: schema.Database, max_queued: int) -> None:
+    def __init__(self, database: Database, max_queued: int) -> None:
         self._database, self._max_queued = database, max_queued
 
+    @transaction
     def submit(
         self,
         new: NewJob,
@@ -80,15 +80,13 @@ class Jobs:
             QueueFullError: too many wait.
         """
         packed = records.pack(problem)
-
-        def insert(connection: Connection) -> Job:
+        with self._database.write() as connection:
             job_id = _by_key(connection, schema.job, idempotency_key, request_sha256)
             if job_id is None:
                 job_id = self._insert(connection, new, packed, labels, request_sha256, idempotency_key, None)
             return records.require_job(connection, job_id)
 
-        return self._retry_on_race(insert)
-
+    @transaction
     def submit_frontier(
         self,
         points: Sequence[NewJob],
@@ -105,8 +103,7 @@ class Jobs:
             QueueFullError: too many wait.
         """
         packed = records.pack(problem)
-
-        def insert(connection: Connection) -> Frontier:
+        with self._database.write() as connection:
             known = _by_key(connection, schema.frontier, idempotency_key, request_sha256)
             if known is None:
                 known = schema.new_id("frontier")
@@ -122,8 +119,6 @@ class Jobs:
                 for point in points:
                     self._insert(connection, point, packed, labels, request_sha256, None, known)
             return _frontier(connection, known)
-
-        return self._retry_on_race(insert)
 
     def get(self, job_id: str) -> Job | None:
         """The job, or None for an id that is not known."""
@@ -190,6 +185,7 @@ class Jobs:
         with self._database.read() as connection:
             return [Event(*row) for row in connection.execute(query)]
 
+    @transaction
     def cancel(self, job_id: str) -> Job | None:
         """Cancel a queued job at once, ask the worker of a running one to stop; nothing happens to a final one."""
         with self._database.write() as connection:
@@ -203,6 +199,7 @@ class Jobs:
                 records.append_event(connection, job_id, "state", {"state": "running", "cancel_requested": True})
             return records.get_job(connection, job_id)
 
+    @transaction
     def purge(self, job_id: str) -> bool:
         """Remove a final job, its events, and its documents unless other jobs use them; False if not known.
 
@@ -218,7 +215,11 @@ class Jobs:
             for table in (schema.event, schema.label):
                 connection.execute(sa.delete(table).where(table.c.job_id == job_id))
             connection.execute(sa.delete(schema.job).where(schema.job.c.id == job_id))
-            for key in {job.problem_sha256, job.plan_sha256} - {None}:
+            # What two jobs share is locked before it is asked for users: of two that are purged at the same time, the
+            # second must see that the first is gone.
+            records.lock(connection, schema.frontier.c.id, job.frontier_id)
+            for key in filter(None, (job.problem_sha256, job.plan_sha256)):
+                records.lock(connection, schema.document.c.sha256, key)
                 users = sa.select(schema.job.c.id).where(
                     sa.or_(schema.job.c.problem_sha256 == key, schema.job.c.plan_sha256 == key)
                 )
@@ -275,16 +276,6 @@ class Jobs:
         waiting = sa.select(sa.func.count()).where(schema.job.c.state == State.QUEUED.value)
         if connection.execute(waiting).scalar_one() > self._max_queued:
             raise QueueFullError(f"{self._max_queued} jobs wait already, and no more may. Send it again later.")
-
-    def _retry_on_race(self, insert: Callable[[Connection], ResultT]) -> ResultT:
-        # Databases that let several transactions write at a time find equal keys only at the insert: the second
-        # attempt then sees what the other one wrote.
-        try:
-            with self._database.write() as connection:
-                return insert(connection)
-        except IntegrityError:
-            with self._database.write() as connection:
-                return insert(connection)
 
 
 def _by_key(connection: Connection, table: sa.Table, key: str | None, request_sha256: str) -> str | None:
