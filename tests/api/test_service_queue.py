@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-import sqlite3
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -18,7 +16,6 @@ from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs, NewJob
 from loadmaster.api.store.queue import Beat, Queue
 from loadmaster.api.store.records import State
-from loadmaster.errors import InputError
 
 PLAN = {"status": "optimal", "objective": 1.0, "bound": 1.0, "gap": 0.0, "unit": "us"}
 
