@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sqlite3
+import time
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -11,6 +13,8 @@ from sqlalchemy.engine import Connection, Engine
 from loadmaster.errors import InputError
 
 __all__ = ["engines", "lock_schema"]
+
+_PAUSE_S = 0.01
 
 
 def engines(url: sa.URL, wait_s: float) -> tuple[Engine, Engine]:
@@ -27,8 +31,9 @@ def engines(url: sa.URL, wait_s: float) -> tuple[Engine, Engine]:
         # The driver must not open transactions of its own: _begin does.
         connection.isolation_level = None  # type: ignore[attr-defined]
         cursor = connection.cursor()  # type: ignore[attr-defined]
-        wait = f"busy_timeout={math.ceil(1000 * wait_s)}"
-        for pragma in (wait, "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA busy_timeout={math.ceil(1000 * wait_s)}")
+        _log_ahead(cursor, wait_s)
+        for pragma in ("synchronous=NORMAL", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
@@ -43,6 +48,19 @@ def engines(url: sa.URL, wait_s: float) -> tuple[Engine, Engine]:
 
 def lock_schema(connection: Connection) -> None:
     """A transaction that writes keeps all others out already."""
+
+
+def _log_ahead(cursor: sqlite3.Cursor, wait_s: float) -> None:
+    """Use the write-ahead log. Of several that open a new file at once SQLite refuses some, without waiting."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSE_S)
 
 
 def _expect_file(url: sa.URL) -> None:
