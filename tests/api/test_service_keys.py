@@ -18,8 +18,8 @@ from sqlalchemy.exc import OperationalError
 from loadmaster.api.serve import make_server
 from loadmaster.api.server.app import create_app
 from loadmaster.api.settings import Settings
+from loadmaster.api.store.database import Database
 from loadmaster.api.store.keys import Keys, Scope
-from loadmaster.api.store.schema import Database
 from loadmaster.errors import InputError
 
 GOOD = {"problem": problem()}

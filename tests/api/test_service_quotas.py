@@ -12,15 +12,15 @@ import pytest
 import sqlalchemy as sa
 from fake_planner import problem
 from fastapi import FastAPI
+from private_postgresql import each_database_url
 
 from loadmaster.api.server.app import create_app
 from loadmaster.api.settings import Settings
-from loadmaster.api.store import schema
+from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs, NewJob, QuotaError
 from loadmaster.api.store.keys import Keys, Scope
 from loadmaster.api.store.queue import Queue
 from loadmaster.api.store.records import State
-from loadmaster.api.store.schema import Database
 
 PLAN = {"status": "optimal", "objective": 1.0, "bound": 1.0, "gap": 0.0, "unit": "us"}
 
@@ -31,9 +31,7 @@ def app(make_settings: Callable[..., Settings]) -> FastAPI:
     return create_app(make_settings(keys="required"))
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'queue.db'}"
+url = each_database_url
 
 
 class Store:
@@ -181,31 +179,6 @@ def test_quotas_hold_for_many_at_once(url: str) -> None:
     while (who := store.claim()) is not None:
         claimed.append(who)
     assert claimed == ["ann"] * 3
-
-
-def test_a_database_from_before_there_were_keys_gets_them(tmp_path: Path) -> None:
-    """Jobs of that day stay, without an owner."""
-    path = tmp_path / "old.db"
-    store = Store(f"sqlite:///{path}")
-    job_id = store.submit(None)
-    store.database.close()
-    with sqlite3.connect(path) as old:
-        for statement in (
-            "DROP TABLE api_key",
-            "DROP INDEX job_by_owner",
-            "DROP INDEX job_by_state_and_owner",
-            "ALTER TABLE job DROP COLUMN owner",
-            "CREATE INDEX job_by_state ON job (state, id, cache_key)",
-        ):
-            old.execute(statement)
-    again = Store(f"sqlite:///{path}")
-    found = again.jobs.get(job_id)
-    assert found is not None and found.owner is None
-    again.keys.add("ann", Scope.SUBMIT, max_running=1)
-    again.submit("ann")
-    assert [again.claim(), again.claim(), again.claim()] == ["-", "ann", None]
-    indexes = {str(index["name"]) for index in sa.inspect(again.database.engine).get_indexes(schema.job.name)}
-    assert "job_by_state" not in indexes and "job_by_state_and_owner" in indexes
 
 
 def test_who_waits_for_a_quota_hardly_holds_up_the_others(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from running_service import alive, pids, wait_until
 
 from loadmaster.api.planning import load_planner
 from loadmaster.api.settings import Settings
+from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs, NewJob
 from loadmaster.api.store.queue import Queue
 from loadmaster.api.store.records import Job, State
-from loadmaster.api.store.schema import Database
 from loadmaster.api.worker.process import Message
 from loadmaster.api.worker.worker import Worker
 

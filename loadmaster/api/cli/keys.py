@@ -45,8 +45,8 @@ def keys_arguments(keys: argparse.ArgumentParser) -> None:
 @contextmanager
 def _keys(arguments: argparse.Namespace) -> Iterator[Keys]:
     from loadmaster.api.settings import Settings
+    from loadmaster.api.store.database import Database
     from loadmaster.api.store.keys import Keys
-    from loadmaster.api.store.schema import Database
 
     database = Database(Settings.from_environment(database_url=arguments.database_url).database_url)
     try:

@@ -19,10 +19,10 @@ from loadmaster.api.server.news import News
 from loadmaster.api.server.readiness import Readiness
 from loadmaster.api.server.security import HostCheck
 from loadmaster.api.settings import Settings
+from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs
 from loadmaster.api.store.keys import Keys
 from loadmaster.api.store.queue import Queue
-from loadmaster.api.store.schema import Database
 from loadmaster.api.worker.supervisor import Supervisor
 
 __all__ = ["DESCRIPTION", "create_app"]

@@ -14,11 +14,11 @@ from loadmaster.api.server.news import News
 from loadmaster.api.server.problems import not_found
 from loadmaster.api.server.readiness import Readiness
 from loadmaster.api.settings import Settings
+from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs
 from loadmaster.api.store.keys import Keys
 from loadmaster.api.store.queue import Queue
 from loadmaster.api.store.records import Job
-from loadmaster.api.store.schema import Database
 
 __all__ = ["JobDep", "OwnJobDep", "PlanId", "Service", "ServiceDep", "existing_job", "service"]
 

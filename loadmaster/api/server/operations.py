@@ -9,7 +9,7 @@ from loadmaster.api.documents import HardwareList, Health, SolverList, SolverRes
 from loadmaster.api.server.context import ServiceDep
 from loadmaster.api.settings import Settings
 from loadmaster.api.store import figures
-from loadmaster.api.store.schema import Database
+from loadmaster.api.store.database import Database
 from loadmaster.models.hardware import catalogue
 from loadmaster.solvers import registry
 
@@ -34,7 +34,7 @@ async def readyz(service: ServiceDep, response: Response) -> Health:
 def look(database: Database, settings: Settings) -> dict[str, str]:
     """What is asked of the store to know whether the service is ready. May wait for others who write."""
     try:
-        found = figures.read(database, seen_within_s=settings.lease_s)
+        found = figures.read(database)
         takes_writes = database.takes_writes()
     except SQLAlchemyError:
         return {"database": "does not answer"}

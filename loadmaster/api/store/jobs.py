@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError
 
 from loadmaster.api.store import keys, records, schema
+from loadmaster.api.store.database import Database, transaction
 from loadmaster.api.store.keys import Owner
 from loadmaster.api.store.records import Event, Job, Outcome, PackedDocument, State
 from loadmaster.errors import InputError, LoadmasterError
@@ -20,7 +20,6 @@ from loadmaster.models.documents import Document
 
 __all__ = ["Frontier", "Jobs", "NewJob", "NotFinalError", "QueueFullError", "QuotaError"]
 
-ResultT = TypeVar("ResultT")
 # Ids in one query: databases take a limited number of parameters.
 _AT_ONCE = 500
 
@@ -67,9 +66,10 @@ class Jobs:
         max_queued: jobs that may wait.
     """
 
-    def __init__(self, database: schema.Database, max_queued: int) -> None:
+    def __init__(self, database: Database, max_queued: int) -> None:
         self._database, self._max_queued = database, max_queued
 
+    @transaction
     def submit(
         self,
         new: NewJob,
@@ -88,16 +88,14 @@ class Jobs:
             QuotaError: too many of this owner's wait.
         """
         packed = records.pack(problem)
-
-        def insert(connection: Connection) -> Job:
+        with self._database.write() as connection:
             job_id = _by_key(connection, schema.job, idempotency_key, owner, request_sha256)
             if job_id is None:
                 whose = keys.lock_owner(connection, owner)
                 job_id = self._insert(connection, new, packed, labels, request_sha256, idempotency_key, None, whose)
             return records.require_job(connection, job_id)
 
-        return self._retry_on_race(insert)
-
+    @transaction
     def submit_frontier(
         self,
         points: Sequence[NewJob],
@@ -116,8 +114,7 @@ class Jobs:
             QuotaError: too many of this owner's wait.
         """
         packed = records.pack(problem)
-
-        def insert(connection: Connection) -> Frontier:
+        with self._database.write() as connection:
             known = _by_key(connection, schema.frontier, idempotency_key, owner, request_sha256)
             if known is None:
                 known = schema.new_id("frontier")
@@ -134,8 +131,6 @@ class Jobs:
                 for point in points:
                     self._insert(connection, point, packed, labels, request_sha256, None, known, whose)
             return _frontier(connection, known)
-
-        return self._retry_on_race(insert)
 
     def get(self, job_id: str) -> Job | None:
         """The job, or None for an id that is not known."""
@@ -205,6 +200,7 @@ class Jobs:
         with self._database.read() as connection:
             return [Event(*row) for row in connection.execute(query)]
 
+    @transaction
     def cancel(self, job_id: str) -> Job | None:
         """Cancel a queued job at once, ask the worker of a running one to stop; nothing happens to a final one."""
         with self._database.write() as connection:
@@ -218,6 +214,7 @@ class Jobs:
                 records.append_event(connection, job_id, "state", {"state": "running", "cancel_requested": True})
             return records.get_job(connection, job_id)
 
+    @transaction
     def purge(self, job_id: str) -> bool:
         """Remove a final job, its events, and its documents unless other jobs use them; False if not known.
 
@@ -233,7 +230,11 @@ class Jobs:
             for table in (schema.event, schema.label):
                 connection.execute(sa.delete(table).where(table.c.job_id == job_id))
             connection.execute(sa.delete(schema.job).where(schema.job.c.id == job_id))
-            for key in {job.problem_sha256, job.plan_sha256} - {None}:
+            # What two jobs share is locked before it is asked for users: of two that are purged at the same time, the
+            # second must see that the first is gone.
+            records.lock(connection, schema.frontier.c.id, job.frontier_id)
+            for key in filter(None, (job.problem_sha256, job.plan_sha256)):
+                records.lock(connection, schema.document.c.sha256, key)
                 users = sa.select(schema.job.c.id).where(
                     sa.or_(schema.job.c.problem_sha256 == key, schema.job.c.plan_sha256 == key)
                 )
@@ -297,16 +298,6 @@ class Jobs:
                 f"{owner.name} may have {owner.max_queued} jobs that wait, and there is no room for what was sent. "
                 "Send it again when some are done, or cancel some."
             )
-
-    def _retry_on_race(self, insert: Callable[[Connection], ResultT]) -> ResultT:
-        # Databases that let several transactions write at a time find equal keys only at the insert: the second
-        # attempt then sees what the other one wrote.
-        try:
-            with self._database.write() as connection:
-                return insert(connection)
-        except IntegrityError:
-            with self._database.write() as connection:
-                return insert(connection)
 
 
 def _of_owner(idempotency_key: str | None, owner: str | None) -> str | None:

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from loadmaster.api.store import schema
+from loadmaster.api.store.database import Database, transaction
 from loadmaster.api.store.records import State
 from loadmaster.errors import InputError
 
@@ -82,9 +83,10 @@ class Owner:
 class Keys:
     """The keys of a service. Safe to call from any thread and any number of processes."""
 
-    def __init__(self, database: schema.Database) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
 
+    @transaction
     def add(self, name: str, scope: Scope, *, max_queued: int | None = None, max_running: int | None = None) -> str:
         """Make a key and return its secret, which nothing can show again.
 
@@ -125,6 +127,7 @@ class Keys:
         with self._database.read() as connection:
             return [Key.from_row(row) for row in connection.execute(query)]
 
+    @transaction
     def revoke(self, name: str) -> None:
         """Let a key open nothing any more, on every server and at once. Its jobs and their quotas stay.
 

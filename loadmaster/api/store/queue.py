@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from loadmaster.api.store import keys, records, schema
+from loadmaster.api.store.database import Database, transaction
 from loadmaster.api.store.records import Job, Outcome, State
 from loadmaster.models.documents import Document
 
@@ -67,12 +68,13 @@ class Queue:
         max_attempts: a job that has been started this often is not started again: it fails.
     """
 
-    def __init__(self, database: schema.Database, *, lease_s: float, max_attempts: int) -> None:
+    def __init__(self, database: Database, *, lease_s: float, max_attempts: int) -> None:
         self._database = database
         self._lease_s = lease_s
         self._max_attempts = max_attempts
-        self._silence = Silence(lease_s)
+        self._silent_jobs, self._silent_workers = Silence(lease_s), Silence(lease_s)
 
+    @transaction
     def claim(self, owner: str) -> Job | None:
         """Lease the oldest job that waits and may run, or None.
 
@@ -105,7 +107,7 @@ class Queue:
                 .values(
                     state=State.RUNNING.value,
                     lease_owner=owner,
-                    lease_beats=_ONE_MORE,
+                    lease_beats=_JOB_BEATS[1] + 1,
                     attempts=schema.job.c.attempts + 1,
                     started_at=time.time(),
                 )
@@ -123,13 +125,14 @@ class Queue:
                 records.append_event(connection, job_id, "state", data)
             return records.require_job(connection, job_id)
 
+    @transaction
     def beat(self, job_id: str, owner: str) -> Beat:
         """Renew the lease."""
         with self._database.write() as connection:
             asked = connection.execute(
                 sa.update(schema.job)
                 .where(*_owned(job_id, owner))
-                .values(lease_beats=_ONE_MORE)
+                .values(lease_beats=_JOB_BEATS[1] + 1)
                 .returning(schema.job.c.cancel_requested)
             ).scalar()
         return _beat(asked)
@@ -140,6 +143,7 @@ class Queue:
             asked = connection.execute(sa.select(schema.job.c.cancel_requested).where(*_owned(job_id, owner))).scalar()
         return _beat(asked)
 
+    @transaction
     def record(self, job_id: str, owner: str, events: Iterable[tuple[str, Mapping[str, Any]]]) -> bool:
         """Write events (type, data) of a running job; the last progress or incumbent sets its figures.
 
@@ -160,6 +164,7 @@ class Queue:
         with self._database.read() as connection:
             return records.get_document(connection, job.problem_sha256)
 
+    @transaction
     def finish(
         self, job_id: str, owner: str, state: State, plan: Document | None = None, error: Document | None = None
     ) -> bool:
@@ -170,6 +175,7 @@ class Queue:
             records.finish(connection, records.require_job(connection, job_id), Outcome(state, plan, error))
             return True
 
+    @transaction
     def release(self, job_id: str, owner: str) -> None:
         """Give a job back unharmed, because its worker stops: the start does not count as an attempt."""
         with self._database.write() as connection:
@@ -180,6 +186,7 @@ class Queue:
                 else:
                     self._requeue(connection, job, "its worker was stopped", attempts=job.attempts - 1)
 
+    @transaction
     def give_up(self, job_id: str, owner: str, reason: str) -> None:
         """The job's process crashed: back to the queue, or failed if it has been tried often enough."""
         with self._database.write() as connection:
@@ -191,33 +198,38 @@ class Queue:
         return self._reclaim(schema.job.c.lease_owner == owner, "its worker died")
 
     def reclaim(self) -> int:
-        """Take back jobs whose workers were silent for longer than a lease, as far as this process saw: how many."""
-        beats = sa.func.coalesce(schema.job.c.lease_beats, 0)
-        running = sa.select(schema.job.c.id, beats).where(schema.job.c.state == State.RUNNING.value)
+        """Take back the jobs, and forget the workers, that were silent for longer than a lease, as far as this process
+        saw. Returns how many jobs.
+        """
         with self._database.read() as connection:
-            counts = {str(job_id): int(count) for job_id, count in connection.execute(running)}
-        silent = self._silence.over(counts)
-        if not silent:
+            jobs = _counts(connection, _JOB_BEATS, schema.job.c.state == State.RUNNING.value)
+            workers = _counts(connection, _WORKER_BEATS)
+        silent_workers, silent_jobs = self._silent_workers.over(workers), self._silent_jobs.over(jobs)
+        if silent_workers:
+            self._forget(_unchanged(_WORKER_BEATS, workers, silent_workers))
+        if not silent_jobs:
             return 0
-        # One that was heard of since then is left.
-        whose = sa.or_(*(sa.and_(schema.job.c.id == job_id, beats == counts[job_id]) for job_id in silent))
-        return self._reclaim(whose, "its worker fell silent")
+        return self._reclaim(_unchanged(_JOB_BEATS, jobs, silent_jobs), "its worker fell silent")
 
+    @transaction
     def seen(self, owner: str) -> None:
-        """Note that a worker is alive; forget those that have not been for long."""
+        """Note that a worker is alive."""
         columns = schema.worker.c
         with self._database.write() as connection:
-            now = time.time()
-            updated = connection.execute(sa.update(schema.worker).where(columns.id == owner).values(seen_at=now))
-            if updated.rowcount == 0:
-                connection.execute(sa.insert(schema.worker).values(id=owner, seen_at=now))
-            connection.execute(sa.delete(schema.worker).where(columns.seen_at < now - 10 * self._lease_s))
+            more = sa.update(schema.worker).where(columns.id == owner).values(beats=columns.beats + 1)
+            if connection.execute(more).rowcount == 0:
+                connection.execute(sa.insert(schema.worker).values(id=owner, beats=1))
 
     def gone(self, owner: str) -> None:
         """Note that a worker has ended."""
-        with self._database.write() as connection:
-            connection.execute(sa.delete(schema.worker).where(schema.worker.c.id == owner))
+        self._forget(schema.worker.c.id == owner)
 
+    @transaction
+    def _forget(self, which: sa.ColumnElement[bool]) -> None:
+        with self._database.write() as connection:
+            connection.execute(sa.delete(schema.worker).where(which))
+
+    @transaction
     def _reclaim(self, whose: sa.ColumnElement[bool], reason: str) -> int:
         stale = sa.select(schema.job).where(schema.job.c.state == State.RUNNING.value, whose)
         with self._database.read() as connection:
@@ -265,7 +277,20 @@ def _expect_within_quota(connection: Connection, job: Job) -> None:
         raise _QuotaError
 
 
-_ONE_MORE = sa.func.coalesce(schema.job.c.lease_beats, 0) + 1
+# By what name, and how far, heartbeats are counted.
+_Counted = tuple[sa.ColumnElement[str], sa.ColumnElement[int]]
+_JOB_BEATS: _Counted = (schema.job.c.id, sa.func.coalesce(schema.job.c.lease_beats, 0))
+_WORKER_BEATS: _Counted = (schema.worker.c.id, schema.worker.c.beats)
+
+
+def _counts(connection: Connection, counted: _Counted, *which: sa.ColumnElement[bool]) -> dict[str, int]:
+    return {name: count for name, count in connection.execute(sa.select(*counted).where(*which))}
+
+
+def _unchanged(counted: _Counted, counts: Mapping[str, int], names: Iterable[str]) -> sa.ColumnElement[bool]:
+    """Those of these names whose counts are still the same: any other was heard of since then."""
+    name, beats = counted
+    return sa.or_(*(sa.and_(name == one, beats == counts[one]) for one in names))
 
 
 def _owned(job_id: str, owner: str) -> tuple[sa.ColumnElement[bool], ...]:

@@ -10,8 +10,8 @@ import pytest
 from running_service import RunningService
 
 from loadmaster.api.cli import app
+from loadmaster.api.store.database import Database
 from loadmaster.api.store.keys import Keys
-from loadmaster.api.store.schema import Database
 from loadmaster.models.memory.presets import chain
 
 MEGABYTE = 1_000_000

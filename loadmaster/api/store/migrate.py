@@ -1,0 +1,39 @@
+"""Brings a database to the schema of this release, step by step: Alembic runs what ``migrations/versions`` holds."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy.engine import Connection
+
+__all__ = ["configured", "unknown_revision", "upgrade"]
+
+_FOLDER = Path(__file__).parent / "migrations"
+# Alembic hands the steps their connection in a variable of the whole process.
+_one_at_a_time = threading.Lock()
+
+
+def configured(connection: Connection) -> Config:
+    """Alembic's settings for this connection."""
+    config = Config()
+    config.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+def unknown_revision(connection: Connection) -> str | None:
+    """The revision of a database that a later release wrote; None: this one can use it."""
+    known = {script.revision for script in ScriptDirectory(str(_FOLDER)).walk_revisions()}
+    found = MigrationContext.configure(connection).get_current_heads()
+    return next((revision for revision in found if revision not in known), None)
+
+
+def upgrade(connection: Connection) -> None:
+    """Run the steps that the database lacks, in the caller's transaction."""
+    with _one_at_a_time:
+        command.upgrade(configured(connection), "head")
