@@ -60,7 +60,7 @@ def create_app(settings: Settings) -> FastAPI:
         version=metadata.version("loadmaster"),
         description=DESCRIPTION,
         lifespan=lifespan,
-        # The usual page of the interface loads its scripts from elsewhere; /openapi.json is the same, and offline.
+        # The usual page of the interface loads its scripts from elsewhere; ours is among the pages.
         docs_url=None,
         redoc_url=None,
     )
@@ -69,8 +69,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, timeout_s=settings.request_timeout_s)
     app.add_middleware(HostCheck, host=settings.host, names=settings.allowed_host_names)
     problems.install(app)
-    for module in (plans, events, exports, frontiers, operations, metrics, pages):
+    for module in (plans, events, exports, frontiers, operations, metrics):
         app.include_router(module.router)
+    pages.install(app)
     _describe_bodies(app)
     return app
 

@@ -84,6 +84,7 @@ def new_job(planning: Planning) -> NewJob:
         time_limit_s=planning.time_limit_s,
         limit=planning.limit,
         cache_key=planning.cache_key,
+        unit=planning.unit,
     )
 
 
@@ -125,19 +126,27 @@ def list_plans(
     limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = 50,
 ) -> PlanPage:
     """Plans, newest first."""
-    named: tuple[str, str] | None = None
-    if label is not None:
-        name, separator, value = label.partition(":")
-        if not separator:
-            raise InputError("query.label", label, "has no colon", "Give label=name:value.")
-        named = (name, value)
     # One more than asked for tells whether there is another page.
-    jobs = service.jobs.latest(state=state, kind=kind, label=named, before=cursor, limit=limit + 1)
+    jobs = service.jobs.latest(state=state, kind=kind, label=label_filter(label), before=cursor, limit=limit + 1)
     following = None
     if len(jobs) > limit:
         filters = {"state": state, "kind": kind, "label": label, "limit": limit, "cursor": jobs[limit - 1].id}
         following = "/v1/plans?" + urlencode({name: value for name, value in filters.items() if value is not None})
     return PlanPage(plans=[plan_resource(job) for job in jobs[:limit]], next=following)
+
+
+def label_filter(label: str | None) -> tuple[str, str] | None:
+    """``name:value`` as name and value.
+
+    Raises:
+        InputError: there is no colon.
+    """
+    if label is None:
+        return None
+    name, separator, value = label.partition(":")
+    if not separator:
+        raise InputError("query.label", label, "has no colon", "Give label=name:value.")
+    return name, value
 
 
 @router.get(

@@ -1,0 +1,29 @@
+"""The pages at ``/``, for a person with a browser: jobs, plans, comparisons, frontiers, hardware, the interface.
+
+They are rendered here and read without a script. With one, those that show something under way bring themselves up to
+date (htmx). Nothing is loaded from anywhere else, so that they work offline.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Response
+from starlette.staticfiles import StaticFiles
+
+from loadmaster.api.report.page import style
+from loadmaster.api.server.pages import catalogue, compare, frontier, job, jobs, plan, reference
+from loadmaster.api.server.pages.frame import STATIC
+
+__all__ = ["install"]
+
+
+def install(app: FastAPI) -> None:
+    """Add the pages to the service."""
+    for module in (jobs, job, plan, compare, frontier, catalogue, reference):
+        app.include_router(module.router)
+    # The colours of reports, and what is made of their pieces, are in one place.
+    app.add_api_route("/static/report.css", _report_css, include_in_schema=False)
+    app.mount("/static", StaticFiles(directory=STATIC))
+
+
+def _report_css() -> Response:
+    return Response(style(), media_type="text/css")
