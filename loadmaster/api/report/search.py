@@ -12,6 +12,7 @@ from loadmaster.api.report.picture import Picture
 from loadmaster.models.units import byte_scale
 
 _LEAST_S = 1.0
+At = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -29,52 +30,49 @@ def search_picture(points: Sequence[SearchPoint], unit: str) -> Picture | None:
     Args:
         points: in order of time; the last says where the curves end.
     """
-    known = _carried(points)
-    values = [value for p in known for value in (p.objective, p.bound) if value is not None]
+    plans = _steps([(p.seconds, p.objective) for p in points])
+    bounds = _steps([(p.seconds, p.bound) for p in points])
+    values = [value for _, value in (*plans, *bounds)]
     if not values:
         return None
     factor, unit = _scale(max(values), unit)
     low, high = min(values) / factor, max(values) / factor
     pad = (high - low or abs(high) or 1.0) * 0.12
-    chart = Chart((0.0, max(_LEAST_S, known[-1].seconds)), (low - pad, high + pad), height=300, left=84)
+    chart = Chart((0.0, max(_LEAST_S, points[-1].seconds)), (low - pad, high + pad), height=300, left=84)
     chart.axes("seconds", unit)
-    for before, after in pairwise(known):
-        if before.objective is None or before.bound is None:
-            continue
-        left, right = chart.px(before.seconds), chart.px(after.seconds)
-        top, bottom = chart.py(before.objective / factor), chart.py(before.bound / factor)
-        chart.add(
-            f'<rect x="{left}" y="{min(top, bottom)}" width="{right - left:.2f}" height="{abs(bottom - top):.2f}" '
-            'fill="var(--band)"/>'
-        )
-    _steps(chart, [(p.seconds, p.bound) for p in known], factor, "reference")
-    _steps(chart, [(p.seconds, p.objective) for p in known], factor, "plan")
-    last = known[-1]
-    legend = [("plan", "best plan found")] if last.objective is not None else []
-    legend += [("reference", "proved bound")] if last.bound is not None else []
-    words = f"Best plan and proved bound over {last.seconds:.0f} seconds, in {unit}"
+
+    def line(steps: Sequence[At]) -> str:
+        return "L".join(f"{chart.px(seconds)} {chart.py(value / factor)}" for seconds, value in steps)
+
+    if plans and bounds:
+        both_s = max(plans[0][0], bounds[0][0])
+        above, below = _since(plans, both_s), _since(bounds, both_s)
+        chart.add(f'<path d="M{line(above)}L{line(below[::-1])}Z" fill="var(--band)"/>')
+    legend: list[tuple[str, str]] = []
+    for steps, colour, words in ((bounds, "reference", "proved bound"), (plans, "plan", "best plan found")):
+        if steps:
+            chart.add(f'<path d="M{line(steps)}" fill="none" stroke="var(--{colour})" stroke-width="2"/>')
+            legend.insert(0, (colour, words))
+    words = f"Best plan and proved bound over {points[-1].seconds:.0f} seconds, in {unit}"
     return Picture(chart.drawing(words), heading="The search", legend=legend)
 
 
-def _carried(points: Sequence[SearchPoint]) -> list[SearchPoint]:
-    found: list[SearchPoint] = []
-    objective = bound = None
-    for point in points:
-        objective = point.objective if point.objective is not None else objective
-        bound = point.bound if point.bound is not None else bound
-        found.append(SearchPoint(point.seconds, objective, bound))
-    return found
+def _steps(points: Sequence[tuple[float, float | None]]) -> list[At]:
+    """The corners of a line that stays until the next value is there, to the time of the last point."""
+    known = [(seconds, value) for seconds, value in points if value is not None]
+    if not known:
+        return []
+    corners = known[:1]
+    for (_, before), (seconds, value) in pairwise(known):
+        if value != before:
+            corners += [(seconds, before), (seconds, value)]
+    return [*corners, (points[-1][0], known[-1][1])]
 
 
-def _steps(chart: Chart, points: Sequence[tuple[float, float | None]], factor: float, colour: str) -> None:
-    """A line that stays until the next value is there."""
-    path = ""
-    for seconds, value in points:
-        if value is not None:
-            x, y = chart.px(seconds), chart.py(value / factor)
-            path += f"H{x}V{y}" if path else f"M{x} {y}"
-    if path:
-        chart.add(f'<path d="{path}" fill="none" stroke="var(--{colour})" stroke-width="2"/>')
+def _since(corners: Sequence[At], start_s: float) -> list[At]:
+    """The part of such a line from a time on at which it is there."""
+    begun = [value for seconds, value in corners if seconds <= start_s]
+    return [(start_s, begun[-1]), *(corner for corner in corners if corner[0] > start_s)]
 
 
 def _scale(largest: float, unit: str) -> tuple[float, str]:
