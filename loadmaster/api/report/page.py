@@ -39,7 +39,7 @@ th { color: var(--quiet); font-weight: 500; text-align: left; } th, td { padding
 .worded svg { min-width: 46rem; }
 @media (max-width: 40rem) { body { margin: 1.2rem auto; padding: 0 .9rem; } h1 { font-size: 1.25rem; }
   dl.facts { grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: .8rem 1rem; }
-  td, th { padding-right: .9rem; } }
+  td, th { padding-right: .9rem; } .scroll td { white-space: nowrap; } }
 footer { margin-top: 3rem; font-size: .82rem; }
 @media print { body { margin: 0; max-width: none; } }
 """
