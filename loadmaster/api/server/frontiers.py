@@ -59,7 +59,7 @@ def submit_frontier(service: ServiceDep, body: BodyDep, idempotency_key: Idempot
 @router.get("/v1/frontiers/{frontier_id}", response_model=FrontierResource, responses=problem_answers(404, 422))
 def show_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
     """The points so far."""
-    return _frontier_response(_existing(service, frontier_id))
+    return _frontier_response(existing_frontier(service, frontier_id))
 
 
 @router.post(
@@ -70,9 +70,18 @@ def show_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
 )
 def cancel_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
     """Cancel all its plans; what was found is kept."""
-    for job in _existing(service, frontier_id).jobs:
+    return _frontier_response(cancel_all(service, frontier_id), status=202)
+
+
+def cancel_all(service: Service, frontier_id: str) -> Frontier:
+    """Cancel the jobs of a frontier; where they stand then.
+
+    Raises:
+        Refusal: 404.
+    """
+    for job in existing_frontier(service, frontier_id).jobs:
         service.jobs.cancel(job.id)
-    return _frontier_response(_existing(service, frontier_id), status=202)
+    return existing_frontier(service, frontier_id)
 
 
 def _limits(request: FrontierRequest) -> tuple[str, list[int | str]]:
@@ -99,7 +108,12 @@ def _limits(request: FrontierRequest) -> tuple[str, list[int | str]]:
     return option, values
 
 
-def _existing(service: Service, frontier_id: str) -> Frontier:
+def existing_frontier(service: Service, frontier_id: str) -> Frontier:
+    """The frontier of that id.
+
+    Raises:
+        Refusal: 404.
+    """
     frontier = service.jobs.get_frontier(frontier_id)
     if frontier is None:
         raise not_found("frontier", frontier_id)
