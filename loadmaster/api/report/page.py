@@ -21,7 +21,7 @@ h2 { font-size: 1.05rem; font-weight: 600; margin: 2.2rem 0 .5rem; }
 p.lead, figcaption, footer { color: var(--quiet); }
 p.lead { margin: 0 0 1.4rem; }
 figure { margin: 0; } figcaption { font-size: .87rem; margin-top: .3rem; }
-svg { display: block; width: 100%; height: auto; overflow: visible; }
+figure svg, .key svg { display: block; width: 100%; height: auto; }
 svg text { fill: var(--quiet); font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 svg .strong { fill: var(--ink); font-weight: 600; }
 dl.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .9rem 1.6rem;
@@ -46,7 +46,7 @@ footer { margin-top: 3rem; font-size: .82rem; }
 
 
 def style() -> str:
-    """The style sheet of reports."""
+    """The style sheet of reports: all that they have of styles."""
     return css() + _STYLE + words_css("svg")
 
 

@@ -49,8 +49,10 @@ class Drawing:
 
     def svg(self) -> str:
         """As a part of a page."""
+        # What is in an image is not read out, and could not be followed.
+        role = "group" if "<a " in self.markup else "img"
         return (
-            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(self.description)}" '
+            f'<svg viewBox="0 0 {self.width} {self.height}" role="{role}" aria-label="{escape(self.description)}" '
             f'xmlns="http://www.w3.org/2000/svg">\n{self.markup}\n</svg>'
         )
 
