@@ -167,7 +167,9 @@ async def test_a_final_job_is_not_asked_for_again(http: httpx.AsyncClient, worke
 
 async def test_a_form_cancels(http: httpx.AsyncClient) -> None:
     job_id = await submit(http)
-    page = (await http.get(f"/jobs/{job_id}")).text
+    asked = f"/jobs/{job_id}/cancel"
+    assert asked in links(await http.get(f"/jobs/{job_id}"))
+    page = (await http.get(asked)).text
     (action,) = re.findall(r'<form class="row" action="([^"]+)" method="post">', page)
     refused = await http.post(action, headers={"Origin": "https://attacker.example"})
     assert refused.status_code == 403

@@ -28,6 +28,19 @@ def frontier_page(service: ServiceDep, frontier_id: FrontierId) -> HTMLResponse:
     return render("frontier.html", **_words(existing_frontier(service, frontier_id)))
 
 
+@router.get("/frontiers/{frontier_id}/cancel")
+def whether_to_cancel(service: ServiceDep, frontier_id: FrontierId) -> HTMLResponse:
+    """Asks."""
+    frontier = existing_frontier(service, frontier_id)
+    return render(
+        "cancel.html",
+        name=f"the frontier of {frontier.jobs[0].name}",
+        what="Points that are done stay. Of the others the best plans found so far are kept.",
+        address=f"/frontiers/{frontier.id}",
+        button="Cancel the frontier",
+    )
+
+
 @router.post("/frontiers/{frontier_id}/cancel")
 def cancel_frontier(service: ServiceDep, frontier_id: FrontierId) -> RedirectResponse:
     """Cancel its jobs, and back to the page."""

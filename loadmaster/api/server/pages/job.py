@@ -44,6 +44,18 @@ def job_log(service: ServiceDep, job: JobDep) -> HTMLResponse:
     return render("log.html", job=job_words(job), log=[event.data["line"] for event in events])
 
 
+@router.get("/jobs/{plan_id}/cancel")
+def whether_to_cancel(job: JobDep) -> HTMLResponse:
+    """Asks, on a page of its own: that needs no script, and nothing that comes meanwhile closes it."""
+    return render(
+        "cancel.html",
+        name=job.name,
+        what="The best plan found so far is kept, if there is one. The search cannot be taken up again.",
+        address=f"/jobs/{job.id}",
+        button="Cancel the job",
+    )
+
+
 @router.post("/jobs/{plan_id}/cancel")
 def cancel_job(service: ServiceDep, plan_id: PlanId) -> RedirectResponse:
     """Cancel, and back to the page of the job."""
