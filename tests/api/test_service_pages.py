@@ -246,6 +246,7 @@ async def test_two_plans_are_compared(http: httpx.AsyncClient, app: FastAPI) -> 
 async def test_points_of_a_frontier_lead_to_their_plans(http: httpx.AsyncClient, app: FastAPI) -> None:
     frontier = frontier_of(app, 7, 8)
     address = f"/frontiers/{frontier.id}"
+    assert (await http.get(f"/v1/plans/{frontier.jobs[0].id}")).json()["unit"] == "us"
     early = await http.get(address)
     assert "0 of 2 points are done" in early.text and "<svg" not in early.text
     document = chain(6, MEGABYTE)
