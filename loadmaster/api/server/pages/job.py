@@ -28,7 +28,7 @@ _POINTS = 500
 def job_page(service: ServiceDep, job: JobDep) -> HTMLResponse:
     """Everything about a job but its plan."""
     options = [(name, value) for name, value in job.options.items() if value is not None]
-    return render("job.html", options=options, labels=list(job.labels.items()), **_live(service, job))
+    return render("job.html", options=options, **_live(service, job))
 
 
 @router.get("/jobs/{plan_id}/live")

@@ -21,6 +21,7 @@ class JobWords:
         state: ``cancelling`` of one that was told to stop and goes on.
         limit_name: what its kind calls the limit.
         ran: how long it ran, or has run so far.
+        labels: as they are filtered by.
         has_plan: whether there is a plan to open, be it the answer that none exists.
     """
 
@@ -40,6 +41,7 @@ class JobWords:
     ran: str
     has_plan: bool
     frontier_id: str
+    labels: tuple[str, ...]
 
 
 def job_words(job: Job) -> JobWords:
@@ -62,6 +64,7 @@ def job_words(job: Job) -> JobWords:
         ran="" if job.started_at is None else age((job.finished_at or time.time()) - job.started_at),
         has_plan=job.plan_sha256 is not None,
         frontier_id=job.frontier_id or "",
+        labels=tuple(f"{name}:{value}" for name, value in job.labels.items()),
     )
 
 
