@@ -150,3 +150,20 @@ async def test_a_new_key_of_the_same_name_owns_the_same_plans(
     assert (await callers["ann"].post(f"{plan}:cancel")).status_code == 401
     callers["ann"].headers["Authorization"] = f"Bearer {keys.add('ann', Scope.SUBMIT)}"
     assert (await callers["ann"].post(f"{plan}:cancel")).status_code == 202
+
+
+async def test_pages_show_owners_and_leave_others_plans_alone(callers: dict[str, httpx.AsyncClient]) -> None:
+    plan_id = (await submit(callers["ann"], "of ann")).rpartition("/")[2]
+    await submit(callers["bob"], "of bob")
+    frontier_id = (await callers["ann"].post("/v1/frontiers", json=SWEEP)).json()["id"]
+    listed = (await callers["eye"].get("/?owner=bob")).text
+    assert "of bob" in listed and "of ann" not in listed
+    assert "?owner=ann" in (await callers["eye"].get(f"/jobs/{plan_id}")).text
+    for page in (f"/jobs/{plan_id}", f"/frontiers/{frontier_id}"):
+        for name in ("bob", "eye"):
+            assert (await callers[name].post(f"{page}/cancel")).status_code == 403
+    assert (await callers["ann"].get(f"/v1/plans/{plan_id}")).json()["state"] == "queued"
+    assert (await callers["ann"].get(f"/v1/frontiers/{frontier_id}")).json()["state"] == "queued"
+    for page in (f"/jobs/{plan_id}", f"/frontiers/{frontier_id}"):
+        assert (await callers["ann"].post(f"{page}/cancel")).status_code == 303
+    assert (await callers["ann"].get(f"/v1/plans/{plan_id}")).json()["state"] == "cancelled"

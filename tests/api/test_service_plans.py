@@ -290,4 +290,4 @@ async def test_the_page_lists_plans_and_escapes_their_names(http: httpx.AsyncCli
     assert plan["id"] in page.text
     assert "succeeded" in page.text
     assert "&lt;script&gt;" in page.text
-    assert "<script" not in page.text
+    assert "<script>" not in page.text

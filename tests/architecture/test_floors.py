@@ -49,6 +49,8 @@ OUTSIDE = {
     "uvicorn": {"api"},
     "sqlalchemy": {"api"},
     "prometheus_client": {"api"},
+    "jinja2": {"api"},
+    "markupsafe": {"api"},
     "httpx": {"api"},
     "shtab": {"api"},
     "anyio": {"api"},

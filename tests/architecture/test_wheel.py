@@ -19,7 +19,18 @@ from tests.architecture.sources import ROOT
 pytestmark = pytest.mark.slow
 
 BASE = ("httpx", "numpy", "pydantic", "shtab")
-EXTRAS = ("fastapi", "highspy", "networkx", "ortools", "prometheus_client", "pulp", "resvg_py", "sqlalchemy")
+EXTRAS = (
+    "fastapi",
+    "highspy",
+    "jinja2",
+    "markupsafe",
+    "networkx",
+    "ortools",
+    "prometheus_client",
+    "pulp",
+    "resvg_py",
+    "sqlalchemy",
+)
 EXTRAS += ("starlette", "torch", "triton", "uvicorn")
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
@@ -148,7 +159,10 @@ def test_the_wheel_carries_the_shipped_data_and_the_types(clean: Path, tmp_path:
         "from loadmaster.models.collective.taccl import sketch_files;"
         "from loadmaster.models.topologies import profiles;"
         "assert len(profiles.profile_names()) == 5; assert len(sketch_files.sketch_names()) == 11;"
-        "assert (files('loadmaster.api.report') / 'fonts' / 'DejaVuSans.ttf').is_file()"
+        "assert (files('loadmaster.api.report') / 'fonts' / 'DejaVuSans.ttf').is_file();"
+        "pages = files('loadmaster') / 'api' / 'server' / 'pages';"
+        "assert (pages / 'templates' / 'base.html').is_file();"
+        "assert all((pages / 'static' / 'vendor' / name / 'LICENSE').is_file() for name in ('htmx', 'swagger-ui'))"
     )
     done = run(clean, "-c", program, folder=tmp_path)
     assert done.returncode == 0, done.stderr

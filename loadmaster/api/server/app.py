@@ -10,7 +10,7 @@ from importlib import metadata
 from fastapi import FastAPI
 
 from loadmaster.api.planning import load_planner
-from loadmaster.api.server import events, exports, frontiers, metrics, operations, pages, plans, problems, sign_in
+from loadmaster.api.server import events, exports, frontiers, metrics, operations, pages, plans, problems
 from loadmaster.api.server.body import BodyLimit
 from loadmaster.api.server.context import Service
 from loadmaster.api.server.description import describe
@@ -69,7 +69,7 @@ def create_app(settings: Settings) -> FastAPI:
         version=metadata.version("loadmaster"),
         description=DESCRIPTION,
         lifespan=lifespan,
-        # The usual page of the interface loads its scripts from elsewhere; /openapi.json is the same, and offline.
+        # The usual page of the interface loads its scripts from elsewhere; ours is among the pages.
         docs_url=None,
         redoc_url=None,
     )
@@ -85,9 +85,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(KeyCheck, keys=service.keys if asks_for_keys else None)
     app.add_middleware(HostCheck, host=settings.host, names=settings.allowed_host_names)
     problems.install(app)
-    for module in (plans, events, exports, frontiers, operations, metrics, pages):
+    for module in (plans, events, exports, frontiers, operations, metrics):
         app.include_router(module.router)
-    if asks_for_keys:
-        app.include_router(sign_in.router)
+    pages.install(app, asks_for_keys=asks_for_keys)
     describe(app, asks_for_keys=asks_for_keys)
     return app

@@ -11,7 +11,7 @@ from loadmaster.api.documents import FrontierRequest, FrontierResource
 from loadmaster.api.server.body import parse_body
 from loadmaster.api.server.context import Service, ServiceDep
 from loadmaster.api.server.description import problem_answers
-from loadmaster.api.server.keys import CallerDep
+from loadmaster.api.server.keys import Caller, CallerDep
 from loadmaster.api.server.plans import (
     RETRY_AFTER_S,
     BodyDep,
@@ -63,7 +63,7 @@ def submit_frontier(
 @router.get("/v1/frontiers/{frontier_id}", response_model=FrontierResource, responses=problem_answers(404, 422))
 def show_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
     """The points so far."""
-    return _frontier_response(_existing(service, frontier_id))
+    return _frontier_response(existing_frontier(service, frontier_id))
 
 
 @router.post(
@@ -74,11 +74,20 @@ def show_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
 )
 def cancel_frontier(service: ServiceDep, caller: CallerDep, frontier_id: FrontierId) -> Response:
     """Cancel all its plans; what was found is kept."""
-    jobs = _existing(service, frontier_id).jobs
+    return _frontier_response(cancel_all(service, caller, frontier_id), status=202)
+
+
+def cancel_all(service: Service, caller: Caller, frontier_id: str) -> Frontier:
+    """Cancel the jobs of a frontier; where they stand then.
+
+    Raises:
+        Refusal: 404, or 403 if it is another's.
+    """
+    jobs = existing_frontier(service, frontier_id).jobs
     caller.expect_may_change("frontier", jobs[0].owner)
     for job in jobs:
         service.jobs.cancel(job.id)
-    return _frontier_response(_existing(service, frontier_id), status=202)
+    return existing_frontier(service, frontier_id)
 
 
 def _limits(request: FrontierRequest) -> tuple[str, list[int | str]]:
@@ -105,7 +114,12 @@ def _limits(request: FrontierRequest) -> tuple[str, list[int | str]]:
     return option, values
 
 
-def _existing(service: Service, frontier_id: str) -> Frontier:
+def existing_frontier(service: Service, frontier_id: str) -> Frontier:
+    """The frontier of that id.
+
+    Raises:
+        Refusal: 404.
+    """
     frontier = service.jobs.get_frontier(frontier_id)
     if frontier is None:
         raise not_found("frontier", frontier_id)

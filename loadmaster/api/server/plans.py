@@ -79,6 +79,7 @@ def new_job(planning: Planning) -> NewJob:
         time_limit_s=planning.time_limit_s,
         limit=planning.limit,
         cache_key=planning.cache_key,
+        unit=planning.unit,
     )
 
 
@@ -123,13 +124,8 @@ def list_plans(
     limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = 50,
 ) -> PlanPage:
     """Plans, newest first."""
-    named: tuple[str, str] | None = None
-    if label is not None:
-        name, separator, value = label.partition(":")
-        if not separator:
-            raise InputError("query.label", label, "has no colon", "Give label=name:value.")
-        named = (name, value)
     # One more than asked for tells whether there is another page.
+    named = label_filter(label)
     jobs = service.jobs.latest(state=state, kind=kind, label=named, owner=owner, before=cursor, limit=limit + 1)
     following = None
     if len(jobs) > limit:
@@ -138,6 +134,20 @@ def list_plans(
         given = {name: value for name, value in filters.items() if value is not None}
         following = "/v1/plans?" + urlencode({**given, **page})
     return PlanPage(plans=[plan_resource(job) for job in jobs[:limit]], next=following)
+
+
+def label_filter(label: str | None) -> tuple[str, str] | None:
+    """``name:value`` as name and value.
+
+    Raises:
+        InputError: there is no colon.
+    """
+    if label is None:
+        return None
+    name, separator, value = label.partition(":")
+    if not separator:
+        raise InputError("query.label", label, "has no colon", "Give label=name:value.")
+    return name, value
 
 
 @router.get(

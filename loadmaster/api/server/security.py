@@ -8,6 +8,8 @@ What changes something is refused where the browser says (``Origin``) that a pag
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import ipaddress
 from collections.abc import Iterable
 from urllib.parse import SplitResult, urlsplit
@@ -16,13 +18,16 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from loadmaster.api.errors import ProblemType
+from loadmaster.api.report.page import style
 from loadmaster.api.server.problems import problem_response, show
 
-__all__ = ["PAGE_HEADERS", "READING", "HostCheck", "is_loopback"]
+__all__ = ["READING", "REPORT_HEADERS", "HostCheck", "is_loopback"]
 
-# Of HTML that the service sends: nothing is loaded from anywhere, no script runs, no other page frames it.
-PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+_STYLE = base64.b64encode(hashlib.sha256(style().encode()).digest()).decode()
+# Of reports: nothing is loaded from anywhere, no script runs, no other page frames them. (Of the service's own pages:
+# :mod:`loadmaster.api.server.pages.frame`.)
+REPORT_HEADERS = {
+    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_STYLE}'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",

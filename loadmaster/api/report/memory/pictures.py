@@ -34,13 +34,17 @@ def over_time(view: View) -> Picture:
         )
         for e in view.events
     ]
-    chart = bytes_over_time(stretches, view.plan.budget_bytes, view.check.peak_bytes, view.check.time_us)
+    unplanned = [(e.start_us, e.duration_us, e.resident_bytes) for e in view.unplanned.events]
+    chart = bytes_over_time(stretches, view.plan.budget_bytes, view.check.peak_bytes, view.check.time_us, unplanned)
     words = f"Resident bytes over one training step, below a budget of {show_bytes(view.plan.budget_bytes)}"
     return Picture(
         chart.drawing(words),
         heading="Memory over the step",
         caption="Bytes resident while each operator runs, as the checker replays the plan.",
-        legend=[(phase, phase) for phase in _PHASES],
+        legend=[
+            *((phase, phase) for phase in _PHASES if any(e.what == phase for e in view.events)),
+            ("quiet", f"line: the step without a plan, {show_bytes(view.unplanned.peak_bytes)} at its peak"),
+        ],
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from loadmaster.api.report.extras import Extras
 from loadmaster.api.report.memory.pictures import over_time, plan_png
-from loadmaster.api.report.memory.plan_page import plan_page
+from loadmaster.api.report.memory.plan_page import plan_page, sections
 from loadmaster.api.report.memory.trace import chrome_trace
 from loadmaster.api.report.memory.view import View, view
 from loadmaster.api.report.memory.words import fates as details
@@ -21,7 +21,19 @@ from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.models.units import show_bytes, show_share
 
-__all__ = ["details", "frontier_extras", "html", "infeasible", "pictures", "png", "summary", "trace", "verdict", "view"]
+__all__ = [
+    "details",
+    "frontier_extras",
+    "html",
+    "infeasible",
+    "pictures",
+    "png",
+    "sections",
+    "summary",
+    "trace",
+    "verdict",
+    "view",
+]
 
 
 def html(seen: View) -> bytes:

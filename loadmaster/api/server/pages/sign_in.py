@@ -7,48 +7,22 @@ revoked key is signed out everywhere at once.
 
 from __future__ import annotations
 
-import html
 from typing import Annotated
 from urllib.parse import parse_qs, urlencode
 
 import anyio.to_thread
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from loadmaster.api.errors import ProblemType
 from loadmaster.api.server.context import ServiceDep
 from loadmaster.api.server.keys import COOKIE, SIGN_IN, SIGN_OUT
+from loadmaster.api.server.pages.frame import page_router, render
 from loadmaster.api.server.problems import Refusal
 
-router = APIRouter(include_in_schema=False)
+router = page_router()
 
 _LARGEST_FORM_BYTES = 4096
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    # With none at all, browsers do not say that the form is of this service's own page.
-    "Referrer-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>Sign in - Loadmaster</title>
-</head>
-<body>
-<h1>Loadmaster</h1>
-<p role="status">{message}</p>
-<form method="post" action="{action}">
-<p><label for="key">API key</label></p>
-<p><input id="key" name="key" type="password" autocomplete="current-password" required autofocus size="50"></p>
-<p><button>Sign in</button></p>
-</form>
-</body>
-</html>
-"""
 _WELCOME = "This service asks for an API key. Whoever runs it makes one with loadmaster keys add."
 _UNKNOWN = "That key is not known here, or was revoked."
 
@@ -96,8 +70,8 @@ async def _key(request: Request) -> str:
 
 
 def _form(message: str, to: str, status: int) -> HTMLResponse:
-    action = html.escape(f"{SIGN_IN}?{urlencode({'to': _local(to)})}")
-    return HTMLResponse(_PAGE.format(message=message, action=action), status_code=status, headers=_HEADERS)
+    action = f"{SIGN_IN}?{urlencode({'to': _local(to)})}"
+    return render("sign_in.html", status=status, message=message, action=action, sign_out=SIGN_OUT)
 
 
 def _local(to: str) -> str:
