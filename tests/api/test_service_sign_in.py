@@ -39,7 +39,7 @@ class Form(HTMLParser):
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         found = dict(attributes)
-        if tag == "form":
+        if tag == "form" and not self.fields:
             self.action = found["action"] or ""
         if tag == "input":
             self.fields.append(found["name"] or "")

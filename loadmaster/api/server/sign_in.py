@@ -46,6 +46,7 @@ _PAGE = """<!doctype html>
 <p><input id="key" name="key" type="password" autocomplete="current-password" required autofocus size="50"></p>
 <p><button>Sign in</button></p>
 </form>
+<form method="post" action="{sign_out}"><button>Sign out</button></form>
 </body>
 </html>
 """
@@ -97,7 +98,9 @@ async def _key(request: Request) -> str:
 
 def _form(message: str, to: str, status: int) -> HTMLResponse:
     action = html.escape(f"{SIGN_IN}?{urlencode({'to': _local(to)})}")
-    return HTMLResponse(_PAGE.format(message=message, action=action), status_code=status, headers=_HEADERS)
+    return HTMLResponse(
+        _PAGE.format(message=message, action=action, sign_out=SIGN_OUT), status_code=status, headers=_HEADERS
+    )
 
 
 def _local(to: str) -> str:
