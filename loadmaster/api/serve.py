@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+import logging
 from types import FrameType
 
 import uvicorn
 
 from loadmaster.api import logs
 from loadmaster.api.server.app import create_app
+from loadmaster.api.server.context import Service
 from loadmaster.api.server.patience import protocol
 from loadmaster.api.server.security import is_loopback
 from loadmaster.api.settings import Settings
@@ -16,18 +17,20 @@ from loadmaster.errors import InputError
 
 __all__ = ["Server", "make_server", "serve"]
 
+logger = logging.getLogger(__name__)
+
 _FINISH_REQUESTS_S = 5
 
 
 class Server(uvicorn.Server):
     """A server whose open event streams end when it is told to stop, so that it can."""
 
-    def __init__(self, config: uvicorn.Config, stopping: threading.Event) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
-        self._stopping = stopping
+        self.service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._stopping.set()
+        self.service.stopping.set()
         super().handle_exit(sig, frame)
 
 
@@ -49,7 +52,7 @@ def make_server(settings: Settings) -> Server:
         timeout_graceful_shutdown=_FINISH_REQUESTS_S,
         server_header=False,
     )
-    return Server(config, app.state.service.stopping)
+    return Server(config, app.state.service)
 
 
 def serve(settings: Settings) -> None:
@@ -59,7 +62,10 @@ def serve(settings: Settings) -> None:
         InputError: settings that cannot be used.
     """
     logs.configure(settings)
-    make_server(settings).run()
+    server = make_server(settings)
+    if settings.keys == "required" and all(key.revoked_at is not None for key in server.service.keys.all()):
+        logger.warning("there is no key yet, and nobody is let in: loadmaster keys add NAME --scope submit makes one")
+    server.run()
 
 
 def _expect_keys_beyond_this_machine(settings: Settings) -> None:

@@ -39,7 +39,7 @@ class Settings:
         database_url: any SQLAlchemy URL; SQLite (in WAL mode) by default.
         workers: worker processes that ``serve`` starts and keeps alive; 0 for none (run ``loadmaster worker``).
         max_body_bytes: larger request bodies are refused (413).
-        max_bodies_bytes: of all bodies that are being read and planned from at a time; more are refused (503) for now.
+        max_bodies_memory_bytes: memory that all bodies may take at a time; more are refused (503) until some are read.
         max_time_limit_s: the longest time limit a request may ask for.
         max_job_memory_bytes: address-space cap of a job's process, by default the machine's memory; 0 is no cap.
         max_queued_jobs: jobs that wait; more are refused (429) until some are done.
@@ -60,7 +60,7 @@ class Settings:
     database_url: str = dataclasses.field(default_factory=_default_database_url)
     workers: int = 1
     max_body_bytes: int = 64 * MEBIBYTE
-    max_bodies_bytes: int = 128 * MEBIBYTE
+    max_bodies_memory_bytes: int = 768 * MEBIBYTE
     max_time_limit_s: float = 86_400.0
     max_job_memory_bytes: int = dataclasses.field(default_factory=_memory_bytes)
     max_queued_jobs: int = 10_000
@@ -76,7 +76,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         positive = (
-            *("max_body_bytes", "max_time_limit_s", "max_queued_jobs", "request_timeout_s"),
+            *("max_body_bytes", "max_bodies_memory_bytes", "max_time_limit_s", "max_queued_jobs", "request_timeout_s"),
             *("lease_s", "max_attempts", "poll_s"),
         )
         for name, value in dataclasses.asdict(self).items():
@@ -84,9 +84,6 @@ class Settings:
                 continue
             if not 0 <= value < float("inf") or (name in positive and value == 0):
                 raise InputError(name, value, "is out of range", "Give a positive number.")
-        if self.max_bodies_bytes < self.max_body_bytes:
-            problem = f"is less than max_body_bytes, {self.max_body_bytes}: the largest body would never be read"
-            raise InputError("max_bodies_bytes", self.max_bodies_bytes, problem, "Give as much or more.")
         if self.port > 65_535:
             raise InputError("port", self.port, "is no port", "Give a number up to 65535.")
         for name in self.allowed_host_names:

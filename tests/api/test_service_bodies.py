@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import httpx
 import pytest
 from fake_planner import problem
 
+from loadmaster.api.server import plans
 from loadmaster.api.server.app import create_app
 from loadmaster.api.settings import Settings
-from loadmaster.errors import InputError
 
 BODY = json.dumps({"problem": problem(name="n", data="x" * 1000)}).encode()
 JSON = {"Content-Type": "application/json"}
@@ -37,7 +38,7 @@ class Sender:
 @pytest.fixture
 async def http(make_settings: Callable[..., Settings]) -> AsyncIterator[httpx.AsyncClient]:
     """A service with room for one body and a half."""
-    app = create_app(make_settings(max_body_bytes=1500, max_bodies_bytes=1700))
+    app = create_app(make_settings(max_body_bytes=1500, max_bodies_memory_bytes=7000))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         yield client
 
@@ -46,7 +47,7 @@ async def test_bodies_share_a_budget(http: httpx.AsyncClient) -> None:
     first = Sender()
     under_way = asyncio.create_task(http.post("/v1/plans", content=first.body(), headers=JSON))
     await first.half_sent.wait()
-    # 600 bytes are held: a body of 1,000 and some fits beside them, two do not.
+    # Half a body is held: a whole one fits beside it, but not beside two halves.
     assert (await http.post("/v1/plans", content=BODY, headers=JSON)).status_code == 202
     second = Sender()
     beside = asyncio.create_task(http.post("/v1/plans", content=second.body(), headers=JSON))
@@ -78,28 +79,61 @@ async def test_what_was_refused_or_broken_off_gives_its_room_back(http: httpx.As
     assert (await http.post("/v1/plans", content=BODY, headers=JSON)).status_code == 202
 
 
-async def test_a_body_counts_until_it_is_answered(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As objects it takes more memory than as bytes."""
-    from loadmaster.api.server import plans
-
+async def _with_one_under_way(
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, body: bytes, memory_bytes: int
+) -> tuple[httpx.AsyncClient, asyncio.Task[httpx.Response], Callable[[], None]]:
+    """A client of a service that has read a body and not parsed it yet; the answer to that; and what lets it go on."""
     loop, parsing, may_go_on = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     parse = plans.parse_body
 
-    def slowly(*arguments: object) -> object:
+    def slowly(*arguments: Any) -> Any:
         loop.call_soon_threadsafe(parsing.set)
         asyncio.run_coroutine_threadsafe(may_go_on.wait(), loop).result()
-        return parse(*arguments)  # type: ignore[arg-type]
+        return parse(*arguments)
 
     monkeypatch.setattr(plans, "parse_body", slowly)
-    first = asyncio.create_task(http.post("/v1/plans", content=BODY, headers=JSON))
+    app = create_app(make_settings(max_bodies_memory_bytes=memory_bytes))
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+    under_way = asyncio.create_task(http.post("/v1/plans", content=body, headers=JSON))
     await parsing.wait()
+    monkeypatch.setattr(plans, "parse_body", parse)
+    return http, under_way, may_go_on.set
+
+
+async def test_a_body_counts_until_it_is_answered(
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As objects it takes more memory than as bytes."""
+    http, under_way, go_on = await _with_one_under_way(make_settings, monkeypatch, BODY, 7000)
     assert (await http.post("/v1/plans", content=BODY, headers=JSON)).status_code == 503
-    may_go_on.set()
-    assert (await first).status_code == 202
+    go_on()
+    assert (await under_way).status_code == 202
     assert (await http.post("/v1/plans", content=BODY, headers=JSON)).status_code == 202
 
 
-def test_the_largest_body_must_fit_the_budget() -> None:
-    with pytest.raises(InputError, match="max_bodies_bytes"):
-        Settings(max_body_bytes=100, max_bodies_bytes=99)
-    Settings(max_body_bytes=100, max_bodies_bytes=100)
+def body_of(text: bytes) -> bytes:
+    return b'{"problem": {"kind": "fake", "name": "n", "behaviour": "quick", "data": ' + text + b"}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "second"),
+    [
+        (b'"' + 60_000 * b"x" + b'"', 202),  # 180 kB, twice
+        (b"[" + b",".join(5_000 * [b"1234567890.5"]) + b"]", 503),  # as long, but 420 kB
+        (b"[" + b",".join(2_000 * [b'{"a":1}']) + b"]", 503),  # a quarter as long, 530 kB
+    ],
+)
+async def test_many_small_things_take_more_room_than_their_text(
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, text: bytes, second: int
+) -> None:
+    http, under_way, go_on = await _with_one_under_way(make_settings, monkeypatch, body_of(text), 600_000)
+    assert (await http.post("/v1/plans", content=body_of(text), headers=JSON)).status_code == second
+    go_on()
+    assert (await under_way).status_code == 202
+
+
+async def test_a_body_alone_is_always_read(make_settings: Callable[..., Settings]) -> None:
+    app = create_app(make_settings(max_bodies_memory_bytes=1))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        for _ in range(2):
+            assert (await http.post("/v1/plans", content=BODY, headers=JSON)).status_code == 202

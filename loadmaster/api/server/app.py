@@ -79,7 +79,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body_bytes,
-        max_bytes_at_once=settings.max_bodies_bytes,
+        max_memory_bytes=settings.max_bodies_memory_bytes,
         timeout_s=settings.request_timeout_s,
     )
     app.add_middleware(KeyCheck, keys=service.keys if asks_for_keys else None)

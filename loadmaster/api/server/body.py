@@ -28,6 +28,8 @@ __all__ = ["BodyLimit", "json_bytes", "parse_body"]
 MOST_VALUES = 5_000_000
 # An object takes as much memory as so many numbers.
 _OBJECT_VALUES = 4
+# What a body takes in memory while it is read, as measured: its pieces, the whole, its text; and each value.
+_COPIES, _VALUE_BYTES = 3, 48
 
 # Of one object. Every key that nobody knows is a refusal of its own, of a kilobyte.
 MOST_KEYS = 100_000
@@ -51,24 +53,24 @@ class BodyLimit:
 
     Args:
         max_bytes: of one body.
-        max_bytes_at_once: of all bodies whose requests are not answered yet. As objects they take several times that.
+        max_memory_bytes: that all bodies take whose requests are not answered yet. One alone is always read.
         timeout_s: for a body to arrive.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, max_bytes_at_once: int, timeout_s: float) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, max_memory_bytes: int, timeout_s: float) -> None:
         self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
-        self._max_bytes_at_once, self._held_bytes = max_bytes_at_once, 0
+        self._max_memory_bytes, self._held_bytes = max_memory_bytes, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        received = 0
+        received = values = own_bytes = 0
         started = whole = False
         deadline = anyio.current_time() + self._timeout_s
 
         async def counted_receive() -> Message:
-            nonlocal received, whole
+            nonlocal received, values, own_bytes, whole
             if whole:  # what comes now is only that the client has gone
                 return await receive()
             try:
@@ -79,14 +81,17 @@ class BodyLimit:
                 raise _NotRead(408, ProblemType.TOO_SLOW, detail) from None
             if message["type"] == "http.request":
                 whole = not message.get("more_body", False)
-                length = len(message.get("body", b""))
-                received += length
-                self._held_bytes += length
+                piece = message.get("body", b"")
+                received += len(piece)
                 if received > self._max_bytes:
                     detail = f"The body is larger than the {self._max_bytes} bytes that this server accepts."
                     raise _NotRead(413, ProblemType.TOO_LARGE, detail)
-                if length and self._held_bytes > self._max_bytes_at_once:
-                    detail = f"{self._max_bytes_at_once} bytes of bodies are being read already. Send it again later."
+                # More are refused before they become objects.
+                values = min(values + _values(piece), MOST_VALUES)
+                before, own_bytes = own_bytes, _COPIES * received + _VALUE_BYTES * values
+                self._held_bytes += own_bytes - before
+                if piece and self._held_bytes > max(own_bytes, self._max_memory_bytes):
+                    detail = "Other bodies take all the memory that there is for them. Send it again later."
                     raise _NotRead(503, ProblemType.BUSY, detail, {"Retry-After": _RETRY_AFTER_S})
             return message
 
@@ -105,7 +110,7 @@ class BodyLimit:
             response = problem_response(error.status, error.type, error.detail, instance=scope["path"], headers=headers)
             await response(scope, receive, send)
         finally:
-            self._held_bytes -= received
+            self._held_bytes -= own_bytes
 
 
 async def json_bytes(request: Request) -> bytes:
@@ -127,7 +132,7 @@ async def json_bytes(request: Request) -> bytes:
 def parse_body(model: type[RequestT], body: bytes) -> RequestT:
     """A body as the model, or an InputError that names what is wrong with it."""
     # Before it is read: an empty list is two bytes here and eighty as an object.
-    values = body.count(b",") + body.count(b"[") + _OBJECT_VALUES * body.count(b"{")
+    values = _values(body)
     if values > MOST_VALUES:
         raise InputError("body", values, "is about as many values as no problem has", f"Send {MOST_VALUES} at most.")
     document = parse_json(body, _refuse)
@@ -138,6 +143,11 @@ def parse_body(model: type[RequestT], body: bytes) -> RequestT:
     # Whoever reads the problem checks it; here it would be copied.
     request = documents.parse(model, {**document, "problem": {}})
     return request.model_copy(update={"problem": problem})
+
+
+def _values(text: bytes) -> int:
+    """About how many values there are in JSON, objects by what they take."""
+    return text.count(b",") + text.count(b"[") + _OBJECT_VALUES * text.count(b"{")
 
 
 def _expect_few_keys(document: dict[str, Any]) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from running_service import RunningService
 
+from loadmaster.api import logs
 from loadmaster.api.cli import app
+from loadmaster.api.serve import Server
 from loadmaster.api.store.database import Database
 from loadmaster.api.store.keys import Keys
 from loadmaster.models.memory.presets import chain
@@ -140,3 +142,17 @@ def test_commands_send_the_key_and_never_say_it(
     assert secret not in said
     assert run("list", "--owner", "bob", "--json") == 0
     assert json.loads(capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize("made", [0, 1])
+def test_a_server_that_can_let_nobody_in_says_so(
+    database_url: str, made: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(made):
+        run("keys", "add", f"k{number}", "--scope", "read")
+    run("keys", "add", "gone", "--scope", "read")
+    run("keys", "revoke", "gone")
+    monkeypatch.setattr(Server, "run", lambda self: None)
+    monkeypatch.setattr(logs, "configure", lambda settings: None)
+    assert run("serve", "--keys", "required") == 0
+    assert ("loadmaster keys add" in caplog.text) == (made == 0)
