@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -30,6 +30,7 @@ from loadmaster.api.worker.worker import Worker
 HERE = Path(__file__).parent
 LEASE_S = 3.0
 SUBMITTERS = 4
+_LOOK_EVERY_S = 0.2
 SERVE = "from loadmaster.api.serve import serve; from loadmaster.api.settings import Settings"
 SERVE += "; serve(Settings.from_environment())"
 WORKERS = {"process": "loadmaster.api.worker", "thread": "tests.api.soak"}
@@ -40,7 +41,8 @@ class Soak:
     """What to run: every fifth job is equal to an earlier one, every tenth is submitted twice.
 
     Attributes:
-        kill_every_s: one worker is killed this often, and every fourth time a server as well.
+        kill_every: after so many more jobs have ended a worker is killed, and every fourth time a server as well:
+            by the jobs and not by the clock, so that a slow machine comes to an end, too.
         launch: ``process``, each job in an interpreter of its own as outside the tests, or ``thread``.
     """
 
@@ -48,7 +50,7 @@ class Soak:
     jobs: int
     servers: int = 2
     workers: int = 4
-    kill_every_s: float = 2.0
+    kill_every: int = 5
     launch: str = "process"
     seed: int = 0
 
@@ -116,6 +118,7 @@ class Run:
         worker = ["-m", WORKERS[soak.launch]]
         self._workers = [_Process(worker, settings, folder / f"worker-{n}.log") for n in range(soak.workers)]
         self._database = Database(soak.database_url)
+        self._http = httpx.Client(timeout=30.0)
         self._done = threading.Event()
         self._repeated = self._killed_workers = self._killed_servers = 0
 
@@ -128,8 +131,8 @@ class Run:
             with ThreadPoolExecutor(SUBMITTERS) as pool:
                 ids = list(pool.map(self._submit, range(self._soak.jobs)))
             submitted = time.monotonic()
-            while self._waiting():
-                time.sleep(0.2)
+            while self._ended() < self._soak.jobs:
+                time.sleep(_LOOK_EVERY_S)
             ended = time.monotonic()
         finally:
             self._done.set()
@@ -159,7 +162,7 @@ class Run:
             url = self._servers[self._random.randrange(len(self._servers))].url
             try:
                 headers = {"Idempotency-Key": f"job {number}"}
-                answer = httpx.post(f"{url}/v1/plans", json={"problem": problem}, headers=headers, timeout=30.0)
+                answer = self._http.post(f"{url}/v1/plans", json={"problem": problem}, headers=headers)
             except (httpx.TransportError, httpx.UnsupportedProtocol):
                 self._repeated += 1
                 time.sleep(0.05)
@@ -171,7 +174,9 @@ class Run:
         return job_id
 
     def _kill_now_and_then(self) -> None:
-        while not self._done.wait(self._soak.kill_every_s):
+        while not self._done.wait(_LOOK_EVERY_S * self._random.random()):
+            if self._ended() < (self._killed_workers + 1) * self._soak.kill_every:
+                continue
             worker = self._random.choice(self._workers)
             worker.kill()
             worker.start()
@@ -182,10 +187,10 @@ class Run:
                 server.start()
                 self._killed_servers += 1
 
-    def _waiting(self) -> bool:
+    def _ended(self) -> int:
         with self._database.read() as connection:
-            not_final = schema.job.c.state.in_([State.QUEUED.value, State.RUNNING.value])
-            return connection.execute(sa.select(schema.job.c.id).where(not_final).limit(1)).first() is not None
+            final = schema.job.c.state.not_in([State.QUEUED.value, State.RUNNING.value])
+            return connection.scalar(sa.select(sa.func.count()).where(final)) or 0
 
     def _wrong(self, ids: list[str], hits: int) -> list[str]:
         """Everything that should not be."""
@@ -219,12 +224,6 @@ class Run:
         if workers is None or workers > self._killed_workers:
             wrong.append(f"{workers} workers are in the store, all were stopped")
         return wrong
-
-
-def run(soak: Soak, folder: Path) -> dict[str, object]:
-    """Run it; what was asked for, without the database's address, and what happened."""
-    asked = {name: value for name, value in asdict(soak).items() if name != "database_url"}
-    return {"asked": asked, **asdict(Run(soak, folder).outcome())}
 
 
 def _work() -> None:
