@@ -48,6 +48,8 @@ OUTSIDE = {
     "starlette": {"api"},
     "uvicorn": {"api"},
     "sqlalchemy": {"api"},
+    "alembic": {"api"},
+    "psycopg": {"api"},
     "prometheus_client": {"api"},
     "jinja2": {"api"},
     "markupsafe": {"api"},

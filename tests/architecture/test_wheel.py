@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 
 BASE = ("httpx", "numpy", "pydantic", "shtab")
 EXTRAS = (
+    "alembic",
     "fastapi",
     "highspy",
     "jinja2",
@@ -27,11 +28,9 @@ EXTRAS = (
     "networkx",
     "ortools",
     "prometheus_client",
-    "pulp",
-    "resvg_py",
-    "sqlalchemy",
+    "psycopg",
 )
-EXTRAS += ("starlette", "torch", "triton", "uvicorn")
+EXTRAS += ("pulp", "resvg_py", "sqlalchemy", "starlette", "torch", "triton", "uvicorn")
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
@@ -110,6 +109,14 @@ def run(python: Path, *arguments: str, folder: Path) -> subprocess.CompletedProc
 def test_every_module_imports_or_names_its_extra(clean: Path, tmp_path: Path) -> None:
     done = run(clean, "-c", IMPORT_ALL, folder=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_steps_of_the_schema_are_installed(clean: Path) -> None:
+    """They are run by their place, so nothing imports them."""
+    (site,) = (clean.parents[1] / "lib").glob("python*/site-packages")
+    steps = list((ROOT / "loadmaster/api/store/migrations").rglob("*.py"))
+    assert len(steps) > 2
+    assert [step for step in steps if not (site / step.relative_to(ROOT)).exists()] == []
 
 
 @pytest.mark.parametrize("name", ["models", "api", "planner", "solvers", "executor", "tests"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.engine import Connection
 
 __all__ = ["configured", "unknown_revision", "upgrade"]
+
+logger = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent / "migrations"
 # Alembic hands the steps their connection in a variable of the whole process.
@@ -29,11 +32,18 @@ def configured(connection: Connection) -> Config:
 def unknown_revision(connection: Connection) -> str | None:
     """The revision of a database that a later release wrote; None: this one can use it."""
     known = {script.revision for script in ScriptDirectory(str(_FOLDER)).walk_revisions()}
-    found = MigrationContext.configure(connection).get_current_heads()
-    return next((revision for revision in found if revision not in known), None)
+    found = _revision(connection)
+    return None if found is None or found in known else found
 
 
 def upgrade(connection: Connection) -> None:
     """Run the steps that the database lacks, in the caller's transaction."""
+    before = _revision(connection)
     with _one_at_a_time:
         command.upgrade(configured(connection), "head")
+    if (after := _revision(connection)) != before:
+        logger.info("the schema of the database is now of revision %s (before: %s)", after, before or "none")
+
+
+def _revision(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
+import psycopg
 import sqlalchemy as sa
+from psycopg.abc import Buffer
+from psycopg.types.string import StrDumperUnknown
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
@@ -18,6 +21,13 @@ _LONGEST_IDLE_MS = 60_000
 # Any number that no other program takes in the same database.
 _SCHEMA_LOCK = 7_236_828_793
 _CONFLICTS = ("40001", "40P01")  # a snapshot that is too old, a deadlock
+
+
+class _WithoutNul(StrDumperUnknown):
+    """PostgreSQL's text holds all characters but NUL: a name shows a mark in its place, an id with one is not known."""
+
+    def dump(self, obj: str) -> Buffer | None:
+        return super().dump(obj.replace("\0", "\ufffd"))
 
 
 def engines(url: sa.URL, wait_s: float) -> tuple[Engine, Engine]:
@@ -39,6 +49,11 @@ def engines(url: sa.URL, wait_s: float) -> tuple[Engine, Engine]:
         connect_args={name: value for name, value in arguments.items() if name not in url.query},
         isolation_level="READ COMMITTED",
     )
+
+    @sa.event.listens_for(engine, "connect")
+    def _prepare(connection: psycopg.Connection, _record: object) -> None:
+        connection.adapters.register_dumper(str, _WithoutNul)
+
     return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True), engine
 
 
