@@ -238,7 +238,8 @@ async def test_two_plans_are_compared(http: httpx.AsyncClient, app: FastAPI) -> 
     page = await http.get("/compare", params={"plan": [large, small]})
     expect_page(page)
     assert "-11.11 %" in page.text, "the budget"
-    assert page.text.count("Memory over the step") >= 2
+    assert page.text.count("Memory over the step</h2>") == 3, "of each plan, and of both"
+    assert page.text.count("line: the other plan") == 1
     alone = await http.get("/compare", params={"plan": large})
     assert f'value="{small}"' in alone.text and f'<option value="{large}"' not in alone.text
     ring = planned_ring(app)
