@@ -45,7 +45,7 @@ def over_time(view: View, other: View | None = None) -> Picture:
         caption="Bytes resident while each operator runs, as the checker replays the plan.",
         legend=[
             *((phase, phase) for phase in _PHASES if any(e.what == phase for e in view.events)),
-            ("quiet", f"line: {name}, {show_bytes(beside.peak_bytes)} at its peak"),
+            ("ink", f"line: {name}, {show_bytes(beside.peak_bytes)} at its peak"),
         ],
     )
 

@@ -47,7 +47,7 @@ def over_time(view: View, other: View | None = None) -> Picture:
         beside, name = [(s.start_us, s.duration_us, s.size_bytes) for s in _stretches(other)], "the other plan"
     chart = bytes_over_time(list(_stretches(view)), budget, check.peak_bytes, view.run.last_us, beside)
     most = show_bytes(max(size for _, _, size in beside))
-    line = ("quiet", f"line: {name}, {most} at its peak")
+    line = ("ink", f"line: {name}, {most} at its peak")
     return Picture(
         chart.drawing(f"Bytes on the device over one training step, below a budget of {show_bytes(budget)}"),
         heading="Memory over the step",
