@@ -10,10 +10,9 @@ from markupsafe import Markup
 
 from loadmaster.api.report.page import shown
 from loadmaster.api.report.search import SearchPoint, search_picture
-from loadmaster.api.server.context import JobDep, PlanId, Service, ServiceDep
+from loadmaster.api.server.context import JobDep, Service, ServiceDep
 from loadmaster.api.server.pages.frame import page_router, render
 from loadmaster.api.server.pages.words import age, job_words
-from loadmaster.api.server.problems import not_found
 from loadmaster.api.store import progress
 from loadmaster.api.store.records import Job, State
 from loadmaster.models.units import show_share
@@ -58,11 +57,9 @@ def whether_to_cancel(job: JobDep) -> HTMLResponse:
 
 
 @router.post("/jobs/{plan_id}/cancel")
-def cancel_job(service: ServiceDep, plan_id: PlanId) -> RedirectResponse:
+def cancel_job(service: ServiceDep, job: JobDep) -> RedirectResponse:
     """Cancel, and back to the page of the job."""
-    job = service.jobs.cancel(plan_id)
-    if job is None:
-        raise not_found("plan", plan_id)
+    service.jobs.cancel(job.id)
     return RedirectResponse(f"/jobs/{job.id}", status_code=303)
 
 
