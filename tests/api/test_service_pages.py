@@ -12,6 +12,7 @@ from fake_planner import problem
 from fastapi import FastAPI
 
 from loadmaster.api.server.pages.frame import STATIC
+from loadmaster.api.store import progress
 from loadmaster.api.store.jobs import Frontier, NewJob
 from loadmaster.api.store.records import Job, State
 from loadmaster.api.worker.worker import Worker
@@ -160,6 +161,18 @@ async def test_a_job_says_what_it_is_doing(http: httpx.AsyncClient, app: FastAPI
         assert words in running
 
 
+async def test_of_a_long_search_incumbents_and_some_reports_are_read(http: httpx.AsyncClient, app: FastAPI) -> None:
+    job_id = await submit(http)
+    service = app.state.service
+    service.queue.claim("w")
+    reports = [("progress", {"objective": None, "bound": float(n)}) for n in range(1000)]
+    service.queue.record(job_id, "w", [*reports, ("incumbent", {"objective": 2000.0, "bound": 999.0})])
+    found = progress.search(service.database, job_id, 100)
+    assert 80 <= len(found) <= 120 and found[-1].type == "incumbent"
+    assert [event.seq for event in found] == sorted(event.seq for event in found)
+    assert len(progress.search(service.database, job_id, 5000)) == 1001
+
+
 async def test_a_final_job_is_not_asked_for_again(http: httpx.AsyncClient, worker: Worker) -> None:
     job_id = await submit(http, "solver_error")
     worker.work_once()
@@ -238,7 +251,8 @@ async def test_two_plans_are_compared(http: httpx.AsyncClient, app: FastAPI) -> 
     page = await http.get("/compare", params={"plan": [large, small]})
     expect_page(page)
     assert "-11.11 %" in page.text, "the budget"
-    assert page.text.count("Memory over the step") >= 2
+    assert page.text.count("Memory over the step</h2>") == 3, "of each plan, and of both"
+    assert page.text.count("line: the other plan") == 1
     alone = await http.get("/compare", params={"plan": large})
     assert f'value="{small}"' in alone.text and f'<option value="{large}"' not in alone.text
     ring = planned_ring(app)

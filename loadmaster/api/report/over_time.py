@@ -64,7 +64,7 @@ def bytes_over_time(
         line = f"M{chart.px(beside[0][0] / 1e3)} {floor}"
         for start, duration, size in beside:
             line += f"V{chart.py(size / factor)}H{chart.px((start + duration) / 1e3)}"
-        chart.add(f'<path d="{line}V{floor}" fill="none" stroke="var(--quiet)" stroke-dasharray="3 2"/>')
+        chart.add(f'<path d="{line}V{floor}" fill="none" stroke="var(--ink)" stroke-dasharray="3 2"/>')
     for stretch in stretches:
         left, right = chart.px(stretch.start_us / 1e3), chart.px(stretch.end_us / 1e3)
         y = chart.py(stretch.size_bytes / factor)

@@ -34,7 +34,13 @@ th { color: var(--quiet); font-weight: 500; text-align: left; } th, td { padding
   border-bottom: 1px solid var(--line); } td.n, th.n { text-align: right; }
 .key { display: inline-block; width: .72em; height: .72em; border-radius: 2px; overflow: hidden; margin-right: .4em; }
 .keys span.item { display: inline-block; margin-right: 1.3em; font-size: .87rem; color: var(--quiet); }
-.scroll { overflow-x: auto; } .scroll:focus-visible { outline: 2px solid var(--plan); outline-offset: 2px; }
+/* A shadow at the side where there is more: what lies over it moves with the content. */
+.scroll { overflow-x: auto; background:
+  linear-gradient(to right, var(--ground) 40%, transparent) -2px / 2.5rem 100% no-repeat local,
+  linear-gradient(to left, var(--ground) 40%, transparent) calc(100% + 2px) / 2.5rem 100% no-repeat local,
+  linear-gradient(to right, var(--freed), transparent) 0 / .6rem 100% no-repeat,
+  linear-gradient(to left, var(--freed), transparent) 100% / .6rem 100% no-repeat; }
+.scroll:focus-visible { outline: 2px solid var(--plan); outline-offset: 2px; }
 /* Words of a drawing shrink with it: below this width they could not be read, and it is scrolled instead. */
 .worded svg { min-width: 46rem; }
 @media (max-width: 40rem) { body { margin: 1.2rem auto; padding: 0 .9rem; } h1 { font-size: 1.25rem; }

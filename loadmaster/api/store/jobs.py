@@ -201,25 +201,6 @@ class Jobs:
         with self._database.read() as connection:
             return [Event(*row) for row in connection.execute(query)]
 
-    def log_tail(self, job_id: str, lines: int) -> list[Event]:
-        """The last lines of a job's log, in order."""
-        columns = schema.event.c
-        query = sa.select(columns.seq, columns.at, columns.type, columns.data).order_by(columns.seq.desc()).limit(lines)
-        query = query.where(columns.job_id == job_id, columns.type == "log")
-        with self._database.read() as connection:
-            return [Event(*row) for row in connection.execute(query)][::-1]
-
-    def search(self, job_id: str, about: int) -> list[Event]:
-        """How the search went, in order: every incumbent, and of a long one about so many of the other reports."""
-        columns = schema.event.c
-        count = sa.select(schema.job.c.event_seq).where(schema.job.c.id == job_id)
-        query = sa.select(columns.seq, columns.at, columns.type, columns.data).order_by(columns.seq)
-        with self._database.read() as connection:
-            step = max(1, (connection.execute(count).scalar() or 0) // about)
-            reports = sa.and_(columns.type == "progress", columns.seq % step == 0)
-            query = query.where(columns.job_id == job_id, sa.or_(columns.type == "incumbent", reports))
-            return [Event(*row) for row in connection.execute(query)]
-
     @transaction
     def cancel(self, job_id: str) -> Job | None:
         """Cancel a queued job at once, ask the worker of a running one to stop; nothing happens to a final one."""

@@ -22,6 +22,7 @@ from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.models.units import show_bytes, show_share
 
 __all__ = [
+    "both",
     "details",
     "frontier_extras",
     "html",
@@ -49,6 +50,11 @@ def png(seen: View) -> bytes:
 def pictures(seen: View) -> list[Picture]:
     """Memory over the step, for a notebook."""
     return [over_time(seen)]
+
+
+def both(first: View, second: View) -> list[Picture]:
+    """Two plans in one picture, the second as a line."""
+    return [over_time(first, second)]
 
 
 def trace(seen: View) -> bytes:

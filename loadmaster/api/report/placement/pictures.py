@@ -37,13 +37,17 @@ def pictures(view: View) -> list[Picture]:
     return [over_time(view), *([away(view), links(view)] if view.moves.absences else [])]
 
 
-def over_time(view: View) -> Picture:
-    """Bytes on the device while each operator waits and runs."""
+def over_time(view: View, other: View | None = None) -> Picture:
+    """Bytes on the device while each operator waits and runs; as a line another plan of the problem, or else the step
+    if nothing ever left the device."""
     check, budget = view.check, view.plan.budget_bytes
-    unplanned = list(_unplanned(view.problem))
-    chart = bytes_over_time(list(_stretches(view)), budget, check.peak_bytes, view.run.last_us, unplanned)
-    most = show_bytes(max(size for _, _, size in unplanned))
-    line = ("quiet", f"line: the step if nothing ever left, {most} at its peak")
+    if other is None:
+        beside, name = list(_unplanned(view.problem)), "the step if nothing ever left"
+    else:
+        beside, name = [(s.start_us, s.duration_us, s.size_bytes) for s in _stretches(other)], "the other plan"
+    chart = bytes_over_time(list(_stretches(view)), budget, check.peak_bytes, view.run.last_us, beside)
+    most = show_bytes(max(size for _, _, size in beside))
+    line = ("ink", f"line: {name}, {most} at its peak")
     return Picture(
         chart.drawing(f"Bytes on the device over one training step, below a budget of {show_bytes(budget)}"),
         heading="Memory over the step",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ from loadmaster.api.server.pages.plan import read_pair
 from loadmaster.api.server.pages.words import cost, job_words
 from loadmaster.api.store.records import Job, State
 from loadmaster.errors import InputError
+from loadmaster.models.envelope import Plan
 
 router = page_router()
 
@@ -61,8 +62,14 @@ def compare_page(service: ServiceDep, plan: Annotated[list[str] | None, Query(ma
     pairs = [read_pair(service, job) for job in jobs]
     checks = [{} if pair is None else pair[1].check for pair in pairs]
     rows = [*_asked(first, second), *_figures(first, second), *_checked(*checks)]
-    drawn = [_pictures(pair) for pair in pairs]
-    return render("compare.html", jobs=[job_words(job) for job in jobs], rows=rows, pictures=list(zip_longest(*drawn)))
+    views = _views(pairs)
+    return render(
+        "compare.html",
+        jobs=[job_words(job) for job in jobs],
+        rows=rows,
+        both=_both(pairs, views),
+        pictures=list(zip_longest(*(_pictures(first.kind, view) for view in views))),
+    )
 
 
 def _asked(first: Job, second: Job) -> list[Row]:
@@ -108,12 +115,23 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _pictures(pair: tuple[Any, Any] | None) -> list[Markup]:
-    """Those of the kind, if it draws any."""
-    if pair is None:
+def _views(pairs: Sequence[tuple[Any, Plan] | None]) -> list[Any]:
+    """What pictures are made of, or None where a plan has none."""
+    return [
+        None if pair is None or pair[1].status == "infeasible" else views_of(pair[1].kind).view(*pair) for pair in pairs
+    ]
+
+
+def _pictures(kind: str, view: Any) -> list[Markup]:
+    """Those of one plan, if its kind draws any."""
+    draw = None if view is None else getattr(views_of(kind), "pictures", None)
+    return [] if draw is None else [Markup(shown(picture)) for picture in draw(view)]
+
+
+def _both(pairs: Sequence[tuple[Any, Plan] | None], views: Sequence[Any]) -> list[Markup]:
+    """Those of two plans of one problem in one, if their kind draws any."""
+    plans = [pair[1] for pair in pairs if pair is not None]
+    if None in views or len({plan.problem_sha256 for plan in plans}) != 1:
         return []
-    problem, plan = pair
-    views = views_of(plan.kind)
-    if plan.status == "infeasible" or not hasattr(views, "pictures"):
-        return []
-    return [Markup(shown(picture)) for picture in views.pictures(views.view(problem, plan))]
+    draw = getattr(views_of(plans[0].kind), "both", None)
+    return [] if draw is None else [Markup(shown(picture)) for picture in draw(*views)]

@@ -13,7 +13,7 @@ from loadmaster.api.report.search import SearchPoint, search_picture
 from loadmaster.api.server.context import JobDep, OwnJobDep, Service, ServiceDep
 from loadmaster.api.server.pages.frame import page_router, render
 from loadmaster.api.server.pages.words import age, job_words
-from loadmaster.api.server.problems import not_found
+from loadmaster.api.store import progress
 from loadmaster.api.store.records import Job, State
 from loadmaster.models.units import show_share
 
@@ -59,13 +59,12 @@ def whether_to_cancel(job: JobDep) -> HTMLResponse:
 @router.post("/jobs/{plan_id}/cancel")
 def cancel_job(service: ServiceDep, job: OwnJobDep) -> RedirectResponse:
     """Cancel, and back to the page of the job."""
-    if service.jobs.cancel(job.id) is None:
-        raise not_found("plan", job.id)
+    service.jobs.cancel(job.id)
     return RedirectResponse(f"/jobs/{job.id}", status_code=303)
 
 
 def _live(service: Service, job: Job) -> dict[str, Any]:
-    tail = service.jobs.log_tail(job.id, _LOG_LINES + 1)
+    tail = progress.log_tail(service.database, job.id, _LOG_LINES + 1)
     return {
         "job": job_words(job),
         "note": _note(job),
@@ -73,7 +72,7 @@ def _live(service: Service, job: Job) -> dict[str, Any]:
         "asked_gap": show_share(job.asked_gap),
         "time_limit": age(job.time_limit_s),
         "search": _search(service, job),
-        "log": [event.data["line"] for event in tail[-_LOG_LINES:]],
+        "log": tail[-_LOG_LINES:],
         "longer": len(tail) > _LOG_LINES,
     }
 
@@ -95,7 +94,7 @@ def _search(service: Service, job: Job) -> Markup:
         return Markup()
     points = [
         SearchPoint(event.at - job.started_at, event.data.get("objective"), event.data.get("bound"))
-        for event in service.jobs.search(job.id, _POINTS)
+        for event in progress.search(service.database, job.id, _POINTS)
         if event.at >= job.started_at
     ]
     end = job.finished_at or time.time()
