@@ -1,6 +1,7 @@
 # The service in one image: planner and API, no torch.
 #   docker build -t loadmaster .
 #   docker run --init -p 127.0.0.1:8642:8642 -v loadmaster:/data loadmaster
+#   docker run --rm -v loadmaster:/data loadmaster keys add NAME --scope submit
 ARG PYTHON=3.12
 
 FROM python:${PYTHON}-slim AS build
@@ -25,6 +26,7 @@ ENV PATH="/opt/loadmaster/bin:${PATH}" \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     LOADMASTER_HOST=0.0.0.0 \
+    LOADMASTER_KEYS=required \
     LOADMASTER_PORT=8642 \
     LOADMASTER_DATABASE_URL=sqlite:////data/loadmaster.db
 USER 10001:10001

@@ -22,10 +22,11 @@ class AsyncClient:
         self,
         base_url: str = DEFAULT_URL,
         *,
+        api_key: str | None = None,
         backoff: Backoff | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._http = httpx.AsyncClient(base_url=base_url, transport=transport)
+        self._http = httpx.AsyncClient(base_url=base_url, headers=protocol.key_headers(api_key), transport=transport)
         self._backoff = backoff or Backoff()
 
     async def __aenter__(self) -> Self:
@@ -57,10 +58,15 @@ class AsyncClient:
         return AsyncPlanHandle(self, plan_id)
 
     async def list(
-        self, *, state: str | None = None, kind: str | None = None, label: tuple[str, str] | None = None
+        self,
+        *,
+        state: str | None = None,
+        kind: str | None = None,
+        label: tuple[str, str] | None = None,
+        owner: str | None = None,
     ) -> AsyncIterator[PlanResource]:
         """See :meth:`loadmaster.api.client.Client.list`."""
-        call: Call | None = protocol.list_call(state, kind, label)
+        call: Call | None = protocol.list_call(state, kind, label, owner)
         while call is not None:
             page = protocol.resource(PlanPage, await self.call(call))
             for plan in page.plans:

@@ -32,6 +32,7 @@ class Client:
     """A service, for blocking code. Safe to share between threads.
 
     Args:
+        api_key: of the service, where it asks for one; by default ``$LOADMASTER_API_KEY``.
         backoff: how calls are repeated.
         transport: of httpx, for tests or special networks.
     """
@@ -40,10 +41,11 @@ class Client:
         self,
         base_url: str = DEFAULT_URL,
         *,
+        api_key: str | None = None,
         backoff: Backoff | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._http = httpx.Client(base_url=base_url, transport=transport)
+        self._http = httpx.Client(base_url=base_url, headers=protocol.key_headers(api_key), transport=transport)
         self._backoff = backoff or Backoff()
 
     def __enter__(self) -> Self:
@@ -78,10 +80,15 @@ class Client:
         return PlanHandle(self, plan_id)
 
     def list(
-        self, *, state: str | None = None, kind: str | None = None, label: tuple[str, str] | None = None
+        self,
+        *,
+        state: str | None = None,
+        kind: str | None = None,
+        label: tuple[str, str] | None = None,
+        owner: str | None = None,
     ) -> Iterator[PlanResource]:
-        """Plans, newest first, as long as the caller goes on asking."""
-        call: Call | None = protocol.list_call(state, kind, label)
+        """Plans, newest first, as long as the caller goes on asking. ``owner`` is the name of a key."""
+        call: Call | None = protocol.list_call(state, kind, label, owner)
         while call is not None:
             page = protocol.resource(PlanPage, self.call(call))
             yield from page.plans

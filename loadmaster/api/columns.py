@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 
 def table(rows: list[list[str]], header: list[str]) -> str:
     """Columns aligned with spaces; numbers (cells that start with a digit) to the right."""
@@ -14,3 +16,8 @@ def table(rows: list[list[str]], header: list[str]) -> str:
         cells = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def moment(at: float) -> str:
+    """Seconds since the epoch as date and time here, to the second."""
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")

@@ -99,6 +99,7 @@ class PlanResource(BaseModel):
     kind: str
     name: str
     labels: dict[str, str]
+    owner: str | None = Field(default=None, description="the name of the key that it was submitted with")
     state: StateName
     status: Literal["optimal", "feasible", "infeasible"] | None
     limit: LimitDocument | None = None
@@ -154,6 +155,7 @@ class FrontierResource(BaseModel):
     kind: str
     name: str
     labels: dict[str, str]
+    owner: str | None = Field(default=None, description="the name of the key that it was submitted with")
     state: FrontierStateName
     unit: str | None
     created_at: float

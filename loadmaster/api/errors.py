@@ -14,6 +14,9 @@ class ProblemType(enum.StrEnum):
     INVALID_INPUT = "urn:loadmaster:problem:invalid-input"
     NOT_FOUND = "urn:loadmaster:problem:not-found"
     HOST_REFUSED = "urn:loadmaster:problem:host-refused"
+    KEY_NEEDED = "urn:loadmaster:problem:key-needed"
+    SCOPE_MISSING = "urn:loadmaster:problem:scope-missing"
+    NOT_OWNER = "urn:loadmaster:problem:not-owner"
     ORIGIN_REFUSED = "urn:loadmaster:problem:origin-refused"
     METHOD_NOT_ALLOWED = "urn:loadmaster:problem:method-not-allowed"
     TOO_LARGE = "urn:loadmaster:problem:too-large"
@@ -22,6 +25,8 @@ class ProblemType(enum.StrEnum):
     NO_PLAN = "urn:loadmaster:problem:no-plan"
     NOT_FINAL = "urn:loadmaster:problem:not-final"
     QUEUE_FULL = "urn:loadmaster:problem:queue-full"
+    QUOTA_REACHED = "urn:loadmaster:problem:quota-reached"
+    BUSY = "urn:loadmaster:problem:busy"
     TOO_SLOW = "urn:loadmaster:problem:too-slow"
     UNAVAILABLE = "urn:loadmaster:problem:unavailable"
     INTERNAL = "urn:loadmaster:problem:internal"
@@ -45,6 +50,22 @@ class UnknownPlanError(ServiceError):
     """The service knows no plan of that id."""
 
     exit_status = 2
+
+
+class KeyNeededError(ServiceError):
+    """The service asks for an API key, or does not know the one that was sent."""
+
+    exit_status = 2
+
+
+class NotAllowedError(ServiceError):
+    """The API key may not do that: its scope is too narrow, or the plan is another's."""
+
+    exit_status = 2
+
+
+class QuotaReachedError(ServiceError):
+    """As many jobs wait already as may, of this key or of all, and retrying did not help."""
 
 
 class NotReadyError(ServiceError):
@@ -73,10 +94,16 @@ class WaitTimeoutError(ServiceError, TimeoutError):
 
 BY_TYPE: dict[str, type[ServiceError]] = {
     ProblemType.NOT_FOUND: UnknownPlanError,
+    ProblemType.KEY_NEEDED: KeyNeededError,
+    ProblemType.SCOPE_MISSING: NotAllowedError,
+    ProblemType.NOT_OWNER: NotAllowedError,
+    ProblemType.QUOTA_REACHED: QuotaReachedError,
+    ProblemType.QUEUE_FULL: QuotaReachedError,
     ProblemType.NOT_READY: NotReadyError,
     ProblemType.NOT_FINAL: NotReadyError,
     ProblemType.NO_PLAN: NoPlanError,
     ProblemType.TOO_LARGE: TooLargeError,
+    ProblemType.BUSY: UnavailableError,
     ProblemType.UNAVAILABLE: UnavailableError,
 }
 

@@ -47,3 +47,5 @@ def configure(settings: Settings) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    # It tells of every database that is opened. What it changes there, the store says.
+    logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -31,6 +31,7 @@ class Request:
         cache_key: equal for requests that have the same answers.
         limit: of the problem's kind, in its unit; None for kinds without one.
         sizes: how large the problem is, by what it consists of.
+        unit: of objectives, where it is known before there is a plan.
     """
 
     kind: str
@@ -41,6 +42,7 @@ class Request:
     limit: int | None
     cache_key: str
     sizes: Mapping[str, int]
+    unit: str | None = None
 
 
 class Planner(Protocol):
@@ -100,6 +102,7 @@ class FloorPlanner:
             limit=limit,
             cache_key=planner.cache_key(typed, asked),
             sizes=typed.sizes,
+            unit=typed.unit,
         )
 
     def plan(

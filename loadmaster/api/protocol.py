@@ -6,6 +6,7 @@ Needs httpx and pydantic only.
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 import uuid
@@ -36,6 +37,7 @@ from loadmaster.models.documents import Document, load_document
 ResourceT = TypeVar("ResourceT", bound=BaseModel)
 ProblemSource = Document | str | Path | kinds.Problem
 
+KEY_VARIABLE = "LOADMASTER_API_KEY"
 DEFAULT_URL = "http://127.0.0.1:8642"
 # The server sends a word on an idle stream every 15 seconds.
 STREAM_TIMEOUT_S = 45.0
@@ -142,6 +144,21 @@ class EventDecoder:
         return Event(int(fields["id"]), fields["event"], json.loads(fields["data"]))
 
 
+def key_headers(api_key: str | None) -> dict[str, str]:
+    """The headers that carry a key; by default that of the environment, if there is one.
+
+    Raises:
+        InputError: it cannot be one. What was given is not shown.
+    """
+    field = KEY_VARIABLE if api_key is None else "api_key"
+    key = (os.environ.get(KEY_VARIABLE, "") if api_key is None else api_key).strip()
+    if not key:
+        return {}
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise InputError(field, "...", "is no API key", "Give the key as loadmaster keys add printed it.")
+    return {"Authorization": f"Bearer {key}"}
+
+
 def submit_call(problem: ProblemSource, options: Options, labels: Mapping[str, str] | None, dry_run: bool) -> Call:
     """POST /v1/plans.
 
@@ -165,10 +182,10 @@ def frontier_call(
     return Call("POST", "/v1/frontiers", body={**_request(problem, options, labels), **points}, headers=_key())
 
 
-def list_call(state: str | None, kind: str | None, label: tuple[str, str] | None) -> Call:
+def list_call(state: str | None, kind: str | None, label: tuple[str, str] | None, owner: str | None) -> Call:
     """GET /v1/plans, the first page."""
     named = None if label is None else f"{label[0]}:{label[1]}"
-    filters = {"state": state, "kind": kind, "label": named}
+    filters = {"state": state, "kind": kind, "label": named, "owner": owner}
     return Call("GET", "/v1/plans", {name: value for name, value in filters.items() if value is not None})
 
 

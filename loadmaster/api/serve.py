@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-import threading
 from types import FrameType
 
 import uvicorn
 
 from loadmaster.api import logs
 from loadmaster.api.server.app import create_app
+from loadmaster.api.server.context import Service
 from loadmaster.api.server.patience import protocol
 from loadmaster.api.server.security import is_loopback
 from loadmaster.api.settings import Settings
+from loadmaster.errors import InputError
 
 __all__ = ["Server", "make_server", "serve"]
 
@@ -24,12 +25,12 @@ _FINISH_REQUESTS_S = 5
 class Server(uvicorn.Server):
     """A server whose open event streams end when it is told to stop, so that it can."""
 
-    def __init__(self, config: uvicorn.Config, stopping: threading.Event) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
-        self._stopping = stopping
+        self.service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._stopping.set()
+        self.service.stopping.set()
         super().handle_exit(sig, frame)
 
 
@@ -39,6 +40,7 @@ def make_server(settings: Settings) -> Server:
     Raises:
         InputError: settings that cannot be used.
     """
+    _expect_keys_beyond_this_machine(settings)
     app = create_app(settings)
     config = uvicorn.Config(
         app,
@@ -50,7 +52,7 @@ def make_server(settings: Settings) -> Server:
         timeout_graceful_shutdown=_FINISH_REQUESTS_S,
         server_header=False,
     )
-    return Server(config, app.state.service.stopping)
+    return Server(config, app.state.service)
 
 
 def serve(settings: Settings) -> None:
@@ -60,6 +62,17 @@ def serve(settings: Settings) -> None:
         InputError: settings that cannot be used.
     """
     logs.configure(settings)
-    if not is_loopback(settings.host):
-        logger.warning("listening on %s without authentication: everybody who reaches it can use it", settings.host)
-    make_server(settings).run()
+    server = make_server(settings)
+    if settings.keys == "required" and all(key.revoked_at is not None for key in server.service.keys.all()):
+        logger.warning("there is no key yet, and nobody is let in: loadmaster keys add NAME --scope submit makes one")
+    server.run()
+
+
+def _expect_keys_beyond_this_machine(settings: Settings) -> None:
+    if settings.keys == "off" and not is_loopback(settings.host):
+        raise InputError(
+            "keys",
+            settings.keys,
+            f"would let everybody in who reaches {settings.host}",
+            "Give --keys required and make one (loadmaster keys add NAME --scope submit), or give --host 127.0.0.1.",
+        )

@@ -34,9 +34,12 @@ class Settings:
     Attributes:
         allowed_hosts: names that the service is reached by, separated by commas, beside ``localhost``, ``host`` and
             addresses in digits: requests for any other are refused.
+        keys: ``required``: requests need an API key (``loadmaster keys``); ``off``: whoever reaches the service can use
+            it, which is allowed on this machine alone.
         database_url: any SQLAlchemy URL; SQLite (in WAL mode) by default.
         workers: worker processes that ``serve`` starts and keeps alive; 0 for none (run ``loadmaster worker``).
         max_body_bytes: larger request bodies are refused (413).
+        max_bodies_memory_bytes: memory that all bodies may take at a time; more are refused (503) until some are read.
         max_time_limit_s: the longest time limit a request may ask for.
         max_job_memory_bytes: address-space cap of a job's process, by default the machine's memory; 0 is no cap.
         max_queued_jobs: jobs that wait; more are refused (429) until some are done.
@@ -53,9 +56,11 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8642
     allowed_hosts: str = ""
+    keys: str = "off"
     database_url: str = dataclasses.field(default_factory=_default_database_url)
     workers: int = 1
     max_body_bytes: int = 64 * MEBIBYTE
+    max_bodies_memory_bytes: int = 768 * MEBIBYTE
     max_time_limit_s: float = 86_400.0
     max_job_memory_bytes: int = dataclasses.field(default_factory=_memory_bytes)
     max_queued_jobs: int = 10_000
@@ -71,7 +76,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         positive = (
-            *("max_body_bytes", "max_time_limit_s", "max_queued_jobs", "request_timeout_s"),
+            *("max_body_bytes", "max_bodies_memory_bytes", "max_time_limit_s", "max_queued_jobs", "request_timeout_s"),
             *("lease_s", "max_attempts", "poll_s"),
         )
         for name, value in dataclasses.asdict(self).items():
@@ -85,6 +90,7 @@ class Settings:
             if not _HOST_NAME.fullmatch(name):
                 remedy = "Give names alone, separated by commas: no scheme, no port, no wildcard."
                 raise InputError("allowed_hosts", name, "is no host name", remedy)
+        _one_of("keys", self.keys, ("off", "required"))
         _one_of("log_format", self.log_format, ("text", "json"))
         _one_of("log_level", self.log_level, ("debug", "info", "warning", "error"))
 

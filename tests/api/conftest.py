@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from private_postgresql import PrivatePostgresql, programs
 from running_service import RunningService
 from thread_job import ThreadJob
 
@@ -21,10 +22,27 @@ from loadmaster.api.worker.worker import Worker
 HERE = Path(__file__).parent
 
 
-def quick_settings(folder: Path, **changes: Any) -> Settings:
-    """Settings for a fresh database in a folder, with quick looks."""
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PrivatePostgresql]:
+    """A PostgreSQL that all tests share: each makes databases of its own there."""
+    found = programs()
+    if found is None:
+        pytest.skip("PostgreSQL's initdb and pg_ctl are not installed here (Debian: apt-get install postgresql)")
+    server = PrivatePostgresql(found)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def database_url(tmp_path: Path) -> str:
+    """A fresh database."""
+    return f"sqlite:///{tmp_path / 'service.db'}"
+
+
+def quick_settings(database_url: str, **changes: Any) -> Settings:
+    """Settings with quick looks."""
     values: dict[str, Any] = {
-        "database_url": f"sqlite:///{folder / 'service.db'}",
+        "database_url": database_url,
         "planner": "fake_planner:FakePlanner",
         "workers": 0,
         "poll_s": 0.05,
@@ -34,11 +52,11 @@ def quick_settings(folder: Path, **changes: Any) -> Settings:
 
 
 @pytest.fixture
-def make_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
+def make_settings(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
     """Settings for a fresh database of this test."""
     # Worker processes must find the fake planner.
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-    return functools.partial(quick_settings, tmp_path)
+    return functools.partial(quick_settings, database_url)
 
 
 @pytest.fixture
@@ -74,7 +92,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """A real service with one worker, shared by a file's tests: their problems must have names of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(HERE))
-        service = RunningService(quick_settings(tmp_path_factory.mktemp("live"), port=0, workers=1))
+        service = RunningService(
+            quick_settings(f"sqlite:///{tmp_path_factory.mktemp('live')}/service.db", port=0, workers=1)
+        )
         yield service
         service.stop()
 

@@ -21,7 +21,7 @@ from running_service import RunningService, alive, parent, pids, wait_until
 from loadmaster.api.planning import FloorPlanner, Request
 from loadmaster.api.server.app import create_app
 from loadmaster.api.settings import Settings
-from loadmaster.api.store.schema import Database
+from loadmaster.api.store.database import Database
 from loadmaster.api.worker.process import LocalJob
 from loadmaster.errors import InputError
 from loadmaster.models.documents import Document
@@ -121,7 +121,7 @@ def test_a_new_database_is_its_owners_alone(tmp_path: Path) -> None:
     path = tmp_path / "made" / "service.db"
     database = Database(f"sqlite:///{path}")
     with database.write() as connection:
-        connection.exec_driver_sql("UPDATE schema_version SET version = version")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = version_num")
     files = [path, *path.parent.glob("service.db-*")]
     assert len(files) > 1
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
@@ -146,7 +146,7 @@ def test_a_password_in_an_url_is_not_shown(url: str) -> None:
 async def test_a_store_that_takes_no_writes_is_not_ready(app: FastAPI) -> None:
     with app.state.service.database.write() as connection:
         connection.exec_driver_sql(
-            "CREATE TRIGGER full BEFORE UPDATE ON schema_version BEGIN SELECT RAISE(FAIL, 'full'); END"
+            "CREATE TRIGGER full BEFORE UPDATE ON alembic_version BEGIN SELECT RAISE(FAIL, 'full'); END"
         )
     async with client_of(app) as http:
         ready = await http.get("/readyz")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import httpx
 import pytest
 from fake_planner import OPTIMUM, problem
+from private_postgresql import each_database_url
 
 from loadmaster.api.protocol import Event, EventDecoder
 from loadmaster.api.worker.worker import Worker
+
+database_url = each_database_url
 
 
 def decode(text: str) -> list[Event]:

@@ -21,8 +21,8 @@ from loadmaster.api.client import AsyncClient, Client
 from loadmaster.api.documents import PlanResource
 from loadmaster.api.errors import TooLargeError, UnknownPlanError, WaitTimeoutError
 from loadmaster.api.settings import Settings
+from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs
-from loadmaster.api.store.schema import Database
 from loadmaster.errors import CancelledError, InputError, LimitReachedError, SolverError
 
 pytestmark = pytest.mark.slow  # servers and workers are started

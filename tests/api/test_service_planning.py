@@ -62,6 +62,7 @@ def test_more_than_the_problem_states_is_refused_at_submission() -> None:
 def test_sizes_count_the_lists_of_the_problem(keyed: list[tuple[Any, Any]]) -> None:
     request = FloorPlanner().read(chain(4, MEGABYTE), {"budget_bytes": 1})  # four operators and a loss
     assert request.sizes == {"forward": 5, "backward": 5}
+    assert request.unit == "us", "so that incumbents have one before there is a plan"
     assert (request.kind, request.gap, request.time_limit_s) == ("memory", 0.01, 60.0)
 
 

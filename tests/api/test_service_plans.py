@@ -9,9 +9,12 @@ import httpx
 import pytest
 from fake_planner import OPTIMUM, problem
 from fastapi import FastAPI
+from private_postgresql import each_database_url
 
 from loadmaster.api.server.resources import frontier_points
 from loadmaster.api.worker.worker import Worker
+
+database_url = each_database_url
 
 
 async def submit(http: httpx.AsyncClient, document: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -290,4 +293,4 @@ async def test_the_page_lists_plans_and_escapes_their_names(http: httpx.AsyncCli
     assert plan["id"] in page.text
     assert "succeeded" in page.text
     assert "&lt;script&gt;" in page.text
-    assert "<script" not in page.text
+    assert "<script>" not in page.text

@@ -11,6 +11,9 @@ from fake_planner import problem
 from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from private_postgresql import each_database_url
+
+database_url = each_database_url
 
 GOOD = {"problem": problem()}
 JSON = {"Content-Type": "application/json"}

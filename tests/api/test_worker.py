@@ -9,17 +9,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from fake_planner import OPTIMUM, problem
+from private_postgresql import each_database_url
 from running_service import alive, pids, wait_until
 
 from loadmaster.api.planning import load_planner
 from loadmaster.api.settings import Settings
+from loadmaster.api.store import schema
+from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs, NewJob
 from loadmaster.api.store.queue import Queue
 from loadmaster.api.store.records import Job, State
-from loadmaster.api.store.schema import Database
 from loadmaster.api.worker.process import Message
 from loadmaster.api.worker.worker import Worker
+
+database_url = each_database_url
 
 DONE: Message = ("plan", {"status": "optimal", "objective": OPTIMUM})
 
@@ -111,7 +116,9 @@ def test_a_busy_database_is_waited_for_and_the_job_goes_on(
             return super().listen(timeout_s)
 
     def hold() -> None:
-        with store.database.write():
+        with store.database.write() as connection:
+            # SQLite locks all that can be written, PostgreSQL rows.
+            connection.execute(sa.select(schema.job.c.id).with_for_update())
             locked.set()
             wait_until(lambda: "does not answer" in caplog.text)
 

@@ -80,6 +80,12 @@ def test_it_stops_by_sigterm_and_keeps_its_data() -> None:
     assert final("EXPOSE") == [environment["LOADMASTER_PORT"]]
 
 
+def test_it_asks_for_keys_since_others_reach_it() -> None:
+    environment = dict(word.split("=", 1) for line in final("ENV") for word in shlex.split(line))
+    assert environment["LOADMASTER_HOST"] == "0.0.0.0"
+    assert environment["LOADMASTER_KEYS"] == "required"
+
+
 def test_it_says_what_it_is() -> None:
     labels = dict(word.split("=", 1) for line in final("LABEL") for word in shlex.split(line))
     assert {f"org.opencontainers.image.{name}" for name in ("title", "description", "licenses", "version")} <= set(

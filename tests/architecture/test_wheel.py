@@ -19,8 +19,18 @@ from tests.architecture.sources import ROOT
 pytestmark = pytest.mark.slow
 
 BASE = ("httpx", "numpy", "pydantic", "shtab")
-EXTRAS = ("fastapi", "highspy", "networkx", "ortools", "prometheus_client", "pulp", "resvg_py", "sqlalchemy")
-EXTRAS += ("starlette", "torch", "triton", "uvicorn")
+EXTRAS = (
+    "alembic",
+    "fastapi",
+    "highspy",
+    "jinja2",
+    "markupsafe",
+    "networkx",
+    "ortools",
+    "prometheus_client",
+    "psycopg",
+)
+EXTRAS += ("pulp", "resvg_py", "sqlalchemy", "starlette", "torch", "triton", "uvicorn")
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
@@ -101,6 +111,14 @@ def test_every_module_imports_or_names_its_extra(clean: Path, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
 
 
+def test_the_steps_of_the_schema_are_installed(clean: Path) -> None:
+    """They are run by their place, so nothing imports them."""
+    (site,) = (clean.parents[1] / "lib").glob("python*/site-packages")
+    steps = list((ROOT / "loadmaster/api/store/migrations").rglob("*.py"))
+    assert len(steps) > 2
+    assert [step for step in steps if not (site / step.relative_to(ROOT)).exists()] == []
+
+
 @pytest.mark.parametrize("name", ["models", "api", "planner", "solvers", "executor", "tests"])
 def test_no_floor_is_installed_under_a_common_name(clean: Path, tmp_path: Path, name: str) -> None:
     done = run(clean, "-c", f"import {name}", folder=tmp_path)
@@ -148,7 +166,10 @@ def test_the_wheel_carries_the_shipped_data_and_the_types(clean: Path, tmp_path:
         "from loadmaster.models.collective.taccl import sketch_files;"
         "from loadmaster.models.topologies import profiles;"
         "assert len(profiles.profile_names()) == 5; assert len(sketch_files.sketch_names()) == 11;"
-        "assert (files('loadmaster.api.report') / 'fonts' / 'DejaVuSans.ttf').is_file()"
+        "assert (files('loadmaster.api.report') / 'fonts' / 'DejaVuSans.ttf').is_file();"
+        "pages = files('loadmaster') / 'api' / 'server' / 'pages';"
+        "assert (pages / 'templates' / 'base.html').is_file();"
+        "assert all((pages / 'static' / 'vendor' / name / 'LICENSE').is_file() for name in ('htmx', 'swagger-ui'))"
     )
     done = run(clean, "-c", program, folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -333,8 +333,12 @@ def test_the_service_its_pages_and_its_client(service: str, stored: Settings) ->
             'attachment; filename="a-net.csv"'
         )
         front = httpx.get(service).text
-        assert "<td>buckets</td>" in front and ">2 messages</td>" in front
-        assert state.links["export/html"] in front
+        assert ">buckets</td>" in front and ">2 messages</td>" in front
+        assert f"/plans/{handle.id}" in front
+        page = httpx.get(f"{service}/plans/{handle.id}").text
+        # A kind that offers no pieces of a report is shown in its own words.
+        assert "2 messages, all there at" in page
+        assert all(state.links[f"export/{name}"] in page for name in ("html", "csv", "ranks"))
 
 
 async def test_its_client_for_asyncio(service: str, stored: Settings) -> None:

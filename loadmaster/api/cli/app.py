@@ -31,6 +31,7 @@ COMMANDS = {
     "show": ("look at a problem or a plan", f"{_HERE}.show:show_arguments"),
     "serve": ("run the service", f"{_HERE}.service:serve_arguments"),
     "worker": ("run one worker of a service", f"{_HERE}.service:worker_arguments"),
+    "keys": ("who may use a service", f"{_HERE}.keys:keys_arguments"),
     "submit": ("hand a problem to a service", f"{_HERE}.service:submit_arguments"),
     "watch": ("follow a plan on a service", f"{_HERE}.service:watch_arguments"),
     "cancel": ("cancel a plan on a service", f"{_HERE}.service:cancel_arguments"),

@@ -99,6 +99,8 @@ def _service(folder: Path, terminal: Terminal) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     database = f"sqlite:///{(folder / 'service.db').resolve()}"
     command = [sys.executable, "-m", "loadmaster.api.cli", "serve", "--port", str(port), "--database-url", database]
+    # Whatever the environment says of services that others reach.
+    command += ["--host", "127.0.0.1", "--keys", "off"]
     log = folder / "service.log"
     with log.open("w") as stream, subprocess.Popen(command, stderr=stream, stdout=stream) as process:
         try:

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import loadmaster
+from loadmaster.api.cli.server import add_server, connect
 from loadmaster.api.cli.terminal import Terminal
-from loadmaster.api.client import Client
 from loadmaster.api.columns import table
 from loadmaster.errors import LoadmasterError
 
@@ -48,7 +48,7 @@ class Finding:
 def doctor_arguments(doctor: argparse.ArgumentParser) -> None:
     """The arguments of ``doctor``."""
     doctor.description = _doctor.__doc__
-    doctor.add_argument("--server", metavar="URL", help="ask this service, too")
+    add_server(doctor, "ask this service, too")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(run=_doctor)
 
@@ -56,7 +56,7 @@ def doctor_arguments(doctor: argparse.ArgumentParser) -> None:
 def _doctor(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Try what this machine has: exit status 1 if something that is there does not work."""
     findings = []
-    for finding in _findings(arguments.server):
+    for finding in _findings(arguments):
         terminal.progress(f"{finding.what}: {finding.found}")
         findings.append(finding)
     if arguments.json:
@@ -67,14 +67,14 @@ def _doctor(arguments: argparse.Namespace, terminal: Terminal) -> int:
     return 1 if any(finding.ok is False for finding in findings) else 0
 
 
-def _findings(server: str | None) -> Iterator[Finding]:
+def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     yield Finding("loadmaster", True, f"{loadmaster.__version__}, Python {platform.python_version()}, {_system()}")
     yield from _solvers()
     yield _service_packages()
     yield _torch()
     yield _index()
-    if server is not None:
-        yield _server(server)
+    if arguments.server is not None:
+        yield _server(arguments)
 
 
 def _system() -> str:
@@ -147,9 +147,10 @@ def _last_line(text: str) -> str:
     return (text.strip().splitlines() or ["it ended without a word"])[-1]
 
 
-def _server(url: str) -> Finding:
+def _server(arguments: argparse.Namespace) -> Finding:
+    url = arguments.server
     try:
-        with Client(url) as client:
+        with connect(arguments) as client:
             names = [solver["name"] for solver in client.get("/v1/solvers")["solvers"]]
     except LoadmasterError as error:
         return Finding(f"service at {url}", False, str(error))

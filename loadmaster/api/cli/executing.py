@@ -14,9 +14,9 @@ from typing import Any
 
 from loadmaster.api.cli.interrupt import interruptible
 from loadmaster.api.cli.planning import report_progress
+from loadmaster.api.cli.server import connect
 from loadmaster.api.cli.service import follow
 from loadmaster.api.cli.terminal import Terminal
-from loadmaster.api.client import Client
 from loadmaster.errors import LimitReachedError
 from loadmaster.models.kinds import Plan, Problem, read_plan, write_plan
 from loadmaster.planner import PlanOptions
@@ -74,7 +74,7 @@ def plan_answer(
 
 def _planned(problem: Problem, options: PlanOptions, arguments: argparse.Namespace, terminal: Terminal) -> Plan:
     if arguments.server is not None:
-        with Client(arguments.server) as client:
+        with connect(arguments) as client:
             handle = client.submit(problem, options)
             follow(handle, terminal, problem.unit)
             return read_plan(handle.document())

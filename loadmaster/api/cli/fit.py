@@ -14,6 +14,7 @@ from typing import Any
 from loadmaster.api.cli.executing import converse, plan_answer
 from loadmaster.api.cli.files import expect_apart, write_json
 from loadmaster.api.cli.planning import add_options, envelope, planning_options
+from loadmaster.api.cli.server import add_server
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.columns import table
 from loadmaster.api.report.memory.words import summary
@@ -63,7 +64,7 @@ def fit_arguments(fit: argparse.ArgumentParser) -> None:
     fit.add_argument("--snapshot", metavar="MEASURED.pickle", help="write a measured memory snapshot (CUDA)")
     fit.add_argument("--verbose", action="store_true", help="the whole traceback of what fails in your own code")
     add_options(fit)
-    fit.add_argument("--server", metavar="URL", help="plan on a running service")
+    add_server(fit)
     fit.add_argument("--json", action="store_true", help="print the plan without its schedule, and the tries, as JSON")
     fit.set_defaults(run=_fit)
 

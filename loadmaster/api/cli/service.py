@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
-from datetime import datetime
 from typing import Any
 
 from loadmaster.api.cli import planning
 from loadmaster.api.cli.files import read_document
+from loadmaster.api.cli.server import add_service, connect
 from loadmaster.api.cli.terminal import Terminal
-from loadmaster.api.client import Client, PlanHandle
-from loadmaster.api.columns import table
+from loadmaster.api.client import PlanHandle
+from loadmaster.api.columns import moment, table
 from loadmaster.api.documents import PlanResource
-from loadmaster.api.protocol import DEFAULT_URL
 from loadmaster.errors import InputError
 from loadmaster.models.files import expect_writable
 from loadmaster.models.kinds import Problem, all_kinds, read_problem
 from loadmaster.models.units import show_cost, show_limit, show_share
 from loadmaster.planner.options import PlanOptions, PlanProgress
 
-SERVER_VARIABLE = "LOADMASTER_SERVER"
 # How long an interrupted command waits for the plan that the service has so far.
 _INCUMBENT_WITHIN_S = 15.0
 
@@ -33,6 +30,9 @@ def serve_arguments(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--port", type=int, help="port to listen on (8642)")
     serve.add_argument(
         "--allowed-host", action="append", metavar="NAME", help="a name that it is reached by, beside localhost; repeat"
+    )
+    serve.add_argument(
+        "--keys", choices=("off", "required"), help="whether requests need an API key (off: on this machine alone)"
     )
     serve.add_argument("--workers", type=int, metavar="N", help="local workers (1); 0: only remote ones")
     _add_settings(serve)
@@ -53,7 +53,7 @@ def submit_arguments(submit: argparse.ArgumentParser) -> None:
     planning.add_limits(submit)
     planning.add_options(submit)
     submit.add_argument("--label", action="append", default=[], metavar="NAME=VALUE", help="as many as you like")
-    _add_server(submit)
+    _add_service(submit)
     submit.set_defaults(run=_submit)
 
 
@@ -62,7 +62,7 @@ def watch_arguments(watch: argparse.ArgumentParser) -> None:
     watch.description = _watch.__doc__
     watch.add_argument("id", metavar="ID")
     watch.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here when it is done")
-    _add_server(watch)
+    _add_service(watch)
     watch.set_defaults(run=_watch)
 
 
@@ -70,7 +70,7 @@ def cancel_arguments(cancel: argparse.ArgumentParser) -> None:
     """The arguments of ``cancel``."""
     cancel.description = _cancel.__doc__
     cancel.add_argument("id", metavar="ID")
-    _add_server(cancel)
+    _add_service(cancel)
     cancel.set_defaults(run=_cancel)
 
 
@@ -80,8 +80,9 @@ def list_arguments(every: argparse.ArgumentParser) -> None:
     every.add_argument("--state", help="queued, running, succeeded, infeasible, failed or cancelled")
     every.add_argument("--kind", choices=all_kinds(), help="of problem")
     every.add_argument("--label", metavar="NAME=VALUE")
+    every.add_argument("--owner", metavar="NAME", help="the name of the key that it was submitted with")
     every.add_argument("--limit", type=int, default=20, metavar="N", help="at most this many (20)")
-    _add_server(every)
+    _add_service(every)
     every.set_defaults(run=_list)
 
 
@@ -90,19 +91,14 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
     command.add_argument("--log-format", choices=("text", "json"), help="of the log on stderr (text)")
 
 
-def _add_server(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--server", default=server_url(), metavar="URL", help=f"default: ${SERVER_VARIABLE}")
+def _add_service(command: argparse.ArgumentParser) -> None:
+    add_service(command)
     command.add_argument("--json", action="store_true", help="print JSON")
-
-
-def server_url() -> str:
-    """Where the service is unless a flag says otherwise."""
-    return os.environ.get(SERVER_VARIABLE) or DEFAULT_URL
 
 
 def plan_on_server(problem: Problem, options: PlanOptions, arguments: argparse.Namespace, terminal: Terminal) -> int:
     """``plan --server``: submit, follow, fetch. An interrupt cancels the job and keeps what it has found."""
-    with Client(arguments.server) as client:
+    with connect(arguments) as client:
         handle = client.submit(problem, options)
         terminal.say(f"submitted to {arguments.server}: {handle.id}")
         try:
@@ -130,7 +126,7 @@ def _serve(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from loadmaster.api.serve import serve
     from loadmaster.api.settings import Settings
 
-    names = ("host", "port", "workers", "database_url", "log_format")
+    names = ("host", "port", "keys", "workers", "database_url", "log_format")
     allowed_hosts = ",".join(arguments.allowed_host) if arguments.allowed_host else None
     flags = {name: getattr(arguments, name) for name in names}
     serve(Settings.from_environment(allowed_hosts=allowed_hosts, **flags))
@@ -154,7 +150,7 @@ def _submit(arguments: argparse.Namespace, terminal: Terminal) -> int:
     problem = read_problem(read_document(arguments.problem, "PROBLEM.json"))
     options = planning.options_of(arguments, problem)
     labels = dict(_label(text) for text in arguments.label)
-    with Client(arguments.server) as client:
+    with connect(arguments) as client:
         handle = client.submit(problem, options, labels=labels)
         if arguments.json:
             terminal.json(handle.state().model_dump())
@@ -166,7 +162,7 @@ def _submit(arguments: argparse.Namespace, terminal: Terminal) -> int:
 def _watch(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Follow a plan to its end; the exit status is that of planning here. An interrupt leaves the job running."""
     expect_writable(arguments.output, "-o")
-    with Client(arguments.server) as client:
+    with connect(arguments) as client:
         handle = client.plan(arguments.id)
         follow(handle, terminal, handle.state().unit or "us")
         return planning.finish(handle.result(), arguments, terminal)
@@ -174,7 +170,7 @@ def _watch(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 def _cancel(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Cancel a plan; the best one found so far is kept. Cancelling what is final changes nothing."""
-    with Client(arguments.server) as client:
+    with connect(arguments) as client:
         plan = client.plan(arguments.id).cancel()
     if arguments.json:
         terminal.json(plan.model_dump())
@@ -186,15 +182,14 @@ def _cancel(arguments: argparse.Namespace, terminal: Terminal) -> int:
 def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """The plans of a service, newest first."""
     label = None if arguments.label is None else _label(arguments.label)
-    with Client(arguments.server) as client:
-        found = client.list(state=arguments.state, kind=arguments.kind, label=label)
+    with connect(arguments) as client:
+        found = client.list(state=arguments.state, kind=arguments.kind, label=label, owner=arguments.owner)
         resources = [plan for plan, _ in zip(found, range(arguments.limit), strict=False)]
     if arguments.json:
         terminal.json([plan.model_dump() for plan in resources])
     else:
-        terminal.data(
-            table([_row(p) for p in resources], ["id", "state", "kind", "name", "limit", "objective", "gap", "created"])
-        )
+        columns = ["id", "state", "kind", "name", "owner", "limit", "objective", "gap", "created"]
+        terminal.data(table([_row(p) for p in resources], columns))
     return 0
 
 
@@ -202,8 +197,7 @@ def _row(plan: PlanResource) -> list[str]:
     limit = "" if plan.limit is None else show_limit(plan.limit.value, plan.limit.unit)
     objective = "" if plan.objective is None else show_cost(plan.objective, plan.unit or "us")
     gap = "" if plan.gap is None else show_share(plan.gap)
-    created = datetime.fromtimestamp(plan.created_at).strftime("%Y-%m-%d %H:%M:%S")
-    return [plan.id, plan.state, plan.kind, plan.name, limit, objective, gap, created]
+    return [plan.id, plan.state, plan.kind, plan.name, plan.owner or "", limit, objective, gap, moment(plan.created_at)]
 
 
 def _label(text: str) -> tuple[str, str]:

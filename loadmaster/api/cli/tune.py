@@ -13,6 +13,7 @@ from loadmaster.api.cli.executing import Message, converse, plan_answer
 from loadmaster.api.cli.files import expect_apart, read_document, write_json
 from loadmaster.api.cli.interrupt import interruptible
 from loadmaster.api.cli.planning import INTERRUPTED, add_limits, add_options, finish, options_of
+from loadmaster.api.cli.server import add_server
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.report.index.view import view
 from loadmaster.api.report.index.words import details
@@ -57,7 +58,7 @@ def tune_arguments(tune: argparse.ArgumentParser) -> None:
     new_index.add_arguments(tune)
     of_new = {a.dest: a.default for a in tune._actions if a.dest not in {*before, "trace", "seed"}}
     add_options(tune, seed=False)
-    tune.add_argument("--server", metavar="URL", help="plan on a running service")
+    add_server(tune)
     tune.add_argument("--json", action="store_true", help="print the plan without its schedule as JSON")
     tune.set_defaults(run=_tune, of_new=of_new)
 

@@ -79,10 +79,7 @@ class Chart:
             f'<path d="M{self._left} {at}H{self._right}" stroke="var(--{colour})" stroke-width="1.5" '
             f'stroke-dasharray="{dash}"/>'
         )
-        self.add(
-            f'<text x="{self._right}" y="{at - 6}" text-anchor="end" style="fill:var(--{colour})">'
-            f"{escape(label)}</text>"
-        )
+        self.add(f'<text x="{self._right}" y="{at - 6}" text-anchor="end" class="in-{colour}">{escape(label)}</text>')
 
     def drawing(self, description: str) -> Drawing:
         """The finished chart; ``description`` is for screen readers."""

@@ -43,6 +43,12 @@ def paint(colour: str) -> str:
     return f"var(--{colour})" if colour in LIGHT else colour
 
 
+def words_css(within: str) -> str:
+    """Classes for text in a colour, ``in-budget`` and so on: the style of all text is stronger than an attribute, and
+    a page may forbid styles in its markup."""
+    return " ".join(f"{within} .in-{name} {{ fill: var(--{name}); }}" for name in ("budget", "quiet"))
+
+
 def css() -> str:
     """The variables of a page, light unless the reader prefers dark."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 
 from loadmaster.api.report.beside import beside_picture
@@ -76,27 +77,59 @@ def frontier_png(title: str, limit: Limit, plans: Sequence[Plan], extras: Extras
     return png_bytes(title, [curve_picture(limit, feasible(plans), extras)])
 
 
+@dataclass(frozen=True)
+class Point:
+    """What is known of one limit, and where more of it is."""
+
+    value: int
+    objective: float | None
+    bound: float | None
+    gap: float | None
+    address: str = ""
+
+
 def frontier_picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Picture:
     """Objective against limit, with the band down to the bound, the gap of every point and published results."""
-    scale = scale_of(curve[0].unit)
-    marked = published(limit, curve, extras)
-    costs = [v for p in curve for v in (p.objective, p.bound) if v is not None]
+    points = [Point(limit.of_plan(plan), plan.objective, plan.bound, plan.gap) for plan in curve]
+    return points_picture(points, (limit.name, limit.unit), curve[0].unit, extras, published(limit, curve, extras))
+
+
+def points_picture(
+    points: Sequence[Point],
+    limit: tuple[str, str],
+    cost_unit: str,
+    extras: Extras,
+    marked: Sequence[tuple[int, float]] = (),
+) -> Picture:
+    """The same of points alone, those with an objective; at least one has.
+
+    Args:
+        limit: its name and its unit.
+        marked: (limit, objective) of others.
+    """
+    curve = [(p.value, p.objective, p) for p in points if p.objective is not None]
+    scale, (name, limit_unit) = scale_of(cost_unit), limit
+    costs = [v for _, objective, p in curve for v in (objective, p.bound) if v is not None]
     costs += [cost for _, cost in marked] + ([extras.baseline[1]] if extras.baseline else [])
     low, high = min(costs) / scale.factor, max(costs) / scale.factor
-    size, unit = limit_scale(limit.of_plan(curve[-1]), limit.unit)
-    xs = [limit.of_plan(p) / size for p in curve]
+    size, unit = limit_scale(curve[-1][0], limit_unit)
+    xs = [value / size for value, _, _ in curve]
     pad_x, pad_y = (xs[-1] - xs[0] or 1) * 0.06, (high - low or 1) * 0.14
     chart = Chart((xs[0] - pad_x, xs[-1] + pad_x), (low - pad_y, high + pad_y), height=440)
-    chart.axes(f"{limit.name}, {unit}", f"{extras.objective}, {scale.unit}")
+    chart.axes(f"{name}, {unit}", f"{extras.objective}, {scale.unit}")
     if extras.baseline is not None:
         chart.rule(extras.baseline[1] / scale.factor, "quiet", extras.baseline[0], dash="2 4")
-    at = [(chart.px(x), chart.py((p.objective or 0.0) / scale.factor), p) for x, p in zip(xs, curve, strict=True)]
-    bounded = [(x, y, chart.py(p.bound / scale.factor)) for x, y, p in at if p.bound is not None]
+    at = [(chart.px(x), chart.py(objective / scale.factor)) for x, (_, objective, _) in zip(xs, curve, strict=True)]
+    bounded = [
+        (x, y, chart.py(p.bound / scale.factor))
+        for (x, y), (_, _, p) in zip(at, curve, strict=True)
+        if p.bound is not None
+    ]
     if len(bounded) > 1:
         outline = "L".join(f"{x} {y}" for x, y, _ in bounded)
         back = "L".join(f"{x} {low_y}" for x, _, low_y in reversed(bounded))
         chart.add(f'<path d="M{outline}L{back}Z" fill="var(--band)"/>')
-    line = "L".join(f"{x} {y}" for x, y, _ in at)
+    line = "L".join(f"{x} {y}" for x, y in at)
     chart.add(f'<path d="M{line}" fill="none" stroke="var(--plan)" stroke-width="2"/>')
     for value, cost in marked:
         x, y = chart.px(value / size), chart.py(cost / scale.factor)
@@ -104,14 +137,22 @@ def frontier_picture(limit: Limit, curve: Sequence[Plan], extras: Extras) -> Pic
             f'<path d="M{x - 6} {y}L{x} {y - 6}L{x + 6} {y}L{x} {y + 6}Z" fill="none" '
             f'stroke="var(--reference)" stroke-width="1.8"/>'
         )
-    for x, y, p in at:
-        shown = show_limit(limit.of_plan(p), limit.unit)
-        words = f"{shown}: {show_cost(p.objective or 0.0, p.unit)}, gap {show_share(p.gap)}"
-        chart.add(f'<circle cx="{x}" cy="{y}" r="4.5" fill="var(--plan)"><title>{escape(words)}</title></circle>')
+    for (x, y), (value, objective, p) in zip(at, curve, strict=True):
+        words = f"{show_limit(value, limit_unit)}: {show_cost(objective, cost_unit)}, gap {show_share(p.gap)}"
+        chart.add(_linked(p, words, f'<circle cx="{x}" cy="{y}" r="4.5" fill="var(--plan)">', x, y))
         if p.gap is not None:
             chart.add(f'<text x="{x + 9}" y="{y - 9}" class="strong">{100 * p.gap:.1f} %</text>')
     legend = [("plan", "best plan found"), ("band", "between the plan and the proved bound")]
     if marked:
         legend.append(("reference", f"published: {extras.published_by}"))
-    words = f"{extras.objective.capitalize()} against {limit.name}; the label of each point is its proved gap"
-    return Picture(chart.drawing(words), legend=legend)
+    said = f"{extras.objective.capitalize()} against {name}; the label of each point is its proved gap"
+    return Picture(chart.drawing(said), legend=legend)
+
+
+def _linked(point: Point, words: str, circle: str, x: float, y: float) -> str:
+    """A point of the curve, as large for a finger as it needs where it leads somewhere."""
+    drawn = f"{circle}<title>{escape(words)}</title></circle>"
+    if not point.address:
+        return drawn
+    reach = f'<circle cx="{x}" cy="{y}" r="16" fill="transparent"/>'
+    return f'<a class="point" href="{escape(point.address)}" aria-label="{escape(words)}">{reach}{drawn}</a>'

@@ -34,11 +34,23 @@ class Stretch:
         return self.start_us + self.duration_us
 
 
-def bytes_over_time(stretches: Sequence[Stretch], budget_bytes: int, peak_bytes: int, time_us: float) -> Chart:
-    """Steps of bytes, one filled shape per run of stretches of the same colour, and the budget."""
+def bytes_over_time(
+    stretches: Sequence[Stretch],
+    budget_bytes: int,
+    peak_bytes: int,
+    time_us: float,
+    beside: Sequence[tuple[float, float, int]] = (),
+) -> Chart:
+    """Steps of bytes, one filled shape per run of stretches of the same colour, and the budget.
+
+    Args:
+        beside: (start, duration, bytes) of another step, drawn as a line.
+    """
     factor, unit = byte_scale(budget_bytes)
     budget = budget_bytes / factor
-    chart = Chart((0.0, time_us / 1e3), (0.0, max(budget, peak_bytes / factor) * 1.1))
+    end_us = max([time_us, *(start + duration for start, duration, _ in beside)])
+    most = max([budget_bytes, peak_bytes, *(size for _, _, size in beside)])
+    chart = Chart((0.0, end_us / 1e3), (0.0, most / factor * 1.1))
     chart.axes("milliseconds", unit)
     floor = chart.py(0)
     for colour, group in groupby(stretches, key=lambda s: s.colour):
@@ -48,6 +60,11 @@ def bytes_over_time(stretches: Sequence[Stretch], budget_bytes: int, peak_bytes:
             outline += f"H{chart.px(stretch.start_us / 1e3)}V{chart.py(stretch.size_bytes / factor)}"
         outline += f"H{chart.px(run[-1].end_us / 1e3)}V{floor}Z"
         chart.add(f'<path d="{outline}" fill="var(--{colour})"/>')
+    if beside:
+        line = f"M{chart.px(beside[0][0] / 1e3)} {floor}"
+        for start, duration, size in beside:
+            line += f"V{chart.py(size / factor)}H{chart.px((start + duration) / 1e3)}"
+        chart.add(f'<path d="{line}V{floor}" fill="none" stroke="var(--ink)" stroke-dasharray="3 2"/>')
     for stretch in stretches:
         left, right = chart.px(stretch.start_us / 1e3), chart.px(stretch.end_us / 1e3)
         y = chart.py(stretch.size_bytes / factor)

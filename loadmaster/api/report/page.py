@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from html import escape
 
 import loadmaster
-from loadmaster.api.report.colours import css, paint
+from loadmaster.api.report.colours import css, paint, words_css
 from loadmaster.api.report.picture import Picture
 
 _STYLE = """
+* { box-sizing: border-box; }
 body { background: var(--ground); color: var(--ink); margin: 2.5rem auto; max-width: 64rem; padding: 0 1.25rem;
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 h1 { font-size: 1.45rem; font-weight: 650; margin: 0 0 .2rem; }
@@ -20,7 +21,7 @@ h2 { font-size: 1.05rem; font-weight: 600; margin: 2.2rem 0 .5rem; }
 p.lead, figcaption, footer { color: var(--quiet); }
 p.lead { margin: 0 0 1.4rem; }
 figure { margin: 0; } figcaption { font-size: .87rem; margin-top: .3rem; }
-svg { display: block; width: 100%; height: auto; }
+figure svg, .key svg { display: block; width: 100%; height: auto; }
 svg text { fill: var(--quiet); font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 svg .strong { fill: var(--ink); font-weight: 600; }
 dl.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .9rem 1.6rem;
@@ -31,11 +32,28 @@ dl.facts dt { color: var(--quiet); font-size: .82rem; } dl.facts dd { margin: 0;
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th { color: var(--quiet); font-weight: 500; text-align: left; } th, td { padding: .32rem .7rem .32rem 0;
   border-bottom: 1px solid var(--line); } td.n, th.n { text-align: right; }
-.key { display: inline-block; width: .72em; height: .72em; border-radius: 2px; margin-right: .4em; }
-.keys span.item { margin-right: 1.3em; white-space: nowrap; font-size: .87rem; color: var(--quiet); }
-.scroll { overflow-x: auto; } footer { margin-top: 3rem; font-size: .82rem; }
+.key { display: inline-block; width: .72em; height: .72em; border-radius: 2px; overflow: hidden; margin-right: .4em; }
+.keys span.item { display: inline-block; margin-right: 1.3em; font-size: .87rem; color: var(--quiet); }
+/* A shadow at the side where there is more: what lies over it moves with the content. */
+.scroll { overflow-x: auto; background:
+  linear-gradient(to right, var(--ground) 40%, transparent) -2px / 2.5rem 100% no-repeat local,
+  linear-gradient(to left, var(--ground) 40%, transparent) calc(100% + 2px) / 2.5rem 100% no-repeat local,
+  linear-gradient(to right, var(--freed), transparent) 0 / .6rem 100% no-repeat,
+  linear-gradient(to left, var(--freed), transparent) 100% / .6rem 100% no-repeat; }
+.scroll:focus-visible { outline: 2px solid var(--plan); outline-offset: 2px; }
+/* Words of a drawing shrink with it: below this width they could not be read, and it is scrolled instead. */
+.worded svg { min-width: 46rem; }
+@media (max-width: 40rem) { body { margin: 1.2rem auto; padding: 0 .9rem; } h1 { font-size: 1.25rem; }
+  dl.facts { grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: .8rem 1rem; }
+  td, th { padding-right: .9rem; } .scroll td { white-space: nowrap; } }
+footer { margin-top: 3rem; font-size: .82rem; }
 @media print { body { margin: 0; max-width: none; } }
 """
+
+
+def style() -> str:
+    """The style sheet of reports: all that they have of styles."""
+    return css() + _STYLE + words_css("svg")
 
 
 def page(title: str, lead: str, sections: Sequence[str]) -> str:
@@ -47,7 +65,7 @@ def page(title: str, lead: str, sections: Sequence[str]) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)}</title>
-<style>{css()}{_STYLE}</style>
+<style>{style()}</style>
 </head>
 <body>
 <h1>{escape(title)}</h1>
@@ -76,13 +94,15 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Se
         return "".join(f"<{tag}{mark[i]}>{escape(text)}</{tag}>" for i, text in enumerate(row))
 
     lines = [f"<tr>{cells('td', row)}</tr>" for row in rows]
-    return f'<div class="scroll"><table><tr>{cells("th", header)}</tr>\n{chr(10).join(lines)}\n</table></div>'
+    return _scrolled(f"<table><tr>{cells('th', header)}</tr>\n{chr(10).join(lines)}\n</table>", "table")
 
 
 def keys(items: Sequence[tuple[str, str]]) -> str:
     """A legend: (name or value of a colour, plain text)."""
+    # Drawn, because a page may forbid styles in its markup.
     spans = [
-        f'<span class="item"><i class="key" style="background:{paint(colour)}"></i>{escape(text)}</span>'
+        f'<span class="item"><i class="key"><svg viewBox="0 0 1 1"><rect width="1" height="1" fill="{paint(colour)}"/>'
+        f"</svg></i>{escape(text)}</span>"
         for colour, text in items
     ]
     return f'<p class="keys">{"".join(spans)}</p>'
@@ -93,4 +113,12 @@ def shown(picture: Picture) -> str:
     heading = f"<h2>{escape(picture.heading)}</h2>\n" if picture.heading else ""
     caption = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
     legend = keys(picture.legend) if picture.legend else ""
-    return f"{heading}<figure>{picture.drawing.svg()}{caption}</figure>{legend}"
+    drawn = picture.drawing.svg()
+    if picture.drawing.has_words:
+        drawn = _scrolled(drawn, picture.drawing.description, "scroll worded")
+    return f"{heading}<figure>{drawn}{caption}</figure>{legend}"
+
+
+def _scrolled(markup: str, what: str, sort: str = "scroll") -> str:
+    """Markup that may be wider than the page: it is scrolled by itself, by keys too."""
+    return f'<div class="{sort}" tabindex="0" role="group" aria-label="{escape(what)}">{markup}</div>'

@@ -14,7 +14,7 @@ from html import escape
 from importlib.resources import as_file, files
 from itertools import accumulate
 
-from loadmaster.api.report.colours import in_light, paint
+from loadmaster.api.report.colours import in_light, paint, words_css
 
 _FONT = "DejaVu Sans"
 # Characters that names may have and XML may not.
@@ -28,7 +28,8 @@ _LETTER = 7.0
 _STYLE = (
     f".loadmaster text {{ fill: var(--quiet); font-family: '{_FONT}', sans-serif; font-size: 12px; }} "
     ".loadmaster .strong { fill: var(--ink); font-weight: bold; } "
-    ".loadmaster .title { fill: var(--ink); font-weight: bold; font-size: 15px; }"
+    ".loadmaster .title { fill: var(--ink); font-weight: bold; font-size: 15px; } "
+    f"{words_css('.loadmaster')}"
 )
 
 
@@ -41,10 +42,17 @@ class Drawing:
     description: str
     markup: str
 
+    @property
+    def has_words(self) -> bool:
+        """Whether there is something to read in it, which asks for a certain size."""
+        return "<text" in self.markup
+
     def svg(self) -> str:
         """As a part of a page."""
+        # What is in an image is not read out, and could not be followed.
+        role = "group" if "<a " in self.markup else "img"
         return (
-            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(self.description)}" '
+            f'<svg viewBox="0 0 {self.width} {self.height}" role="{role}" aria-label="{escape(self.description)}" '
             f'xmlns="http://www.w3.org/2000/svg">\n{self.markup}\n</svg>'
         )
 

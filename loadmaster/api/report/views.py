@@ -14,7 +14,9 @@ class Views(Protocol):
     """The module that the registration of a kind names.
 
     If it has a function ``pictures(view)``, a notebook shows what it draws
-    (:class:`loadmaster.api.report.picture.Picture`).
+    (:class:`loadmaster.api.report.picture.Picture`); if it has ``sections(view)``, the service's page of a plan shows
+    these pieces of HTML, made of what :mod:`loadmaster.api.report.page` offers; if it has ``both(first, second)``, two
+    plans of one problem are compared in these pictures.
     """
 
     def summary(self, plan: Any) -> str:

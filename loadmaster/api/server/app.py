@@ -6,21 +6,23 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator
 from importlib import metadata
-from typing import Any
 
 from fastapi import FastAPI
 
-from loadmaster.api.documents import FrontierRequest, PlanRequest, ProblemDetails
 from loadmaster.api.planning import load_planner
 from loadmaster.api.server import events, exports, frontiers, metrics, operations, pages, plans, problems
 from loadmaster.api.server.body import BodyLimit
 from loadmaster.api.server.context import Service
+from loadmaster.api.server.description import describe
+from loadmaster.api.server.keys import KeyCheck
 from loadmaster.api.server.news import News
+from loadmaster.api.server.readiness import Readiness
 from loadmaster.api.server.security import HostCheck
 from loadmaster.api.settings import Settings
+from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs
+from loadmaster.api.store.keys import Keys
 from loadmaster.api.store.queue import Queue
-from loadmaster.api.store.schema import Database
 from loadmaster.api.worker.supervisor import Supervisor
 
 __all__ = ["DESCRIPTION", "create_app"]
@@ -29,6 +31,10 @@ DESCRIPTION = """Plans deep-learning training by optimization.
 
 Submit a problem document, follow its events, fetch the plan with its proof. Errors are problem details (RFC 9457).
 """
+
+
+# So long a submission waits for others who write, before it is refused.
+_LONGEST_LOOK_S = 30.0
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -41,7 +47,10 @@ def create_app(settings: Settings) -> FastAPI:
     queue = Queue(database, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
     jobs, stopping = Jobs(database, settings.max_queued_jobs), threading.Event()
     news = News(jobs.heads, settings.poll_s, stopping)
-    service = Service(settings, database, jobs, queue, load_planner(settings.planner), news, stopping)
+    readiness = Readiness(lambda: operations.look(database, settings), _LONGEST_LOOK_S)
+    planner = load_planner(settings.planner)
+    service = Service(settings, database, jobs, queue, Keys(database), planner, news, readiness, stopping)
+    asks_for_keys = settings.keys == "required"
 
     supervisor = Supervisor(settings, queue)
 
@@ -60,33 +69,24 @@ def create_app(settings: Settings) -> FastAPI:
         version=metadata.version("loadmaster"),
         description=DESCRIPTION,
         lifespan=lifespan,
-        # The usual page of the interface loads its scripts from elsewhere; /openapi.json is the same, and offline.
+        # The usual page of the interface loads its scripts from elsewhere; ours is among the pages.
         docs_url=None,
         redoc_url=None,
     )
     app.state.service = service
     app.state.supervisor = supervisor
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, timeout_s=settings.request_timeout_s)
+    # The last one is the first to see a request: nothing is read of what it may not ask.
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=settings.max_body_bytes,
+        max_memory_bytes=settings.max_bodies_memory_bytes,
+        timeout_s=settings.request_timeout_s,
+    )
+    app.add_middleware(KeyCheck, keys=service.keys if asks_for_keys else None)
     app.add_middleware(HostCheck, host=settings.host, names=settings.allowed_host_names)
     problems.install(app)
-    for module in (plans, events, exports, frontiers, operations, metrics, pages):
+    for module in (plans, events, exports, frontiers, operations, metrics):
         app.include_router(module.router)
-    _describe_bodies(app)
+    pages.install(app, asks_for_keys=asks_for_keys)
+    describe(app, asks_for_keys=asks_for_keys)
     return app
-
-
-def _describe_bodies(app: FastAPI) -> None:
-    """Add the models of bodies that endpoints read by themselves, and of refusals, to the app's description."""
-    generate = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            schemas = generate()["components"]["schemas"]
-            for model in (PlanRequest, FrontierRequest, ProblemDetails):
-                described = model.model_json_schema(ref_template="#/components/schemas/{model}")
-                schemas.update(described.pop("$defs", {}))
-                schemas[model.__name__] = described
-        assert app.openapi_schema is not None, "set by the first call"
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Request bodies: how large they may be, and how bytes become a document that the rest can trust.
+"""Request bodies: how large they may be, each and all at once, and how bytes become a document that the rest can trust.
 
 Nothing that comes in over the wire may end the server: not deep nesting, not numbers no machine type holds, not
 text that is no text. All of it is refused here, as an InputError that names the place.
@@ -7,6 +7,7 @@ text that is no text. All of it is refused here, as an InputError that names the
 from __future__ import annotations
 
 import email.message
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import anyio
@@ -27,9 +28,14 @@ __all__ = ["BodyLimit", "json_bytes", "parse_body"]
 MOST_VALUES = 5_000_000
 # An object takes as much memory as so many numbers.
 _OBJECT_VALUES = 4
+# What a body takes in memory while it is read, as measured: its pieces, the whole, its text; and each value.
+_COPIES, _VALUE_BYTES = 3, 48
 
 # Of one object. Every key that nobody knows is a refusal of its own, of a kilobyte.
 MOST_KEYS = 100_000
+
+# Until a large body is answered.
+_RETRY_AFTER_S = "5"
 
 RequestT = TypeVar("RequestT", bound=PlanRequest)
 
@@ -37,27 +43,34 @@ RequestT = TypeVar("RequestT", bound=PlanRequest)
 class _NotRead(Exception):
     """Raised in the middle of reading a body, so that the rest is never read."""
 
-    def __init__(self, status: int, type_: ProblemType, detail: str) -> None:
+    def __init__(self, status: int, type_: ProblemType, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
-        self.status, self.type, self.detail = status, type_, detail
+        self.status, self.type, self.detail, self.headers = status, type_, detail, headers or {}
 
 
 class BodyLimit:
-    """ASGI middleware: counts the bytes that really arrive (Content-Length may lie, or be absent), and the seconds."""
+    """ASGI middleware: counts the bytes that really arrive (Content-Length may lie, or be absent), and the seconds.
 
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
+    Args:
+        max_bytes: of one body.
+        max_memory_bytes: that all bodies take whose requests are not answered yet. One alone is always read.
+        timeout_s: for a body to arrive.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, max_memory_bytes: int, timeout_s: float) -> None:
         self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
+        self._max_memory_bytes, self._held_bytes = max_memory_bytes, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        received = 0
+        received = values = own_bytes = 0
         started = whole = False
         deadline = anyio.current_time() + self._timeout_s
 
         async def counted_receive() -> Message:
-            nonlocal received, whole
+            nonlocal received, values, own_bytes, whole
             if whole:  # what comes now is only that the client has gone
                 return await receive()
             try:
@@ -68,10 +81,18 @@ class BodyLimit:
                 raise _NotRead(408, ProblemType.TOO_SLOW, detail) from None
             if message["type"] == "http.request":
                 whole = not message.get("more_body", False)
-                received += len(message.get("body", b""))
+                piece = message.get("body", b"")
+                received += len(piece)
                 if received > self._max_bytes:
                     detail = f"The body is larger than the {self._max_bytes} bytes that this server accepts."
                     raise _NotRead(413, ProblemType.TOO_LARGE, detail)
+                # More are refused before they become objects.
+                values = min(values + _values(piece), MOST_VALUES)
+                before, own_bytes = own_bytes, _COPIES * received + _VALUE_BYTES * values
+                self._held_bytes += own_bytes - before
+                if piece and self._held_bytes > max(own_bytes, self._max_memory_bytes):
+                    detail = "Other bodies take all the memory that there is for them. Send it again later."
+                    raise _NotRead(503, ProblemType.BUSY, detail, {"Retry-After": _RETRY_AFTER_S})
             return message
 
         async def noted_send(message: Message) -> None:
@@ -85,9 +106,11 @@ class BodyLimit:
             if started:
                 raise
             # Closed, because the rest of the body is still on its way.
-            headers = {"Connection": "close"}
+            headers = {"Connection": "close", **error.headers}
             response = problem_response(error.status, error.type, error.detail, instance=scope["path"], headers=headers)
             await response(scope, receive, send)
+        finally:
+            self._held_bytes -= own_bytes
 
 
 async def json_bytes(request: Request) -> bytes:
@@ -109,7 +132,7 @@ async def json_bytes(request: Request) -> bytes:
 def parse_body(model: type[RequestT], body: bytes) -> RequestT:
     """A body as the model, or an InputError that names what is wrong with it."""
     # Before it is read: an empty list is two bytes here and eighty as an object.
-    values = body.count(b",") + body.count(b"[") + _OBJECT_VALUES * body.count(b"{")
+    values = _values(body)
     if values > MOST_VALUES:
         raise InputError("body", values, "is about as many values as no problem has", f"Send {MOST_VALUES} at most.")
     document = parse_json(body, _refuse)
@@ -120,6 +143,11 @@ def parse_body(model: type[RequestT], body: bytes) -> RequestT:
     # Whoever reads the problem checks it; here it would be copied.
     request = documents.parse(model, {**document, "problem": {}})
     return request.model_copy(update={"problem": problem})
+
+
+def _values(text: bytes) -> int:
+    """About how many values there are in JSON, objects by what they take."""
+    return text.count(b",") + text.count(b"[") + _OBJECT_VALUES * text.count(b"{")
 
 
 def _expect_few_keys(document: dict[str, Any]) -> None:

@@ -9,15 +9,18 @@ from typing import Annotated
 from fastapi import Depends, Path, Request
 
 from loadmaster.api.planning import Planner
+from loadmaster.api.server.keys import CallerDep
 from loadmaster.api.server.news import News
 from loadmaster.api.server.problems import not_found
+from loadmaster.api.server.readiness import Readiness
 from loadmaster.api.settings import Settings
+from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs
+from loadmaster.api.store.keys import Keys
 from loadmaster.api.store.queue import Queue
 from loadmaster.api.store.records import Job
-from loadmaster.api.store.schema import Database
 
-__all__ = ["JobDep", "PlanId", "Service", "ServiceDep", "existing_job", "service"]
+__all__ = ["JobDep", "OwnJobDep", "PlanId", "Service", "ServiceDep", "existing_job", "service"]
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,10 @@ class Service:
     database: Database
     jobs: Jobs
     queue: Queue
+    keys: Keys
     planner: Planner
     news: News
+    readiness: Readiness
     stopping: threading.Event
 
 
@@ -53,3 +58,12 @@ def existing_job(plan_id: PlanId, service: ServiceDep) -> Job:
 
 
 JobDep = Annotated[Job, Depends(existing_job)]
+
+
+def own_job(job: JobDep, caller: CallerDep) -> Job:
+    """The job that the path names, to change it. Raises Refusal 404, and 403 if it is another's."""
+    caller.expect_may_change("plan", job.owner)
+    return job
+
+
+OwnJobDep = Annotated[Job, Depends(own_job)]

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from loadmaster.api.server.context import JobDep, ServiceDep
-from loadmaster.api.server.plans import problem_answers
+from loadmaster.api.server.description import problem_answers
 from loadmaster.api.server.problems import NoMoreEvents
 from loadmaster.errors import InputError
 

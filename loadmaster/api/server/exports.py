@@ -14,9 +14,10 @@ from loadmaster.api.errors import ProblemType
 from loadmaster.api.file_names import file_name
 from loadmaster.api.report.views import export
 from loadmaster.api.server.context import JobDep, ServiceDep
-from loadmaster.api.server.plans import plan_bytes, problem_answers
+from loadmaster.api.server.description import problem_answers
+from loadmaster.api.server.plans import plan_bytes
 from loadmaster.api.server.problems import Refusal, not_found
-from loadmaster.api.server.security import PAGE_HEADERS
+from loadmaster.api.server.security import REPORT_HEADERS
 from loadmaster.errors import InputError
 from loadmaster.models.kind import Export
 from loadmaster.models.kinds import find_kind, read_plan, read_problem
@@ -86,5 +87,5 @@ def _archive(files: Mapping[str, bytes]) -> bytes:
 def _file(content: bytes, media_type: str, name: str) -> Response:
     how = "inline" if media_type in _SHOWN else "attachment"
     return Response(
-        content, media_type=media_type, headers={**PAGE_HEADERS, "Content-Disposition": f'{how}; filename="{name}"'}
+        content, media_type=media_type, headers={**REPORT_HEADERS, "Content-Disposition": f'{how}; filename="{name}"'}
     )

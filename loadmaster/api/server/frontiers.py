@@ -10,13 +10,14 @@ from fastapi import APIRouter, Path, Response
 from loadmaster.api.documents import FrontierRequest, FrontierResource
 from loadmaster.api.server.body import parse_body
 from loadmaster.api.server.context import Service, ServiceDep
+from loadmaster.api.server.description import problem_answers
+from loadmaster.api.server.keys import Caller, CallerDep
 from loadmaster.api.server.plans import (
     RETRY_AFTER_S,
     BodyDep,
     IdempotencyKey,
     body_schema,
     new_job,
-    problem_answers,
     read_requests,
 )
 from loadmaster.api.server.problems import not_found
@@ -37,7 +38,9 @@ FrontierId = Annotated[str, Path(max_length=64, description="id of a frontier")]
     responses={200: {"model": FrontierResource}, **problem_answers(413, 415, 422, 429, 503)},
     openapi_extra=body_schema("FrontierRequest"),
 )
-def submit_frontier(service: ServiceDep, body: BodyDep, idempotency_key: IdempotencyKey = None) -> Response:
+def submit_frontier(
+    service: ServiceDep, caller: CallerDep, body: BodyDep, idempotency_key: IdempotencyKey = None
+) -> Response:
     """Queue a problem under several limits."""
     request = parse_body(FrontierRequest, body)
     option, limits = _limits(request)
@@ -52,6 +55,7 @@ def submit_frontier(service: ServiceDep, body: BodyDep, idempotency_key: Idempot
         request.labels,
         request_sha256=hashlib.sha256(b"frontier\n" + body).hexdigest(),
         idempotency_key=idempotency_key,
+        owner=caller.name,
     )
     return _frontier_response(frontier, submitted=True)
 
@@ -59,7 +63,7 @@ def submit_frontier(service: ServiceDep, body: BodyDep, idempotency_key: Idempot
 @router.get("/v1/frontiers/{frontier_id}", response_model=FrontierResource, responses=problem_answers(404, 422))
 def show_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
     """The points so far."""
-    return _frontier_response(_existing(service, frontier_id))
+    return _frontier_response(existing_frontier(service, frontier_id))
 
 
 @router.post(
@@ -68,11 +72,22 @@ def show_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
     response_model=FrontierResource,
     responses=problem_answers(404, 422),
 )
-def cancel_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
+def cancel_frontier(service: ServiceDep, caller: CallerDep, frontier_id: FrontierId) -> Response:
     """Cancel all its plans; what was found is kept."""
-    for job in _existing(service, frontier_id).jobs:
+    return _frontier_response(cancel_all(service, caller, frontier_id), status=202)
+
+
+def cancel_all(service: Service, caller: Caller, frontier_id: str) -> Frontier:
+    """Cancel the jobs of a frontier; where they stand then.
+
+    Raises:
+        Refusal: 404, or 403 if it is another's.
+    """
+    jobs = existing_frontier(service, frontier_id).jobs
+    caller.expect_may_change("frontier", jobs[0].owner)
+    for job in jobs:
         service.jobs.cancel(job.id)
-    return _frontier_response(_existing(service, frontier_id), status=202)
+    return existing_frontier(service, frontier_id)
 
 
 def _limits(request: FrontierRequest) -> tuple[str, list[int | str]]:
@@ -99,7 +114,12 @@ def _limits(request: FrontierRequest) -> tuple[str, list[int | str]]:
     return option, values
 
 
-def _existing(service: Service, frontier_id: str) -> Frontier:
+def existing_frontier(service: Service, frontier_id: str) -> Frontier:
+    """The frontier of that id.
+
+    Raises:
+        Refusal: 404.
+    """
     frontier = service.jobs.get_frontier(frontier_id)
     if frontier is None:
         raise not_found("frontier", frontier_id)

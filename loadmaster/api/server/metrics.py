@@ -12,7 +12,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from loadmaster.api.server.context import ServiceDep
-from loadmaster.api.store import figures, schema
+from loadmaster.api.store import figures
+from loadmaster.api.store.database import Database
 from loadmaster.api.store.records import State
 
 router = APIRouter(tags=["operations"])
@@ -26,12 +27,12 @@ _HELP = {
 class StoreCollector(Collector):
     """The figures of the store as metrics."""
 
-    def __init__(self, database: schema.Database, lease_s: float) -> None:
-        self._database, self._lease_s = database, lease_s
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, from one state of the store."""
-        found = figures.read(self._database, seen_within_s=self._lease_s)
+        found = figures.read(self._database)
         by_state = GaugeMetricFamily("loadmaster_jobs", "Jobs by state", labels=["state"])
         for state in State:
             by_state.add_metric([state.value], found.jobs.get(state.value, 0))
@@ -50,6 +51,6 @@ class StoreCollector(Collector):
 def metrics(service: ServiceDep) -> Response:
     """Metrics in Prometheus' text format."""
     registry = CollectorRegistry()
-    registry.register(StoreCollector(service.database, service.settings.lease_s))
+    registry.register(StoreCollector(service.database))
     ProcessCollector(registry=registry)
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

@@ -7,7 +7,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from loadmaster.api.documents import HardwareList, Health, SolverList, SolverResource
 from loadmaster.api.server.context import ServiceDep
+from loadmaster.api.settings import Settings
 from loadmaster.api.store import figures
+from loadmaster.api.store.database import Database
 from loadmaster.models.hardware import catalogue
 from loadmaster.solvers import registry
 
@@ -21,20 +23,27 @@ async def livez() -> Health:
 
 
 @router.get("/readyz", tags=["operations"], responses={503: {"model": Health}})
-def readyz(service: ServiceDep, response: Response) -> Health:
+async def readyz(service: ServiceDep, response: Response) -> Health:
     """Whether plans can be submitted and will be worked on: the store takes writes, and workers are alive."""
-    checks = {"server": "stopping" if service.stopping.is_set() else "ok"}
-    try:
-        found = figures.read(service.database, seen_within_s=service.settings.lease_s)
-        checks["database"] = "ok" if service.database.takes_writes() else "takes no writes: is its disk full?"
-        # Without workers of its own the server takes jobs for workers that may come later.
-        lacking = service.settings.workers > 0 and found.workers == 0
-        checks["workers"] = "none alive" if lacking else "ok"
-    except SQLAlchemyError:
-        checks["database"] = "does not answer"
+    checks = {"server": "stopping" if service.stopping.is_set() else "ok", **await service.readiness.checks()}
     ready = all(value == "ok" for value in checks.values())
     response.status_code = 200 if ready else 503
     return Health(status="ok" if ready else "unavailable", checks=checks)
+
+
+def look(database: Database, settings: Settings) -> dict[str, str]:
+    """What is asked of the store to know whether the service is ready. May wait for others who write."""
+    try:
+        found = figures.read(database)
+        takes_writes = database.takes_writes()
+    except SQLAlchemyError:
+        return {"database": "does not answer"}
+    # Without workers of its own the server takes jobs for workers that may come later.
+    lacking = settings.workers > 0 and found.workers == 0
+    return {
+        "database": "ok" if takes_writes else "takes no writes: is its disk full?",
+        "workers": "none alive" if lacking else "ok",
+    }
 
 
 @router.get("/v1/solvers", tags=["catalogue"])

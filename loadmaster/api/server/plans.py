@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from http import HTTPStatus
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -15,12 +14,14 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 
-from loadmaster.api.documents import PlanPage, PlanRequest, PlanResource, ProblemDetails, Sizing
+from loadmaster.api.documents import PlanPage, PlanRequest, PlanResource, Sizing
 from loadmaster.api.errors import ProblemType
 from loadmaster.api.planning import Request as Planning
 from loadmaster.api.server.body import json_bytes, parse_body
-from loadmaster.api.server.context import JobDep, PlanId, Service, ServiceDep
-from loadmaster.api.server.problems import MEDIA_TYPE, Refusal, not_found
+from loadmaster.api.server.context import JobDep, OwnJobDep, PlanId, Service, ServiceDep
+from loadmaster.api.server.description import problem_answers
+from loadmaster.api.server.keys import CallerDep
+from loadmaster.api.server.problems import Refusal, not_found
 from loadmaster.api.server.resources import budget_bytes, limit_document, plan_resource
 from loadmaster.api.store.jobs import NewJob, NotFinalError
 from loadmaster.api.store.records import Job, State
@@ -38,12 +39,6 @@ IdempotencyKey = Annotated[
     Header(max_length=255, description="the same key with the same request gives the same plan, not a second one"),
 ]
 BodyDep = Annotated[bytes, Depends(json_bytes)]
-
-
-def problem_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The refusals of an endpoint, for its description."""
-    content = {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{ProblemDetails.__name__}"}}}
-    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
 
 
 def body_schema(name: str) -> dict[str, Any]:
@@ -84,6 +79,7 @@ def new_job(planning: Planning) -> NewJob:
         time_limit_s=planning.time_limit_s,
         limit=planning.limit,
         cache_key=planning.cache_key,
+        unit=planning.unit,
     )
 
 
@@ -96,6 +92,7 @@ def new_job(planning: Planning) -> NewJob:
 )
 def submit_plan(
     service: ServiceDep,
+    caller: CallerDep,
     body: BodyDep,
     idempotency_key: IdempotencyKey = None,
     dry_run: Annotated[bool, Query(description="only validate, and tell how large the model is")] = False,
@@ -111,6 +108,7 @@ def submit_plan(
         request.labels,
         request_sha256=hashlib.sha256(b"plan\n" + body).hexdigest(),
         idempotency_key=idempotency_key,
+        owner=caller.name,
     )
     return _plan_response(job, 200 if job.state.final else 202, location=True)
 
@@ -121,23 +119,35 @@ def list_plans(
     state: Annotated[State | None, Query()] = None,
     kind: Annotated[str | None, Query(max_length=40)] = None,
     label: Annotated[str | None, Query(description="name:value", max_length=330)] = None,
+    owner: Annotated[str | None, Query(description="the name of a key", max_length=64)] = None,
     cursor: Annotated[str | None, Query(max_length=64, description="from the link to the next page")] = None,
     limit: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = 50,
 ) -> PlanPage:
     """Plans, newest first."""
-    named: tuple[str, str] | None = None
-    if label is not None:
-        name, separator, value = label.partition(":")
-        if not separator:
-            raise InputError("query.label", label, "has no colon", "Give label=name:value.")
-        named = (name, value)
     # One more than asked for tells whether there is another page.
-    jobs = service.jobs.latest(state=state, kind=kind, label=named, before=cursor, limit=limit + 1)
+    named = label_filter(label)
+    jobs = service.jobs.latest(state=state, kind=kind, label=named, owner=owner, before=cursor, limit=limit + 1)
     following = None
     if len(jobs) > limit:
-        filters = {"state": state, "kind": kind, "label": label, "limit": limit, "cursor": jobs[limit - 1].id}
-        following = "/v1/plans?" + urlencode({name: value for name, value in filters.items() if value is not None})
+        filters = {"state": state, "kind": kind, "label": label, "owner": owner}
+        page = {"limit": limit, "cursor": jobs[limit - 1].id}
+        given = {name: value for name, value in filters.items() if value is not None}
+        following = "/v1/plans?" + urlencode({**given, **page})
     return PlanPage(plans=[plan_resource(job) for job in jobs[:limit]], next=following)
+
+
+def label_filter(label: str | None) -> tuple[str, str] | None:
+    """``name:value`` as name and value.
+
+    Raises:
+        InputError: there is no colon.
+    """
+    if label is None:
+        return None
+    name, separator, value = label.partition(":")
+    if not separator:
+        raise InputError("query.label", label, "has no colon", "Give label=name:value.")
+    return name, value
 
 
 @router.get(
@@ -221,23 +231,23 @@ def plan_log(
 @router.post(
     "/v1/plans/{plan_id}:cancel", status_code=202, response_model=PlanResource, responses=problem_answers(404, 422)
 )
-def cancel_plan(service: ServiceDep, plan_id: PlanId) -> Response:
+def cancel_plan(service: ServiceDep, job: OwnJobDep) -> Response:
     """Cancel; the best plan found so far is kept. Cancelling what is final changes nothing."""
-    job = service.jobs.cancel(plan_id)
-    if job is None:
-        raise not_found("plan", plan_id)
-    return _plan_response(job, 202)
+    cancelled = service.jobs.cancel(job.id)
+    if cancelled is None:
+        raise not_found("plan", job.id)
+    return _plan_response(cancelled, 202)
 
 
 @router.delete("/v1/plans/{plan_id}", status_code=204, responses=problem_answers(404, 409, 422))
-def purge_plan(service: ServiceDep, plan_id: PlanId) -> Response:
+def purge_plan(service: ServiceDep, job: OwnJobDep) -> Response:
     """Remove a final plan with its events and documents."""
     try:
-        known = service.jobs.purge(plan_id)
+        known = service.jobs.purge(job.id)
     except NotFinalError as error:
         raise Refusal(409, ProblemType.NOT_FINAL, str(error)) from None
     if not known:
-        raise not_found("plan", plan_id)
+        raise not_found("plan", job.id)
     return Response(status_code=204)
 
 

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from loadmaster.api.documents import ProblemDetails, ProblemError
 from loadmaster.api.errors import ProblemType
-from loadmaster.api.store.jobs import QueueFullError
+from loadmaster.api.store.jobs import QueueFullError, QuotaError
 from loadmaster.errors import InputError
 from loadmaster.models.documents import field_path
 
@@ -25,6 +25,7 @@ __all__ = [
     "MEDIA_TYPE",
     "NoMoreEvents",
     "Refusal",
+    "database_problem",
     "input_problem",
     "install",
     "json_pointer",
@@ -120,6 +121,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(NoMoreEvents, _no_more_events)
     app.add_exception_handler(InputError, _input_error)
     app.add_exception_handler(QueueFullError, _queue_full)
+    app.add_exception_handler(QuotaError, _queue_full)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _nobody)
@@ -149,7 +151,7 @@ def _input_error(request: Request, error: Exception) -> JSONResponse:
 def _queue_full(request: Request, error: Exception) -> JSONResponse:
     return problem_response(
         429,
-        ProblemType.QUEUE_FULL,
+        ProblemType.QUOTA_REACHED if isinstance(error, QuotaError) else ProblemType.QUEUE_FULL,
         str(error),
         instance=request.url.path,
         headers={"Retry-After": _QUEUE_RETRY_AFTER_S},
@@ -187,12 +189,17 @@ def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _database_error(request: Request, error: Exception) -> JSONResponse:
+    return database_problem(error, request.url.path)
+
+
+def database_problem(error: Exception, instance: str) -> JSONResponse:
+    """503 for a store that does not answer."""
     logger.error("the database does not answer", exc_info=error)
     return problem_response(
         503,
         ProblemType.UNAVAILABLE,
         "The job store does not answer. Try again in a moment.",
-        instance=request.url.path,
+        instance=instance,
         headers={"Retry-After": _RETRY_AFTER_S},
     )
 

@@ -26,6 +26,7 @@ def plan_resource(job: Job) -> PlanResource:
         kind=job.kind,
         name=job.name,
         labels=dict(job.labels),
+        owner=job.owner,
         state=job.state.value,
         status=job.status,  # type: ignore[arg-type]
         limit=limit_document(job.kind, job.limit),
@@ -59,6 +60,7 @@ def frontier_resource(frontier: Frontier) -> FrontierResource:
         kind=first.kind,
         name=first.name,
         labels=dict(frontier.labels),
+        owner=first.owner,
         state=state.value,
         unit=next((job.unit for job in frontier.jobs if job.unit is not None), None),
         created_at=frontier.created_at,

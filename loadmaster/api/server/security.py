@@ -8,6 +8,8 @@ What changes something is refused where the browser says (``Origin``) that a pag
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import ipaddress
 from collections.abc import Iterable
 from urllib.parse import SplitResult, urlsplit
@@ -16,19 +18,23 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from loadmaster.api.errors import ProblemType
+from loadmaster.api.report.page import style
 from loadmaster.api.server.problems import problem_response, show
 
-__all__ = ["PAGE_HEADERS", "HostCheck", "is_loopback"]
+__all__ = ["READING", "REPORT_HEADERS", "HostCheck", "is_loopback"]
 
-# Of HTML that the service sends: nothing is loaded from anywhere, no script runs, no other page frames it.
-PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+_STYLE = base64.b64encode(hashlib.sha256(style().encode()).digest()).decode()
+# Of reports: nothing is loaded from anywhere, no script runs, no other page frames them. (Of the service's own pages:
+# :mod:`loadmaster.api.server.pages.frame`.)
+REPORT_HEADERS = {
+    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_STYLE}'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
 
-_READING = ("GET", "HEAD", "OPTIONS")
+# Methods that change nothing.
+READING = ("GET", "HEAD", "OPTIONS")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -70,7 +76,7 @@ class HostCheck:
                 "start it with --allowed-host NAME (or LOADMASTER_ALLOWED_HOSTS); otherwise use its address."
             )
         origin = headers.get("origin")
-        if scope["method"] in _READING or origin is None:
+        if scope["method"] in READING or origin is None:
             return None
         from_page = _split(origin)
         if host is not None and from_page.netloc and _place(from_page) == _place(host, from_page.scheme):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
 from loadmaster.api.store import schema
+from loadmaster.api.store.database import Database
 
 __all__ = ["Figures", "Histogram", "read"]
 
@@ -31,13 +31,13 @@ class Figures:
     histograms: Mapping[str, Histogram]
 
 
-def read(database: schema.Database, *, seen_within_s: float) -> Figures:
+def read(database: Database) -> Figures:
     """All figures, from one state of the store."""
     with database.read() as connection:
         states = connection.execute(sa.select(schema.job.c.state, sa.func.count()).group_by(schema.job.c.state))
         jobs = {state: number for state, number in states}
-        alive = schema.worker.c.seen_at > time.time() - seen_within_s
-        workers = connection.execute(sa.select(sa.func.count()).select_from(schema.worker).where(alive)).scalar_one()
+        # Those that fell silent are forgotten: see the queue.
+        workers = connection.execute(sa.select(sa.func.count()).select_from(schema.worker)).scalar_one()
         columns = schema.tally.c
         tallies = {
             (metric, bucket): value

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError
 
-from loadmaster.api.store import records, schema
+from loadmaster.api.store import keys, records, schema
+from loadmaster.api.store.database import Database, transaction
+from loadmaster.api.store.keys import Owner
 from loadmaster.api.store.records import Event, Job, Outcome, PackedDocument, State
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.models.documents import Document
 
-__all__ = ["Frontier", "Jobs", "NewJob", "NotFinalError", "QueueFullError"]
+__all__ = ["Frontier", "Jobs", "NewJob", "NotFinalError", "QueueFullError", "QuotaError"]
 
-ResultT = TypeVar("ResultT")
 # Ids in one query: databases take a limited number of parameters.
 _AT_ONCE = 500
 
@@ -34,6 +35,7 @@ class NewJob:
     time_limit_s: float
     limit: int | None
     cache_key: str
+    unit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,10 @@ class QueueFullError(LoadmasterError):
     """So many jobs wait already that no more are taken."""
 
 
+class QuotaError(LoadmasterError):
+    """So many jobs of one key wait already that no more of it are taken."""
+
+
 class Jobs:
     """Submissions and reads. Safe to call from any thread.
 
@@ -61,9 +67,10 @@ class Jobs:
         max_queued: jobs that may wait.
     """
 
-    def __init__(self, database: schema.Database, max_queued: int) -> None:
+    def __init__(self, database: Database, max_queued: int) -> None:
         self._database, self._max_queued = database, max_queued
 
+    @transaction
     def submit(
         self,
         new: NewJob,
@@ -72,23 +79,24 @@ class Jobs:
         *,
         request_sha256: str,
         idempotency_key: str | None = None,
+        owner: str | None = None,
     ) -> Job:
-        """Queue a job, or finish it at once from the cache; the same idempotency key gives the same job.
+        """Queue a job, or finish it at once from the cache; the same idempotency key of an owner gives the same job.
 
         Raises:
             InputError: the idempotency key was used for another request.
             QueueFullError: too many wait.
+            QuotaError: too many of this owner's wait.
         """
         packed = records.pack(problem)
-
-        def insert(connection: Connection) -> Job:
-            job_id = _by_key(connection, schema.job, idempotency_key, request_sha256)
+        with self._database.write() as connection:
+            job_id = _by_key(connection, schema.job, idempotency_key, owner, request_sha256)
             if job_id is None:
-                job_id = self._insert(connection, new, packed, labels, request_sha256, idempotency_key, None)
+                whose = keys.lock_owner(connection, owner)
+                job_id = self._insert(connection, new, packed, labels, request_sha256, idempotency_key, None, whose)
             return records.require_job(connection, job_id)
 
-        return self._retry_on_race(insert)
-
+    @transaction
     def submit_frontier(
         self,
         points: Sequence[NewJob],
@@ -97,17 +105,18 @@ class Jobs:
         *,
         request_sha256: str,
         idempotency_key: str | None = None,
+        owner: str | None = None,
     ) -> Frontier:
         """Queue one job per point, under one parent.
 
         Raises:
             InputError: the idempotency key was used for another request.
             QueueFullError: too many wait.
+            QuotaError: too many of this owner's wait.
         """
         packed = records.pack(problem)
-
-        def insert(connection: Connection) -> Frontier:
-            known = _by_key(connection, schema.frontier, idempotency_key, request_sha256)
+        with self._database.write() as connection:
+            known = _by_key(connection, schema.frontier, idempotency_key, owner, request_sha256)
             if known is None:
                 known = schema.new_id("frontier")
                 connection.execute(
@@ -115,15 +124,14 @@ class Jobs:
                         id=known,
                         labels=dict(labels),
                         created_at=time.time(),
-                        idempotency_key=idempotency_key,
+                        idempotency_key=_of_owner(idempotency_key, owner),
                         request_sha256=request_sha256,
                     )
                 )
+                whose = keys.lock_owner(connection, owner)
                 for point in points:
-                    self._insert(connection, point, packed, labels, request_sha256, None, known)
+                    self._insert(connection, point, packed, labels, request_sha256, None, known, whose)
             return _frontier(connection, known)
-
-        return self._retry_on_race(insert)
 
     def get(self, job_id: str) -> Job | None:
         """The job, or None for an id that is not known."""
@@ -152,6 +160,7 @@ class Jobs:
         state: State | None = None,
         kind: str | None = None,
         label: tuple[str, str] | None = None,
+        owner: str | None = None,
         before: str | None = None,
         limit: int = 50,
     ) -> list[Job]:
@@ -161,6 +170,8 @@ class Jobs:
             query = query.where(schema.job.c.state == state.value)
         if kind is not None:
             query = query.where(schema.job.c.kind == kind)
+        if owner is not None:
+            query = query.where(schema.job.c.owner == owner)
         if label is not None:
             query = query.join(schema.label, schema.label.c.job_id == schema.job.c.id).where(
                 schema.label.c.name == label[0], schema.label.c.value == label[1]
@@ -190,6 +201,7 @@ class Jobs:
         with self._database.read() as connection:
             return [Event(*row) for row in connection.execute(query)]
 
+    @transaction
     def cancel(self, job_id: str) -> Job | None:
         """Cancel a queued job at once, ask the worker of a running one to stop; nothing happens to a final one."""
         with self._database.write() as connection:
@@ -203,6 +215,7 @@ class Jobs:
                 records.append_event(connection, job_id, "state", {"state": "running", "cancel_requested": True})
             return records.get_job(connection, job_id)
 
+    @transaction
     def purge(self, job_id: str) -> bool:
         """Remove a final job, its events, and its documents unless other jobs use them; False if not known.
 
@@ -218,7 +231,11 @@ class Jobs:
             for table in (schema.event, schema.label):
                 connection.execute(sa.delete(table).where(table.c.job_id == job_id))
             connection.execute(sa.delete(schema.job).where(schema.job.c.id == job_id))
-            for key in {job.problem_sha256, job.plan_sha256} - {None}:
+            # What two jobs share is locked before it is asked for users: of two that are purged at the same time, the
+            # second must see that the first is gone.
+            records.lock(connection, schema.frontier.c.id, job.frontier_id)
+            for key in filter(None, (job.problem_sha256, job.plan_sha256)):
+                records.lock(connection, schema.document.c.sha256, key)
                 users = sa.select(schema.job.c.id).where(
                     sa.or_(schema.job.c.problem_sha256 == key, schema.job.c.plan_sha256 == key)
                 )
@@ -238,6 +255,7 @@ class Jobs:
         request_sha256: str,
         idempotency_key: str | None,
         frontier_id: str | None,
+        owner: Owner,
     ) -> str:
         job_id = schema.new_id("plan")
         connection.execute(
@@ -253,10 +271,12 @@ class Jobs:
                 time_limit_s=new.time_limit_s,
                 budget_bytes=new.limit,
                 cache_key=new.cache_key,
-                idempotency_key=idempotency_key,
+                unit=new.unit,
+                idempotency_key=_of_owner(idempotency_key, owner.name),
                 request_sha256=request_sha256,
                 state=State.QUEUED.value,
                 created_at=time.time(),
+                owner=owner.name,
             )
         )
         for name, value in labels.items():
@@ -267,32 +287,36 @@ class Jobs:
             job = records.require_job(connection, job_id)
             records.finish(connection, job, found, cached=True)
         else:
-            self._expect_room(connection)
+            self._expect_room(connection, owner)
         return job_id
 
-    def _expect_room(self, connection: Connection) -> None:
+    def _expect_room(self, connection: Connection, owner: Owner) -> None:
         """Raises, which undoes the submission, when more jobs wait than may."""
         waiting = sa.select(sa.func.count()).where(schema.job.c.state == State.QUEUED.value)
         if connection.execute(waiting).scalar_one() > self._max_queued:
             raise QueueFullError(f"{self._max_queued} jobs wait already, and no more may. Send it again later.")
-
-    def _retry_on_race(self, insert: Callable[[Connection], ResultT]) -> ResultT:
-        # Databases that let several transactions write at a time find equal keys only at the insert: the second
-        # attempt then sees what the other one wrote.
-        try:
-            with self._database.write() as connection:
-                return insert(connection)
-        except IntegrityError:
-            with self._database.write() as connection:
-                return insert(connection)
+        if keys.exceeds(connection, owner, State.QUEUED):
+            raise QuotaError(
+                f"{owner.name} may have {owner.max_queued} jobs that wait, and there is no room for what was sent. "
+                "Send it again when some are done, or cancel some."
+            )
 
 
-def _by_key(connection: Connection, table: sa.Table, key: str | None, request_sha256: str) -> str | None:
-    """The id of what an idempotency key made before."""
+def _of_owner(idempotency_key: str | None, owner: str | None) -> str | None:
+    """An idempotency key as it is kept: two owners may choose the same one, and neither meets the other's jobs."""
+    if idempotency_key is None or owner is None:
+        return idempotency_key
+    return hashlib.sha256(f"{owner}\n{idempotency_key}".encode()).hexdigest()
+
+
+def _by_key(
+    connection: Connection, table: sa.Table, key: str | None, owner: str | None, request_sha256: str
+) -> str | None:
+    """The id of what an idempotency key made before, of this owner."""
     if key is None:
         return None
     row = connection.execute(
-        sa.select(table.c.id, table.c.request_sha256).where(table.c.idempotency_key == key)
+        sa.select(table.c.id, table.c.request_sha256).where(table.c.idempotency_key == _of_owner(key, owner))
     ).one_or_none()
     if row is None:
         return None

@@ -18,7 +18,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from loadmaster.api.store import records, schema
+from loadmaster.api.store import keys, records, schema
+from loadmaster.api.store.database import Database, transaction
 from loadmaster.api.store.records import Job, Outcome, State
 from loadmaster.models.documents import Document
 
@@ -67,19 +68,33 @@ class Queue:
         max_attempts: a job that has been started this often is not started again: it fails.
     """
 
-    def __init__(self, database: schema.Database, *, lease_s: float, max_attempts: int) -> None:
+    def __init__(self, database: Database, *, lease_s: float, max_attempts: int) -> None:
         self._database = database
         self._lease_s = lease_s
         self._max_attempts = max_attempts
-        self._silence = Silence(lease_s)
+        self._silent_jobs, self._silent_workers = Silence(lease_s), Silence(lease_s)
 
+    @transaction
     def claim(self, owner: str) -> Job | None:
-        """Lease the oldest job that waits, or None. Of equal requests only one runs at a time."""
+        """Lease the oldest job that waits and may run, or None.
+
+        Of equal requests only one runs at a time, and of an owner's jobs no more than its key allows.
+        """
+        try:
+            return self._claim(owner)
+        except _QuotaError:
+            return None
+
+    def _claim(self, owner: str) -> Job | None:
         # Without a correlation: what runs is looked up once, not once for every job that waits.
         running = sa.select(schema.job.c.cache_key).where(schema.job.c.state == State.RUNNING.value)
         oldest = (
             sa.select(schema.job.c.id)
-            .where(schema.job.c.state == State.QUEUED.value, schema.job.c.cache_key.not_in(running))
+            .where(
+                schema.job.c.state == State.QUEUED.value,
+                schema.job.c.cache_key.not_in(running),
+                sa.or_(schema.job.c.owner.is_(None), schema.job.c.owner.not_in(keys.owners_at_their_limit())),
+            )
             .order_by(schema.job.c.id)
             .limit(1)
             .with_for_update(skip_locked=True)
@@ -92,7 +107,7 @@ class Queue:
                 .values(
                     state=State.RUNNING.value,
                     lease_owner=owner,
-                    lease_beats=_ONE_MORE,
+                    lease_beats=_JOB_BEATS[1] + 1,
                     attempts=schema.job.c.attempts + 1,
                     started_at=time.time(),
                 )
@@ -101,6 +116,7 @@ class Queue:
             if job_id is None:
                 return None
             job = records.require_job(connection, job_id)
+            _expect_within_quota(connection, job)
             found = records.find_reusable(connection, job.cache_key, job.asked_gap)
             if found is not None:
                 records.finish(connection, job, found, cached=True)
@@ -109,13 +125,14 @@ class Queue:
                 records.append_event(connection, job_id, "state", data)
             return records.require_job(connection, job_id)
 
+    @transaction
     def beat(self, job_id: str, owner: str) -> Beat:
         """Renew the lease."""
         with self._database.write() as connection:
             asked = connection.execute(
                 sa.update(schema.job)
                 .where(*_owned(job_id, owner))
-                .values(lease_beats=_ONE_MORE)
+                .values(lease_beats=_JOB_BEATS[1] + 1)
                 .returning(schema.job.c.cancel_requested)
             ).scalar()
         return _beat(asked)
@@ -126,6 +143,7 @@ class Queue:
             asked = connection.execute(sa.select(schema.job.c.cancel_requested).where(*_owned(job_id, owner))).scalar()
         return _beat(asked)
 
+    @transaction
     def record(self, job_id: str, owner: str, events: Iterable[tuple[str, Mapping[str, Any]]]) -> bool:
         """Write events (type, data) of a running job; the last progress or incumbent sets its figures.
 
@@ -146,6 +164,7 @@ class Queue:
         with self._database.read() as connection:
             return records.get_document(connection, job.problem_sha256)
 
+    @transaction
     def finish(
         self, job_id: str, owner: str, state: State, plan: Document | None = None, error: Document | None = None
     ) -> bool:
@@ -156,6 +175,7 @@ class Queue:
             records.finish(connection, records.require_job(connection, job_id), Outcome(state, plan, error))
             return True
 
+    @transaction
     def release(self, job_id: str, owner: str) -> None:
         """Give a job back unharmed, because its worker stops: the start does not count as an attempt."""
         with self._database.write() as connection:
@@ -166,6 +186,7 @@ class Queue:
                 else:
                     self._requeue(connection, job, "its worker was stopped", attempts=job.attempts - 1)
 
+    @transaction
     def give_up(self, job_id: str, owner: str, reason: str) -> None:
         """The job's process crashed: back to the queue, or failed if it has been tried often enough."""
         with self._database.write() as connection:
@@ -177,33 +198,38 @@ class Queue:
         return self._reclaim(schema.job.c.lease_owner == owner, "its worker died")
 
     def reclaim(self) -> int:
-        """Take back jobs whose workers were silent for longer than a lease, as far as this process saw: how many."""
-        beats = sa.func.coalesce(schema.job.c.lease_beats, 0)
-        running = sa.select(schema.job.c.id, beats).where(schema.job.c.state == State.RUNNING.value)
+        """Take back the jobs, and forget the workers, that were silent for longer than a lease, as far as this process
+        saw. Returns how many jobs.
+        """
         with self._database.read() as connection:
-            counts = {str(job_id): int(count) for job_id, count in connection.execute(running)}
-        silent = self._silence.over(counts)
-        if not silent:
+            jobs = _counts(connection, _JOB_BEATS, schema.job.c.state == State.RUNNING.value)
+            workers = _counts(connection, _WORKER_BEATS)
+        silent_workers, silent_jobs = self._silent_workers.over(workers), self._silent_jobs.over(jobs)
+        if silent_workers:
+            self._forget(_unchanged(_WORKER_BEATS, workers, silent_workers))
+        if not silent_jobs:
             return 0
-        # One that was heard of since then is left.
-        whose = sa.or_(*(sa.and_(schema.job.c.id == job_id, beats == counts[job_id]) for job_id in silent))
-        return self._reclaim(whose, "its worker fell silent")
+        return self._reclaim(_unchanged(_JOB_BEATS, jobs, silent_jobs), "its worker fell silent")
 
+    @transaction
     def seen(self, owner: str) -> None:
-        """Note that a worker is alive; forget those that have not been for long."""
+        """Note that a worker is alive."""
         columns = schema.worker.c
         with self._database.write() as connection:
-            now = time.time()
-            updated = connection.execute(sa.update(schema.worker).where(columns.id == owner).values(seen_at=now))
-            if updated.rowcount == 0:
-                connection.execute(sa.insert(schema.worker).values(id=owner, seen_at=now))
-            connection.execute(sa.delete(schema.worker).where(columns.seen_at < now - 10 * self._lease_s))
+            more = sa.update(schema.worker).where(columns.id == owner).values(beats=columns.beats + 1)
+            if connection.execute(more).rowcount == 0:
+                connection.execute(sa.insert(schema.worker).values(id=owner, beats=1))
 
     def gone(self, owner: str) -> None:
         """Note that a worker has ended."""
-        with self._database.write() as connection:
-            connection.execute(sa.delete(schema.worker).where(schema.worker.c.id == owner))
+        self._forget(schema.worker.c.id == owner)
 
+    @transaction
+    def _forget(self, which: sa.ColumnElement[bool]) -> None:
+        with self._database.write() as connection:
+            connection.execute(sa.delete(schema.worker).where(which))
+
+    @transaction
     def _reclaim(self, whose: sa.ColumnElement[bool], reason: str) -> int:
         stale = sa.select(schema.job).where(schema.job.c.state == State.RUNNING.value, whose)
         with self._database.read() as connection:
@@ -241,7 +267,30 @@ class Queue:
         records.append_event(connection, job.id, "state", {"state": State.QUEUED.value, "reason": reason})
 
 
-_ONE_MORE = sa.func.coalesce(schema.job.c.lease_beats, 0) + 1
+class _QuotaError(Exception):
+    """Undoes a claim: another worker claimed a job of the same owner at the same moment."""
+
+
+def _expect_within_quota(connection: Connection, job: Job) -> None:
+    # Where several transactions write at a time, neither saw the other's claim; here they come one after the other.
+    if keys.exceeds(connection, keys.lock_owner(connection, job.owner), State.RUNNING):
+        raise _QuotaError
+
+
+# By what name, and how far, heartbeats are counted.
+_Counted = tuple[sa.ColumnElement[str], sa.ColumnElement[int]]
+_JOB_BEATS: _Counted = (schema.job.c.id, sa.func.coalesce(schema.job.c.lease_beats, 0))
+_WORKER_BEATS: _Counted = (schema.worker.c.id, schema.worker.c.beats)
+
+
+def _counts(connection: Connection, counted: _Counted, *which: sa.ColumnElement[bool]) -> dict[str, int]:
+    return {name: count for name, count in connection.execute(sa.select(*counted).where(*which))}
+
+
+def _unchanged(counted: _Counted, counts: Mapping[str, int], names: Iterable[str]) -> sa.ColumnElement[bool]:
+    """Those of these names whose counts are still the same: any other was heard of since then."""
+    name, beats = counted
+    return sa.or_(*(sa.and_(name == one, beats == counts[one]) for one in names))
 
 
 def _owned(job_id: str, owner: str) -> tuple[sa.ColumnElement[bool], ...]:

@@ -29,6 +29,7 @@ __all__ = [
     "finish",
     "get_document",
     "get_job",
+    "lock",
     "observe",
     "pack",
     "put_document",
@@ -86,6 +87,7 @@ class Job:
     started_at: float | None
     finished_at: float | None
     event_seq: int
+    owner: str | None
 
     @classmethod
     def from_row(cls, row: Row[Any]) -> Job:
@@ -135,6 +137,11 @@ def require_job(connection: Connection, job_id: str) -> Job:
     return Job.from_row(connection.execute(sa.select(schema.job).where(schema.job.c.id == job_id)).one())
 
 
+def lock(connection: Connection, column: sa.Column[str], value: str | None) -> None:
+    """Let nobody else change the row of that key, or refer to it, before this transaction ends."""
+    connection.execute(sa.select(column).where(column == value).with_for_update())
+
+
 def append_event(connection: Connection, job_id: str, type_: str, data: Mapping[str, Any]) -> None:
     """Write the next event of a job. The counter in the job's row orders writers, on every database."""
     seq = connection.execute(
@@ -173,9 +180,11 @@ def count(connection: Connection, metric: str) -> None:
 
 
 def observe(connection: Connection, metric: str, value: float) -> None:
-    """Add a value to a histogram: to every bucket it falls in, and to the sum."""
-    connection.execute(_add(metric, 1.0).where(schema.tally.c.upper >= value))
+    """Add a value to a histogram: to the sum, and to every bucket it falls in."""
+    # The one row of the sum first: who has it has them all. Two that took the buckets in different orders could each
+    # hold what the other waits for.
     connection.execute(_add(metric, value).where(schema.tally.c.bucket == "sum"))
+    connection.execute(_add(metric, 1.0).where(schema.tally.c.upper >= value))
 
 
 def _add(metric: str, amount: float) -> sa.Update:

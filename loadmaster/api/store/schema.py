@@ -1,4 +1,4 @@
-"""The tables, and the database behind them.
+"""The tables. What changes here needs a step in :mod:`loadmaster.api.store.migrations`, too: a test compares the two.
 
 Times are seconds since the epoch. Ids sort by time of creation, so that lists and the queue need no other order:
 exactly where one process makes them, by the clocks of their machines where several do.
@@ -6,26 +6,17 @@ exactly where one process makes them, by the clocks of their machines where seve
 
 from __future__ import annotations
 
-import contextlib
-import math
 import secrets
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Engine, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
-
-from loadmaster.errors import InputError
 
 __all__ = [
     "CACHE_HITS",
     "HISTOGRAMS",
     "INFINITY",
-    "SCHEMA_VERSION",
-    "Database",
+    "api_key",
     "document",
     "event",
     "frontier",
@@ -33,12 +24,9 @@ __all__ = [
     "label",
     "metadata",
     "new_id",
-    "schema_version",
     "tally",
     "worker",
 ]
-
-SCHEMA_VERSION = 1
 
 # Buckets of the histograms kept in the table ``tally``; the last one is everything.
 INFINITY = "+Inf"
@@ -50,14 +38,25 @@ CACHE_HITS = "cache_hits"
 
 metadata = sa.MetaData()
 
-schema_version = sa.Table("schema_version", metadata, sa.Column("version", sa.Integer, primary_key=True))
-
 # Problems and plans by content: canonical JSON, compressed.
 document = sa.Table(
     "document",
     metadata,
     sa.Column("sha256", sa.String(64), primary_key=True),
     sa.Column("body", sa.LargeBinary, nullable=False),
+)
+
+# Who may use the service. Of a secret only its hash is kept.
+api_key = sa.Table(
+    "api_key",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("secret_sha256", sa.String(64), nullable=False, unique=True),
+    sa.Column("scope", sa.String(12), nullable=False),
+    sa.Column("max_queued", sa.Integer),
+    sa.Column("max_running", sa.Integer),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("revoked_at", sa.Float),
 )
 
 frontier = sa.Table(
@@ -69,6 +68,8 @@ frontier = sa.Table(
     sa.Column("idempotency_key", sa.String(255), unique=True),
     sa.Column("request_sha256", sa.String(64), nullable=False),
 )
+
+_RUNS = "state = 'running'"
 
 job = sa.Table(
     "job",
@@ -108,17 +109,23 @@ job = sa.Table(
     sa.Column("finished_at", sa.Float),
     # Number of the latest event; every change of a job writes one, so this is the job's version as well.
     sa.Column("event_seq", sa.Integer, nullable=False, default=0),
-    # The oldest job that waits, and the keys of those that run: both read from the index alone, in its order.
-    sa.Index("job_by_state", "state", "id", "cache_key"),
+    # The name of the API key that it was submitted with; none where the service asks for no keys.
+    sa.Column("owner", sa.String(64)),
+    # The oldest job that waits, and keys and owners of those that run: both read from the index alone, in its order.
+    sa.Index("job_by_state_and_owner", "state", "id", "cache_key", "owner"),
+    # The jobs of one owner: lists, and what counts towards quotas.
+    sa.Index("job_by_owner", "owner", "state", "id"),
+    # Of equal requests one runs at a time, also where several workers claim at once.
+    sa.Index(
+        "job_that_runs",
+        "cache_key",
+        unique=True,
+        sqlite_where=sa.text(_RUNS),
+        postgresql_where=sa.text(_RUNS),
+    ),
     # The latest answer to a request.
     sa.Index("job_by_answer", "cache_key", "reusable", "id"),
 )
-
-# Of later releases than the table may be of.
-_ADDED_COLUMNS = ("lease_beats",)
-# Of earlier releases. SQLite could choose them for the queue's question, whose cost then grew with the square of
-# the number of equal jobs.
-_DROPPED_INDEXES = ("ix_job_state", "job_by_cache_key")
 
 label = sa.Table(
     "label",
@@ -143,7 +150,8 @@ worker = sa.Table(
     "worker",
     metadata,
     sa.Column("id", sa.String(64), primary_key=True),
-    sa.Column("seen_at", sa.Float, nullable=False),
+    # Heartbeats so far: while the worker lives, this number grows.
+    sa.Column("beats", sa.Integer, nullable=False),
 )
 
 # Counters of /metrics that must survive restarts and purges: cumulative histogram buckets, sums, plain counts.
@@ -170,150 +178,3 @@ def new_id(prefix: str) -> str:
         # Within a millisecond, and where the clock was set back, a random step on: never by chance before.
         _last_number = max(fresh, _last_number + 1 + secrets.randbits(_RANDOM_BITS // 2))
         return f"{prefix}_{_last_number:028x}"
-
-
-class Database:
-    """The database of the service: opens it, creates tables and indexes that are missing, refuses another version.
-
-    Args:
-        wait_s: how long a transaction waits for others to end, where only one writes at a time (SQLite).
-
-    Raises:
-        InputError: the URL cannot be used, or the database was written by another version.
-    """
-
-    def __init__(self, url: str, *, wait_s: float = 30.0) -> None:
-        parsed, url = _parsed(url)
-        try:
-            if parsed.get_backend_name() == "sqlite":
-                _expect_file(parsed, url)
-            self.engine = _engine(parsed, wait_s)
-            self._write_engine = self.engine.execution_options(loadmaster_write=True)
-            found = self._create()
-        except InputError:
-            raise
-        except (ArgumentError, NoSuchModuleError, ImportError, OSError, ValueError) as error:
-            raise _unusable(url, error) from None
-        except SQLAlchemyError as error:
-            raise _unusable(url, error) from error
-        if found != SCHEMA_VERSION:
-            raise InputError(
-                "database_url",
-                url,
-                f"holds a database of version {found}; this Loadmaster uses version {SCHEMA_VERSION}",
-                "Give another database, or move this one away.",
-            )
-
-    def _create(self) -> int:
-        with self.write() as connection:
-            metadata.create_all(connection)
-            # Tables that were there before have the columns and indexes of their day.
-            present = {column["name"] for column in sa.inspect(connection).get_columns(job.name)}
-            for name in _ADDED_COLUMNS:
-                if name not in present:
-                    type_ = job.c[name].type.compile(connection.dialect)
-                    connection.exec_driver_sql(f"ALTER TABLE {job.name} ADD COLUMN {name} {type_}")
-            for index in job.indexes:
-                index.create(connection, checkfirst=True)
-            for name in _DROPPED_INDEXES:
-                connection.exec_driver_sql(f"DROP INDEX IF EXISTS {name}")
-            found = connection.execute(sa.select(schema_version.c.version)).scalar()
-            if found is not None:
-                return int(found)
-            connection.execute(sa.insert(schema_version).values(version=SCHEMA_VERSION))
-            rows = [
-                {"metric": metric, "bucket": bucket, "upper": float(bucket) if bucket != INFINITY else 1e300}
-                for metric, buckets in HISTOGRAMS.items()
-                for bucket in buckets
-            ]
-            # Negative: never counted as a bucket of its metric.
-            rows += [{"metric": metric, "bucket": "sum", "upper": -1.0} for metric in HISTOGRAMS]
-            rows += [{"metric": CACHE_HITS, "bucket": "count", "upper": -1.0}]
-            connection.execute(sa.insert(tally), [{**row, "value": 0.0} for row in rows])
-            return SCHEMA_VERSION
-
-    @contextlib.contextmanager
-    def read(self) -> Iterator[Connection]:
-        """A transaction that only reads: it sees one state of the database and blocks nobody."""
-        with self.engine.begin() as connection:
-            yield connection
-
-    @contextlib.contextmanager
-    def write(self) -> Iterator[Connection]:
-        """A transaction that writes: on SQLite the only one at a time, others wait for it."""
-        with self._write_engine.begin() as connection:
-            yield connection
-
-    def takes_writes(self) -> bool:
-        """Whether it does: something is written, and left as it was. Its disk may be full."""
-        version = schema_version.c.version
-        try:
-            with self.write() as connection:
-                connection.execute(sa.update(schema_version).values(version=version))
-        except SQLAlchemyError:
-            return False
-        return True
-
-    def close(self) -> None:
-        """Give the connections back."""
-        self.engine.dispose()
-
-
-def _parsed(url: str) -> tuple[sa.URL, str]:
-    """The URL in its parts, and as it may be shown. One that cannot be read is not: it may hold a password anywhere.
-
-    Raises:
-        InputError: it is no URL of a database.
-    """
-    with contextlib.suppress(ArgumentError, ValueError):
-        parsed = make_url(url)
-        # An @ that is not encoded ends a password early: the rest of it would be taken for the host's name.
-        if "@" not in (parsed.host or ""):
-            # Drivers take passwords as parameters, too.
-            return parsed, parsed.set(query={}).render_as_string(hide_password=True)
-    remedy = "Give dialect://user:password@host/name, with special characters percent-encoded."
-    raise InputError("database_url", "...", "is no URL of a database", remedy)
-
-
-def _expect_file(parsed: sa.URL, url: str) -> None:
-    """Make an SQLite file and its folder, for their owner alone; what is there stays as it is.
-
-    A database in memory cannot be shared with workers: refused.
-    """
-    if parsed.database is None or parsed.database in ("", ":memory:"):
-        raise InputError("database_url", url, "is a database in memory", "Name a file: sqlite:////path/to/service.db.")
-    if parsed.database.startswith("file:"):
-        return
-    path = Path(parsed.database)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # SQLite gives the files beside it the rights of this one.
-    path.touch(mode=0o600, exist_ok=True)
-
-
-def _unusable(url: str, error: Exception) -> InputError:
-    reason = str(error).splitlines()[0]
-    return InputError("database_url", url, f"cannot be opened: {reason}", "Give an SQLAlchemy URL that can.")
-
-
-def _engine(url: sa.URL, wait_s: float) -> Engine:
-    if url.get_backend_name() != "sqlite":
-        return sa.create_engine(url, pool_pre_ping=True)
-    engine = sa.create_engine(url, connect_args={"check_same_thread": False})
-
-    @sa.event.listens_for(engine, "connect")
-    def _prepare(connection: object, _record: object) -> None:
-        # The driver must not open transactions of its own: _begin does.
-        connection.isolation_level = None  # type: ignore[attr-defined]
-        cursor = connection.cursor()  # type: ignore[attr-defined]
-        wait = f"busy_timeout={math.ceil(1000 * wait_s)}"
-        for pragma in (wait, "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
-            cursor.execute(f"PRAGMA {pragma}")
-        cursor.close()
-
-    @sa.event.listens_for(engine, "begin")
-    def _begin(connection: Connection) -> None:
-        # A transaction that reads first and writes later could otherwise fail at its first write (SQLITE_BUSY).
-        write = connection.get_execution_options().get("loadmaster_write", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
-
-    return engine

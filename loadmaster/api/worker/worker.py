@@ -15,9 +15,9 @@ from typing import ParamSpec, TypeVar
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
 from loadmaster.api.settings import Settings
+from loadmaster.api.store.database import Database
 from loadmaster.api.store.queue import Beat, Queue
 from loadmaster.api.store.records import Job, State
-from loadmaster.api.store.schema import Database
 from loadmaster.api.worker.process import CRASH, Launcher, LocalJob, Message, RunningJob
 
 __all__ = ["Worker", "new_worker_id", "work"]

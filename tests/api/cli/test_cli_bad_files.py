@@ -148,7 +148,7 @@ def test_files_beside_a_plan_that_cannot_be_used_are_passed_over(tmp_path: Path)
     "url", ["sqlite:///a\0b/service.db", "sqlite:///\udcff.db", "sqlite://x:y/z", "postgresql://h:x/d"]
 )
 def test_databases_that_cannot_be(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from loadmaster.api.store.schema import Database
+    from loadmaster.api.store.database import Database
 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError) as caught:

@@ -12,8 +12,12 @@ from loadmaster.models.units import show_bytes, show_share
 
 def plan_page(view: View) -> str:
     """The report of a feasible plan."""
-    sections = [_facts(view), "<h2>Algorithms by size</h2>", _table(view), *map(shown, pictures(view))]
-    return page(view.plan.name, view.problem.title or view.problem.name, sections)
+    return page(view.plan.name, view.problem.title or view.problem.name, sections(view))
+
+
+def sections(view: View) -> list[str]:
+    """What the report says, as HTML, for other pages too."""
+    return [_facts(view), "<h2>Algorithms by size</h2>", _table(view), *map(shown, pictures(view))]
 
 
 def _facts(view: View) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from loadmaster.api.report.collective.pictures import pictures, plan_png
-from loadmaster.api.report.collective.plan_page import plan_page
+from loadmaster.api.report.collective.plan_page import plan_page, sections
 from loadmaster.api.report.collective.trace import chrome_trace
 from loadmaster.api.report.collective.view import View, view
 from loadmaster.api.report.collective.words import details, infeasible, summary, verdict
@@ -21,6 +21,7 @@ __all__ = [
     "mscclpp",
     "pictures",
     "png",
+    "sections",
     "summary",
     "trace",
     "verdict",

@@ -16,7 +16,12 @@ def plan_page(view: View) -> str:
         f"{problem.title or problem.name}: {problem.statistics.rows('node')} nodes, {problem.statistics.rows('edge')} "
         f"edges, {problem.statistics.rows('relation')} relations on {problem.hardware.name}"
     )
-    sections = [
+    return page(view.plan.name, lead, sections(view))
+
+
+def sections(view: View) -> list[str]:
+    """What the report says, as HTML, for other pages too."""
+    return [
         _facts(view),
         *map(shown, pictures(view)),
         "<h2>The program</h2>",
@@ -24,7 +29,6 @@ def plan_page(view: View) -> str:
         "<h2>The kernels</h2>",
         html_table(KERNEL_HEADER, kernel_rows(view), numbers=(2, 3, 4, 5)),
     ]
-    return page(view.plan.name, lead, sections)
 
 
 def _facts(view: View) -> str:

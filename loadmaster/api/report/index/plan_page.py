@@ -16,16 +16,21 @@ def plan_page(view: View) -> str:
     problem = view.problem
     keys = sum(shard.keys for shard in problem.shards)
     lead = f"{problem.title or problem.name}: {keys} keys in {len(problem.shards)} shards on {len(problem.hosts)} hosts"
-    sections = [
+    return page(view.plan.name, lead, sections(view))
+
+
+def sections(view: View) -> list[str]:
+    """What the report says, as HTML, for other pages too."""
+    found = [
         _facts(view),
         *map(shown, pictures(view)),
         "<h2>The shards</h2>",
         html_table(SHARD_HEADER, shard_rows(view), numbers=(5, 6, 7, 8)),
     ]
     if view.plan.changes:
-        told = "".join(f"<li>{escape(change_words(problem, change))}</li>" for change in view.plan.changes)
-        sections += ["<h2>Changes</h2>", f"<ul>{told}</ul>"]
-    return page(view.plan.name, lead, sections)
+        told = "".join(f"<li>{escape(change_words(view.problem, change))}</li>" for change in view.plan.changes)
+        found += ["<h2>Changes</h2>", f"<ul>{told}</ul>"]
+    return found
 
 
 def _facts(view: View) -> str:

@@ -6,13 +6,13 @@ import csv as csv_
 import io
 
 from loadmaster.api.report.index.pictures import pictures, plan_png
-from loadmaster.api.report.index.plan_page import plan_page
+from loadmaster.api.report.index.plan_page import plan_page, sections
 from loadmaster.api.report.index.view import ShardRow, View, view
 from loadmaster.api.report.index.words import details, infeasible, summary, verdict
 from loadmaster.models.index.problem import Cost, Predicted
 from loadmaster.models.index.serving import operations_us
 
-__all__ = ["csv", "details", "html", "infeasible", "pictures", "png", "summary", "verdict", "view"]
+__all__ = ["csv", "details", "html", "infeasible", "pictures", "png", "sections", "summary", "verdict", "view"]
 
 _HEADER = ["shard", "host", "thread", "configuration", "measured", "read_ns", "write_ns", "time_us", "peak_bytes"]
 _PREDICTED = ["predicted_read_ns", "predicted_write_ns", "predicted_time_us", "predicted_peak_bytes"]

@@ -21,8 +21,9 @@ def plan_png(view: View) -> bytes:
     )
 
 
-def over_time(view: View) -> Picture:
-    """Steps of resident bytes, one filled shape per run of operators of the same phase."""
+def over_time(view: View, other: View | None = None) -> Picture:
+    """Steps of resident bytes, one filled shape per run of operators of the same phase; as a line another plan of the
+    problem, or else the step without a plan."""
     stretches = [
         Stretch(
             e.start_us,
@@ -34,13 +35,18 @@ def over_time(view: View) -> Picture:
         )
         for e in view.events
     ]
-    chart = bytes_over_time(stretches, view.plan.budget_bytes, view.check.peak_bytes, view.check.time_us)
+    beside, name = (view.unplanned, "the step without a plan") if other is None else (other.check, "the other plan")
+    line = [(e.start_us, e.duration_us, e.resident_bytes) for e in beside.events]
+    chart = bytes_over_time(stretches, view.plan.budget_bytes, view.check.peak_bytes, view.check.time_us, line)
     words = f"Resident bytes over one training step, below a budget of {show_bytes(view.plan.budget_bytes)}"
     return Picture(
         chart.drawing(words),
         heading="Memory over the step",
         caption="Bytes resident while each operator runs, as the checker replays the plan.",
-        legend=[(phase, phase) for phase in _PHASES],
+        legend=[
+            *((phase, phase) for phase in _PHASES if any(e.what == phase for e in view.events)),
+            ("ink", f"line: {name}, {show_bytes(beside.peak_bytes)} at its peak"),
+        ],
     )
 
 

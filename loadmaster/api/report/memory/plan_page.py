@@ -12,9 +12,13 @@ _LARGEST = 15
 
 def plan_page(view: View) -> str:
     """The report of a feasible plan."""
-    plan = view.plan
-    lead = f"{view.problem.title or view.problem.name}, under {show_bytes(plan.budget_bytes)}"
-    sections = [
+    lead = f"{view.problem.title or view.problem.name}, under {show_bytes(view.plan.budget_bytes)}"
+    return page(view.plan.name, lead, sections(view))
+
+
+def sections(view: View) -> list[str]:
+    """What the report says, as HTML, for other pages too."""
+    return [
         _facts(view),
         shown(over_time(view)),
         *map(shown, filling(view)),
@@ -23,7 +27,6 @@ def plan_page(view: View) -> str:
         "<h2>The largest results</h2>",
         _largest(view),
     ]
-    return page(plan.name, lead, sections)
 
 
 def _facts(view: View) -> str:
@@ -32,16 +35,21 @@ def _facts(view: View) -> str:
     over = plan.objective / plan.unconstrained - 1 if plan.unconstrained else 0.0
     bound = "no bound was computed" if plan.bound is None else f"no plan is below {show_cost(plan.bound, plan.unit)}"
     peak_share = f"{show_share(check.peak_bytes / plan.budget_bytes)} of the budget, at {check.peak_at}"
-    again = f"{check.recomputed} operators run again"
-    cut = [("cutting the graph", show_cost(check.cut_us, "us"), "where copies are waited for")] if check.cut_us else []
+    # What a plan does not do gets no tile.
+    price = []
+    if check.recomputed:
+        price.append(("recomputing", show_cost(check.recompute_us, "us"), f"{check.recomputed} operators run again"))
+    if check.offloaded_bytes:
+        offloaded = f"{show_bytes(check.offloaded_bytes)} offloaded"
+        price.append(("waiting for copies", show_cost(check.stall_us, "us"), offloaded))
+    if check.cut_us:
+        price.append(("cutting the graph", show_cost(check.cut_us, "us"), "where copies are waited for"))
     return facts(
         [
             ("step", show_cost(plan.objective, plan.unit), f"{show_share(over)} over unlimited memory"),
             ("proved gap", show_share(plan.gap), bound),
             ("peak", show_bytes(check.peak_bytes), peak_share),
-            ("recomputing", show_cost(check.recompute_us, "us"), again),
-            ("waiting for copies", show_cost(check.stall_us, "us"), f"{show_bytes(check.offloaded_bytes)} offloaded"),
-            *cut,
+            *price,
             ("checker", "passed", f"{plan.method}, stopped by {plan.stopped_by}"),
         ]
     )

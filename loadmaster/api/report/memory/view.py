@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadmaster.errors import InputError
-from loadmaster.models.memory.checker import Check, Event, check_plan
+from loadmaster.models.memory import plain
+from loadmaster.models.memory.checker import Check, Event, check, check_plan
 from loadmaster.models.memory.peak import Parts, at_moment, folded
 from loadmaster.models.memory.plan import MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
@@ -47,11 +48,16 @@ class Tensor:
 
 @dataclass(frozen=True)
 class View:
-    """A plan and its replay, ready to draw."""
+    """A plan and its replay, ready to draw.
+
+    Attributes:
+        unplanned: the replay of the step that nothing was planned for.
+    """
 
     problem: MemoryProblem
     plan: MemoryPlan
     check: Check
+    unplanned: Check
     tensors: tuple[Tensor, ...]
 
     @property
@@ -89,7 +95,8 @@ def view(problem: MemoryProblem, plan: MemoryPlan) -> View:
     if not verdict.ok:
         raise InputError("plan", plan.name, verdict.violations[0], "Plan the problem again: this plan does not hold.")
     assert plan.schedule is not None
-    return View(problem, plan, verdict, _tensors(problem, plan.schedule, verdict))
+    unplanned = check(problem, plain.formulate(problem), budget_bytes=0)
+    return View(problem, plan, verdict, unplanned, _tensors(problem, plan.schedule, verdict))
 
 
 def _tensors(problem: MemoryProblem, schedule: Schedule, check: Check) -> tuple[Tensor, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from loadmaster.api.report.extras import Extras
 from loadmaster.api.report.memory.pictures import over_time, plan_png
-from loadmaster.api.report.memory.plan_page import plan_page
+from loadmaster.api.report.memory.plan_page import plan_page, sections
 from loadmaster.api.report.memory.trace import chrome_trace
 from loadmaster.api.report.memory.view import View, view
 from loadmaster.api.report.memory.words import fates as details
@@ -21,7 +21,20 @@ from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.models.units import show_bytes, show_share
 
-__all__ = ["details", "frontier_extras", "html", "infeasible", "pictures", "png", "summary", "trace", "verdict", "view"]
+__all__ = [
+    "both",
+    "details",
+    "frontier_extras",
+    "html",
+    "infeasible",
+    "pictures",
+    "png",
+    "sections",
+    "summary",
+    "trace",
+    "verdict",
+    "view",
+]
 
 
 def html(seen: View) -> bytes:
@@ -37,6 +50,11 @@ def png(seen: View) -> bytes:
 def pictures(seen: View) -> list[Picture]:
     """Memory over the step, for a notebook."""
     return [over_time(seen)]
+
+
+def both(first: View, second: View) -> list[Picture]:
+    """Two plans in one picture, the second as a line."""
+    return [over_time(first, second)]
 
 
 def trace(seen: View) -> bytes:

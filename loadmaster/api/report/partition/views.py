@@ -6,11 +6,11 @@ import csv as csv_
 import io
 
 from loadmaster.api.report.partition.pictures import pictures, plan_png
-from loadmaster.api.report.partition.plan_page import plan_page
+from loadmaster.api.report.partition.plan_page import plan_page, sections
 from loadmaster.api.report.partition.view import View, view
 from loadmaster.api.report.partition.words import details, infeasible, summary, verdict
 
-__all__ = ["csv", "details", "html", "infeasible", "pictures", "png", "summary", "verdict", "view"]
+__all__ = ["csv", "details", "html", "infeasible", "pictures", "png", "sections", "summary", "verdict", "view"]
 
 
 def html(seen: View) -> bytes:

@@ -12,6 +12,8 @@ from loadmaster.api.report.over_time import Stretch, bytes_over_time
 from loadmaster.api.report.picture import Picture, png_bytes
 from loadmaster.api.report.placement.links import link_rows
 from loadmaster.api.report.placement.view import View
+from loadmaster.models.placement.accesses import Accesses
+from loadmaster.models.placement.problem import PlacementProblem
 from loadmaster.models.units import byte_scale, show_bytes, show_cost
 
 # Role -> the colour of its bytes where they are away, from the bottom up.
@@ -35,16 +37,31 @@ def pictures(view: View) -> list[Picture]:
     return [over_time(view), *([away(view), links(view)] if view.moves.absences else [])]
 
 
-def over_time(view: View) -> Picture:
-    """Bytes on the device while each operator waits and runs."""
+def over_time(view: View, other: View | None = None) -> Picture:
+    """Bytes on the device while each operator waits and runs; as a line another plan of the problem, or else the step
+    if nothing ever left the device."""
     check, budget = view.check, view.plan.budget_bytes
-    chart = bytes_over_time(list(_stretches(view)), budget, check.peak_bytes, view.run.last_us)
+    if other is None:
+        beside, name = list(_unplanned(view.problem)), "the step if nothing ever left"
+    else:
+        beside, name = [(s.start_us, s.duration_us, s.size_bytes) for s in _stretches(other)], "the other plan"
+    chart = bytes_over_time(list(_stretches(view)), budget, check.peak_bytes, view.run.last_us, beside)
+    most = show_bytes(max(size for _, _, size in beside))
+    line = ("ink", f"line: {name}, {most} at its peak")
     return Picture(
         chart.drawing(f"Bytes on the device over one training step, below a budget of {show_bytes(budget)}"),
         heading="Memory over the step",
         caption="Bytes on the device while each operator runs or waits, as the checker replays the plan.",
-        legend=[("forward", "runs"), ("recompute", "waits for copies")],
+        legend=[("forward", "runs"), ("recompute", "waits for copies"), line],
     )
+
+
+def _unplanned(problem: PlacementProblem) -> Iterator[tuple[float, float, int]]:
+    """Start, duration and bytes of every operator on a device that has room for everything."""
+    start_us = 0.0
+    for operator, size in zip(problem.operators, Accesses(problem).live_bytes.tolist(), strict=True):
+        yield start_us, operator.time_us, size
+        start_us += operator.time_us
 
 
 def _stretches(view: View) -> Iterator[Stretch]:

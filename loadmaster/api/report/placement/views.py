@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 
 from loadmaster.api.report.extras import Extras
-from loadmaster.api.report.placement.pictures import pictures, plan_png
-from loadmaster.api.report.placement.plan_page import plan_page
+from loadmaster.api.report.picture import Picture
+from loadmaster.api.report.placement.pictures import over_time, pictures, plan_png
+from loadmaster.api.report.placement.plan_page import plan_page, sections
 from loadmaster.api.report.placement.trace import chrome_trace
 from loadmaster.api.report.placement.view import View, view
 from loadmaster.api.report.placement.words import details, infeasible, summary, verdict
@@ -15,7 +16,20 @@ from loadmaster.models.placement.plan import PlacementPlan
 from loadmaster.models.placement.problem import PlacementProblem
 from loadmaster.models.units import show_bytes, show_share
 
-__all__ = ["details", "frontier_extras", "html", "infeasible", "pictures", "png", "summary", "trace", "verdict", "view"]
+__all__ = [
+    "both",
+    "details",
+    "frontier_extras",
+    "html",
+    "infeasible",
+    "pictures",
+    "png",
+    "sections",
+    "summary",
+    "trace",
+    "verdict",
+    "view",
+]
 
 
 def html(seen: View) -> bytes:
@@ -26,6 +40,11 @@ def html(seen: View) -> bytes:
 def png(seen: View) -> bytes:
     """Memory over the step, what is away, and the links."""
     return plan_png(seen)
+
+
+def both(first: View, second: View) -> list[Picture]:
+    """Two plans in one picture, the second as a line."""
+    return [over_time(first, second)]
 
 
 def trace(seen: View) -> bytes:

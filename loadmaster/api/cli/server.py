@@ -1,0 +1,36 @@
+"""Which service a command talks to, and with which key."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from loadmaster.api.client import Client
+from loadmaster.api.protocol import DEFAULT_URL, KEY_VARIABLE
+
+__all__ = ["add_server", "add_service", "connect"]
+
+SERVER_VARIABLE = "LOADMASTER_SERVER"
+
+
+def add_service(command: argparse.ArgumentParser) -> None:
+    """The arguments of a command that always talks to a service."""
+    default = os.environ.get(SERVER_VARIABLE) or DEFAULT_URL
+    command.add_argument("--server", default=default, metavar="URL", help=f"default: ${SERVER_VARIABLE}")
+    _add_key(command)
+
+
+def add_server(command: argparse.ArgumentParser, purpose: str = "plan on a running service") -> None:
+    """The arguments of a command that may talk to a service."""
+    command.add_argument("--server", metavar="URL", help=purpose)
+    _add_key(command)
+
+
+def connect(arguments: argparse.Namespace) -> Client:
+    """A client of the service that was asked for."""
+    return Client(arguments.server, api_key=arguments.api_key)
+
+
+def _add_key(command: argparse.ArgumentParser) -> None:
+    # Others on the machine see command lines, but not the environment.
+    command.add_argument("--api-key", metavar="KEY", help=f"of the service; better given as ${KEY_VARIABLE}")

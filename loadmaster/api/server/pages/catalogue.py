@@ -1,0 +1,21 @@
+"""The page ``/hardware``: the devices that problems can be built and priced for, and the solvers that are here."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from fastapi.responses import HTMLResponse
+
+from loadmaster.api.server.pages.frame import page_router, render
+from loadmaster.models.hardware import DType, catalogue
+from loadmaster.models.units import show_bytes
+from loadmaster.solvers import registry
+
+router = page_router()
+
+
+@router.get("/hardware")
+def hardware_page() -> HTMLResponse:
+    """Every device by name."""
+    devices = [(device, show_bytes(device.memory_bytes)) for device in catalogue()]
+    return render("hardware.html", devices=devices, formats=get_args(DType), solvers=registry.available())

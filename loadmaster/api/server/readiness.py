@@ -1,0 +1,46 @@
+"""Whether the service is ready, told without a wait: a look at the store may take long while others write to it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+import anyio
+import anyio.to_thread
+
+__all__ = ["Readiness"]
+
+# Load balancers ask every few seconds, and take no answer for a bad one.
+_PATIENCE_S = 0.5
+
+
+class Readiness:
+    """Looks when it is asked, once at a time. While a look takes long, the one before it counts.
+
+    Used within one event loop.
+
+    Args:
+        look: the checks by name; "ok" is good. Called in a thread that is not one of those that serve requests.
+        longest_s: a look that takes longer is a bad one.
+    """
+
+    def __init__(self, look: Callable[[], Mapping[str, str]], longest_s: float) -> None:
+        self._look, self._longest_s = look, longest_s
+        self._latest: Mapping[str, str] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._since = 0.0
+
+    async def checks(self) -> Mapping[str, str]:
+        """The checks as they stand."""
+        if self._looking is None or self._looking.done():
+            self._since = time.monotonic()
+            self._looking = asyncio.create_task(self._ask())
+        patience_s = self._longest_s if self._latest is None else _PATIENCE_S
+        await asyncio.wait([self._looking], timeout=patience_s)
+        if self._latest is None or time.monotonic() - self._since > self._longest_s:
+            return {"database": "does not answer"}
+        return self._latest
+
+    async def _ask(self) -> None:
+        self._latest = await anyio.to_thread.run_sync(self._look, limiter=anyio.CapacityLimiter(1))

@@ -1,0 +1,49 @@
+"""Brings a database to the schema of this release, step by step: Alembic runs what ``migrations/versions`` holds."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy.engine import Connection
+
+__all__ = ["configured", "unknown_revision", "upgrade"]
+
+logger = logging.getLogger(__name__)
+
+_FOLDER = Path(__file__).parent / "migrations"
+# Alembic hands the steps their connection in a variable of the whole process.
+_one_at_a_time = threading.Lock()
+
+
+def configured(connection: Connection) -> Config:
+    """Alembic's settings for this connection."""
+    config = Config()
+    config.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+def unknown_revision(connection: Connection) -> str | None:
+    """The revision of a database that a later release wrote; None: this one can use it."""
+    known = {script.revision for script in ScriptDirectory(str(_FOLDER)).walk_revisions()}
+    found = _revision(connection)
+    return None if found is None or found in known else found
+
+
+def upgrade(connection: Connection) -> None:
+    """Run the steps that the database lacks, in the caller's transaction."""
+    before = _revision(connection)
+    with _one_at_a_time:
+        command.upgrade(configured(connection), "head")
+    if (after := _revision(connection)) != before:
+        logger.info("the schema of the database is now of revision %s (before: %s)", after, before or "none")
+
+
+def _revision(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()

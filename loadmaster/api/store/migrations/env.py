@@ -1,0 +1,11 @@
+"""Run by Alembic before the steps: they use the connection, and the transaction, of whoever asked for them."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from loadmaster.api.store import schema
+
+context.configure(connection=context.config.attributes["connection"], target_metadata=schema.metadata)
+with context.begin_transaction():
+    context.run_migrations()

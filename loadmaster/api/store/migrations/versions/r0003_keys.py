@@ -1,0 +1,27 @@
+"""Keys, and the owners of jobs: those from before have none."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+
+
+def upgrade() -> None:
+    """The queue's question is answered from an index alone: it needs the owners there, too."""
+    op.create_table(
+        "api_key",
+        sa.Column("name", sa.String(64), primary_key=True),
+        sa.Column("secret_sha256", sa.String(64), nullable=False, unique=True),
+        sa.Column("scope", sa.String(12), nullable=False),
+        sa.Column("max_queued", sa.Integer),
+        sa.Column("max_running", sa.Integer),
+        sa.Column("created_at", sa.Float, nullable=False),
+        sa.Column("revoked_at", sa.Float),
+    )
+    op.add_column("job", sa.Column("owner", sa.String(64)))
+    op.drop_index("job_by_state", "job")
+    op.create_index("job_by_state_and_owner", "job", ["state", "id", "cache_key", "owner"])
+    op.create_index("job_by_owner", "job", ["owner", "state", "id"])

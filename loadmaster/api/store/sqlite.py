@@ -1,0 +1,81 @@
+"""What only SQLite has: a file for its owner alone, the write-ahead log, one writer at a time."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import time
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from loadmaster.errors import InputError
+
+__all__ = ["engines", "lock_schema"]
+
+_PAUSE_S = 0.01
+
+
+def engines(url: sa.URL, wait_s: float) -> tuple[Engine, Engine]:
+    """For transactions that read, and for those that write: of the latter others wait ``wait_s`` for one to end.
+
+    Raises:
+        InputError: the database is in memory.
+    """
+    _expect_file(url)
+    engine = sa.create_engine(url, connect_args={"check_same_thread": False})
+
+    @sa.event.listens_for(engine, "connect")
+    def _prepare(connection: object, _record: object) -> None:
+        # The driver must not open transactions of its own: _begin does.
+        connection.isolation_level = None  # type: ignore[attr-defined]
+        cursor = connection.cursor()  # type: ignore[attr-defined]
+        cursor.execute(f"PRAGMA busy_timeout={math.ceil(1000 * wait_s)}")
+        _log_ahead(cursor, wait_s)
+        for pragma in ("synchronous=NORMAL", "foreign_keys=ON"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        # A transaction that reads first and writes later could otherwise fail at its first write (SQLITE_BUSY).
+        write = connection.get_execution_options().get("loadmaster_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine, engine.execution_options(loadmaster_write=True)
+
+
+def lock_schema(connection: Connection) -> None:
+    """A transaction that writes keeps all others out already."""
+
+
+def _log_ahead(cursor: sqlite3.Cursor, wait_s: float) -> None:
+    """Use the write-ahead log. Of several that open a new file at once SQLite refuses some, without waiting."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSE_S)
+
+
+def _expect_file(url: sa.URL) -> None:
+    """Make the file and its folder, for their owner alone; what is there stays as it is.
+
+    A database in memory cannot be shared with workers: refused.
+    """
+    if url.database is None or url.database in ("", ":memory:"):
+        shown = url.set(query={}).render_as_string(hide_password=True)
+        raise InputError(
+            "database_url", shown, "is a database in memory", "Name a file: sqlite:////path/to/service.db."
+        )
+    if url.database.startswith("file:"):
+        return
+    path = Path(url.database)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # SQLite gives the files beside it the rights of this one.
+    path.touch(mode=0o600, exist_ok=True)

@@ -1,0 +1,77 @@
+"""A PostgreSQL of the tests' own: a fresh cluster in a temporary folder, reached through a socket that lies there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import psycopg
+import pytest
+
+# Where Debian keeps them: not on the path, and several versions side by side.
+_DEBIAN = Path("/usr/lib/postgresql")
+# The server refuses to run as root, and so does initdb.
+_USER = "postgres"
+
+
+def programs() -> Path | None:
+    """The folder of initdb and pg_ctl: of those on the path, else of the newest version."""
+    by_version = sorted(_DEBIAN.glob("*/bin"), key=lambda folder: float(folder.parent.name), reverse=True)
+    for folder in (*map(Path, os.get_exec_path()), *by_version):
+        if (folder / "initdb").exists() and (folder / "pg_ctl").exists():
+            return folder
+    return None
+
+
+class PrivatePostgresql:
+    """Runs until :meth:`stop`. Its disk writes are not forced: it must be quick, not safe."""
+
+    def __init__(self, programs: Path) -> None:
+        self._programs = programs
+        self._folder = Path(tempfile.mkdtemp(prefix="loadmaster-pg-"))
+        if os.geteuid() == 0:
+            shutil.chown(self._folder, _USER)
+        self._run("initdb", "--username=loadmaster", "--auth=trust", "--no-sync", "--encoding=UTF8")
+        quick = "-c fsync=off -c synchronous_commit=off -c full_page_writes=off -c max_connections=200"
+        socket = f"-c listen_addresses='' -c unix_socket_directories='{self._folder}'"
+        log = f"--log={self._folder / 'log'}"
+        self._run("pg_ctl", "start", "--wait", log, "--options", f"{socket} {quick}")
+
+    def new_database(self) -> str:
+        """The URL of an empty one: a user, and a schema that is all this user sees. A true database takes long."""
+        name = f"test_{secrets.token_hex(6)}"
+        with psycopg.connect(self._url("loadmaster")) as connection:
+            connection.execute(f"CREATE ROLE {name} LOGIN".encode())
+            connection.execute(f"CREATE SCHEMA {name} AUTHORIZATION {name}".encode())
+        return self._url(name)
+
+    def stop(self) -> None:
+        self._run("pg_ctl", "stop", "--mode=immediate")
+        shutil.rmtree(self._folder)
+
+    def _url(self, user: str) -> str:
+        return f"postgresql://{user}@/postgres?host={self._folder}"
+
+    def _run(self, program: str, *arguments: str) -> None:
+        """With the data's folder first in line, as the user that may."""
+        who = ["runuser", "-u", _USER, "--"] if os.geteuid() == 0 else []
+        command = [*who, str(self._programs / program), f"--pgdata={self._folder / 'data'}", *arguments]
+        # No pipes: the server would keep them open.
+        with (self._folder / f"{program}.out").open("wb") as output:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=self._folder)
+        if done.returncode:
+            raise RuntimeError(f"{program}: {(self._folder / f'{program}.out').read_text()}")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def each_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A fresh database of each sort. A file whose tests are for both says ``database_url = each_database_url``."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'service.db'}"
+    server = request.getfixturevalue("postgresql")
+    assert isinstance(server, PrivatePostgresql)
+    return server.new_database()
