@@ -54,7 +54,7 @@ def main() -> int:
             found = measured(server.new_database(), options)
         finally:
             server.stop()
-        version = subprocess.check_output([where / "postgres", "--version"], text=True).strip()
+        version = subprocess.check_output([where / "postgres", "--version"], text=True).strip() + ", fsync off"
     path = record.write(f"service_soak_{options.database}", {"server": version, **found})
     print(json.dumps(found, indent=2))
     print(path)

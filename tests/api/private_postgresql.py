@@ -49,6 +49,14 @@ class PrivatePostgresql:
             connection.execute(f"CREATE SCHEMA {name} AUTHORIZATION {name}".encode())
         return self._url(name)
 
+    def cut(self) -> None:
+        """Break all connections, as a restart does."""
+        with psycopg.connect(self._url("loadmaster")) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            )
+
     def stop(self) -> None:
         self._run("pg_ctl", "stop", "--mode=immediate")
         shutil.rmtree(self._folder)

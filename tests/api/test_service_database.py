@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from alembic import command
-from private_postgresql import each_database_url
+from private_postgresql import PrivatePostgresql, each_database_url
 
+from loadmaster.api.settings import Settings
 from loadmaster.api.store import figures, migrate, schema
 from loadmaster.api.store.database import Database
-from loadmaster.api.store.jobs import Jobs
+from loadmaster.api.store.jobs import Jobs, NewJob
 from loadmaster.api.store.queue import Queue
 from loadmaster.api.store.records import State
+from loadmaster.api.worker.process import Message
+from loadmaster.api.worker.worker import Worker
 from loadmaster.errors import InputError
 
 STORES = Path(__file__).parent / "stores"
@@ -114,6 +117,35 @@ def test_a_step_that_fails_leaves_the_database_as_it_was(tmp_path: Path) -> None
     with pytest.raises(InputError, match="cannot be opened"):
         Database(url)
     assert list(sqlite3.connect(tmp_path / "stored.db").iterdump()) == before
+
+
+def test_connections_that_broke_are_made_again(postgresql: PrivatePostgresql) -> None:
+    """While a job runs, and before its end is written."""
+    settings = Settings(database_url=postgresql.new_database(), poll_s=0.05, lease_s=60.0)
+    database = Database(settings.database_url)
+    jobs = Jobs(database, 1000)
+    new = NewJob("fake", "a name", {}, 0.02, 60.0, None, "key")
+    job_id = jobs.submit(new, {}, {}, request_sha256="0" * 64).id
+
+    class Cut:
+        """Breaks all connections once, then goes on and ends."""
+
+        def __init__(self) -> None:
+            self.messages: list[list[Message]] = [[("log", "one")], [("log", "two")], [("plan", PLAN)]]
+
+        def listen(self, timeout_s: float) -> list[Message]:
+            postgresql.cut()
+            return self.messages.pop(0)
+
+        def cancel(self) -> None: ...
+
+        def kill(self) -> None: ...
+
+    assert Worker(settings, launch=lambda *_: Cut()).work_once()
+    job = jobs.get(job_id)
+    assert job is not None
+    assert (job.state, job.attempts) == (State.SUCCEEDED, 1)
+    assert [event.data["line"] for event in jobs.events(job_id, type_="log")] == ["one", "two"]
 
 
 # In either order: SQLite chooses among indexes that look alike to it by the order they were made in.
