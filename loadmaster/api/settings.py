@@ -34,7 +34,7 @@ class Settings:
     Attributes:
         allowed_hosts: names that the service is reached by, separated by commas, beside ``localhost``, ``host`` and
             addresses in digits: requests for any other are refused.
-        database_url: ``postgresql://user:password@host/name``, or ``sqlite:///`` and a path: the default is such a file.
+        database_url: ``postgresql://user:password@host/name``, or ``sqlite:///`` and the path of a file (the default).
         workers: worker processes that ``serve`` starts and keeps alive; 0 for none (run ``loadmaster worker``).
         max_body_bytes: larger request bodies are refused (413).
         max_time_limit_s: the longest time limit a request may ask for.
