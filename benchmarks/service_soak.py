@@ -55,7 +55,8 @@ def main() -> int:
         finally:
             server.stop()
         version = subprocess.check_output([where / "postgres", "--version"], text=True).strip() + ", fsync off"
-    path = record.write(f"service_soak_{options.database}", {"server": version, **found})
+    versions = record.versions("sqlalchemy", "psycopg", "alembic")
+    path = record.write(f"service_soak_{options.database}", {"versions": versions, "server": version, **found})
     print(json.dumps(found, indent=2))
     print(path)
     return 1 if found["wrong"] else 0
