@@ -6,6 +6,7 @@ import multiprocessing
 import sqlite3
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -218,6 +219,45 @@ def test_the_work_of_a_claim_hardly_grows_with_the_equal_jobs_that_wait(
     assert many[1] <= 20 * 800
     assert many[0] <= few[0] + 1000
     assert many[2] <= few[2] + 1000
+
+
+MANY_THAT_ENDED = """
+    INSERT INTO job (id, kind, name, labels, problem_sha256, options, asked_gap, time_limit_s, cache_key,
+                     request_sha256, state, cached, reusable, cancel_requested, attempts, created_at, event_seq)
+    SELECT 'plan_0' || lpad(n::text, 27, '0'), kind, name, labels, problem_sha256, options, asked_gap, time_limit_s,
+           'key ' || n, request_sha256, CASE WHEN n <= 20000 THEN 'succeeded' ELSE 'queued' END, cached, reusable,
+           cancel_requested, attempts, created_at, 0
+    FROM job, generate_series(1, 22000) n
+"""
+
+
+def test_a_claim_on_postgresql_does_not_pass_over_the_jobs_that_have_ended(postgresql: PrivatePostgresql) -> None:
+    """Where many wait, it may take any job for one of them, and look for the oldest from the very first job on."""
+    database = Database(postgresql.new_database())
+    new = NewJob("fake", "a name", {}, 0.02, 60.0, None, "key")
+    Jobs(database, 100_000).submit(new, {}, {}, request_sha256="0" * 64)
+    with database.write() as connection:
+        connection.exec_driver_sql(MANY_THAT_ENDED)
+        connection.exec_driver_sql("ANALYZE job")
+    rows: list[float] = []
+
+    @sa.event.listens_for(database.engine, "before_cursor_execute")
+    def count_rows(connection: Any, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
+        if statement.startswith("UPDATE job SET state") and not rows:
+            cursor = connection.connection.cursor()
+            cursor.execute("SAVEPOINT before")
+            cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters)
+            rows.append(_rows(cursor.fetchone()[0][0]["Plan"]))
+            cursor.execute("ROLLBACK TO SAVEPOINT before")
+
+    assert Queue(database, lease_s=60.0, max_attempts=2).claim("w") is not None
+    assert 0 < rows[0] < 100
+
+
+def _rows(plan: dict[str, Any]) -> float:
+    """Rows that a plan read, kept or not."""
+    own = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)
+    return float(own + sum(map(_rows, plan.get("Plans", []))))
 
 
 def test_sqlite_is_in_wal_mode(tmp_path: Path) -> None:
