@@ -54,8 +54,9 @@ def main() -> int:
             found = measured(server.new_database(), options)
         finally:
             server.stop()
-        version = subprocess.check_output([where / "postgres", "--version"], text=True).strip()
-    path = record.write(f"service_soak_{options.database}", {"server": version, **found})
+        version = subprocess.check_output([where / "postgres", "--version"], text=True).strip() + ", fsync off"
+    versions = record.versions("sqlalchemy", "psycopg", "alembic")
+    path = record.write(f"service_soak_{options.database}", {"versions": versions, "server": version, **found})
     print(json.dumps(found, indent=2))
     print(path)
     return 1 if found["wrong"] else 0

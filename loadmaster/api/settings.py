@@ -36,7 +36,7 @@ class Settings:
             addresses in digits: requests for any other are refused.
         keys: ``required``: requests need an API key (``loadmaster keys``); ``off``: whoever reaches the service can use
             it, which is allowed on this machine alone.
-        database_url: any SQLAlchemy URL; SQLite (in WAL mode) by default.
+        database_url: ``postgresql://user:password@host/name``, or ``sqlite:///`` and the path of a file (the default).
         workers: worker processes that ``serve`` starts and keeps alive; 0 for none (run ``loadmaster worker``).
         max_body_bytes: larger request bodies are refused (413).
         max_bodies_memory_bytes: memory that all bodies may take at a time; more are refused (503) until some are read.

@@ -27,19 +27,34 @@ def programs() -> Path | None:
     return None
 
 
+# Also when the tests are killed: their end of the pipe closes then.
+_STOP_WITH_THE_TESTS = 'cat >/dev/null; "$1" stop --pgdata="$2/data" --mode=immediate; rm -r "$2"'
+
+
 class PrivatePostgresql:
     """Runs until :meth:`stop`. Its disk writes are not forced: it must be quick, not safe."""
 
     def __init__(self, programs: Path) -> None:
         self._programs = programs
         self._folder = Path(tempfile.mkdtemp(prefix="loadmaster-pg-"))
+        self._who: list[str] = []
         if os.geteuid() == 0:
+            self._who = ["runuser", "-u", _USER, "--"]
             shutil.chown(self._folder, _USER)
         self._run("initdb", "--username=loadmaster", "--auth=trust", "--no-sync", "--encoding=UTF8")
         quick = "-c fsync=off -c synchronous_commit=off -c full_page_writes=off -c max_connections=200"
         socket = f"-c listen_addresses='' -c unix_socket_directories='{self._folder}'"
         log = f"--log={self._folder / 'log'}"
         self._run("pg_ctl", "start", "--wait", log, "--options", f"{socket} {quick}")
+        keep = ["sh", "-c", _STOP_WITH_THE_TESTS, "sh", str(programs / "pg_ctl"), str(self._folder)]
+        self._keeper = subprocess.Popen(
+            [*self._who, *keep],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+        )
 
     def new_database(self) -> str:
         """The URL of an empty one: a user, and a schema that is all this user sees. A true database takes long."""
@@ -49,17 +64,24 @@ class PrivatePostgresql:
             connection.execute(f"CREATE SCHEMA {name} AUTHORIZATION {name}".encode())
         return self._url(name)
 
+    def cut(self) -> None:
+        """Break all connections, as a restart does."""
+        with psycopg.connect(self._url("loadmaster")) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            )
+
     def stop(self) -> None:
-        self._run("pg_ctl", "stop", "--mode=immediate")
-        shutil.rmtree(self._folder)
+        """Give everything back."""
+        self._keeper.communicate()
 
     def _url(self, user: str) -> str:
         return f"postgresql://{user}@/postgres?host={self._folder}"
 
     def _run(self, program: str, *arguments: str) -> None:
         """With the data's folder first in line, as the user that may."""
-        who = ["runuser", "-u", _USER, "--"] if os.geteuid() == 0 else []
-        command = [*who, str(self._programs / program), f"--pgdata={self._folder / 'data'}", *arguments]
+        command = [*self._who, str(self._programs / program), f"--pgdata={self._folder / 'data'}", *arguments]
         # No pipes: the server would keep them open.
         with (self._folder / f"{program}.out").open("wb") as output:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=self._folder)

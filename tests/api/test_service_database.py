@@ -6,17 +6,21 @@ import multiprocessing
 import sqlite3
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from alembic import command
-from private_postgresql import each_database_url
+from private_postgresql import PrivatePostgresql, each_database_url
 
+from loadmaster.api.settings import Settings
 from loadmaster.api.store import figures, migrate, schema
 from loadmaster.api.store.database import Database
-from loadmaster.api.store.jobs import Jobs
+from loadmaster.api.store.jobs import Jobs, NewJob
 from loadmaster.api.store.queue import Queue
 from loadmaster.api.store.records import State
+from loadmaster.api.worker.process import Message
+from loadmaster.api.worker.worker import Worker
 from loadmaster.errors import InputError
 
 STORES = Path(__file__).parent / "stores"
@@ -120,6 +124,35 @@ def test_a_step_that_fails_leaves_the_database_as_it_was(tmp_path: Path) -> None
     assert list(sqlite3.connect(tmp_path / "stored.db").iterdump()) == before
 
 
+def test_connections_that_broke_are_made_again(postgresql: PrivatePostgresql) -> None:
+    """While a job runs, and before its end is written."""
+    settings = Settings(database_url=postgresql.new_database(), poll_s=0.05, lease_s=60.0)
+    database = Database(settings.database_url)
+    jobs = Jobs(database, 1000)
+    new = NewJob("fake", "a name", {}, 0.02, 60.0, None, "key")
+    job_id = jobs.submit(new, {}, {}, request_sha256="0" * 64).id
+
+    class Cut:
+        """Breaks all connections once, then goes on and ends."""
+
+        def __init__(self) -> None:
+            self.messages: list[list[Message]] = [[("log", "one")], [("log", "two")], [("plan", PLAN)]]
+
+        def listen(self, timeout_s: float) -> list[Message]:
+            postgresql.cut()
+            return self.messages.pop(0)
+
+        def cancel(self) -> None: ...
+
+        def kill(self) -> None: ...
+
+    assert Worker(settings, launch=lambda *_: Cut()).work_once()
+    job = jobs.get(job_id)
+    assert job is not None
+    assert (job.state, job.attempts) == (State.SUCCEEDED, 1)
+    assert [event.data["line"] for event in jobs.events(job_id, type_="log")] == ["one", "two"]
+
+
 # In either order: SQLite chooses among indexes that look alike to it by the order they were made in.
 OLD_INDEXES = [
     "CREATE INDEX ix_job_state ON job (state);",
@@ -190,6 +223,45 @@ def test_the_work_of_a_claim_hardly_grows_with_the_equal_jobs_that_wait(
     assert many[1] <= 20 * 800
     assert many[0] <= few[0] + 1000
     assert many[2] <= few[2] + 1000
+
+
+MANY_THAT_ENDED = """
+    INSERT INTO job (id, kind, name, labels, problem_sha256, options, asked_gap, time_limit_s, cache_key,
+                     request_sha256, state, cached, reusable, cancel_requested, attempts, created_at, event_seq)
+    SELECT 'plan_0' || lpad(n::text, 27, '0'), kind, name, labels, problem_sha256, options, asked_gap, time_limit_s,
+           'key ' || n, request_sha256, CASE WHEN n <= 20000 THEN 'succeeded' ELSE 'queued' END, cached, reusable,
+           cancel_requested, attempts, created_at, 0
+    FROM job, generate_series(1, 22000) n
+"""
+
+
+def test_a_claim_on_postgresql_does_not_pass_over_the_jobs_that_have_ended(postgresql: PrivatePostgresql) -> None:
+    """Where many wait, it may take any job for one of them, and look for the oldest from the very first job on."""
+    database = Database(postgresql.new_database())
+    new = NewJob("fake", "a name", {}, 0.02, 60.0, None, "key")
+    Jobs(database, 100_000).submit(new, {}, {}, request_sha256="0" * 64)
+    with database.write() as connection:
+        connection.exec_driver_sql(MANY_THAT_ENDED)
+        connection.exec_driver_sql("ANALYZE job")
+    rows: list[float] = []
+
+    @sa.event.listens_for(database.engine, "before_cursor_execute")
+    def count_rows(connection: Any, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
+        if statement.startswith("UPDATE job SET state") and not rows:
+            cursor = connection.connection.cursor()
+            cursor.execute("SAVEPOINT before")
+            cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters)
+            rows.append(_rows(cursor.fetchone()[0][0]["Plan"]))
+            cursor.execute("ROLLBACK TO SAVEPOINT before")
+
+    assert Queue(database, lease_s=60.0, max_attempts=2).claim("w") is not None
+    assert 0 < rows[0] < 100
+
+
+def _rows(plan: dict[str, Any]) -> float:
+    """Rows that a plan read, kept or not."""
+    own = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)
+    return float(own + sum(map(_rows, plan.get("Plans", []))))
 
 
 def test_sqlite_is_in_wal_mode(tmp_path: Path) -> None:

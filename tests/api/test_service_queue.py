@@ -284,6 +284,20 @@ def test_events_number_without_gaps_under_many_writers(url: str) -> None:
     assert len(set(lines)) == 40
 
 
+def test_nul_is_no_end_of_a_text(url: str) -> None:
+    """PostgreSQL's text does not hold it."""
+    jobs, queue = open_queue(url)
+    new = NewJob("fake", "a\0name", {"an": "option\0"}, 0.02, 60.0, None, "key")
+    job = jobs.submit(new, {"a": "problem\0"}, {"a": "label\0"}, request_sha256="0" * 64)
+    assert queue.claim("w") is not None
+    queue.record(job.id, "w", [("log", {"line": "a\0line"})])
+    assert job.name in ("a\0name", "a\ufffdname")
+    assert (job.options, job.labels) == ({"an": "option\0"}, {"a": "label\0"})
+    assert jobs.events(job.id)[-1].data == {"line": "a\0line"}
+    assert [found.id for found in jobs.latest(label=("a", "label\0"))] == [job.id]
+    assert jobs.get("\0") is None
+
+
 @pytest.mark.parametrize("type_", ["progress", "incumbent"])
 def test_a_job_shows_the_figures_of_its_latest_report(url: str, type_: str) -> None:
     jobs, queue = open_queue(url)

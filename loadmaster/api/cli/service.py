@@ -87,7 +87,9 @@ def list_arguments(every: argparse.ArgumentParser) -> None:
 
 
 def _add_settings(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--database-url", metavar="URL", help="of the job store (SQLite in the home folder)")
+    command.add_argument(
+        "--database-url", metavar="URL", help="of the job store: postgresql:// or sqlite:// (SQLite in the home folder)"
+    )
     command.add_argument("--log-format", choices=("text", "json"), help="of the log on stderr (text)")
 
 

@@ -87,11 +87,11 @@ class Queue:
 
     def _claim(self, owner: str) -> Job | None:
         # Without a correlation: what runs is looked up once, not once for every job that waits.
-        running = sa.select(schema.job.c.cache_key).where(schema.job.c.state == State.RUNNING.value)
+        running = sa.select(schema.job.c.cache_key).where(_is(State.RUNNING))
         oldest = (
             sa.select(schema.job.c.id)
             .where(
-                schema.job.c.state == State.QUEUED.value,
+                _is(State.QUEUED),
                 schema.job.c.cache_key.not_in(running),
                 sa.or_(schema.job.c.owner.is_(None), schema.job.c.owner.not_in(keys.owners_at_their_limit())),
             )
@@ -202,7 +202,7 @@ class Queue:
         saw. Returns how many jobs.
         """
         with self._database.read() as connection:
-            jobs = _counts(connection, _JOB_BEATS, schema.job.c.state == State.RUNNING.value)
+            jobs = _counts(connection, _JOB_BEATS, _is(State.RUNNING))
             workers = _counts(connection, _WORKER_BEATS)
         silent_workers, silent_jobs = self._silent_workers.over(workers), self._silent_jobs.over(jobs)
         if silent_workers:
@@ -231,7 +231,7 @@ class Queue:
 
     @transaction
     def _reclaim(self, whose: sa.ColumnElement[bool], reason: str) -> int:
-        stale = sa.select(schema.job).where(schema.job.c.state == State.RUNNING.value, whose)
+        stale = sa.select(schema.job).where(_is(State.RUNNING), whose)
         with self._database.read() as connection:
             if connection.execute(stale.limit(1)).first() is None:
                 return 0
@@ -281,6 +281,11 @@ def _expect_within_quota(connection: Connection, job: Job) -> None:
 _Counted = tuple[sa.ColumnElement[str], sa.ColumnElement[int]]
 _JOB_BEATS: _Counted = (schema.job.c.id, sa.func.coalesce(schema.job.c.lease_beats, 0))
 _WORKER_BEATS: _Counted = (schema.worker.c.id, schema.worker.c.beats)
+
+
+def _is(state: State) -> sa.ColumnElement[bool]:
+    """Written out, no parameter: only so do databases see that an index of jobs in this state has all that is asked."""
+    return schema.job.c.state == sa.literal(state.value, literal_execute=True)
 
 
 def _counts(connection: Connection, counted: _Counted, *which: sa.ColumnElement[bool]) -> dict[str, int]:

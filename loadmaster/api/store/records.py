@@ -215,15 +215,16 @@ def finish(connection: Connection, job: Job, outcome: Outcome, *, cached: bool =
             **figures,
         )
     )
+    append_event(connection, job.id, "state", {"state": outcome.state.value, "cached": cached})
+    error = None if outcome.error is None else dict(outcome.error)
+    append_event(connection, job.id, "done", {"state": outcome.state.value, **figures, "error": error})
+    # Last, because all ends write these rows, one after the other.
     if cached:
         count(connection, schema.CACHE_HITS)
     elif outcome.plan is not None and job.started_at is not None:
         observe(connection, "solve_seconds", now - job.started_at)
         if gap is not None:
             observe(connection, "gap_at_stop", gap)
-    append_event(connection, job.id, "state", {"state": outcome.state.value, "cached": cached})
-    error = None if outcome.error is None else dict(outcome.error)
-    append_event(connection, job.id, "done", {"state": outcome.state.value, **figures, "error": error})
 
 
 def find_reusable(connection: Connection, cache_key: str, asked_gap: float) -> Outcome | None:

@@ -11,11 +11,12 @@ from alembic import op
 revision = "0002"
 down_revision = "0001"
 
-_RUNS = sa.text("state = 'running'")
+_WAITS, _RUNS = sa.text("state = 'queued'"), sa.text("state = 'running'")
 
 
 def upgrade() -> None:
     """Workers that are alive note themselves again within seconds."""
+    op.create_index("job_that_waits", "job", ["id", "cache_key"], sqlite_where=_WAITS, postgresql_where=_WAITS)
     op.create_index("job_that_runs", "job", ["cache_key"], unique=True, sqlite_where=_RUNS, postgresql_where=_RUNS)
     op.drop_table("worker")
     op.create_table(
