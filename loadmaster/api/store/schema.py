@@ -111,12 +111,12 @@ job = sa.Table(
     sa.Column("event_seq", sa.Integer, nullable=False, default=0),
     # The name of the API key that it was submitted with; none where the service asks for no keys.
     sa.Column("owner", sa.String(64)),
-    # Lists of a state, counts, and keys and owners of what waits and runs: read from the index alone, in its order.
+    # Keys and owners of those that run, lists of a state, and counts.
     sa.Index("job_by_state_and_owner", "state", "id", "cache_key", "owner"),
     # The jobs of one owner: lists, and what counts towards quotas.
     sa.Index("job_by_owner", "owner", "state", "id"),
     # The oldest that waits, however many have ended: databases that take it for rare would else pass over all of those.
-    sa.Index("job_that_waits", "id", "cache_key", sqlite_where=_WAITS, postgresql_where=_WAITS),
+    sa.Index("job_that_waits", "id", "cache_key", "owner", sqlite_where=_WAITS, postgresql_where=_WAITS),
     # Of equal requests one runs at a time, also where several workers claim at once.
     sa.Index("job_that_runs", "cache_key", unique=True, sqlite_where=_RUNS, postgresql_where=_RUNS),
     # The latest answer to a request.

@@ -8,6 +8,8 @@ from alembic import op
 revision = "0003"
 down_revision = "0002"
 
+_WAITS = sa.text("state = 'queued'")
+
 
 def upgrade() -> None:
     """The queue's question is answered from an index alone: it needs the owners there, too."""
@@ -22,6 +24,8 @@ def upgrade() -> None:
         sa.Column("revoked_at", sa.Float),
     )
     op.add_column("job", sa.Column("owner", sa.String(64)))
+    op.drop_index("job_that_waits", "job")
+    op.create_index("job_that_waits", "job", ["id", "cache_key", "owner"], sqlite_where=_WAITS, postgresql_where=_WAITS)
     op.drop_index("job_by_state", "job")
     op.create_index("job_by_state_and_owner", "job", ["state", "id", "cache_key", "owner"])
     op.create_index("job_by_owner", "job", ["owner", "state", "id"])
