@@ -43,6 +43,7 @@ from loadmaster.executor.steps.timeline import Timeline, record
 from loadmaster.executor.steps.wrappers import ddp_of, own_module
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.kinds import limit_of
+from loadmaster.models.memory.plain import peak_bytes
 from loadmaster.models.units import bytes_of
 
 Found = TypeVar("Found")
@@ -199,7 +200,14 @@ class Fitter:
         return bool(before_us) and knob.best_us <= _SLOWER_THAN_BEFORE * before_us[0]
 
     def _knob_side(self, budget_bytes: int, most: int) -> KnobSide:
-        return KnobSide(self.setting, budget_bytes, self._kept.probes, most, self.on_knob)
+        return KnobSide(self.setting, budget_bytes, self._kept.probes, most, self.on_knob, self._share(budget_bytes))
+
+    def _share(self, budget_bytes: int) -> float:
+        """Where a budget lies between what is resident and the captured step's peak; 1 where nothing was captured."""
+        if "costed" not in vars(self):
+            return 1.0
+        resident_bytes, plain_bytes = self.captured.resident_bytes, peak_bytes(self.costed.plain)
+        return (budget_bytes - resident_bytes) / max(1, plain_bytes - resident_bytes)
 
     def _planned_side(self, planner: Planner, budget_bytes: int, tries: int, knob: KnobSide) -> PlannedSide:
         alone = not knob.most

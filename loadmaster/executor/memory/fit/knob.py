@@ -75,6 +75,7 @@ class KnobSide:
 
     Args:
         known: what other budgets and runs measured: it steers the search; what would win is measured again.
+        share: where the search begins, see :func:`~loadmaster.executor.memory.fit.knob_search.next_knob`.
         most: compilations at most.
         on_try: called with each trial.
     """
@@ -86,8 +87,10 @@ class KnobSide:
         known: Sequence[Probe],
         most: int,
         on_try: Callable[[KnobTrial], None] | None,
+        share: float = 1.0,
     ) -> None:
         self.setting, self.budget_bytes, self.most, self.on_try = setting, budget_bytes, most, on_try
+        self.share = share
         self.known = tuple(known)
         self.tries: list[KnobTrial] = []
         self.failed: str | None = None
@@ -117,7 +120,7 @@ class KnobSide:
         if self.failed is not None or len(self.tries) >= self.most:
             return None
         before = [p for p in self.known if p.keeps(self.budget_bytes) and p.knob not in {t.knob for t in self.tries}]
-        knob = next_knob(self.probes, self.budget_bytes)
+        knob = next_knob(self.probes, self.budget_bytes, self.share)
         at_least, expected = (0.0, 0.0) if knob is None else self._promise(knob)
         if before:
             best = min(before, key=lambda p: p.step_us)
@@ -131,7 +134,7 @@ class KnobSide:
         doing = f"{KNOB}, activation_memory_budget {knob:.3g}"
         try:
             measured = self.setting.run(step, self.budget_bytes, KNOB, doing)
-        except RuntimeError as error:  # the model's own, or the compiler's
+        except Exception as error:  # noqa: BLE001 - the model's own, or of what a compiler wrote
             self.failed = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             logger.info("torch.compile's own partition cannot be tried: %s", self.failed)
             return

@@ -3,8 +3,8 @@
 Each try is a compilation, as long as the user's own. Times are all but monotone in the knob: the less is kept, the more
 is computed again. Peaks are not: below some knob the backward pass computes much again at once, and takes more than at
 a higher one (measured on an H200: BERT-large 17.4, 12.9, 15.1, 12.8, 13.9 GiB at 1, 0.7, 0.5, 0.3, 0.1). So the highest
-knob that keeps the budget is looked for: 1 first, then in halves towards the lowest one above that does not; as long as
-none keeps it, at points spread over the range.
+knob that keeps the budget is looked for. The search begins where the budget lies between nothing kept and everything:
+first at points spread over the range until one keeps it, then towards the lowest one above that does not.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # In this order, while none keeps the budget.
-SPREAD = (1.0, 0.5, 0.25, 0.75, 0.1)
+SPREAD = (1.0, 0.5, 0.2, 0.75, 0.1)
 LEAST_STEP = 0.06  # of the knob: closer ones hardly differ
 NEARLY_FULL = 0.97  # of the budget: a higher knob has no room
 SAME_PEAK = 0.005  # of a peak: the knob does not move what takes so nearly the same at 1 and at a half
 LEAST_GAIN = 0.02  # of the step's time: less is not worth a compilation
+_COMPILED = 1.25  # by how much a knob may lie above the share that the captured step tells of
 NOISE = 0.03  # of a time: how far times are from monotone
 # Of the forward pass at most all is computed again, which is about a third of a step.
 RECOMPUTED_SHARE = 1 / 3
@@ -42,17 +43,24 @@ class Probe:
         return not self.ran_out and self.used_bytes <= budget_bytes
 
 
-def next_knob(probes: Sequence[Probe], budget_bytes: int) -> float | None:
-    """What to try next; None where no other knob is likely to do better."""
+def next_knob(probes: Sequence[Probe], budget_bytes: int, share: float = 1.0) -> float | None:
+    """What to try next; None where no other knob is likely to do better.
+
+    Args:
+        share: where the budget lies, as far as the captured step tells: at 0 nothing is kept for the backward pass, at
+            1 all. Its peak is that of plain PyTorch; a compiled step takes less.
+    """
     kept = max((p for p in probes if p.keeps(budget_bytes)), key=lambda p: p.knob, default=None)
     if kept is None:
         tried = {p.knob: p for p in probes}
         if all(k in tried for k in SPREAD[:2]) and _same_peak(*(tried[k] for k in SPREAD[:2])):
             return None
-        return next((k for k in SPREAD if all(abs(k - t) >= LEAST_STEP for t in tried)), None)
+        left = [k for k in SPREAD if all(abs(k - t) >= LEAST_STEP for t in tried)]
+        return next((k for k in left if k <= _COMPILED * share), min(left, default=None))
     above = min((p for p in probes if p.knob > kept.knob), key=lambda p: p.knob, default=None)
     if above is None:
-        return None if kept.knob >= 1.0 else 1.0
+        full = kept.knob >= 1.0 or kept.used_bytes >= NEARLY_FULL * budget_bytes
+        return None if full else min(k for k in SPREAD if k > kept.knob)
     gain = 1.0 - above.step_us / kept.step_us if above.step_us and kept.step_us else 1.0
     is_close = above.knob - kept.knob < 2 * LEAST_STEP or kept.used_bytes >= NEARLY_FULL * budget_bytes
     return None if is_close or gain < LEAST_GAIN else (kept.knob + above.knob) / 2

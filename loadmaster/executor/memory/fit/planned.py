@@ -118,7 +118,7 @@ class PlannedSide:
         is_new = all(c.plan.schedule != proposal.plan.schedule for c in self.state.candidates)
         try:
             self.state = self._measured(self.state, proposal)
-        except (InputError, RuntimeError) as error:
+        except Exception as error:  # of what a compiler wrote, too: assertions
             if self.alone:
                 raise
             self.failed, self._done = error, True

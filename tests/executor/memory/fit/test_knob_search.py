@@ -12,10 +12,10 @@ TRIES = 4
 GRID = [k / 100 for k in range(101)]
 
 
-def searched(curve, budget_bytes, tries=TRIES):
+def searched(curve, budget_bytes, tries=TRIES, share=1.0):
     """What the search tried on a curve: knob -> (bytes, us)."""
     probes = []
-    while len(probes) < tries and (knob := next_knob(probes, budget_bytes)) is not None:
+    while len(probes) < tries and (knob := next_knob(probes, budget_bytes, share)) is not None:
         probes.append(Probe(knob, *curve(knob)))
     return probes
 
@@ -45,15 +45,25 @@ def test_the_first_try_is_enough_where_everything_fits():
 
 def test_a_valley_is_found():
     """As measured of BERT-large, in hundredths of GiB and ms; at its lower peaks only 0.7 and 0.3 have room."""
-    measured = {1.0: (1737, 81.6), 0.75: (1289, 84.8), 0.5: (1509, 101.4), 0.25: (1275, 104.9), 0.1: (1389, 101.3)}
-    assert [p.knob for p in searched(measured.__getitem__, 1300)] == [1.0, 0.5, 0.25]
-    assert [p.knob for p in searched(measured.__getitem__, 1280, tries=9)] == [1.0, 0.5, 0.25]
-    assert [p.knob for p in searched(lambda k: (1509, 0.0) if k == 0.25 else measured[k], 1300)] == [
+    measured = {1.0: (1737, 81.6), 0.75: (1289, 84.8), 0.5: (1509, 101.4), 0.2: (1275, 104.9), 0.1: (1389, 101.3)}
+    assert [p.knob for p in searched(measured.__getitem__, 1300)] == [1.0, 0.5, 0.2]
+    assert [p.knob for p in searched(measured.__getitem__, 1280, tries=9)] == [1.0, 0.5, 0.2]
+    assert [p.knob for p in searched(lambda k: (1509, 0.0) if k == 0.2 else measured[k], 1300)] == [
         1.0,
         0.5,
-        0.25,
+        0.2,
         0.75,
     ]
+
+
+def test_the_search_begins_where_the_budget_lies():
+    """As measured of ConvNeXt, in hundredths of GiB and ms."""
+    measured = {1.0: (1128, 55.4), 0.75: (631, 56.0), 0.5: (631, 56.0), 0.2: (335, 63.5), 0.1: (300, 68.0)}
+    assert [p.knob for p in searched(measured.__getitem__, 336, share=0.23)] == [0.2]
+    assert [p.knob for p in searched(measured.__getitem__, 320, share=0.21)] == [0.2, 0.1]
+    assert [p.knob for p in searched(measured.__getitem__, 640, share=0.5)] == [0.5]
+    assert [p.knob for p in searched(measured.__getitem__, 700, share=0.18)][:2] == [0.2, 0.5]
+    assert searched(measured.__getitem__, 1200, share=1.1)[0].knob == 1.0
 
 
 def test_a_knob_that_moves_no_peak_is_left_alone():
