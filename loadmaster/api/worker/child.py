@@ -145,9 +145,14 @@ def main() -> None:
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     parent = ParentConnection(connection)
     planner_path, problem, options = connection.recv()
-    threading.Thread(target=parent.watch, args=(folder,), daemon=True).start()
+    watcher = threading.Thread(target=parent.watch, args=(folder,), daemon=True)
+    watcher.start()
     logging.getLogger("loadmaster").setLevel(logging.INFO)
-    plan_job(parent, planner_path, problem, options)
+    try:
+        plan_job(parent, planner_path, problem, options)
+    except ConnectionError:
+        # The parent is gone, and nobody hears the answer: the watcher removes the files, and ends this process.
+        watcher.join()
 
 
 if __name__ == "__main__":
