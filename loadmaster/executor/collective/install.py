@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as registry
 from torch.distributed import distributed_c10d as c10d
 
+import loadmaster
 from loadmaster.errors import InputError
 from loadmaster.executor.collective.agreement import Place, agree_on
 from loadmaster.executor.collective.calibration import MEASURED, Calibration, expect_fitting
@@ -191,7 +192,12 @@ def _read_alike(
     except InputError as error:
         refusal = error
     measured = "measure" if calibrate is True else "none" if known is None else str(known)
-    said = {"plans": list(_names(pairs)), "largest_bytes": largest_bytes, "calibrate": measured}
+    said = {
+        "versions": f"loadmaster {loadmaster.__version__}, torch {torch.__version__}",
+        "plans": list(_names(pairs)),
+        "largest_bytes": largest_bytes,
+        "calibrate": measured,
+    }
     agree_on(group, said, refusal)
     return pairs, known
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
 
+import loadmaster
 from loadmaster.errors import InputError
 from loadmaster.executor import collective
 from loadmaster.executor.collective.calibration import Calibration, Timing
@@ -213,4 +214,20 @@ def what_is_slower_stays(rank):
         use(rank, calibrate=bool(rank % 2))
 
 
-SCENARIOS = (calls_are_launched, forms_of_calls, gradients_of_ddp, what_is_slower_stays, a_failure_is_raised)
+def other_releases_are_refused(rank):
+    kept, loadmaster.__version__ = loadmaster.__version__, f"0.0.{rank}"
+    try:
+        with pytest.raises(InputError, match="versions: differs between ranks"):
+            use(rank)
+    finally:
+        loadmaster.__version__ = kept
+
+
+SCENARIOS = (
+    calls_are_launched,
+    forms_of_calls,
+    gradients_of_ddp,
+    what_is_slower_stays,
+    other_releases_are_refused,
+    a_failure_is_raised,
+)
