@@ -51,6 +51,7 @@ _EXTRAS = {
     "highspy": ("highspy", "solver"),
     "resvg_py": ("resvg-py", "solver"),
     "networkx": ("networkx", "solver"),
+    "opentelemetry": ("opentelemetry-exporter-otlp-proto-http", "telemetry"),
     "ortools": ("ortools", "solver"),
     "prometheus_client": ("prometheus-client", "server"),
     "pulp": ("pulp", "solver"),

@@ -9,6 +9,7 @@ from importlib import metadata
 
 from fastapi import FastAPI
 
+from loadmaster.api import telemetry
 from loadmaster.api.planning import load_planner
 from loadmaster.api.server import blobs, events, exports, frontiers, metrics, operations, pages, plans, problems
 from loadmaster.api.server.body import BodyLimit
@@ -72,6 +73,7 @@ def create_app(settings: Settings) -> FastAPI:
         version=metadata.version("loadmaster"),
         description=DESCRIPTION,
         lifespan=lifespan,
+        telemetry=telemetry.of_requests(),
         # The usual page of the interface loads its scripts from elsewhere; ours is among the pages.
         docs_url=None,
         redoc_url=None,

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 
+from loadmaster.api import telemetry
 from loadmaster.api.documents import PlanPage, PlanRequest, PlanResource, Sizing
 from loadmaster.api.errors import ProblemType
 from loadmaster.api.planning import Request as Planning
@@ -81,6 +82,7 @@ def new_job(planning: Planning) -> NewJob:
         limit=planning.limit,
         cache_key=planning.cache_key,
         unit=planning.unit,
+        traceparent=telemetry.traceparent(),
     )
 
 

@@ -127,6 +127,8 @@ job = sa.Table(
     sa.Column("event_seq", sa.Integer, nullable=False, default=0),
     # The name of the API key that it was submitted with; none where the service asks for no keys.
     sa.Column("owner", sa.String(64)),
+    # The span of the request that submitted it, as W3C Trace Context writes it.
+    sa.Column("traceparent", sa.String(64)),
     # Lists of a state, counts, and keys and owners of what waits and runs: read from the index alone, in its order.
     sa.Index("job_by_state_and_owner", "state", "id", "cache_key", "owner"),
     # The jobs of one owner: lists, and what counts towards quotas.
