@@ -40,10 +40,8 @@ def optimum(path: Path) -> float:
     return float(highs.getObjectiveValue()) + float(constant)
 
 
-@pytest.mark.parametrize(
-    ("budget_bytes", "offload"), [(4 * MEGABYTE, False), (6 * MEGABYTE, False), (4 * MEGABYTE, True)]
-)
-def test_a_memory_program_has_the_plans_objective(budget_bytes: int, offload: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("budget_megabytes", "offload"), [(4, False), (6, False), (4, True)])
+def test_a_memory_program_has_the_plans_objective(budget_megabytes: int, offload: bool, tmp_path: Path) -> None:
     document: dict[str, Any] = {**chain(6, MEGABYTE), "name": "x\nROWS"}
     if offload:
         document["host_link"] = {"to_host_gbps": 2.0, "from_host_gbps": 2.0}

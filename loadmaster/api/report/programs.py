@@ -19,9 +19,7 @@ def mps_file(program: Program, plan: Plan, words: str) -> bytes:
     """
     file = io.StringIO()
     # Names come from documents: one with a line break in it would end the comment.
-    file.write(f"* {ascii(plan.name)}: {words}\n")
-    file.write(
-        f"* The objective is in {plan.unit}; MPS has no constant: add {program.offset!r} to what a solver says.\n"
-    )
+    file.write(f"* {plan.name!a}: {words}\n")
+    file.write(f"* The objective is in {plan.unit}. It has a constant: add {program.offset!r} to what a solver says.\n")
     write_mps(program, file)
     return file.getvalue().encode()
