@@ -11,7 +11,8 @@ import httpx
 
 from loadmaster.api import protocol
 from loadmaster.api.documents import FrontierResource, PlanPage, PlanResource, Sizing
-from loadmaster.api.protocol import DEFAULT_URL, Backoff, Call, Deadline, Event, Options, ProblemSource
+from loadmaster.api.errors import ServiceError
+from loadmaster.api.protocol import DEFAULT_URL, Backoff, Blob, Call, Deadline, Event, Options, ProblemSource
 from loadmaster.models import kinds
 
 
@@ -47,6 +48,17 @@ class AsyncClient:
         """See :meth:`loadmaster.api.client.Client.submit`."""
         answer = await self.call(protocol.submit_call(problem, options, labels, dry_run=False))
         return AsyncPlanHandle(self, protocol.resource(PlanResource, answer).id)
+
+    async def upload(self, problem: ProblemSource) -> Blob:
+        """See :meth:`loadmaster.api.client.Client.upload`."""
+        blob, ask, send = protocol.blob_calls(problem)
+        try:
+            await self.call(ask)
+        except ServiceError as error:
+            if error.status != httpx.codes.NOT_FOUND:
+                raise
+            await self.call(send)
+        return blob
 
     async def dry_run(self, problem: ProblemSource, options: Options = None) -> Sizing:
         """See :meth:`loadmaster.api.client.Client.dry_run`."""

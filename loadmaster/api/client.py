@@ -22,10 +22,11 @@ import httpx
 from loadmaster.api import protocol
 from loadmaster.api.async_client import AsyncClient, AsyncPlanHandle
 from loadmaster.api.documents import FrontierResource, PlanPage, PlanResource, Sizing
-from loadmaster.api.protocol import DEFAULT_URL, Backoff, Call, Deadline, Event, Options, ProblemSource
+from loadmaster.api.errors import ServiceError
+from loadmaster.api.protocol import DEFAULT_URL, Backoff, Blob, Call, Deadline, Event, Options, ProblemSource
 from loadmaster.models import kinds
 
-__all__ = ["AsyncClient", "AsyncPlanHandle", "Client", "Event", "PlanHandle"]
+__all__ = ["AsyncClient", "AsyncPlanHandle", "Blob", "Client", "Event", "PlanHandle"]
 
 
 class Client:
@@ -63,13 +64,29 @@ class Client:
     def submit(
         self, problem: ProblemSource, options: Options = None, *, labels: Mapping[str, str] | None = None
     ) -> PlanHandle:
-        """Submit a problem (typed, a document, or the path of one).
+        """Submit a problem (typed, a document, the path of one, or what :meth:`upload` returned).
 
         Raises:
             InputError: problem or options are wrong, here or in the service's eyes.
         """
         answer = self.call(protocol.submit_call(problem, options, labels, dry_run=False))
         return PlanHandle(self, protocol.resource(PlanResource, answer).id)
+
+    def upload(self, problem: ProblemSource) -> Blob:
+        """Send a large problem once, for any number of submissions: ``submit`` and ``frontier`` take what this returns.
+        Nothing is sent if the service has it already.
+
+        Raises:
+            InputError: the problem cannot be read.
+        """
+        blob, ask, send = protocol.blob_calls(problem)
+        try:
+            self.call(ask)
+        except ServiceError as error:
+            if error.status != httpx.codes.NOT_FOUND:
+                raise
+            self.call(send)
+        return blob
 
     def dry_run(self, problem: ProblemSource, options: Options = None) -> Sizing:
         """Only validate, and tell how large the model is."""

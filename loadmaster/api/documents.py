@@ -46,7 +46,7 @@ class _Incoming(BaseModel):
 class PlanRequest(_Incoming):
     """What to plan: a problem document, options of the planner, labels of the caller's own."""
 
-    problem: dict[str, Any]
+    problem: dict[str, Any] = Field(description="a problem document, or blob_sha256 alone: that of a blob")
     options: dict[str, Any] = Field(default_factory=dict, description="time_limit_s, gap, seed, solver, ...")
     labels: Labels = Field(default_factory=dict)
 

@@ -5,6 +5,7 @@ Needs httpx and pydantic only.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -35,7 +36,16 @@ from loadmaster.models import kinds
 from loadmaster.models.documents import Document, load_document
 
 ResourceT = TypeVar("ResourceT", bound=BaseModel)
-ProblemSource = Document | str | Path | kinds.Problem
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A problem that the service keeps, by the hash of its bytes: submitted in the place of the problem itself."""
+
+    sha256: str
+
+
+ProblemSource = Document | str | Path | kinds.Problem | Blob
 
 KEY_VARIABLE = "LOADMASTER_API_KEY"
 DEFAULT_URL = "http://127.0.0.1:8642"
@@ -66,7 +76,7 @@ class Call:
     method: str
     path: str
     params: Mapping[str, str] = field(default_factory=dict)
-    body: Document | None = None
+    body: Document | bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = REQUEST_TIMEOUT_S
 
@@ -74,9 +84,10 @@ class Call:
         """The request of that client."""
         headers = dict(self.headers)
         content: bytes | None = None
-        if self.body is not None:
-            content = json.dumps(self.body, separators=(",", ":"), allow_nan=False).encode()
-            headers["Content-Type"] = "application/json"
+        if isinstance(self.body, bytes):
+            content, headers["Content-Type"] = self.body, "application/octet-stream"
+        elif self.body is not None:
+            content, headers["Content-Type"] = _json(self.body), "application/json"
         return client.build_request(
             self.method,
             self.path,
@@ -167,6 +178,18 @@ def submit_call(problem: ProblemSource, options: Options, labels: Mapping[str, s
     """
     params = {"dry_run": "true"} if dry_run else {}
     return Call("POST", "/v1/plans", params, _request(problem, options, labels), _key())
+
+
+def blob_calls(problem: ProblemSource) -> tuple[Blob, Call, Call]:
+    """The blob of a problem, with HEAD and PUT /v1/blobs/{sha256}.
+
+    Raises:
+        InputError: the problem cannot be read.
+    """
+    content = _json(_document(problem))
+    blob = Blob(hashlib.sha256(content).hexdigest())
+    path = f"/v1/blobs/{blob.sha256}"
+    return blob, Call("HEAD", path), Call("PUT", path, body=content)
 
 
 def frontier_call(
@@ -316,12 +339,18 @@ class Deadline:
 
 
 def _request(problem: ProblemSource, options: Options, labels: Mapping[str, str] | None) -> dict[str, Any]:
-    if isinstance(problem, Mapping | str | Path):
-        document: Document = load_document(problem)
-    else:
-        document = kinds.write_problem(problem)
     written = options if options is None or isinstance(options, Mapping) else options.to_document()
-    return {"problem": document, "options": dict(written or {}), "labels": dict(labels or {})}
+    return {"problem": _document(problem), "options": dict(written or {}), "labels": dict(labels or {})}
+
+
+def _document(problem: ProblemSource) -> Document:
+    if isinstance(problem, Blob):
+        return {"blob_sha256": problem.sha256}
+    return load_document(problem) if isinstance(problem, Mapping | str | Path) else kinds.write_problem(problem)
+
+
+def _json(document: Document) -> bytes:
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _key() -> dict[str, str]:

@@ -7,7 +7,7 @@ from types import FrameType
 
 import uvicorn
 
-from loadmaster.api import logs
+from loadmaster.api import logs, telemetry
 from loadmaster.api.server.app import create_app
 from loadmaster.api.server.context import Service
 from loadmaster.api.server.patience import protocol
@@ -62,6 +62,7 @@ def serve(settings: Settings) -> None:
         InputError: settings that cannot be used.
     """
     logs.configure(settings)
+    telemetry.configure()
     server = make_server(settings)
     if settings.keys == "required" and all(key.revoked_at is not None for key in server.service.keys.all()):
         logger.warning("there is no key yet, and nobody is let in: loadmaster keys add NAME --scope submit makes one")

@@ -40,6 +40,7 @@ class Settings:
         workers: worker processes that ``serve`` starts and keeps alive; 0 for none (run ``loadmaster worker``).
         max_body_bytes: larger request bodies are refused (413).
         max_bodies_memory_bytes: memory that all bodies may take at a time; more are refused (503) until some are read.
+        max_blobs_bytes: what all blobs take in the store, compressed; those used longest ago go first.
         max_time_limit_s: the longest time limit a request may ask for.
         max_job_memory_bytes: address-space cap of a job's process, by default the machine's memory; 0 is no cap.
         max_queued_jobs: jobs that wait; more are refused (429) until some are done.
@@ -61,6 +62,7 @@ class Settings:
     workers: int = 1
     max_body_bytes: int = 64 * MEBIBYTE
     max_bodies_memory_bytes: int = 768 * MEBIBYTE
+    max_blobs_bytes: int = 4096 * MEBIBYTE
     max_time_limit_s: float = 86_400.0
     max_job_memory_bytes: int = dataclasses.field(default_factory=_memory_bytes)
     max_queued_jobs: int = 10_000
@@ -77,7 +79,7 @@ class Settings:
     def __post_init__(self) -> None:
         positive = (
             *("max_body_bytes", "max_bodies_memory_bytes", "max_time_limit_s", "max_queued_jobs", "request_timeout_s"),
-            *("lease_s", "max_attempts", "poll_s"),
+            *("max_blobs_bytes", "lease_s", "max_attempts", "poll_s"),
         )
         for name, value in dataclasses.asdict(self).items():
             if isinstance(value, str):

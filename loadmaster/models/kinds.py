@@ -18,7 +18,7 @@ from loadmaster.errors import InputError
 from loadmaster.models.documents import Document, load_document
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kind import Export, Kind, Limit, Number, Problem, Verdict, resolve
-from loadmaster.models.registering import budget, page, picture, table, trace
+from loadmaster.models.registering import budget, page, picture, program, table, trace
 
 __all__ = [
     "KINDS",
@@ -62,6 +62,7 @@ KINDS: dict[str, Kind] = {
             page("memory"),
             picture("memory", "memory over the step as a picture"),
             trace("memory"),
+            program("memory"),
             Export(
                 name="snapshot",
                 help="planned memory for PyTorch's viewer",
@@ -208,6 +209,7 @@ KINDS: dict[str, Kind] = {
             page("index"),
             picture("index", "the time of each shard and the bytes of each host as a picture"),
             table("index", "what was chosen for every shard, with its figures, as a table"),
+            program("index"),
         ),
         new="loadmaster.api.cli.new_index",
         summary="loadmaster.models.index.summary:summary",

@@ -52,6 +52,17 @@ def table(kind: str, of: str) -> Export:
     )
 
 
+def program(kind: str) -> Export:
+    """What the planner of the kind asks of a solver."""
+    return Export(
+        name="mps",
+        help="the program behind it, for other solvers",
+        media_type="text/plain",
+        write=f"loadmaster.api.report.{kind}.program:mps",
+        suffix=".mps",
+    )
+
+
 def budget(**of_the_kind: Any) -> Limit:
     """A limit in bytes; what it is of, the kind says."""
     return Limit(name="budget", plural="budgets", field="budget_bytes", unit="bytes", **of_the_kind)

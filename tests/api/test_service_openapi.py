@@ -19,6 +19,7 @@ PATHS = {
     "/v1/plans/{plan_id}/result": {"get"},
     "/v1/plans/{plan_id}/problem": {"get"},
     "/v1/plans/{plan_id}/log": {"get"},
+    "/v1/blobs/{sha256}": {"get", "head", "put"},
     "/v1/frontiers": {"post"},
     "/v1/frontiers/{frontier_id}": {"get"},
     "/v1/frontiers/{frontier_id}:cancel": {"post"},

@@ -26,20 +26,20 @@ def show_arguments(show: argparse.ArgumentParser) -> None:
     show.description = _show.__doc__
     show.add_argument("document", metavar="PLAN.json|PROBLEM.json", help="- is standard input")
     show.add_argument("--problem", metavar="PROBLEM.json", help="of the plan (default: the one beside it)")
-    for name, of in _exports().items():
+    for name, of in exports_by_name().items():
         metavar = f"FILE{next(iter(of.values())).suffix}" if next(iter(of.values())).suffix else "FOLDER"
         words = {export.help for export in of.values()}
         said = words.pop() if len(words) == 1 else "; ".join(f"{kind}: {export.help}" for kind, export in of.items())
         which = "" if len(of) == len(all_kinds()) else f"{', '.join(of)}: "
         show.add_argument(f"--{name}", dest=f"export_{name}", metavar=metavar, help=f"{which}write {said}")
-    for name, (number, flags) in _numbers().items():
-        said = f"of {', '.join(flags)}: {number.help} ({number.default})"
+    for name, (number, exports) in export_numbers().items():
+        said = f"of {', '.join(f'--{export}' for export in exports)}: {number.help} ({number.default})"
         show.add_argument(f"--{name}", dest=f"number_{name}", type=int, metavar="N", help=said)
     show.add_argument("--json", action="store_true", help="print the plan without its schedule as JSON")
     show.set_defaults(run=_show)
 
 
-def _exports() -> dict[str, dict[str, Export]]:
+def exports_by_name() -> dict[str, dict[str, Export]]:
     """Name -> kind -> export, of all kinds."""
     found: dict[str, dict[str, Export]] = {}
     for kind in all_kinds().values():
@@ -48,19 +48,19 @@ def _exports() -> dict[str, dict[str, Export]]:
     return found
 
 
-def _numbers() -> dict[str, tuple[Number, list[str]]]:
-    """The numbers that exports take, and the flags of those exports."""
+def export_numbers() -> dict[str, tuple[Number, list[str]]]:
+    """The numbers that exports take, and the names of those exports."""
     found: dict[str, tuple[Number, list[str]]] = {}
-    for name, of in _exports().items():
+    for name, of in exports_by_name().items():
         for export in of.values():
             for number in export.numbers:
-                found.setdefault(number.name, (number, []))[1].append(f"--{name}")
+                found.setdefault(number.name, (number, []))[1].append(name)
     return found
 
 
 def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Show how much a problem needs, or what a plan does: in words, as a report, a picture, a trace, or for others."""
-    asked = {name: path for name in _exports() if (path := getattr(arguments, f"export_{name}")) is not None}
+    asked = {name: path for name in exports_by_name() if (path := getattr(arguments, f"export_{name}")) is not None}
     document = read_document(arguments.document, "PLAN.json")
     if document.get("schema") == PROBLEM_SCHEMA:
         return _show_problem(read_problem(document), arguments, [f"--{name}" for name in asked], terminal)

@@ -9,9 +9,11 @@ from importlib import metadata
 
 from fastapi import FastAPI
 
+from loadmaster.api import telemetry
 from loadmaster.api.planning import load_planner
-from loadmaster.api.server import events, exports, frontiers, metrics, operations, pages, plans, problems
+from loadmaster.api.server import blobs, events, exports, frontiers, metrics, operations, pages, plans, problems
 from loadmaster.api.server.body import BodyLimit
+from loadmaster.api.server.body_memory import BodyMemory
 from loadmaster.api.server.context import Service
 from loadmaster.api.server.description import describe
 from loadmaster.api.server.keys import KeyCheck
@@ -19,6 +21,7 @@ from loadmaster.api.server.news import News
 from loadmaster.api.server.readiness import Readiness
 from loadmaster.api.server.security import HostCheck
 from loadmaster.api.settings import Settings
+from loadmaster.api.store.blobs import Blobs
 from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs
 from loadmaster.api.store.keys import Keys
@@ -49,7 +52,8 @@ def create_app(settings: Settings) -> FastAPI:
     news = News(jobs.heads, settings.poll_s, stopping)
     readiness = Readiness(lambda: operations.look(database, settings), _LONGEST_LOOK_S)
     planner = load_planner(settings.planner)
-    service = Service(settings, database, jobs, queue, Keys(database), planner, news, readiness, stopping)
+    blobs_kept = Blobs(database, settings.max_blobs_bytes)
+    service = Service(settings, database, jobs, blobs_kept, queue, Keys(database), planner, news, readiness, stopping)
     asks_for_keys = settings.keys == "required"
 
     supervisor = Supervisor(settings, queue)
@@ -69,6 +73,7 @@ def create_app(settings: Settings) -> FastAPI:
         version=metadata.version("loadmaster"),
         description=DESCRIPTION,
         lifespan=lifespan,
+        telemetry=telemetry.of_requests(),
         # The usual page of the interface loads its scripts from elsewhere; ours is among the pages.
         docs_url=None,
         redoc_url=None,
@@ -79,13 +84,13 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body_bytes,
-        max_memory_bytes=settings.max_bodies_memory_bytes,
+        memory=BodyMemory(settings.max_bodies_memory_bytes),
         timeout_s=settings.request_timeout_s,
     )
     app.add_middleware(KeyCheck, keys=service.keys if asks_for_keys else None)
     app.add_middleware(HostCheck, host=settings.host, names=settings.allowed_host_names)
     problems.install(app)
-    for module in (plans, events, exports, frontiers, operations, metrics):
+    for module in (plans, events, exports, blobs, frontiers, operations, metrics):
         app.include_router(module.router)
     pages.install(app, asks_for_keys=asks_for_keys)
     describe(app, asks_for_keys=asks_for_keys)

@@ -14,6 +14,7 @@ from loadmaster.api.server.news import News
 from loadmaster.api.server.problems import not_found
 from loadmaster.api.server.readiness import Readiness
 from loadmaster.api.settings import Settings
+from loadmaster.api.store.blobs import Blobs
 from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs
 from loadmaster.api.store.keys import Keys
@@ -30,6 +31,7 @@ class Service:
     settings: Settings
     database: Database
     jobs: Jobs
+    blobs: Blobs
     queue: Queue
     keys: Keys
     planner: Planner

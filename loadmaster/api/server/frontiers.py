@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from loadmaster.api.documents import FrontierRequest, FrontierResource
+from loadmaster.api.server.blobs import HeldDep, named_problem
 from loadmaster.api.server.body import parse_body
 from loadmaster.api.server.context import Service, ServiceDep
 from loadmaster.api.server.description import problem_answers
@@ -24,6 +25,7 @@ from loadmaster.api.server.problems import not_found
 from loadmaster.api.server.resources import frontier_resource
 from loadmaster.api.store.jobs import Frontier
 from loadmaster.errors import InputError
+from loadmaster.models.documents import Document
 from loadmaster.models.kinds import find_kind, limit_of
 from loadmaster.planner.options import LIMIT_NAMES
 
@@ -39,19 +41,18 @@ FrontierId = Annotated[str, Path(max_length=64, description="id of a frontier")]
     openapi_extra=body_schema("FrontierRequest"),
 )
 def submit_frontier(
-    service: ServiceDep, caller: CallerDep, body: BodyDep, idempotency_key: IdempotencyKey = None
+    service: ServiceDep, caller: CallerDep, held: HeldDep, body: BodyDep, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Queue a problem under several limits."""
     request = parse_body(FrontierRequest, body)
-    option, limits = _limits(request)
-    read = read_requests(
-        service, request.problem, [{**request.options, option: limit} for limit in dict.fromkeys(limits)]
-    )
+    problem = named_problem(service, held, request.problem)
+    option, limits = _limits(request, problem)
+    read = read_requests(service, problem, [{**request.options, option: limit} for limit in dict.fromkeys(limits)])
     # By the numbers that sizes and shares come to, each once.
     points = [new_job(planning) for _, planning in sorted({p.limit or 0: p for p in read}.items())]
     frontier = service.jobs.submit_frontier(
         points,
-        request.problem,
+        problem,
         request.labels,
         request_sha256=hashlib.sha256(b"frontier\n" + body).hexdigest(),
         idempotency_key=idempotency_key,
@@ -90,7 +91,7 @@ def cancel_all(service: Service, caller: Caller, frontier_id: str) -> Frontier:
     return existing_frontier(service, frontier_id)
 
 
-def _limits(request: FrontierRequest) -> tuple[str, list[int | str]]:
+def _limits(request: FrontierRequest, problem: Document) -> tuple[str, list[int | str]]:
     """The option that each point gives, and its values.
 
     Raises:
@@ -102,7 +103,7 @@ def _limits(request: FrontierRequest) -> tuple[str, list[int | str]]:
         raise InputError("limits", None, "is missing", "Give the limits to plan for, or budgets_bytes.")
     if more:
         raise InputError("limits", request.limits, "are given beside budgets_bytes", "Give one of them.")
-    kind = request.problem.get("kind")
+    kind = problem.get("kind")
     # What is no kind is left to whoever reads the problem.
     if find_kind(kind) is not None and limit_of(kind).field != option and option != "limit":
         raise InputError("budgets_bytes", values, f"mean nothing to {kind}", "Give limits.")

@@ -14,9 +14,11 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 
+from loadmaster.api import telemetry
 from loadmaster.api.documents import PlanPage, PlanRequest, PlanResource, Sizing
 from loadmaster.api.errors import ProblemType
 from loadmaster.api.planning import Request as Planning
+from loadmaster.api.server.blobs import HeldDep, named_problem
 from loadmaster.api.server.body import json_bytes, parse_body
 from loadmaster.api.server.context import JobDep, OwnJobDep, PlanId, Service, ServiceDep
 from loadmaster.api.server.description import problem_answers
@@ -80,6 +82,7 @@ def new_job(planning: Planning) -> NewJob:
         limit=planning.limit,
         cache_key=planning.cache_key,
         unit=planning.unit,
+        traceparent=telemetry.traceparent(),
     )
 
 
@@ -93,18 +96,20 @@ def new_job(planning: Planning) -> NewJob:
 def submit_plan(
     service: ServiceDep,
     caller: CallerDep,
+    held: HeldDep,
     body: BodyDep,
     idempotency_key: IdempotencyKey = None,
     dry_run: Annotated[bool, Query(description="only validate, and tell how large the model is")] = False,
 ) -> Response:
     """Queue a problem for planning; 200 at once when the answer is known already."""
     request = parse_body(PlanRequest, body)
-    (planning,) = read_requests(service, request.problem, [request.options])
+    problem = named_problem(service, held, request.problem)
+    (planning,) = read_requests(service, problem, [request.options])
     if dry_run:
         return _json(_sizing(service, planning), 200)
     job = service.jobs.submit(
         new_job(planning),
-        request.problem,
+        problem,
         request.labels,
         request_sha256=hashlib.sha256(b"plan\n" + body).hexdigest(),
         idempotency_key=idempotency_key,

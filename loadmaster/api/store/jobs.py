@@ -36,6 +36,7 @@ class NewJob:
     limit: int | None
     cache_key: str
     unit: str | None = None
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True)
@@ -277,6 +278,7 @@ class Jobs:
                 state=State.QUEUED.value,
                 created_at=time.time(),
                 owner=owner.name,
+                traceparent=new.traceparent,
             )
         )
         for name, value in labels.items():

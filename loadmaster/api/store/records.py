@@ -88,6 +88,7 @@ class Job:
     finished_at: float | None
     event_seq: int
     owner: str | None
+    traceparent: str | None
 
     @classmethod
     def from_row(cls, row: Row[Any]) -> Job:

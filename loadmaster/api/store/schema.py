@@ -17,6 +17,7 @@ __all__ = [
     "HISTOGRAMS",
     "INFINITY",
     "api_key",
+    "blob",
     "document",
     "event",
     "frontier",
@@ -43,6 +44,21 @@ document = sa.Table(
     "document",
     metadata,
     sa.Column("sha256", sa.String(64), primary_key=True),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+
+# What was sent to be named by requests, by the hash of its bytes, compressed. A cache: those that were used longest ago
+# go when there is no room, and whoever needs one again sends it again.
+blob = sa.Table(
+    "blob",
+    metadata,
+    sa.Column("sha256", sa.String(64), primary_key=True),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    # About how many JSON values it holds: what it takes in memory is known before it is read.
+    sa.Column("json_values", sa.BigInteger, nullable=False),
+    sa.Column("stored_bytes", sa.BigInteger, nullable=False),
+    sa.Column("used_at", sa.Float, nullable=False),
+    # Last, so that reading the others does not pass over it.
     sa.Column("body", sa.LargeBinary, nullable=False),
 )
 
@@ -111,6 +127,8 @@ job = sa.Table(
     sa.Column("event_seq", sa.Integer, nullable=False, default=0),
     # The name of the API key that it was submitted with; none where the service asks for no keys.
     sa.Column("owner", sa.String(64)),
+    # The span of the request that submitted it, as W3C Trace Context writes it.
+    sa.Column("traceparent", sa.String(64)),
     # Keys and owners of those that run, lists of a state, and counts.
     sa.Index("job_by_state_and_owner", "state", "id", "cache_key", "owner"),
     # The jobs of one owner: lists, and what counts towards quotas.

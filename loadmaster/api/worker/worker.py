@@ -14,11 +14,13 @@ from typing import ParamSpec, TypeVar
 
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
+from loadmaster.api import telemetry
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.database import Database
 from loadmaster.api.store.queue import Beat, Queue
 from loadmaster.api.store.records import Job, State
 from loadmaster.api.worker.process import CRASH, Launcher, LocalJob, Message, RunningJob
+from loadmaster.models.documents import Document
 
 __all__ = ["Worker", "new_worker_id", "work"]
 
@@ -145,27 +147,32 @@ class Worker:
             state = _STATES[content["status"]]
             if cancelling and state is State.SUCCEEDED:
                 state = State.CANCELLED
-            self._ask(self._queue.finish, job.id, self.id, state, plan=content)
+            self._finish(job, state, plan=content)
         elif kind == "error":
             cancelled = cancelling or content["type"] == "CancelledError"
             state = State.CANCELLED if cancelled else State.FAILED
-            self._ask(self._queue.finish, job.id, self.id, state, error=None if cancelled else content)
+            self._finish(job, state, error=None if cancelled else content)
         elif kind == CRASH and cancelling:
-            self._ask(self._queue.finish, job.id, self.id, State.CANCELLED)
+            self._finish(job, State.CANCELLED)
         else:
             logger.warning("job %s: %s", job.id, content)
             self._ask(self._queue.give_up, job.id, self.id, content)
+            _trace(job, State.FAILED)
 
     def _overrun(self, job: Job, cancelling: bool) -> None:
         if cancelling:
-            self._ask(self._queue.finish, job.id, self.id, State.CANCELLED)
+            self._finish(job, State.CANCELLED)
             return
         detail = (
             f"Planning did not stop at its time limit of {job.time_limit_s:g} s and was ended "
             f"{self._settings.overrun_s:g} s later."
         )
         error = {"type": "LimitReachedError", "detail": detail}
-        self._ask(self._queue.finish, job.id, self.id, State.FAILED, error=error)
+        self._finish(job, State.FAILED, error=error)
+
+    def _finish(self, job: Job, state: State, *, plan: Document | None = None, error: Document | None = None) -> None:
+        self._ask(self._queue.finish, job.id, self.id, state, plan=plan, error=error)
+        _trace(job, state, plan)
 
     def _ask(
         self, call: Callable[ArgumentsP, ResultT], *arguments: ArgumentsP.args, **named: ArgumentsP.kwargs
@@ -183,8 +190,21 @@ class Worker:
                 time.sleep(_RETRY_PAUSE_S)
 
 
+def _trace(job: Job, outcome: State, plan: Document | None = None) -> None:
+    """Spans of an attempt that has ended."""
+    telemetry.record_job(
+        job.traceparent,
+        {"loadmaster.job": job.id, "loadmaster.kind": job.kind, "loadmaster.attempt": job.attempts},
+        created_at=job.created_at,
+        started_at=job.started_at or job.created_at,
+        outcome=outcome.value,
+        seconds={} if plan is None else plan.get("seconds", {}),
+    )
+
+
 def work(settings: Settings, *, worker_id: str | None = None, parent_pid: int | None = None) -> None:
     """Run a worker in this process until SIGTERM or SIGINT, or until its parent ends; its job then goes back."""
+    telemetry.configure()
     worker = Worker(settings, worker_id=worker_id)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop())

@@ -73,6 +73,29 @@ def test_submit_watch_list(service: str, problem: Path, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out) == []
 
 
+def test_compare_and_export(
+    service: str, problem: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(problem.parent)
+    with Client(service) as client:
+        plan = client.submit(problem, {"budget_bytes": 16 * MEGABYTE})
+        kept = client.submit(problem, {"budget_bytes": 8 * MEGABYTE}).document(HANG_S)
+        plan.wait(HANG_S)
+    (problem.parent / "kept.json").write_text(json.dumps(kept))
+    assert run("compare", "kept.json", plan.id) == 0
+    assert "+100.00 %" in capsys.readouterr().out
+    assert run("export", plan.id, "trace") == 0
+    trace = problem.parent / f"{plan.id}-trace.json"
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert run("export", plan.id, "html", "-o", "report.html") == 0
+    assert (problem.parent / "report.html").read_text().startswith("<!doctype html>")
+    assert "report.html" in capsys.readouterr().err
+    assert run("export", plan.id, "msccl") == 2
+    assert "snapshot" in capsys.readouterr().err
+    assert run("export", "plan_1", "html") == 2
+    assert run("export", plan.id, "html", "-o", "nowhere/report.html") == 2
+
+
 def test_infeasible_on_a_server(service: str, problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", problem, "--budget", "1MB", "--seed", "2", "--server", service) == 3
     assert "2000000 bytes" in capsys.readouterr().out

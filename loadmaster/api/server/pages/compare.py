@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Annotated, Any
 
@@ -11,12 +10,13 @@ from fastapi import Query
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
+from loadmaster.api.comparison import Row, asked_rows, change, checked_rows
 from loadmaster.api.report.page import shown
 from loadmaster.api.report.views import views_of
 from loadmaster.api.server.context import ServiceDep, existing_job
 from loadmaster.api.server.pages.frame import page_router, render
 from loadmaster.api.server.pages.plan import read_pair
-from loadmaster.api.server.pages.words import cost, job_words
+from loadmaster.api.server.pages.words import job_words
 from loadmaster.api.store.records import Job, State
 from loadmaster.errors import InputError
 from loadmaster.models.envelope import Plan
@@ -25,23 +25,6 @@ router = page_router()
 
 # Plans to choose the second one from.
 _CHOICES = 100
-_UNITS = {"_bytes": "bytes", "_us": "us", "_uj": "uj"}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One figure of both plans, and what the second is against the first.
-
-    Attributes:
-        change: nothing where there is nothing to say.
-        sort: ``better`` or ``worse`` where that can be told.
-    """
-
-    name: str
-    first: str
-    second: str
-    change: str = ""
-    sort: str = ""
 
 
 @router.get("/compare")
@@ -61,7 +44,7 @@ def compare_page(service: ServiceDep, plan: Annotated[list[str] | None, Query(ma
         raise InputError("query.plan", f"{first.kind} and {second.kind}", "are plans of two kinds", remedy)
     pairs = [read_pair(service, job) for job in jobs]
     checks = [{} if pair is None else pair[1].check for pair in pairs]
-    rows = [*_asked(first, second), *_figures(first, second), *_checked(*checks)]
+    rows = [*asked_rows(first.options, second.options), *_figures(first, second), *checked_rows(*checks)]
     views = _views(pairs)
     return render(
         "compare.html",
@@ -72,47 +55,14 @@ def compare_page(service: ServiceDep, plan: Annotated[list[str] | None, Query(ma
     )
 
 
-def _asked(first: Job, second: Job) -> list[Row]:
-    """The options in which they differ; limits are among the figures."""
-    names = dict.fromkeys([*first.options, *second.options])
-    given = [(name, first.options.get(name), second.options.get(name)) for name in names]
-    return [Row(name, _text(a), _text(b)) for name, a, b in given if a != b and name not in ("limit", "budget_bytes")]
-
-
 def _figures(first: Job, second: Job) -> list[Row]:
     a, b = job_words(first), job_words(second)
-    rows = [Row(a.limit_name, a.limit, b.limit, *_change(first.limit, second.limit, judged=False))] if a.limit else []
-    rows.append(Row("objective", a.objective, b.objective, *_change(first.objective, second.objective)))
-    rows.append(Row("proved bound", a.bound, b.bound, *_change(first.bound, second.bound, judged=False)))
+    rows = [Row(a.limit_name, a.limit, b.limit, *change(first.limit, second.limit, judged=False))] if a.limit else []
+    rows.append(Row("objective", a.objective, b.objective, *change(first.objective, second.objective)))
+    rows.append(Row("proved bound", a.bound, b.bound, *change(first.bound, second.bound, judged=False)))
     rows.append(Row("gap", a.gap, b.gap))
     rows.append(Row("searched for", a.ran, b.ran))
     return rows
-
-
-def _checked(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Row]:
-    """What the checker found, where it is a number with a unit in its name: of each such figure, less is better."""
-    rows = []
-    for name in dict.fromkeys([*first, *second]):
-        unit = next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), None)
-        a, b = (value if isinstance(value := of.get(name), int | float) else None for of in (first, second))
-        if unit is not None and (a or b):
-            words = name.rpartition("_")[0].replace("_", " ")
-            rows.append(Row(words, cost(a, unit), cost(b, unit), *_change(a, b)))
-    return rows
-
-
-def _change(first: float | None, second: float | None, *, judged: bool = True) -> tuple[str, str]:
-    """By how much the second is more or less, and whether that is good."""
-    if not first or second is None:
-        return "", ""
-    if first == second:
-        return "the same", ""
-    change = second / first - 1
-    return f"{change:+.2%}".replace("%", " %"), ("better" if change < 0 else "worse") if judged else ""
-
-
-def _text(value: object) -> str:
-    return "" if value is None else str(value)
 
 
 def _views(pairs: Sequence[tuple[Any, Plan] | None]) -> list[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi.responses import HTMLResponse, RedirectResponse
 from markupsafe import Markup
 
+from loadmaster.api.comparison import cost
 from loadmaster.api.documents import FrontierResource
 from loadmaster.api.report.extras import Extras
 from loadmaster.api.report.frontier import Point, points_picture
@@ -15,7 +16,7 @@ from loadmaster.api.server.context import ServiceDep
 from loadmaster.api.server.frontiers import FrontierId, cancel_all, existing_frontier
 from loadmaster.api.server.keys import CallerDep
 from loadmaster.api.server.pages.frame import page_router, render
-from loadmaster.api.server.pages.words import cost, job_words
+from loadmaster.api.server.pages.words import job_words
 from loadmaster.api.server.resources import frontier_resource, limit_document
 from loadmaster.api.store.jobs import Frontier
 from loadmaster.models.units import show_share

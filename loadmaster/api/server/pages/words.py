@@ -6,9 +6,10 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from loadmaster.api.comparison import cost
 from loadmaster.api.server.resources import limit_document
 from loadmaster.api.store.records import Job, State
-from loadmaster.models.units import show_cost, show_limit, show_share
+from loadmaster.models.units import show_limit, show_share
 
 _AGES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
@@ -69,11 +70,6 @@ def job_words(job: Job) -> JobWords:
         labels=tuple(f"{name}:{value}" for name, value in job.labels.items()),
         owner=job.owner or "",
     )
-
-
-def cost(value: float | None, unit: str | None) -> str:
-    """An objective or a bound, nothing where there is none."""
-    return "" if value is None else show_cost(value, unit or "").strip()
 
 
 def age(seconds: float) -> str:
