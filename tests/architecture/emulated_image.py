@@ -83,9 +83,7 @@ class Image:
         words = [*self._last.entry_point, *(command or self._last.command)]
         return self._last.start(words, {**self._last.environment, **(environment or {})}, writable="/data", **options)
 
-    def execute(
-        self, *command: str, environment: dict[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
+    def execute(self, *command: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """What ``docker exec`` does."""
         both = {**self._last.environment, **(environment or {})}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -7,14 +7,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from loadmaster.api.client import Client
-from loadmaster.api.store.database import Database
-from loadmaster.api.store.jobs import Jobs
-from loadmaster.models.kinds import read_problem
 from loadmaster.models.memory import presets
 from tests.architecture.emulated_image import Image, can_emulate
 
@@ -42,15 +40,6 @@ def port() -> str:
         return str(found.getsockname()[1])
 
 
-@pytest.fixture
-def service(image: Image, port: str) -> Iterator[subprocess.Popen[str]]:
-    running = image.start(environment={"LOADMASTER_PORT": port})
-    wait_until(lambda: running.poll() is not None or image.health({"LOADMASTER_PORT": port}))
-    yield running
-    running.terminate()
-    running.wait()
-
-
 def wait_until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + HANG_S
     while not holds():
@@ -58,11 +47,17 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def client(image: Image, port: str, name: str) -> Client:
-    """With a key of that name, made as docs/run-the-service.md says."""
-    made = image.execute("loadmaster", "keys", "add", name, "--scope", "submit")
-    assert made.returncode == 0, made.stderr
-    return Client(f"http://127.0.0.1:{port}", api_key=made.stdout.strip())
+@contextmanager
+def running(image: Image, port: str) -> Iterator[subprocess.Popen[str]]:
+    """The service, once it is healthy."""
+    environment = {"LOADMASTER_PORT": port}
+    service = image.start(environment=environment)
+    try:
+        wait_until(lambda: image.health(environment))
+        yield service
+    finally:
+        service.terminate()
+        service.wait()
 
 
 def processes_of(image: Image) -> set[int]:
@@ -85,20 +80,22 @@ def test_nobody_is_healthy_where_nothing_runs(image: Image, port: str) -> None:
     assert not image.health({"LOADMASTER_PORT": port})
 
 
-def test_it_plans_then_drains_when_told_to_stop(
-    image: Image, port: str, service: subprocess.Popen[str]
-) -> None:
-    """The solve that runs goes back to the queue, and the next start brings it to its end."""
-    with client(image, port, "ann") as ann:
-        assert ann.submit(read_problem(presets.chain(8)), {"budget_bytes": "50%"}).result(HANG_S).check().ok
-        unhurried = {"budget_bytes": "5GiB", "time_limit_s": 3600.0, "gap": 0.0}
-        long = ann.submit(read_problem(presets.example("unet-b11-full")), unhurried)
-        wait_until(lambda: long.state().state == "running")
-    service.send_signal(signal.SIGTERM)
-    assert service.wait(GRACE_S) == 0
-    assert processes_of(image) == set()
-    database = Database(f"sqlite:///{image.path('/data/loadmaster.db')}")
-    try:
-        assert Jobs(database).get(long.id).state == "queued"
-    finally:
-        database.close()
+def test_it_plans_and_drains_when_told_to_stop(image: Image, port: str) -> None:
+    """The solve that runs goes back to the queue, and the next start takes it up again."""
+    with running(image, port) as service:
+        made = image.execute("loadmaster", "keys", "add", "ann", "--scope", "submit")
+        assert made.returncode == 0, made.stderr
+        with Client(f"http://127.0.0.1:{port}", api_key=made.stdout.strip()) as client:
+            quick = client.submit(presets.chain(8, 1 << 20), {"budget_bytes": "60%"})
+            assert quick.document(HANG_S)["status"] == "optimal"
+            unhurried = {"budget_bytes": "5GiB", "time_limit_s": 3600.0, "gap": 0.0}
+            long = client.submit(presets.example("unet-b11-full"), unhurried)
+            wait_until(lambda: long.state().state == "running")
+            service.send_signal(signal.SIGTERM)
+            # Uvicorn ends by the signal that stopped it, once everything is in order.
+            assert service.wait(GRACE_S) in (0, -signal.SIGTERM)
+            assert processes_of(image) == set()
+            with running(image, port):
+                wait_until(lambda: long.state().state == "running")
+                long.cancel()
+                assert long.wait(HANG_S).state == "cancelled"
