@@ -36,7 +36,7 @@ lock: $(STAMP)           ## the releases that the image is built from
 	  | $(LOCK) --output-file deploy/build-requirements.txt -
 
 docs: $(STAMP)           ## the site of the documentation, in ./site
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 serve: $(STAMP)
 	$(BIN)/loadmaster serve

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = ("*.md", "docs/*.md", "benchmarks/README.md", "examples/*.md")
 # What CONTRIBUTING.md calls public, then what people meet beside it.
 PACKAGES = ("loadmaster", *(f"loadmaster.executor{room}" for room in ("", ".graph", ".collective", ".index")))
-MODULES = ("loadmaster.errors", "loadmaster.api.errors", "loadmaster.api.settings")
+MODULES = ("loadmaster.executor.graph.fn", "loadmaster.errors", "loadmaster.api.errors", "loadmaster.api.settings")
 _LINK = re.compile(r"\[(?P<text>[^\[\]]*)\]\((?P<target>(?:\.\./)*[\w./-]+)(?:#[^)\s]*)?\)")
 _ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):<code>(~?)([\w.]+)</code>")
 
@@ -32,8 +32,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """The repository's pages and what they link to, in place of the folder's, and the reference."""
     pages = [path.relative_to(ROOT).as_posix() for pattern in PAGES for path in sorted(ROOT.glob(pattern))]
     linked = {target for page in pages for target in _targets(page) if target not in pages}
-    of_theme = [file for file in files if file.generated_by]
-    found = Files(of_theme)
+    found = Files([file for file in files if file.src_dir != config.docs_dir])
     for path in (*pages, *sorted(linked)):
         found.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
     for name in (*PACKAGES, *MODULES):
