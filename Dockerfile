@@ -2,9 +2,10 @@
 #   docker build -t loadmaster .
 #   docker run --init --read-only --tmpfs /tmp --stop-timeout 30 -p 127.0.0.1:8642:8642 -v loadmaster:/data loadmaster
 #   docker run --rm -v loadmaster:/data loadmaster keys add NAME --scope submit
-ARG PYTHON=3.12
+# Give `--build-arg PYTHON=3.12-slim@sha256:...` to pin the base image, too.
+ARG PYTHON=3.12-slim
 
-FROM python:${PYTHON}-slim AS build
+FROM python:${PYTHON} AS build
 WORKDIR /src
 ENV PIP_NO_CACHE_DIR=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
@@ -20,7 +21,7 @@ COPY loadmaster ./loadmaster
 RUN PIP_REQUIRE_HASHES=0 pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
     && PIP_REQUIRE_HASHES=0 /opt/loadmaster/bin/pip install --no-index --find-links dist "loadmaster[server]"
 
-FROM python:${PYTHON}-slim
+FROM python:${PYTHON}
 LABEL org.opencontainers.image.title="loadmaster" \
       org.opencontainers.image.description="Plans deep-learning training by optimization: a plan in seconds, with a proof." \
       org.opencontainers.image.licenses="Apache-2.0" \
