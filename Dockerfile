@@ -1,17 +1,27 @@
 # The service in one image: planner and API, no torch.
 #   docker build -t loadmaster .
-#   docker run --init -p 127.0.0.1:8642:8642 -v loadmaster:/data loadmaster
+#   docker run --init --read-only --tmpfs /tmp --stop-timeout 30 -p 127.0.0.1:8642:8642 -v loadmaster:/data loadmaster
 #   docker run --rm -v loadmaster:/data loadmaster keys add NAME --scope submit
-ARG PYTHON=3.12
+# Give `--build-arg PYTHON=3.12-slim@sha256:...` to pin the base image, too.
+ARG PYTHON=3.12-slim
 
-FROM python:${PYTHON}-slim AS build
+FROM python:${PYTHON} AS build
 WORKDIR /src
+ENV PIP_NO_CACHE_DIR=1 \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_REQUIRE_HASHES=1
+# Every release and its hash, for the server and for what builds the wheel: `make lock` writes both files.
+COPY deploy/requirements.txt deploy/build-requirements.txt ./deploy/
+RUN python -m venv /opt/loadmaster \
+    && /opt/loadmaster/bin/pip install --requirement deploy/requirements.txt \
+    && pip install --requirement deploy/build-requirements.txt
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY loadmaster ./loadmaster
-RUN python -m venv /opt/loadmaster \
-    && /opt/loadmaster/bin/pip install --no-cache-dir --disable-pip-version-check ".[server]"
+# Our own wheel has no hash before it is built. Without an index nothing can be added to what the files name.
+RUN PIP_REQUIRE_HASHES=0 pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
+    && PIP_REQUIRE_HASHES=0 /opt/loadmaster/bin/pip install --no-index --find-links dist "loadmaster[server]"
 
-FROM python:${PYTHON}-slim
+FROM python:${PYTHON}
 LABEL org.opencontainers.image.title="loadmaster" \
       org.opencontainers.image.description="Plans deep-learning training by optimization: a plan in seconds, with a proof." \
       org.opencontainers.image.licenses="Apache-2.0" \
@@ -35,6 +45,6 @@ VOLUME ["/data"]
 EXPOSE 8642
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=4s --start-period=20s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"LOADMASTER_PORT\"]}/livez', timeout=3)"]
+    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"LOADMASTER_PORT\"]}/readyz', timeout=3)"]
 ENTRYPOINT ["loadmaster"]
 CMD ["serve"]

@@ -5,8 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Tests of one file stay together: they share what is dear to set up.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
+# For the oldest Python that is tested: later ones run these releases too. The hashes are of all platforms.
+LOCK := $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --python-version 3.11 --python-platform linux \
+  --custom-compile-command 'make lock' --no-emit-index-url
 
-.PHONY: demo test test-fast lint serve clean
+.PHONY: demo test test-fast lint serve lock docs clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -27,8 +30,16 @@ lint: $(STAMP)           ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+lock: $(STAMP)           ## the releases that the image is built from
+	$(LOCK) --extra server --output-file deploy/requirements.txt pyproject.toml
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])' \
+	  | $(LOCK) --output-file deploy/build-requirements.txt -
+
+docs: $(STAMP)           ## the site of the documentation, in ./site
+	$(BIN)/mkdocs build --strict
+
 serve: $(STAMP)
 	$(BIN)/loadmaster serve
 
 clean:
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache site

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
-from dataclasses import dataclass
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
+from tests.architecture.dockerfile import instructions, stages
 from tests.architecture.sources import ROOT
 
-
-@dataclass(frozen=True)
-class Instruction:
-    word: str
-    rest: str
-
-
-def instructions() -> list[Instruction]:
-    """The Dockerfile, continued lines joined, comments dropped."""
-    lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.lstrip().startswith("#")]
-    joined = "\n".join(lines).replace("\\\n", " ")
-    return [Instruction(*line.split(maxsplit=1)) for line in joined.splitlines() if line.strip()]
-
-
-def stages() -> list[list[Instruction]]:
-    found: list[list[Instruction]] = []
-    for instruction in instructions():
-        if instruction.word == "FROM":
-            found.append([])
-        if found:
-            found[-1].append(instruction)
-    return found
+# Beside the Python that runs the tests, whether or not its environment is active.
+PATH = os.pathsep.join([str(Path(sys.executable).parent), *os.get_exec_path()])
 
 
 def final(word: str) -> list[str]:
@@ -45,9 +35,8 @@ def test_two_stages_and_only_the_environment_is_taken_over() -> None:
 
 
 def test_only_the_server_extra_is_installed() -> None:
-    installs = [i.rest for i in instructions() if i.word == "RUN" and "pip install" in i.rest]
-    assert len(installs) == 1
-    assert ".[server]" in installs[0]
+    runs = " ".join(i.rest for i in instructions() if i.word == "RUN")
+    assert '"loadmaster[server]"' in runs
     assert not any("torch" in i.rest for i in instructions())
 
 
@@ -64,11 +53,11 @@ def test_commands_are_in_exec_form(word: str) -> None:
     assert all(isinstance(part, str) for part in json.loads(command))
 
 
-def test_health_is_asked_of_livez() -> None:
+def test_health_is_asked_of_readyz() -> None:
     (check,) = final("HEALTHCHECK")
     command = json.loads(check[check.index("CMD") + 3 :])
     assert command[0] == "python"
-    assert "/livez" in command[-1]
+    assert "/readyz" in command[-1]
     compile(command[-1], "healthcheck", "exec")
 
 
@@ -102,5 +91,48 @@ def test_the_version_label_is_the_version() -> None:
 def test_the_builder_is_sent_sources_only() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert "*" in lines
-    copied = {s for i in stages()[0] if i.word == "COPY" for s in i.rest.split()[:-1]}
+    copied = {source for i in stages()[0] for source in i.copied()[0]}
     assert {line[1:] for line in lines if line.startswith("!")} == {source.removeprefix("./") for source in copied}
+
+
+@pytest.mark.skipif(shutil.which("hadolint", path=PATH) is None, reason="hadolint is not installed here")
+def test_hadolint_finds_nothing() -> None:
+    hadolint = str(shutil.which("hadolint", path=PATH))
+    done = subprocess.run([hadolint, "Dockerfile"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def pinned(name: str) -> dict[str, SpecifierSet]:
+    """Each requirement of a file of pins, with its version."""
+    found = {}
+    for entry in (ROOT / "deploy" / name).read_text().replace("\\\n", " ").splitlines():
+        if entry.strip() and not entry.lstrip().startswith("#"):
+            requirement = Requirement(entry.partition("--hash=")[0])
+            assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), entry
+            assert [s.operator for s in requirement.specifier] == ["=="], entry
+            found[canonicalize_name(requirement.name)] = requirement.specifier
+    return found
+
+
+def wanted() -> list[tuple[str, str]]:
+    """(file of pins, requirement) of what pyproject.toml asks for in the image."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    server = [*project["project"]["dependencies"], *extras["server"], *extras["solver"]]
+    return [
+        *(("requirements.txt", line) for line in server if not line.startswith("loadmaster")),
+        *(("build-requirements.txt", line) for line in project["build-system"]["requires"]),
+    ]
+
+
+@pytest.mark.parametrize(("name", "line"), wanted())
+def test_the_pins_keep_what_the_project_asks_for(name: str, line: str) -> None:
+    requirement = Requirement(line)
+    (pin,) = pinned(name)[canonicalize_name(requirement.name)]
+    assert requirement.specifier.contains(pin.version), "run: make lock"
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "build-requirements.txt"])
+def test_pins_name_no_place(name: str) -> None:
+    text = (ROOT / "deploy" / name).read_text()
+    assert "://" not in text and "index-url" not in text and "find-links" not in text
