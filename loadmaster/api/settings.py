@@ -38,6 +38,8 @@ class Settings:
             it, which is allowed on this machine alone.
         database_url: ``postgresql://user:password@host/name``, or ``sqlite:///`` and the path of a file (the default).
         workers: worker processes that ``serve`` starts and keeps alive; 0 for none (run ``loadmaster worker``).
+        engine: where a worker's jobs run: ``local``, on its machine, one at a time; or ``ray``, on the machines of the Ray
+            cluster that it joins, as many at a time as there is room for.
         max_body_bytes: larger request bodies are refused (413).
         max_bodies_memory_bytes: memory that all bodies may take at a time; more are refused (503) until some are read.
         max_time_limit_s: the longest time limit a request may ask for.
@@ -59,6 +61,7 @@ class Settings:
     keys: str = "off"
     database_url: str = dataclasses.field(default_factory=_default_database_url)
     workers: int = 1
+    engine: str = "local"
     max_body_bytes: int = 64 * MEBIBYTE
     max_bodies_memory_bytes: int = 768 * MEBIBYTE
     max_time_limit_s: float = 86_400.0
@@ -91,6 +94,7 @@ class Settings:
                 remedy = "Give names alone, separated by commas: no scheme, no port, no wildcard."
                 raise InputError("allowed_hosts", name, "is no host name", remedy)
         _one_of("keys", self.keys, ("off", "required"))
+        _one_of("engine", self.engine, ("local", "ray"))
         _one_of("log_format", self.log_format, ("text", "json"))
         _one_of("log_level", self.log_level, ("debug", "info", "warning", "error"))
 
