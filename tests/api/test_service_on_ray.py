@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,19 +69,13 @@ def on_ray(start_service: Callable[..., RunningService]) -> Iterator[Client]:
         yield client
 
 
-def test_a_frontier_has_the_plans_of_the_local_engine(
-    start_service: Callable[..., RunningService], tmp_path: Path
-) -> None:
+def test_a_frontier_has_the_plans_of_the_local_engine(make_settings: Callable[..., Settings], tmp_path: Path) -> None:
     limits = [f"{share}%" for share in range(45, 105, 5)]
     found = {}
     for engine in ("local", "ray"):
         # Each with a database of its own: neither may answer with what the other has planned.
-        service = start_service(
-            database_url=f"sqlite:///{tmp_path / engine}.db",
-            planner="loadmaster.api.planning:FloorPlanner",
-            engine=engine,
-            workers=1,
-        )
+        settings = make_settings(planner="loadmaster.api.planning:FloorPlanner", engine=engine, workers=1, port=0)
+        service = RunningService(replace(settings, database_url=f"sqlite:///{tmp_path / engine}.db"))
         with Client(service.url) as client:
             frontier = client.frontier(chain(8, MEGABYTE), limits, options={"gap": 0.0}, timeout_s=HANG_S)
             handles = [client.plan(job.id) for job in client.list()]

@@ -55,7 +55,8 @@ def places() -> int:
     """
     import ray
 
-    return int(ray.cluster_resources().get("CPU", 0)) + 1
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return int(resources.get("CPU", 0)) + 1
 
 
 class RayJob:
@@ -68,8 +69,9 @@ class RayJob:
         # The password in it is nothing that the job needs.
         settings = dataclasses.replace(settings, database_url="sqlite://")
         # Two calls at a time: one listens, the other cancels or kills.
-        actor = ray.remote(num_cpus=1, max_concurrency=2, scheduling_strategy="SPREAD")(LocalJob)
-        self._there: Any = actor.remote(problem, dict(options), settings)
+        actor: Any = ray.remote(LocalJob)
+        placed = actor.options(num_cpus=1, max_concurrency=2, scheduling_strategy="SPREAD")
+        self._there = placed.remote(problem, dict(options), settings)
         self._said: Any = self._there.listen.remote(0.0)
         self._first: list[Message] = [_WAITING]
         self.waiting = True
