@@ -13,6 +13,7 @@ from loadmaster.api.server.context import Service
 from loadmaster.api.server.patience import protocol
 from loadmaster.api.server.security import is_loopback
 from loadmaster.api.settings import Settings
+from loadmaster.api.worker.work import expect_engine
 from loadmaster.errors import InputError
 
 __all__ = ["Server", "make_server", "serve"]
@@ -39,8 +40,10 @@ def make_server(settings: Settings) -> Server:
 
     Raises:
         InputError: settings that cannot be used.
+        MissingExtraError: the engine that they name is not installed.
     """
     _expect_keys_beyond_this_machine(settings)
+    expect_engine(settings)
     app = create_app(settings)
     config = uvicorn.Config(
         app,
@@ -60,6 +63,7 @@ def serve(settings: Settings) -> None:
 
     Raises:
         InputError: settings that cannot be used.
+        MissingExtraError: the engine that they name is not installed.
     """
     logs.configure(settings)
     telemetry.configure()

@@ -38,6 +38,8 @@ class Settings:
             it, which is allowed on this machine alone.
         database_url: ``postgresql://user:password@host/name``, or ``sqlite:///`` and the path of a file (the default).
         workers: worker processes that ``serve`` starts and keeps alive; 0 for none (run ``loadmaster worker``).
+        engine: where a worker's jobs run: ``local``, on its machine and one at a time, or ``ray``, on the Ray cluster
+            that it joins and as many at a time as that has processors.
         max_body_bytes: larger request bodies are refused (413).
         max_bodies_memory_bytes: memory that all bodies may take at a time; more are refused (503) until some are read.
         max_blobs_bytes: what all blobs take in the store, compressed; those used longest ago go first.
@@ -60,6 +62,7 @@ class Settings:
     keys: str = "off"
     database_url: str = dataclasses.field(default_factory=_default_database_url)
     workers: int = 1
+    engine: str = "local"
     max_body_bytes: int = 64 * MEBIBYTE
     max_bodies_memory_bytes: int = 768 * MEBIBYTE
     max_blobs_bytes: int = 4096 * MEBIBYTE
@@ -93,6 +96,7 @@ class Settings:
                 remedy = "Give names alone, separated by commas: no scheme, no port, no wildcard."
                 raise InputError("allowed_hosts", name, "is no host name", remedy)
         _one_of("keys", self.keys, ("off", "required"))
+        _one_of("engine", self.engine, ("local", "ray"))
         _one_of("log_format", self.log_format, ("text", "json"))
         _one_of("log_level", self.log_level, ("debug", "info", "warning", "error"))
 

@@ -135,6 +135,8 @@ def test_connections_that_broke_are_made_again(postgresql: PrivatePostgresql) ->
     class Cut:
         """Breaks all connections once, then goes on and ends."""
 
+        waiting = False
+
         def __init__(self) -> None:
             self.messages: list[list[Message]] = [[("log", "one")], [("log", "two")], [("plan", PLAN)]]
 

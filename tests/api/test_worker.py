@@ -57,6 +57,8 @@ def open_store(make_settings: Callable[..., Settings]) -> Callable[..., Store]:
 class ScriptedJob:
     """Says what it is told to, one message at a time."""
 
+    waiting = False
+
     def __init__(self, *messages: Message) -> None:
         self.messages = list(messages)
         self.killed = False

@@ -18,6 +18,8 @@ from loadmaster.models.documents import Document
 class ThreadJob:
     """A :class:`loadmaster.api.worker.process.RunningJob`."""
 
+    waiting = False
+
     def __init__(self, problem: bytes, options: Document, settings: Settings) -> None:
         self._connection, theirs = Pipe()
         self._parent = ParentConnection(theirs)

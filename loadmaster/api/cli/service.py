@@ -88,6 +88,9 @@ def list_arguments(every: argparse.ArgumentParser) -> None:
 
 def _add_settings(command: argparse.ArgumentParser) -> None:
     command.add_argument(
+        "--engine", choices=("local", "ray"), help="where jobs run: here (local), or on the machines of a Ray cluster"
+    )
+    command.add_argument(
         "--database-url", metavar="URL", help="of the job store: postgresql:// or sqlite:// (SQLite in the home folder)"
     )
     command.add_argument("--log-format", choices=("text", "json"), help="of the log on stderr (text)")
@@ -128,7 +131,7 @@ def _serve(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from loadmaster.api.serve import serve
     from loadmaster.api.settings import Settings
 
-    names = ("host", "port", "keys", "workers", "database_url", "log_format")
+    names = ("host", "port", "keys", "workers", "engine", "database_url", "log_format")
     allowed_hosts = ",".join(arguments.allowed_host) if arguments.allowed_host else None
     flags = {name: getattr(arguments, name) for name in names}
     serve(Settings.from_environment(allowed_hosts=allowed_hosts, **flags))
@@ -139,9 +142,10 @@ def _worker(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Run one worker on the job store of a service, on this machine or another. Several may run."""
     from loadmaster.api import logs
     from loadmaster.api.settings import Settings
-    from loadmaster.api.worker.worker import work
+    from loadmaster.api.worker.work import work
 
-    settings = Settings.from_environment(database_url=arguments.database_url, log_format=arguments.log_format)
+    names = ("engine", "database_url", "log_format")
+    settings = Settings.from_environment(**{name: getattr(arguments, name) for name in names})
     logs.configure(settings)
     work(settings)
     return 0

@@ -9,7 +9,7 @@ import sys
 
 from loadmaster.api import logs
 from loadmaster.api.settings import Settings
-from loadmaster.api.worker.worker import work
+from loadmaster.api.worker.work import work
 
 
 def main() -> None:

@@ -30,6 +30,11 @@ _MOST_AT_ONCE = 200
 class RunningJob(Protocol):
     """A job that runs somewhere; :class:`LocalJob` is the one on this machine."""
 
+    @property
+    def waiting(self) -> bool:
+        """Whether it has no place to run yet: until then its time does not count."""
+        ...
+
     def listen(self, timeout_s: float) -> list[Message]:
         """What it has said, waiting up to ``timeout_s`` for a first word.
 
@@ -54,6 +59,8 @@ class Launcher(Protocol):
 
 class LocalJob:
     """A :class:`RunningJob` in a fresh interpreter on this machine."""
+
+    waiting = False
 
     def __init__(self, problem: bytes, options: Document, settings: Settings) -> None:
         ours, theirs = Pipe()

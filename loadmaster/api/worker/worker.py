@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
@@ -22,7 +20,7 @@ from loadmaster.api.store.records import Job, State
 from loadmaster.api.worker.process import CRASH, Launcher, LocalJob, Message, RunningJob
 from loadmaster.models.documents import Document
 
-__all__ = ["Worker", "new_worker_id", "work"]
+__all__ = ["Worker", "new_worker_id"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +31,6 @@ ResultT = TypeVar("ResultT")
 _WAIT_SHARE = 0.2
 _DATABASE_PAUSE_S = 2.0
 _RETRY_PAUSE_S = 0.5
-_WATCH_EVERY_S = 0.5
 _STATES = {"optimal": State.SUCCEEDED, "feasible": State.SUCCEEDED, "infeasible": State.INFEASIBLE}
 _LIVE_EVENTS = ("progress", "incumbent", "log")
 
@@ -67,17 +64,23 @@ class Worker:
         """Work until :meth:`stop`. A database that does not answer is waited for."""
         logger.info("worker %s is ready", self.id)
         seen_at = 0.0
-        while not self._stopping:
-            try:
-                if time.monotonic() - seen_at > self._settings.lease_s / 3:
-                    self._queue.seen(self.id)
-                    self._queue.reclaim()
-                    seen_at = time.monotonic()
-                if not self.work_once():
-                    time.sleep(self._settings.poll_s)
-            except SQLAlchemyError:
-                logger.exception("the database does not answer; trying again")
-                time.sleep(_DATABASE_PAUSE_S)
+        try:
+            while not self._stopping:
+                try:
+                    if time.monotonic() - seen_at > self._settings.lease_s / 3:
+                        self._queue.seen(self.id)
+                        self._queue.reclaim()
+                        seen_at = time.monotonic()
+                    if not self.work_once():
+                        time.sleep(self._settings.poll_s)
+                except SQLAlchemyError:
+                    logger.exception("the database does not answer; trying again")
+                    time.sleep(_DATABASE_PAUSE_S)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Leave the service."""
         self._queue.gone(self.id)
         self._database.close()
 
@@ -87,10 +90,11 @@ class Worker:
         if job is None:
             return False
         if not job.state.final:
-            self._bring_to_end(job)
+            self.bring_to_end(job)
         return True
 
-    def _bring_to_end(self, job: Job) -> None:
+    def bring_to_end(self, job: Job) -> None:
+        """Plan a job that was claimed, to its end or until :meth:`stop`."""
         logger.info("job %s: attempt %d", job.id, job.attempts)
         running = self._launch(self._queue.problem(job), job.options, self._settings)
         try:
@@ -100,9 +104,9 @@ class Worker:
 
     def _follow(self, job: Job, running: RunningJob) -> None:
         """Pass on what the job says, keep its lease, and hold it to cancels and limits."""
-        started = time.monotonic()
-        kill_at = started + job.time_limit_s + self._settings.overrun_s
-        beat_at = started
+        allowed_s = job.time_limit_s + self._settings.overrun_s
+        beat_at = time.monotonic()
+        kill_at = beat_at + allowed_s
         cancelling = False
         while True:
             messages = running.listen(self._settings.poll_s)
@@ -112,6 +116,8 @@ class Worker:
                 self._conclude(job, messages[-1], cancelling)
                 return
             now = time.monotonic()
+            if running.waiting and not cancelling:
+                kill_at = now + allowed_s
             if self._stopping:
                 self._ask(self._queue.release, job.id, self.id)
                 return
@@ -200,20 +206,3 @@ def _trace(job: Job, outcome: State, plan: Document | None = None) -> None:
         outcome=outcome.value,
         seconds={} if plan is None else plan.get("seconds", {}),
     )
-
-
-def work(settings: Settings, *, worker_id: str | None = None, parent_pid: int | None = None) -> None:
-    """Run a worker in this process until SIGTERM or SIGINT, or until its parent ends; its job then goes back."""
-    telemetry.configure()
-    worker = Worker(settings, worker_id=worker_id)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: worker.stop())
-    if parent_pid is not None:
-        threading.Thread(target=_watch_parent, args=(worker, parent_pid), daemon=True).start()
-    worker.run()
-
-
-def _watch_parent(worker: Worker, parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_WATCH_EVERY_S)
-    worker.stop()
