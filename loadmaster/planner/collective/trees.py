@@ -1,0 +1,260 @@
+"""The classic algorithms for many bytes: chunks follow one another down trees, each a message of its own.
+
+Each chunk goes down a tree of its own from where it starts, through the dimensions of a grid, one after another: every
+rank that has it by then is the root of a tree along the next dimension. The trees of a dimension are
+
+- *chain*: to the next, and so on; every other chunk the other way round;
+- *both ways*: to the next and the one before, half of the way each;
+- *binomial*: what recursive doubling does with one chunk; places other than the root's turn from chunk to chunk;
+- *binary*: one to two; every other chunk with its inner places among the leaves of the others (double binary trees);
+- *direct*: to all.
+
+A chunk of one target goes the way to that target alone: AllToAll by dimensions, or pairwise. Sums come up the trees,
+and what follows goes down. *Turned*: chunks take turns in the dimension that comes first, so that all links of a torus
+are in use. *Scattered*, of what starts on one rank, or ends there: the root sends each chunk to one rank of its node,
+in turns, which sends it to its like in other nodes, and everyone to their neighbours: broadcast by scatter and
+all-gather, over every NIC of a node.
+
+Ranks without a link between them send over the shortest way, whose ranks keep what passes. When a message starts is
+settled by :mod:`loadmaster.planner.collective.queueing`. Sources: double binary trees, Sanders, Speck and Traeff, 2009;
+scatter and all-gather, van de Geijn, 1994.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import Literal
+
+import networkx as nx
+
+from loadmaster.models.collective.instance import Chunk, Instance
+from loadmaster.models.collective.plan import Send
+from loadmaster.models.topologies.topology import Topology
+from loadmaster.planner.collective.grids import Dimension, flat, node_grid, torus_grids
+from loadmaster.planner.collective.reversal import choose_roots, gathering, reversed_summing
+
+Shape = Literal["chain", "both ways", "binomial", "binary", "direct"]
+SHAPES: tuple[Shape, ...] = ("chain", "both ways", "binomial", "binary", "direct")
+Edges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class TreeClassic:
+    """An algorithm by name.
+
+    Attributes:
+        phases: the trees of each dimension, in order.
+        turned: chunks take turns in the dimension that comes first.
+        scattered: the first phase has a root that sends each chunk to one rank there.
+    """
+
+    name: str
+    phases: tuple[tuple[Dimension, Shape], ...]
+    turned: bool = False
+    scattered: bool = False
+
+
+def tree_classics(topology: Topology, *, rooted: bool) -> Iterator[TreeClassic]:
+    """Those of a topology.
+
+    Args:
+        rooted: all chunks start at one rank, or end there.
+    """
+    row = flat(topology)
+    yield from (TreeClassic(shape, ((row, shape),)) for shape in SHAPES)
+    grid = node_grid(topology)
+    if grid is not None:
+        inside, between = grid
+        for far, near in product(SHAPES, ("direct", "binomial", "both ways")):
+            yield TreeClassic(f"{far} between nodes, then {near}", ((between, far), (inside, near)))
+        for far in SHAPES if rooted else ():
+            phases: tuple[tuple[Dimension, Shape], ...] = ((between, far), (inside, "direct"))
+            yield TreeClassic(f"scattered, {far} between nodes", phases, scattered=True)
+        yield TreeClassic("direct within nodes, then between", ((inside, "direct"), (between, "direct")))
+    elif rooted:
+        yield TreeClassic("scattered", ((row, "direct"),), scattered=True)
+    for dimensions in torus_grids(topology):
+        ways: tuple[tuple[Dimension, Shape], ...] = tuple((dimension, "both ways") for dimension in dimensions)
+        yield TreeClassic("both ways, by dimensions in turns", ways, turned=True)
+        yield TreeClassic("both ways, by dimensions", ways)
+        yield TreeClassic("both ways, by dimensions from the last", ways[::-1])
+        chains: tuple[tuple[Dimension, Shape], ...] = tuple((dimension, "chain") for dimension in dimensions)
+        yield TreeClassic("chain, by dimensions in turns", chains, turned=True)
+
+
+def messages(instance: Instance, classic: TreeClassic) -> tuple[Send, ...] | None:
+    """The messages of an algorithm, in a sequence that works; None where a rank cannot reach another."""
+    if not instance.combines:
+        return _down(instance, classic, instance.usable_links)
+    instance, roots = choose_roots(instance.without_symmetry())
+    spreading = reversed_summing(instance, roots)
+    sums = _down(spreading, classic, instance.usable_links)
+    copies = _down(gathering(instance, roots), classic, instance.usable_links)
+    if sums is None or copies is None:
+        return None
+    up = [Send(0, send.target, send.source, send.chunks, combines=True) for send in reversed(sums)]
+    return (*up, *copies)
+
+
+def _down(instance: Instance, classic: TreeClassic, usable: Sequence[Sequence[int]]) -> tuple[Send, ...] | None:
+    """Every chunk of an instance without sums down its tree, as far as there are targets; None where it gets stuck."""
+    trees = _Trees(instance, classic, usable)
+    found: list[Send] = []
+    turns: dict[tuple[int, tuple[int, ...]], int] = {}
+    for c, chunk in enumerate(instance.chunks):
+        if not chunk.size_bytes or set(chunk.targets) <= set(chunk.sources):
+            continue
+        start = chunk.sources[0]
+        turn = turns.get((start, chunk.targets), 0)
+        turns[start, chunk.targets] = turn + 1
+        edges = trees.edges(c, start, turn)
+        if edges is None:
+            return None
+        found += [Send(0, source, target, (c,)) for source, target in _needed(edges, chunk)]
+    return tuple(found)
+
+
+def _needed(edges: Edges, chunk: Chunk) -> list[tuple[int, int]]:
+    """The edges of a tree that lead to a target; ranks that start with the chunk get it from nobody."""
+    if len(chunk.targets) + len(chunk.sources) > len(edges) and len(chunk.sources) == 1:
+        return list(edges)
+    wanted = set(chunk.targets).difference(chunk.sources)
+    found = []
+    for source, target in reversed(edges):
+        if target in wanted:
+            found.append((source, target))
+            if source not in chunk.sources:
+                wanted.add(source)
+    found.reverse()
+    return found
+
+
+class _Trees:
+    """The trees of one algorithm; those of one root, turn and choice of links are made once."""
+
+    def __init__(self, instance: Instance, classic: TreeClassic, usable: Sequence[Sequence[int]]) -> None:
+        self._instance, self._classic, self._usable = instance, classic, usable
+        self._known: dict[tuple[int, int, int], Edges | None] = {}
+        self._links: dict[int, frozenset[tuple[int, int]]] = {}
+        self._ways: dict[int, dict[int, dict[int, list[int]]]] = {}
+
+    def edges(self, chunk: int, root: int, turn: int) -> Edges | None:
+        """The tree of a chunk from its root to all ranks, each edge after the one into its source.
+
+        Args:
+            turn: how many chunks with its ends come before.
+        """
+        key = id(self._usable[chunk]), root, turn % self._period
+        if key not in self._known:
+            plan = self._scattered(root, key[2]) if self._classic.scattered else self._plan(root, key[2])
+            self._known[key] = self._over_links(chunk, root, plan)
+        return self._known[key]
+
+    @property
+    def _period(self) -> int:
+        """Turns after which trees repeat, or nearly."""
+        count = len(self._classic.phases)
+        return 2 * count * max(dimension.size for dimension, _ in self._classic.phases)
+
+    def _plan(self, root: int, turn: int) -> Edges:
+        """Who sends to whom, whether or not there is a link."""
+        phases, found, holders = list(self._classic.phases), [], [root]
+        # Neighbours take their turns one after the other, along every dimension.
+        turn += sum(dimension.at(root) for dimension, _ in phases)
+        if self._classic.turned:
+            first, turn = turn % len(phases), turn // len(phases)
+            phases = phases[first:] + phases[:first]
+        for dimension, shape in phases:
+            fresh = []
+            for holder in holders:
+                for a, b in _shape(dimension, shape, holder, turn):
+                    found.append((a, b))
+                    fresh.append(b)
+            holders += fresh
+        return tuple(found)
+
+    def _scattered(self, root: int, turn: int) -> Edges:
+        """To one rank of the root's node, from there to others' nodes, and to all around.
+
+        The root itself is in turn too where there are other nodes; then one rank around hears it first and tells the
+        others, so that the root sends nothing twice there.
+        """
+        *between, (inside, _) = self._classic.phases
+        around = [inside.moved(root, (inside.at(root) + step) % inside.size) for step in range(1, inside.size)]
+        group, turn = ([*around, root] if between else around), turn
+        owner, turn = group[turn % len(group)], turn // len(group)
+        found = [] if owner == root else [(root, owner)]
+        owners = [owner]
+        for dimension, shape in between:
+            for a, b in _shape(dimension, shape, owner, turn):
+                found.append((a, b))
+                owners.append(b)
+        teller = around[turn % len(around)] if owner == root else owner
+        if owner == root:
+            found.append((root, teller))
+        found += [(teller, rank) for rank in around if rank != teller]
+        for holder in owners[1:]:
+            found += _shape(inside, "direct", holder, 0)
+        return tuple(found)
+
+    def _over_links(self, chunk: int, root: int, plan: Edges) -> Edges | None:
+        """The same over links that a chunk may use."""
+        usable = self._usable[chunk]
+        links = self._links.get(id(usable))
+        if links is None:
+            ends = self._instance.topology.links
+            links = self._links[id(usable)] = frozenset((ends[k].source, ends[k].target) for k in usable)
+        found, has = [], {root}
+        for source, target in plan:
+            if target in has:
+                continue
+            way = (source, target) if (source, target) in links else self._way(chunk, source, target)
+            if not way:
+                return None
+            for a, b in pairwise(way):
+                if b not in has:
+                    has.add(b)
+                    found.append((a, b))
+        return tuple(found)
+
+    def _way(self, chunk: int, source: int, target: int) -> Sequence[int]:
+        """The shortest way of a chunk between two ranks; empty where there is none."""
+        usable = self._usable[chunk]
+        ways = self._ways.setdefault(id(usable), {})
+        if source not in ways:
+            graph = nx.DiGraph()
+            for k in usable:
+                link = self._instance.topology.links[k]
+                graph.add_edge(
+                    link.source, link.target, ns=link.transfer_ns(self._instance.chunks[chunk].size_bytes)
+                )
+            found = nx.single_source_dijkstra_path(graph, source, weight="ns") if source in graph else {}
+            ways[source] = found
+        return ways[source].get(target, ())
+
+
+def _shape(dimension: Dimension, shape: Shape, root: int, turn: int) -> Edges:
+    """The tree of a dimension from a rank, as (from, to)."""
+    size, here = dimension.size, dimension.at(root)
+    forward = turn % 2 == 0
+
+    def rank(step: int) -> int:
+        """The rank so many steps from the root, in the turn's direction."""
+        return dimension.moved(root, (here + (step if forward else -step)) % size)
+
+    match shape:
+        case "chain":
+            return tuple((rank(i), rank(i + 1)) for i in range(size - 1))
+        case "both ways":
+            far = size // 2
+            ahead = [(rank(i), rank(i + 1)) for i in range(far)]
+            return (*ahead, *((rank(-i), rank(-i - 1)) for i in range(size - 1 - far)))
+        case "binomial":
+            places = [root, *(dimension.moved(root, (here + 1 + (i + turn) % (size - 1)) % size) for i in range(size - 1))]
+            return tuple((places[i ^ (1 << i.bit_length() - 1)], places[i]) for i in range(1, size))
+        case "binary":
+            return tuple((rank(i // 2), rank(i)) for i in range(1, size))
+        case "direct":
+            return tuple((root, rank(i)) for i in range(1, size))
