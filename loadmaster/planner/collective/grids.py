@@ -1,7 +1,7 @@
 """Ranks as the points of a grid: what classic algorithms go through, one dimension after another.
 
 Every topology is a grid of one dimension, all ranks in a row. Nodes of equally many ranks make two: ranks of a node,
-nodes. A torus has those along which every rank has a link to the next.
+nodes. A torus has those along which every rank has a link to the next and to the one before, and no other links.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ def node_grid(topology: Topology) -> tuple[Dimension, Dimension] | None:
 
 
 def torus_grids(topology: Topology) -> Iterator[tuple[Dimension, ...]]:
-    """Grids of two dimensions or more along each of which every rank has a link to the next."""
-    yield from _grids_from(topology, 1)
+    """Grids of two dimensions or more whose neighbours are those that have a link."""
+    for grid in _grids_from(topology, 1):
+        if sum(min(2, dimension.size - 1) for dimension in grid) * topology.rank_count == len(topology.links):
+            yield grid
 
 
 def _grids_from(topology: Topology, stride: int) -> Iterator[tuple[Dimension, ...]]:

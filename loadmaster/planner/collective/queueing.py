@@ -3,7 +3,11 @@
 Who sends what to whom is settled, and so is a sequence that works: a message waits for all messages before it in the
 sequence that bring any of its chunks to its source. What is left is the order on each resource. A message that waits
 with another for the same resource goes first where the longer path starts with it; of equals, the one that comes first
-in the sequence. So chains are followed at once, phases run into each other, and a schedule costs no more than a sort.
+in the sequence. So chains are followed at once, and phases run into each other.
+
+Where chunks follow one another down the same trees, the longest path alone lets those wait that are nearly done, until
+they all come at once. So paths of later chunks count for less: by half of the time by which such a chunk is due later,
+which is its share of the work of the busiest resource. (With all of that time, phases no longer run into each other.)
 """
 
 from __future__ import annotations
@@ -19,31 +23,32 @@ _LOOK = 1 << 12
 
 
 def queued(
-    instance: Instance, messages: Sequence[Send], over: Callable[[], bool] = lambda: False
+    instance: Instance, messages: Sequence[Send], turns: Sequence[int], over: Callable[[], bool] = lambda: False
 ) -> tuple[Send, ...] | None:
     """The messages with their starts, in order; None where the time was up before.
 
     Args:
         messages: in a sequence that works; what they say of their starts is not looked at.
+        turns: per message, how many chunks go before its chunk: 0 for all where none is due before another.
         over: whether the time is up.
     """
-    run = _Run(instance, messages)
+    run = _Run(instance, messages, turns)
     return run.schedule() if run.until_over(over) else None
 
 
 class _Run:
     """The state between events."""
 
-    def __init__(self, instance: Instance, messages: Sequence[Send]) -> None:
+    def __init__(self, instance: Instance, messages: Sequence[Send], turns: Sequence[int]) -> None:
         topology = instance.topology
         self._messages = messages
         self._held = [link.resources for link in topology.links]
         self._link = [topology.link_between[send.source, send.target] for send in messages]
         self._busy_ns, self._lasts_ns = _durations(instance, messages, self._link)
         self._opens, self._waits = _dependencies(messages)
-        self._urgent = self._paths()
         self._starts = [0] * len(messages)
         self._free_ns = [0] * len(topology.resources)
+        self._urgent = self._urgency(turns)
         # Per link the messages that are ready; per resource the links that have any.
         self._ready: list[list[tuple[int, int]]] = [[] for _ in topology.links]
         self._waiting: list[set[int]] = [set() for _ in topology.resources]
@@ -117,6 +122,15 @@ class _Run:
             self._starts[message] = now
             heapq.heappush(self._events, (until, -1 - link))
             heapq.heappush(self._events, (now + self._lasts_ns[message], message))
+
+    def _urgency(self, turns: Sequence[int]) -> list[int]:
+        """Per message its path, less half of the time by which its chunk is due later than the first."""
+        work_ns = [0] * len(self._free_ns)
+        for busy_ns, link in zip(self._busy_ns, self._link, strict=True):
+            for resource in self._held[link]:
+                work_ns[resource] += busy_ns
+        apart_ns = max(work_ns, default=0) / (2 * (1 + max(turns, default=0)))
+        return [path_ns - int(turn * apart_ns) for path_ns, turn in zip(self._paths(), turns, strict=True)]
 
     def _paths(self) -> list[int]:
         """Per message, the longest path from its start to an end, each message at its own duration."""

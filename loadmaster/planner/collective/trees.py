@@ -35,9 +35,11 @@ from loadmaster.models.topologies.topology import Topology
 from loadmaster.planner.collective.grids import Dimension, flat, node_grid, torus_grids
 from loadmaster.planner.collective.reversal import choose_roots, gathering, reversed_summing
 
-Shape = Literal["chain", "both ways", "binomial", "binary", "direct"]
-SHAPES: tuple[Shape, ...] = ("chain", "both ways", "binomial", "binary", "direct")
+Shape = Literal["chain", "chains", "both ways", "binomial", "binary", "disjoint", "direct"]
+SHAPES: tuple[Shape, ...] = ("chain", "chains", "both ways", "binomial", "binary", "disjoint", "direct")
 Edges = tuple[tuple[int, int], ...]
+# The turn of a chunk among those with its ends, the place of an edge in its tree, the chunk, from, and to.
+_Step = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -70,38 +72,62 @@ def tree_classics(topology: Topology, *, rooted: bool) -> Iterator[TreeClassic]:
         for far, near in product(SHAPES, ("direct", "binomial", "both ways")):
             yield TreeClassic(f"{far} between nodes, then {near}", ((between, far), (inside, near)))
         for far in SHAPES if rooted else ():
-            phases: tuple[tuple[Dimension, Shape], ...] = ((between, far), (inside, "direct"))
-            yield TreeClassic(f"scattered, {far} between nodes", phases, scattered=True)
+            for near in ("direct", "chain"):
+                yield TreeClassic(f"scattered, {far} between nodes, then {near}", ((between, far), (inside, near)), scattered=True)
         yield TreeClassic("direct within nodes, then between", ((inside, "direct"), (between, "direct")))
     elif rooted:
-        yield TreeClassic("scattered", ((row, "direct"),), scattered=True)
+        for near in ("direct", "chain"):
+            yield TreeClassic(f"scattered, then {near}", ((row, near),), scattered=True)
     for dimensions in torus_grids(topology):
         ways: tuple[tuple[Dimension, Shape], ...] = tuple((dimension, "both ways") for dimension in dimensions)
         yield TreeClassic("both ways, by dimensions in turns", ways, turned=True)
         yield TreeClassic("both ways, by dimensions", ways)
         yield TreeClassic("both ways, by dimensions from the last", ways[::-1])
-        chains: tuple[tuple[Dimension, Shape], ...] = tuple((dimension, "chain") for dimension in dimensions)
-        yield TreeClassic("chain, by dimensions in turns", chains, turned=True)
+        chains: tuple[tuple[Dimension, Shape], ...] = tuple((dimension, "chains") for dimension in dimensions)
+        yield TreeClassic("chains, by dimensions in turns", chains, turned=True)
 
 
-def messages(instance: Instance, classic: TreeClassic) -> tuple[Send, ...] | None:
-    """The messages of an algorithm, in a sequence that works; None where a rank cannot reach another."""
+@dataclass(frozen=True)
+class Messages:
+    """The messages of an algorithm, in a sequence that works; starts are not settled.
+
+    Attributes:
+        turns: per message, how many chunks with the ends of its chunk come before.
+    """
+
+    sends: tuple[Send, ...]
+    turns: tuple[int, ...]
+
+
+def messages(instance: Instance, classic: TreeClassic) -> Messages | None:
+    """An algorithm on an instance; None where a rank cannot reach another."""
     if not instance.combines:
-        return _down(instance, classic, instance.usable_links)
+        copies = _down(instance, classic, instance.usable_links)
+        return None if copies is None else _in_sequence([], copies)
     instance, roots = choose_roots(instance.without_symmetry())
     spreading = reversed_summing(instance, roots)
     sums = _down(spreading, classic, instance.usable_links)
     copies = _down(gathering(instance, roots), classic, instance.usable_links)
     if sums is None or copies is None:
         return None
-    up = [Send(0, send.target, send.source, send.chunks, combines=True) for send in reversed(sums)]
-    return (*up, *copies)
+    return _in_sequence([(turn, -step, c, target, source) for turn, step, c, source, target in sums], copies)
 
 
-def _down(instance: Instance, classic: TreeClassic, usable: Sequence[Sequence[int]]) -> tuple[Send, ...] | None:
-    """Every chunk of an instance without sums down its tree, as far as there are targets; None where it gets stuck."""
+def _in_sequence(sums: list[_Step], copies: list[_Step]) -> Messages:
+    sums.sort()
+    copies.sort()
+    sends = [Send(0, source, target, (c,), combines=True) for _, _, c, source, target in sums]
+    sends += [Send(0, source, target, (c,)) for _, _, c, source, target in copies]
+    return Messages(tuple(sends), tuple(step[0] for steps in (sums, copies) for step in steps))
+
+
+def _down(instance: Instance, classic: TreeClassic, usable: Sequence[Sequence[int]]) -> list[_Step] | None:
+    """Every chunk of an instance without sums down its tree, as far as there are targets; None where it gets stuck.
+
+    In the order of these steps no two ranks send to one at a time where trees are alike.
+    """
     trees = _Trees(instance, classic, usable)
-    found: list[Send] = []
+    found: list[_Step] = []
     turns: dict[tuple[int, tuple[int, ...]], int] = {}
     for c, chunk in enumerate(instance.chunks):
         if not chunk.size_bytes or set(chunk.targets) <= set(chunk.sources):
@@ -109,11 +135,11 @@ def _down(instance: Instance, classic: TreeClassic, usable: Sequence[Sequence[in
         start = chunk.sources[0]
         turn = turns.get((start, chunk.targets), 0)
         turns[start, chunk.targets] = turn + 1
-        edges = trees.edges(c, start, turn)
+        edges = trees.edges(c, start, turn + (trees.turn_of(chunk.targets[0]) if len(chunk.targets) == 1 else 0))
         if edges is None:
             return None
-        found += [Send(0, source, target, (c,)) for source, target in _needed(edges, chunk)]
-    return tuple(found)
+        found += [(turn, step, c, a, b) for step, (a, b) in enumerate(_needed(edges, chunk))]
+    return found
 
 
 def _needed(edges: Edges, chunk: Chunk) -> list[tuple[int, int]]:
@@ -152,6 +178,11 @@ class _Trees:
             self._known[key] = self._over_links(chunk, root, plan)
         return self._known[key]
 
+    def turn_of(self, target: int) -> int:
+        """What the one target of a chunk adds to its turn, so that every rank sends along each dimension first."""
+        phases = self._classic.phases
+        return sum(d.at(target) for d, _ in phases) % (2 * len(phases)) if self._classic.turned else 0
+
     @property
     def _period(self) -> int:
         """Turns after which trees repeat, or nearly."""
@@ -181,7 +212,7 @@ class _Trees:
         The root itself is in turn too where there are other nodes; then one rank around hears it first and tells the
         others, so that the root sends nothing twice there.
         """
-        *between, (inside, _) = self._classic.phases
+        *between, (inside, near) = self._classic.phases
         around = [inside.moved(root, (inside.at(root) + step) % inside.size) for step in range(1, inside.size)]
         group, turn = ([*around, root] if between else around), turn
         owner, turn = group[turn % len(group)], turn // len(group)
@@ -194,9 +225,8 @@ class _Trees:
         teller = around[turn % len(around)] if owner == root else owner
         if owner == root:
             found.append((root, teller))
-        found += [(teller, rank) for rank in around if rank != teller]
-        for holder in owners[1:]:
-            found += _shape(inside, "direct", holder, 0)
+        for holder in (teller, *owners[1:]):
+            found += _without(_shape(inside, near, holder, turn), root)
         return tuple(found)
 
     def _over_links(self, chunk: int, root: int, plan: Edges) -> Edges | None:
@@ -238,7 +268,7 @@ class _Trees:
 def _shape(dimension: Dimension, shape: Shape, root: int, turn: int) -> Edges:
     """The tree of a dimension from a rank, as (from, to)."""
     size, here = dimension.size, dimension.at(root)
-    forward = turn % 2 == 0
+    forward = turn % 2 == 0 or shape == "chain"
 
     def rank(step: int) -> int:
         """The rank so many steps from the root, in the turn's direction."""
@@ -246,6 +276,8 @@ def _shape(dimension: Dimension, shape: Shape, root: int, turn: int) -> Edges:
 
     match shape:
         case "chain":
+            return tuple((rank(i), rank(i + 1)) for i in range(size - 1))
+        case "chains":
             return tuple((rank(i), rank(i + 1)) for i in range(size - 1))
         case "both ways":
             far = size // 2
@@ -256,5 +288,24 @@ def _shape(dimension: Dimension, shape: Shape, root: int, turn: int) -> Edges:
             return tuple((places[i ^ (1 << i.bit_length() - 1)], places[i]) for i in range(1, size))
         case "binary":
             return tuple((rank(i // 2), rank(i)) for i in range(1, size))
+        case "disjoint":
+            return tuple((dimension.moved(root, here ^ a), dimension.moved(root, here ^ b)) for a, b in _disjoint(size, turn))
         case "direct":
             return tuple((root, rank(i)) for i in range(1, size))
+
+
+def _without(edges: Edges, rank: int) -> Edges:
+    """A tree without one rank, which is not its root: what it would pass on comes from where it would get it."""
+    before = next((a for a, b in edges if b == rank), rank)
+    return tuple((before if a == rank else a, b) for a, b in edges if b != rank)
+
+
+def _disjoint(size: int, turn: int) -> Edges:
+    bits = (size - 1).bit_length()
+    order = [1 << (turn + i) % bits for i in range(bits)]
+    found = [(0, order[0])]
+    holders = [order[0]]
+    for bit in order[1:]:
+        found += [(a, a ^ bit) for a in holders]
+        holders += [a ^ bit for a in holders]
+    return (*found, *((a, a ^ order[0]) for a in holders if a != order[0]))
