@@ -1,13 +1,7 @@
 """The classic algorithms for many bytes: chunks follow one another down trees, each a message of its own.
 
 Each chunk goes down a tree of its own from where it starts, through the dimensions of a grid, one after another: every
-rank that has it by then is the root of a tree along the next dimension. The trees of a dimension are
-
-- *chain*: to the next, and so on; every other chunk the other way round;
-- *both ways*: to the next and the one before, half of the way each;
-- *binomial*: what recursive doubling does with one chunk; places other than the root's turn from chunk to chunk;
-- *binary*: one to two; every other chunk with its inner places among the leaves of the others (double binary trees);
-- *direct*: to all.
+rank that has it by then is the root of a tree along the next dimension (:mod:`tree_shapes`).
 
 A chunk of one target goes the way to that target alone: AllToAll by dimensions, or pairwise. Sums come up the trees,
 and what follows goes down. *Turned*: chunks take turns in the dimension that comes first, so that all links of a torus
@@ -16,8 +10,7 @@ in turns, which sends it to its like in other nodes, and everyone to their neigh
 all-gather, over every NIC of a node.
 
 Ranks without a link between them send over the shortest way, whose ranks keep what passes. When a message starts is
-settled by :mod:`loadmaster.planner.collective.queueing`. Sources: double binary trees, Sanders, Speck and Traeff, 2009;
-scatter and all-gather, van de Geijn, 1994.
+settled by :mod:`loadmaster.planner.collective.queueing`.
 """
 
 from __future__ import annotations
@@ -25,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Literal
 
 import networkx as nx
 
@@ -34,10 +26,12 @@ from loadmaster.models.collective.plan import Send
 from loadmaster.models.topologies.topology import Topology
 from loadmaster.planner.collective.grids import Dimension, flat, node_grid, torus_grids
 from loadmaster.planner.collective.reversal import choose_roots, gathering, reversed_summing
+from loadmaster.planner.collective.tree_shapes import Edges, Shape, shapes_of, tree
 
-Shape = Literal["chain", "chains", "both ways", "binomial", "binary", "disjoint", "direct"]
-SHAPES: tuple[Shape, ...] = ("chain", "chains", "both ways", "binomial", "binary", "disjoint", "direct")
-Edges = tuple[tuple[int, int], ...]
+# Along the dimensions of a torus; within nodes; and around a rank that has what nobody else around has.
+_ALONG: tuple[Shape, ...] = ("both ways", "chains")
+_WITHIN: tuple[Shape, ...] = ("direct", "binomial", "both ways")
+_AROUND: tuple[Shape, ...] = ("direct", "chain")
 # The turn of a chunk among those with its ends, the place of an edge in its tree, the chunk, from, and to.
 _Step = tuple[int, int, int, int, int]
 
@@ -64,27 +58,25 @@ def tree_classics(topology: Topology, *, rooted: bool) -> Iterator[TreeClassic]:
     Args:
         rooted: all chunks start at one rank, or end there.
     """
-    row = flat(topology)
-    yield from (TreeClassic(shape, ((row, shape),)) for shape in SHAPES)
+    for dimensions in torus_grids(topology):
+        for shape in _ALONG:
+            phases = tuple((dimension, shape) for dimension in dimensions)
+            yield TreeClassic(f"{shape}, by dimensions in turns", phases, turned=True)
+            yield TreeClassic(f"{shape}, by dimensions", phases)
+            yield TreeClassic(f"{shape}, by dimensions from the last", phases[::-1])
     grid = node_grid(topology)
     if grid is not None:
         inside, between = grid
-        for far, near in product(SHAPES, ("direct", "binomial", "both ways")):
+        for far, near in product(shapes_of(between), _AROUND) if rooted else ():
+            name = f"scattered, {far} between nodes, then {near}"
+            yield TreeClassic(name, ((between, far), (inside, near)), scattered=True)
+        for near, far in product(_WITHIN, shapes_of(between)):
             yield TreeClassic(f"{far} between nodes, then {near}", ((between, far), (inside, near)))
-        for far in SHAPES if rooted else ():
-            for near in ("direct", "chain"):
-                yield TreeClassic(f"scattered, {far} between nodes, then {near}", ((between, far), (inside, near)), scattered=True)
         yield TreeClassic("direct within nodes, then between", ((inside, "direct"), (between, "direct")))
-    elif rooted:
-        for near in ("direct", "chain"):
-            yield TreeClassic(f"scattered, then {near}", ((row, near),), scattered=True)
-    for dimensions in torus_grids(topology):
-        ways: tuple[tuple[Dimension, Shape], ...] = tuple((dimension, "both ways") for dimension in dimensions)
-        yield TreeClassic("both ways, by dimensions in turns", ways, turned=True)
-        yield TreeClassic("both ways, by dimensions", ways)
-        yield TreeClassic("both ways, by dimensions from the last", ways[::-1])
-        chains: tuple[tuple[Dimension, Shape], ...] = tuple((dimension, "chains") for dimension in dimensions)
-        yield TreeClassic("chains, by dimensions in turns", chains, turned=True)
+    row = flat(topology)
+    for near in _AROUND if rooted and grid is None else ():
+        yield TreeClassic(f"scattered, then {near}", ((row, near),), scattered=True)
+    yield from (TreeClassic(shape, ((row, shape),)) for shape in shapes_of(row))
 
 
 @dataclass(frozen=True)
@@ -200,7 +192,7 @@ class _Trees:
         for dimension, shape in phases:
             fresh = []
             for holder in holders:
-                for a, b in _shape(dimension, shape, holder, turn):
+                for a, b in tree(dimension, shape, holder, turn):
                     found.append((a, b))
                     fresh.append(b)
             holders += fresh
@@ -219,14 +211,14 @@ class _Trees:
         found = [] if owner == root else [(root, owner)]
         owners = [owner]
         for dimension, shape in between:
-            for a, b in _shape(dimension, shape, owner, turn):
+            for a, b in tree(dimension, shape, owner, turn):
                 found.append((a, b))
                 owners.append(b)
         teller = around[turn % len(around)] if owner == root else owner
         if owner == root:
             found.append((root, teller))
         for holder in (teller, *owners[1:]):
-            found += _without(_shape(inside, near, holder, turn), root)
+            found += _without(tree(inside, near, holder, turn), root)
         return tuple(found)
 
     def _over_links(self, chunk: int, root: int, plan: Edges) -> Edges | None:
@@ -257,55 +249,13 @@ class _Trees:
             graph = nx.DiGraph()
             for k in usable:
                 link = self._instance.topology.links[k]
-                graph.add_edge(
-                    link.source, link.target, ns=link.transfer_ns(self._instance.chunks[chunk].size_bytes)
-                )
+                graph.add_edge(link.source, link.target, ns=link.transfer_ns(self._instance.chunks[chunk].size_bytes))
             found = nx.single_source_dijkstra_path(graph, source, weight="ns") if source in graph else {}
             ways[source] = found
         return ways[source].get(target, ())
-
-
-def _shape(dimension: Dimension, shape: Shape, root: int, turn: int) -> Edges:
-    """The tree of a dimension from a rank, as (from, to)."""
-    size, here = dimension.size, dimension.at(root)
-    forward = turn % 2 == 0 or shape == "chain"
-
-    def rank(step: int) -> int:
-        """The rank so many steps from the root, in the turn's direction."""
-        return dimension.moved(root, (here + (step if forward else -step)) % size)
-
-    match shape:
-        case "chain":
-            return tuple((rank(i), rank(i + 1)) for i in range(size - 1))
-        case "chains":
-            return tuple((rank(i), rank(i + 1)) for i in range(size - 1))
-        case "both ways":
-            far = size // 2
-            ahead = [(rank(i), rank(i + 1)) for i in range(far)]
-            return (*ahead, *((rank(-i), rank(-i - 1)) for i in range(size - 1 - far)))
-        case "binomial":
-            places = [root, *(dimension.moved(root, (here + 1 + (i + turn) % (size - 1)) % size) for i in range(size - 1))]
-            return tuple((places[i ^ (1 << i.bit_length() - 1)], places[i]) for i in range(1, size))
-        case "binary":
-            return tuple((rank(i // 2), rank(i)) for i in range(1, size))
-        case "disjoint":
-            return tuple((dimension.moved(root, here ^ a), dimension.moved(root, here ^ b)) for a, b in _disjoint(size, turn))
-        case "direct":
-            return tuple((root, rank(i)) for i in range(1, size))
 
 
 def _without(edges: Edges, rank: int) -> Edges:
     """A tree without one rank, which is not its root: what it would pass on comes from where it would get it."""
     before = next((a for a, b in edges if b == rank), rank)
     return tuple((before if a == rank else a, b) for a, b in edges if b != rank)
-
-
-def _disjoint(size: int, turn: int) -> Edges:
-    bits = (size - 1).bit_length()
-    order = [1 << (turn + i) % bits for i in range(bits)]
-    found = [(0, order[0])]
-    holders = [order[0]]
-    for bit in order[1:]:
-        found += [(a, a ^ bit) for a in holders]
-        holders += [a ^ bit for a in holders]
-    return (*found, *((a, a ^ order[0]) for a in holders if a != order[0]))
