@@ -62,15 +62,25 @@ class Baseline:
     size_bytes: int
     whole: Callable[[Form, int], Instance]
 
+    def __post_init__(self) -> None:
+        self._unlisted = self._listed()
+        self._listed_so_far: list[_Listed] = []
+
     def first(self, offer: Offer) -> None:
         """The first that there is, with the number of chunks that suits it."""
-        for listed in self._listed(lambda: True):
+        for listed in self._unlisted:
+            self._listed_so_far.append(listed)
             offer(listed.classic, listed.form, listed.count)
+            return
 
     def search(self, offer: Offer, best_ns: int | None, over: Callable[[], bool]) -> None:
-        """All that may be faster than the best, until the time is up."""
-        for listed in sorted(self._listed(over), key=lambda it: it.likely_ns[it.count]):
-            if over() or (best_ns is not None and listed.likely_ns[listed.count] > WORTH * best_ns):
+        """All that may be faster than the best, until the time is up; may be called again to go on."""
+        while not over() and (listed := next(self._unlisted, None)) is not None:
+            self._listed_so_far.append(listed)
+        self._listed_so_far.sort(key=lambda listed: listed.likely_ns[listed.count], reverse=True)
+        while self._listed_so_far and not over():
+            listed = self._listed_so_far.pop()
+            if best_ns is not None and listed.likely_ns[listed.count] > WORTH * best_ns:
                 return
             time_ns = self._climb(listed, offer, best_ns, over)
             if time_ns is not None:
@@ -94,13 +104,10 @@ class Baseline:
                 break
         return time_ns
 
-    def _listed(self, over: Callable[[], bool]) -> Iterator[_Listed]:
-        """Every algorithm in every form with its estimates, as far as there is time: the first in any case."""
-        found = False
+    def _listed(self) -> Iterator[_Listed]:
+        """Every algorithm in every form with its estimates."""
         for classic in tree_classics(self.problem.topology, rooted=self.problem.collective in ROOTED):
             for form in forms_of(self.problem):
-                if found and over():
-                    return
                 counts = part_counts(self.problem, self.size_bytes, form)
                 few = [count for count in counts if deliveries(self.problem, count) <= ESTIMATED_MESSAGES]
                 estimated = max(few, default=counts[0])
@@ -114,7 +121,6 @@ class Baseline:
                     more = count / estimated
                     if count == counts[0] or len(made.sends) * more <= MOST_MESSAGES:
                         likely[count] = work + fixed * more + path + fill / more
-                found = True
                 yield _Listed(classic, form, likely)
 
 

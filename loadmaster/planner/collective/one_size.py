@@ -111,7 +111,7 @@ class OneSize:
             self._first(candidate, method, FIRST_TURN if place == 0 else FIRST_SHARE)
             if place == 0 and method == "auto" and not self._is_proved():
                 self._classics()
-                self._baseline(baseline)
+                self._baseline(baseline, TREES_SHARE)
         with self.effort.keep_plan_on_crash(lambda: self.best is not None):
             if method == "auto":
                 self._prove()
@@ -120,14 +120,16 @@ class OneSize:
             if method in ("auto", "cpsat"):
                 self._exact()
             if method == "auto":
+                self._baseline(baseline, TREES_SHARE)
                 self._restart(1.0)
+                self._baseline(baseline, 1.0)
         return None if self.best is None else self._algorithm(self.best)
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
-    def _baseline(self, baseline: Baseline) -> None:
-        """The classic algorithms whose chunks follow one another."""
-        is_up = self._clock(TREES_SHARE)
+    def _baseline(self, baseline: Baseline, share: float) -> None:
+        """The classic algorithms whose chunks follow one another, for a share of the time; then where they stopped."""
+        is_up = self._clock(share)
         best_ns = None if self.best is None else self.best.time_ns
         baseline.search(self._trees, best_ns, lambda: is_up() or self.over(1.0))
 
