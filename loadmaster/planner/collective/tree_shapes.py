@@ -8,7 +8,8 @@
 - *disjoint*: the binomial tree over the bits of places from turn on, whose last edges are those of its first bit (edge-
   disjoint spanning binomial trees: Johnsson and Ho, 1989). With a turn after every step, each rank sends once and
   receives once in all steps. Of dimensions whose size is a power of two;
-- *direct*: to all.
+- *direct*: to all; *relayed*: to one, another in every turn, and from there to all others (scatter and all-gather: van
+  de Geijn, 1994).
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Literal
 
 from loadmaster.planner.collective.grids import Dimension
 
-Shape = Literal["both ways", "direct", "disjoint", "binary", "chains", "chain", "binomial"]
-SHAPES: tuple[Shape, ...] = ("both ways", "direct", "disjoint", "binary", "chains", "chain", "binomial")
+Shape = Literal["both ways", "direct", "relayed", "disjoint", "binary", "chains", "chain", "binomial"]
+SHAPES: tuple[Shape, ...] = ("both ways", "direct", "relayed", "disjoint", "binary", "chains", "chain", "binomial")
 # (from, to), each after the one into where it starts.
 Edges = tuple[tuple[int, int], ...]
 
@@ -62,6 +63,10 @@ def tree(dimension: Dimension, shape: Shape, root: int, turn: int) -> Edges:
             )
         case "direct":
             return tuple((root, rank(i)) for i in range(1, size))
+        case "relayed":
+            relay = dimension.moved(root, (here + 1 + turn % (size - 1)) % size)
+            others = [dimension.moved(root, (dimension.at(relay) + i) % size) for i in range(1, size)]
+            return ((root, relay), *((relay, other) for other in others if other != root))
 
 
 def _disjoint(size: int, turn: int) -> Edges:

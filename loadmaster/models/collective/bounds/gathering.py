@@ -8,9 +8,9 @@
   rank each. time >= tau[u, |D|], units being chunks that get to their targets.
 - **Few messages.** An AllToAll's into a node are each gathered before and handed out after (few_messages.py).
 - **Spread** (backwards, flat). One chunk must get from a source to all its targets, and to those outside its node:
-  units are targets.
+  units are targets. None is nearer than its distance.
 - **Sum** (forwards, flat). A rank where a sum is to be whole must hear of all its parts, and of those outside its node:
-  units are sources.
+  units are sources. None is nearer than its distance.
 - **Meeting.** Parts are sent on once and never grow afterwards, so each goes one way, and all ways end on the one rank
   where the sum is first whole. A sum with several targets takes the way there (sum) and on (spread), at the best rank.
 - **Pipelined broadcast.** k chunks of b bytes start on one rank whose links all hold one resource. The one that is sent
@@ -128,15 +128,19 @@ def _beside(network: Network, rank: int) -> BoolArray:
 
 
 def _spread(network: Network, chunk: int, members: BoolArray) -> IntArray:
-    """[ranks] from each to some of the targets of a chunk."""
+    """[ranks] from each to some of the targets of a chunk, the farthest of them among others."""
     growth = Growth(network, _flat(network, chunk, members, backwards=True))
-    return np.array([growth.time_ns(r, int(members.sum())) for r in range(network.rank_count)], dtype=np.int64)
+    found = [growth.time_ns(r, int(members.sum())) for r in range(network.rank_count)]
+    distance_ns = network.distance_ns[network.kind_of[chunk]]
+    return np.asarray(np.maximum(found, distance_ns[:, members].max(axis=1, initial=0)))
 
 
 def _sum(network: Network, chunk: int, members: BoolArray) -> IntArray:
-    """[ranks] to each from some of the sources of a sum."""
+    """[ranks] to each from some of the sources of a sum, the farthest of them among others."""
     growth = Growth(network, _flat(network, chunk, members, backwards=False))
-    return np.array([growth.time_ns(r, int(members.sum())) for r in range(network.rank_count)], dtype=np.int64)
+    found = [growth.time_ns(r, int(members.sum())) for r in range(network.rank_count)]
+    distance_ns = network.distance_ns[network.kind_of[chunk]]
+    return np.asarray(np.maximum(found, distance_ns[members].max(axis=0, initial=0)))
 
 
 def _one_chunk(network: Network, chunk: int) -> Iterator[tuple[int, str]]:
