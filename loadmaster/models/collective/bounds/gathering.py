@@ -17,7 +17,7 @@
   first last is in a message that starts once the others have left, (k - j) b / gbps at least where it has j chunks
   itself, which lengthens it by (j - 1) b / gbps; so time >= (k - 1) b / gbps + spread of one chunk. Sums to one rank:
   the same from the end. All ports of a switch together say a little more (pipelining.py). Of divisible chunks b is one
-  byte.
+  byte. Nobody relays what has not come yet (relaying.py).
 
 For collectives between few and small messages this is the information-doubling bound: on a port that takes a message
 at a time, what a rank knows at most doubles with every message. For large ones it is the release of chunks by NICs into
@@ -36,6 +36,7 @@ from loadmaster.models.collective.bounds.growth import Growth, Units, open_links
 from loadmaster.models.collective.bounds.network import BoolArray, IntArray, Network
 from loadmaster.models.collective.bounds.only_entry import only_entry_ns
 from loadmaster.models.collective.bounds.pipelining import pipelining_ns
+from loadmaster.models.collective.bounds.relaying import relaying_ns
 from loadmaster.models.collective.bounds.releasing import releasing_ns
 from loadmaster.models.collective.bounds.sharing import sharing_ns
 from loadmaster.models.collective.bounds.totals import totals_ns
@@ -154,6 +155,7 @@ def _one_chunk(network: Network, chunk: int) -> Iterator[tuple[int, str]]:
         root = int(np.argmax(sources))
         found_ns = _sends_ns(network, topology.out_links[root], rest_bytes) + spread_ns(network, chunk)
         yield found_ns, "pipelined broadcast"
+        yield relaying_ns(network, root, together), "broadcast by relays"
         if rest_bytes and not network.divisible and not np.any(~targets & ~sources):
             ports_ns = pipelining_ns(network, root, one_bytes, int(together.sum()), found_ns)
             yield ports_ns, "pipelined broadcast on all ports"
