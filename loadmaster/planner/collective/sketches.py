@@ -29,8 +29,9 @@ from loadmaster.models.topologies.topology import Topology
 
 # More chunks than this in all are not tried: what they gain in pipelining is little by then.
 MOST_CHUNKS = 1024
-# Parts are not cut so small that the fixed cost of a message is more than so many times their time on a link.
-LARGEST_FIXED_SHARE = 4.0
+# Parts are not cut so small that what a message holds its link for besides bytes is more than so many times their time
+# on the link, or its latency more than so many times: of that, more parts may be on their way at a time.
+LARGEST_FIXED_SHARE, LARGEST_LATENCY_SHARE = 4.0, 16.0
 
 Rotation = tuple[int, int]
 Ranks = tuple[int, ...]
@@ -90,8 +91,10 @@ def chunk_counts(
     )
     many = ranks * ranks if squared else ranks if form == "gather" else cut
     # The link that a part spends least time on beside its fixed cost decides: there, smaller parts stop paying last.
-    worth = max(((k.latency_ns + k.message_ns) * k.gbps for k in problem.topology.links), default=0.0)
-    least_bytes = max(1.0, worth / LARGEST_FIXED_SHARE)
+    fixed = (
+        (k.message_ns / LARGEST_FIXED_SHARE, k.latency_ns / LARGEST_LATENCY_SHARE, k) for k in problem.topology.links
+    )
+    least_bytes = max((1.0, *(max(message, latency) * k.gbps for message, latency, k in fixed)))
     found = []
     for parts in sorted({1 << e for e in range(7)} | {3 << e for e in range(5)}):
         small = many * parts > MOST_CHUNKS or size_bytes / cut / parts < least_bytes
