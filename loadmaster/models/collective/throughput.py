@@ -9,10 +9,8 @@ the largest of these bounds over all targets (ForestColl's optimum; Edmonds' bra
 
 **Sending**, the same from the end: what a rank alone has, or its parts of sums, must leave it for their targets.
 
-**Lengths.** Give every resource a length w >= 0, and a link the sum of its resources' over its gbps. A chunk of b bytes
-that gets to a target at distance d takes w-weighted time b d on resources, of which there is T sum w at most; so
-T >= sum of b d / sum of w. Lengths of 1 for all resources, and for those of links between nodes alone, bound AllToAll
-on rings, tori and clusters.
+**Lengths.** What chunks take of all resources together: :mod:`loadmaster.models.collective.bounds.lengths`. They bound
+AllToAll on rings, tori and clusters.
 
 **Counting** of the parts of an AllReduce: :mod:`loadmaster.models.collective.bounds.counting`, without its message.
 
@@ -24,13 +22,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 
 import networkx as nx
-import numpy as np
 
 from loadmaster.models.collective.bounds.counting import least_traffic
+from loadmaster.models.collective.bounds.lengths import lengths_ns
 from loadmaster.models.collective.bounds.network import NEVER, Network
 from loadmaster.models.collective.instance import Instance
 
@@ -52,8 +50,7 @@ def throughput_bound_ns(instance: Instance) -> int:
             best = max(best, _least_time(graphs[True], rank, _sends(network, rank), best))
             if best >= NEVER:
                 return NEVER
-    lengths = max(_lengths_ns(network, crossing=crossing) for crossing in (False, True))
-    return max(math.ceil(best), lengths, *(math.ceil(ns - _HAIR_NS) for _, ns in least_traffic(network)))
+    return max(math.ceil(best), lengths_ns(network), *(math.ceil(ns - _HAIR_NS) for _, ns in least_traffic(network)))
 
 
 def _receives(network: Network, rank: int) -> Mapping[tuple[int, ...], int]:
@@ -148,27 +145,3 @@ def _least_time(graph: nx.DiGraph, rank: int, needs: Mapping[tuple[int, ...], in
         behind = needed - sum(edge.get("size", 0) for edge in cut)
         time = Fraction(behind * _SPEED_UNIT, speed)
     return time
-
-
-def _lengths_ns(network: Network, *, crossing: bool) -> int:
-    """The bound by lengths: of all resources, or of those of links between nodes."""
-    topology = network.topology
-    links = [topology.links[k] for k in network.used_links]
-    weighted = {r for k in links if not crossing or topology.crosses(k) for r in k.resources}
-    if not weighted:
-        return 0
-    distance = np.full((network.rank_count, network.rank_count), np.inf)
-    np.fill_diagonal(distance, 0.0)
-    for k in links:
-        distance[k.source, k.target] = len(weighted.intersection(k.resources)) / k.gbps
-    for via in range(network.rank_count):
-        np.minimum(distance, distance[:, via, None] + distance[None, via, :], out=distance)
-    return max(0, math.ceil(math.fsum(_work(network, distance)) / len(weighted) - _HAIR_NS))
-
-
-def _work(network: Network, distance: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Iterator[float]:
-    """Weighted time that each chunk takes on resources at least."""
-    for chunk in network.instance.chunks:
-        ways = distance[list(chunk.sources)][:, list(chunk.targets)]
-        if ways.size:
-            yield chunk.size_bytes * float(ways.max() if chunk.reduces else ways.min(axis=0).max())

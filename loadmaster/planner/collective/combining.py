@@ -51,6 +51,7 @@ class Combining:
     seed: int
     cancelled: Callable[[], bool] | None = None
     on_better: OnBetter | None = None
+    needed: bool = True
     best: tuple[Send, ...] | None = None
     best_ns: int | None = None
     roots: tuple[int, ...] = field(init=False)
@@ -61,8 +62,14 @@ class Combining:
         self.spreading = reversed_summing(self.instance, self.roots)
         self.follows = any(set(chunk.targets) - set(chunk.sources) for chunk in self.after.chunks)
         self.mirror = relabelling(self.spreading, self.instance.usable_links, self.after) if self.follows else None
-        self.summing = Restarts(self.spreading, self.seed, usable=self.instance.usable_links, cancelled=self.cancelled)
-        self.copying = Restarts(self.after, self.seed, cancelled=self.cancelled)
+        self.summing = Restarts(
+            self.spreading,
+            self.seed,
+            usable=self.instance.usable_links,
+            cancelled=self.cancelled,
+            needed=self.needed,
+        )
+        self.copying = Restarts(self.after, self.seed, cancelled=self.cancelled, needed=self.needed)
         self.on_top: Restarts | None = None
         self.turn_s = FIRST_TURN_SECONDS
         # Bounds of the phases that are searched. One that is alone has the bound of the whole.

@@ -21,6 +21,7 @@ class Searcher:
         seed: the same seed and the same ``runs`` of each call give the same schedules.
         cancelled: asked between events.
         on_better: called with each better schedule and its time in ns.
+        needed: there must be a schedule in the end: the plainest where list scheduling found none in time.
     """
 
     def __init__(
@@ -28,11 +29,14 @@ class Searcher:
         instance: Instance,
         seed: int = 0,
         *,
+        needed: bool = True,
         cancelled: Callable[[], bool] | None = None,
         on_better: OnBetter | None = None,
     ) -> None:
         kind = Combining if instance.combines else Restarts
-        self._search: Combining | Restarts = kind(instance, seed, cancelled=cancelled, on_better=on_better)
+        self._search: Combining | Restarts = kind(
+            instance, seed, cancelled=cancelled, on_better=on_better, needed=needed
+        )
 
     @property
     def best(self) -> tuple[Send, ...] | None:

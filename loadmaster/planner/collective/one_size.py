@@ -11,8 +11,6 @@ candidate's own form and number only says whether it can still become the best.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 
 from loadmaster.errors import CheckFailedError, InputError
@@ -26,20 +24,28 @@ from loadmaster.models.collective.problem import CollectiveProblem, Sketch
 from loadmaster.models.collective.proof import Proof, prove
 from loadmaster.models.collective.reach import unreachable
 from loadmaster.models.collective.routing_bound import formulate
+from loadmaster.planner.collective.baseline import Baseline
+from loadmaster.planner.collective.candidate import Candidate, Whole
 from loadmaster.planner.collective.classics import MOST_TARGETS, classics, schedule
 from loadmaster.planner.collective.exact import improve
 from loadmaster.planner.collective.greedy import Searcher
 from loadmaster.planner.collective.pipeline import pipeline, polish
 from loadmaster.planner.collective.prune import finish_ns
+from loadmaster.planner.collective.queueing import queued
 from loadmaster.planner.collective.sketches import candidates, chunk_counts
 from loadmaster.planner.collective.solves import solved
+from loadmaster.planner.collective.trees import TreeClassic, messages
 from loadmaster.planner.effort import Effort
 from loadmaster.solvers.solution import SolverStatus
 
 # Of the time of a size: for scheduling every candidate once, and for restarts before CP-SAT has its turn.
 FIRST_SHARE, RESTART_SHARE = 0.3, 0.4
-# And for the classic algorithms, as far as instances have more targets than are soon followed.
+# For the first candidate, where there is a schedule already.
+FIRST_TURN = 0.5
+# For the classic algorithms whose chunks travel together, as far as instances have more targets than are soon followed;
+# and for those whose chunks follow one another.
 CLASSICS_SHARE, SMALL_TARGETS = 0.1, 1 << 10
+TREES_SHARE = 0.2
 # The routing relaxation is solved, for that part of the time left, where there are at most so many ways of a chunk over
 # a link: beyond it takes longer than it is worth.
 PROOF_SHARE, MOST_WAYS = 0.2, 50_000
@@ -47,54 +53,14 @@ PROOF_SHARE, MOST_WAYS = 0.2, 50_000
 FIRST_RUNS, FINALISTS = 3, 3
 # What is further than this from the best after that does not catch up.
 NEAR = 1.2
+# A search that ends within that part of its time has no more to try.
+GIVES_UP = 0.9
+# Once time is up a schedule is still made tight and checked, and the plan is: no longer than so many checks.
+CHECKS = 4
+# CP-SAT and contiguity do not go through schedules of more messages than that.
+MOST_EXACT = 1 << 13
 # Of the time of a size, the most that symmetries are looked for, and that bounds of one form and number of chunks take.
 SYMMETRY_SHARE, BOUND_SHARE = 0.2, 0.2
-
-
-@dataclass
-class Whole:
-    """The chunks of one form and chunk count on everything that the problem allows, and what is proved of them.
-
-    Attributes:
-        instance: schedules are checked in it.
-        cut: why there is no schedule; None: there is one.
-        prove: a bound of these chunks in this form alone.
-    """
-
-    instance: Instance
-    cut: Unreachable | None
-    prove: Callable[[], Bound]
-
-    @cached_property
-    def bound(self) -> Bound:
-        """Proved when it is first asked for: the classic algorithms do not wait for it."""
-        return self.prove()
-
-
-@dataclass
-class Candidate:
-    """One form, chunk count and sketch; what they make of the problem, and the best schedule of it so far.
-
-    Attributes:
-        instance: what schedules are looked for in.
-        whole: what all sketches of this form and chunk count share.
-        searcher: list scheduling in ``instance``; each turn goes on where the last one stopped.
-    """
-
-    form: Form
-    chunk_count: int
-    sketch: Sketch
-    instance: Instance
-    whole: Whole
-    sends: tuple[Send, ...] | None = None
-    time_ns: int = 0
-    method: str = ""
-    searcher: Searcher | None = None
-
-    @property
-    def bound(self) -> Bound:
-        """Of every schedule of this form and chunk count."""
-        return self.whole.bound
 
 
 class OneSize:
@@ -102,6 +68,9 @@ class OneSize:
 
     Args:
         until_s: on the effort's clock: when the time of this size is up.
+
+    Attributes:
+        check_s: the longest that a check took so far.
     """
 
     def __init__(self, problem: CollectiveProblem, size_bytes: int, effort: Effort, until_s: float) -> None:
@@ -112,6 +81,7 @@ class OneSize:
         self.began_s = effort.elapsed_s
         self.candidates: list[Candidate] = []
         self.best: Candidate | None = None
+        self.check_s = 0.0
         self.infeasible: Unreachable | None = None
         self._wholes: dict[tuple[Form, int], Whole] = {}
         self._proof: Proof | None = None
@@ -127,14 +97,21 @@ class OneSize:
     def run(self) -> Algorithm | None:
         """The best algorithm; None where none was found, or there is none (``infeasible`` says why)."""
         method = self.effort.options.method
+        form = forms_of(self.problem)[0]
+        whole = self._whole(form, chunk_counts(self.problem, self.size_bytes, form)[0])
+        self.infeasible = whole.cut
+        if whole.cut is not None:
+            return None
+        baseline = Baseline(self.problem, self.size_bytes, lambda form, count: self._whole(form, count).instance)
+        if method == "auto":
+            baseline.first(self._trees)
         for place, candidate in enumerate(self._candidates()):
             if self.effort.cancelled() or (self.best is not None and self.over(FIRST_SHARE)):
                 break
-            self._first(candidate, method)
-            if self.infeasible is not None:
-                return None
+            self._first(candidate, method, FIRST_TURN if place == 0 else FIRST_SHARE)
             if place == 0 and method == "auto" and not self._is_proved():
                 self._classics()
+                self._baseline(baseline, TREES_SHARE)
         with self.effort.keep_plan_on_crash(lambda: self.best is not None):
             if method == "auto":
                 self._prove()
@@ -143,16 +120,41 @@ class OneSize:
             if method in ("auto", "cpsat"):
                 self._exact()
             if method == "auto":
+                self._baseline(baseline, TREES_SHARE)
                 self._restart(1.0)
+                self._baseline(baseline, 1.0)
         return None if self.best is None else self._algorithm(self.best)
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
+    def _baseline(self, baseline: Baseline, share: float) -> None:
+        """The classic algorithms whose chunks follow one another, for a share of the time; then where they stopped."""
+        is_up = self._clock(share)
+        best_ns = None if self.best is None else self.best.time_ns
+        baseline.search(self._trees, best_ns, lambda: is_up() or self.over(1.0))
+
+    def _trees(self, classic: TreeClassic, form: Form, chunk_count: int) -> int | None:
+        """Take one of them if it is better; its time."""
+        whole = self._whole(form, chunk_count)
+        candidate = Candidate(form, chunk_count, Sketch("classic"), whole.instance.without_symmetry(), whole)
+        with self.effort.on_clock("solve"):
+            made = messages(candidate.instance, classic)
+            # The first is needed, however long it takes.
+            over = (lambda: self.over(1.0)) if self.best is not None else self.effort.cancelled
+            sends = None if made is None else queued(candidate.instance, made.sends, made.turns, over)
+        if sends is None:
+            return None
+        time_ns = finish_ns(candidate.instance, sends)
+        if self.best is None or time_ns < self.best.time_ns:
+            self._offer(candidate, sends, classic.name)
+        return time_ns
+
     def _classics(self) -> None:
-        """The classic algorithms of every form: what nobody should be able to beat by hand."""
-        chunk_count = chunk_counts(self.problem, self.size_bytes)[0]
-        wholes = {form: self._whole(form, chunk_count) for form in forms_of(self.problem)}
+        """The classic algorithms whose chunks travel together."""
         until_s = self.effort.elapsed_s + CLASSICS_SHARE * (self.until_s - self.began_s)
+        wholes: dict[Form, Whole] = {}
+        for form in forms_of(self.problem):
+            wholes[form] = self._whole(form, chunk_counts(self.problem, self.size_bytes, form)[0])
         for classic, (form, whole) in product(classics(self.problem.topology), wholes.items()):
             targets = sum(len(chunk.targets) for chunk in whole.instance.chunks)
             # Those of one dimension take no time worth counting on small instances.
@@ -162,17 +164,15 @@ class OneSize:
             if self.best is not None and self.proof.of(form).bound.ns >= self.best.time_ns:
                 continue
             # They are not their own images under the symmetries of a sketch.
+            chunk_count = chunk_counts(self.problem, self.size_bytes, form)[0]
             candidate = Candidate(form, chunk_count, Sketch("classic"), whole.instance.without_symmetry(), whole)
             with self.effort.on_clock("solve"):
                 sends = schedule(candidate.instance, classic)
             if sends is not None and (self.best is None or finish_ns(candidate.instance, sends) < self.best.time_ns):
                 self._offer(candidate, sends, classic.name)
 
-    def _first(self, candidate: Candidate, method: str) -> None:
-        """Whether there is a schedule at all, and a first one."""
-        self.infeasible = candidate.whole.cut
-        if self.infeasible is not None:
-            return
+    def _first(self, candidate: Candidate, method: str, share: float) -> None:
+        """A first schedule of a candidate, until a share of the time is up where there is one already."""
         if candidate.instance is not candidate.whole.instance and unreachable(candidate.instance) is not None:
             return
         if self.best is not None and candidate.bound.ns >= self.best.time_ns:
@@ -180,8 +180,11 @@ class OneSize:
         self.candidates.append(candidate)
         if method == "pipeline":
             self._offer(candidate, pipeline(candidate.instance, self.effort, self.left_s), "pipeline")
-        else:
-            self._greedy(candidate, self.left_s, FIRST_RUNS)
+            return
+        seconds = self.left_s
+        if self.best is not None:
+            seconds = min(seconds, self.began_s + share * (self.until_s - self.began_s) - self.effort.elapsed_s)
+        self._greedy(candidate, seconds, FIRST_RUNS)
 
     def _prove(self) -> None:
         """A better bound of the form that has the least, from the routing relaxation."""
@@ -207,11 +210,16 @@ class OneSize:
             self._proof = self.proof.with_bound(weakest.form, proved)
 
     def _restart(self, share: float) -> None:
-        """More list scheduling for the most promising, for a share of the time left."""
-        for candidate in self._finalists():
-            if self.over(1.0):
-                return
-            self._greedy(candidate, share * self.left_s / len(self._finalists()), None)
+        """More list scheduling for the most promising, for a share of the time left; then for the others."""
+        until_s = self.effort.elapsed_s + share * self.left_s
+        while not self.over(1.0) and self.effort.elapsed_s < until_s and (finalists := self._finalists()):
+            seconds = (until_s - self.effort.elapsed_s) / len(finalists)
+            for candidate in finalists:
+                if self.over(1.0):
+                    return
+                began_s = self.effort.elapsed_s
+                self._greedy(candidate, seconds, None)
+                candidate.is_exhausted = self.effort.elapsed_s - began_s < GIVES_UP * seconds
 
     def _exact(self) -> None:
         """From the schedule in hand: CP-SAT, and its messages merged anew."""
@@ -219,6 +227,8 @@ class OneSize:
         for candidate in [*self._finalists(), *([best] if best is not None and best not in self.candidates else [])]:
             if self.over(1.0) or candidate.sends is None:
                 return
+            if len(candidate.sends) > MOST_EXACT:
+                continue
             self._say("exact", candidate, candidate.time_ns)
             for move, name in ((improve, "cpsat"), (polish, "contiguity")):
                 sends = move(candidate.instance, candidate.sends, candidate.bound.ns, self.left_s / 3, self.effort)
@@ -232,7 +242,11 @@ class OneSize:
         with self.effort.on_clock("solve"):
             if candidate.searcher is None:
                 candidate.searcher = Searcher(
-                    candidate.instance, options.seed, cancelled=self.effort.cancelled, on_better=better
+                    candidate.instance,
+                    options.seed,
+                    cancelled=self.effort.cancelled,
+                    on_better=better,
+                    needed=self.best is None,
                 )
             # Good enough is what ends the search for this size; a candidate's own bound ends that of the candidate.
             bound_ns, gap = self.proof.bound.ns, options.gap
@@ -245,13 +259,13 @@ class OneSize:
 
     @property
     def left_s(self) -> float:
-        """Wall seconds left for this size."""
-        return min(self.until_s - self.effort.elapsed_s, self.effort.left_s)
+        """Wall seconds left for this size, to look for schedules."""
+        return min(self.until_s - self.effort.elapsed_s, self.effort.left_s) - CHECKS * self.check_s
 
     def over(self, share: float) -> bool:
         """Whether a share of the time is up, the gap proved, or the caller out of patience."""
         spent = self.effort.elapsed_s - self.began_s >= share * (self.until_s - self.began_s)
-        return spent or self.effort.over() or self._is_proved()
+        return spent or self.left_s <= 0 or self.effort.over() or self._is_proved()
 
     def _clock(self, share: float) -> Callable[[], bool]:
         """Whether a share of the time of this size, from now on, is up."""
@@ -265,18 +279,21 @@ class OneSize:
 
     def _finalists(self) -> list[Candidate]:
         """The most promising, those whose bound leaves something to gain."""
+        hopeful = [c for c in self.candidates if not c.is_exhausted]
         if self.best is None:
-            return self.candidates[:FINALISTS]
+            return hopeful[:FINALISTS]
         best_ns = self.best.time_ns
-        hopeful = sorted((c for c in self.candidates if c.sends and c.bound.ns < best_ns), key=lambda c: c.time_ns)
+        hopeful = sorted((c for c in hopeful if c.sends and c.bound.ns < best_ns), key=lambda c: c.time_ns)
         return hopeful[:1] + [c for c in hopeful[1:FINALISTS] if c.time_ns <= NEAR * best_ns]
 
     def _offer(self, candidate: Candidate, sends: Sequence[Send] | None, method: str) -> None:
         """Take a schedule if it is better; every one is checked."""
         if sends is None:
             return
+        began_s = self.effort.elapsed_s
         with self.effort.on_clock("check"):
             verdict = check(candidate.whole.instance, sends)
+        self.check_s = max(self.check_s, self.effort.elapsed_s - began_s)
         if not verdict.ok:
             raise CheckFailedError(
                 f"a {method} schedule of {self.problem.name} fails its check: {verdict.violations[0]}: please report it"
@@ -295,8 +312,9 @@ class OneSize:
         problem = self.problem
         tried = []
         for place, sketch in enumerate(candidates(problem, self._clock(SYMMETRY_SHARE))):
-            for turn, chunk_count in enumerate(chunk_counts(problem, self.size_bytes, sketch)):
-                tried += [(place + turn, form, chunk_count, sketch) for form in forms_of(problem)]
+            for form in forms_of(problem):
+                counts = chunk_counts(problem, self.size_bytes, form, sketch)
+                tried += [(place + turn, form, count, sketch) for turn, count in enumerate(counts)]
         tried.sort(key=lambda choice: choice[0])
         for _, form, chunk_count, sketch in tried:
             with self.effort.on_clock("build"):

@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from loadmaster.errors import InputError
-from loadmaster.models.collective.collectives import ROOTED, named_chunk_counts, pieces
+from loadmaster.models.collective.collectives import ROOTED, cuts, named_chunk_counts
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.logical import instance_of
+from loadmaster.models.collective.plan import Form
 from loadmaster.models.collective.problem import CollectiveProblem, Sketch
 from loadmaster.models.collective.reach import unreachable
 from loadmaster.models.collective.rotations import generator, rotation
@@ -28,8 +29,9 @@ from loadmaster.models.topologies.topology import Topology
 
 # More chunks than this in all are not tried: what they gain in pipelining is little by then.
 MOST_CHUNKS = 1024
-# Parts are not cut so small that the fixed cost of a message is more than so many times their time on a link.
-LARGEST_FIXED_SHARE = 4.0
+# Parts are not cut so small that what a message holds its link for besides bytes is more than so many times their time
+# on the link, or its latency more than so many times: of that, more parts may be on their way at a time.
+LARGEST_FIXED_SHARE, LARGEST_LATENCY_SHARE = 4.0, 16.0
 
 Rotation = tuple[int, int]
 Ranks = tuple[int, ...]
@@ -70,7 +72,9 @@ def candidates(problem: CollectiveProblem, over: Callable[[], bool] = lambda: Fa
     return [sketch for _, sketches in sorted(by_symmetry.items()) for sketch in sketches]
 
 
-def chunk_counts(problem: CollectiveProblem, size_bytes: int, sketch: Sketch | None = None) -> tuple[int, ...]:
+def chunk_counts(
+    problem: CollectiveProblem, size_bytes: int, form: Form, sketch: Sketch | None = None
+) -> tuple[int, ...]:
     """Parts of each rank's piece worth trying at a size, ascending; what the problem or the sketch says where it does.
 
     Powers of two, and three times those, that divide the size, up to 64 and to parts so small that a message's fixed
@@ -80,12 +84,17 @@ def chunk_counts(problem: CollectiveProblem, size_bytes: int, sketch: Sketch | N
     if named:
         return named
     ranks = problem.topology.rank_count
-    squared = problem.collective in ("alltoall", "alltoallv")
-    cut = ranks**2 if problem.collective == "alltoallv" else pieces(problem)
-    many = ranks * ranks if squared else cut
+    cut = ranks**2 if problem.collective == "alltoallv" else cuts(problem, 1, form)
+    squared = problem.collective in ("alltoall", "alltoallv") or (form, problem.collective) == (
+        "gather",
+        "reduce_scatter",
+    )
+    many = ranks * ranks if squared else ranks if form == "gather" else cut
     # The link that a part spends least time on beside its fixed cost decides: there, smaller parts stop paying last.
-    worth = max(((k.latency_ns + k.message_ns) * k.gbps for k in problem.topology.links), default=0.0)
-    least_bytes = max(1.0, worth / LARGEST_FIXED_SHARE)
+    fixed = (
+        (k.message_ns / LARGEST_FIXED_SHARE, k.latency_ns / LARGEST_LATENCY_SHARE, k) for k in problem.topology.links
+    )
+    least_bytes = max((1.0, *(max(message, latency) * k.gbps for message, latency, k in fixed)))
     found = []
     for parts in sorted({1 << e for e in range(7)} | {3 << e for e in range(5)}):
         small = many * parts > MOST_CHUNKS or size_bytes / cut / parts < least_bytes

@@ -127,7 +127,7 @@ def test_chunk_counts_divide_and_start_with_one(collective: Collective) -> None:
     pair_bytes = tuple(tuple(2**16 for _ in range(4)) for _ in range(4)) if collective == "alltoallv" else None
     root = 0 if collective in ("broadcast", "scatter") else None
     whole = problem(topology, collective, 2**20, root=root, pair_bytes=pair_bytes)
-    counts = chunk_counts(whole, 2**20)
+    counts = chunk_counts(whole, 2**20, "direct")
     assert counts[0] == 1 and len(counts) > 1
     assert list(counts) == sorted(set(counts))
     for count in counts:
@@ -136,11 +136,11 @@ def test_chunk_counts_divide_and_start_with_one(collective: Collective) -> None:
 
 def test_small_sizes_are_not_cut_and_users_choose() -> None:
     whole = problem(preset("hgx-h200", 1), "allgather", 8 * 1024)
-    assert chunk_counts(whole, 8 * 1024) == (1,)
-    assert chunk_counts(whole, 7) == (1,), "the refusal then names what divides"
-    assert chunk_counts(whole, 8 << 30) == (1, 2, 4, 8, 16, 32, 64)
-    assert chunk_counts(whole, 8 << 30, Sketch(chunk_count=3)) == (3,)
+    assert chunk_counts(whole, 8 * 1024, "direct") == (1,)
+    assert chunk_counts(whole, 7, "direct") == (1,), "the refusal then names what divides"
+    assert chunk_counts(whole, 8 << 30, "direct") == (1, 2, 4, 8, 16, 32, 64)
+    assert chunk_counts(whole, 8 << 30, "direct", Sketch(chunk_count=3)) == (3,)
     asked = problem(preset("hgx-h200", 1), "allgather", 8 * 1024, chunk_counts=(2, 6))
-    assert chunk_counts(asked, 8 * 1024, Sketch(chunk_count=3)) == (2, 6)
+    assert chunk_counts(asked, 8 * 1024, "direct", Sketch(chunk_count=3)) == (2, 6)
     custom = problem(ring(2), "custom", 8, custom=(Chunk(8, (0,), (1,)),))
-    assert chunk_counts(custom, 8) == (1,)
+    assert chunk_counts(custom, 8, "direct") == (1,)

@@ -8,16 +8,16 @@
   rank each. time >= tau[u, |D|], units being chunks that get to their targets.
 - **Few messages.** An AllToAll's into a node are each gathered before and handed out after (few_messages.py).
 - **Spread** (backwards, flat). One chunk must get from a source to all its targets, and to those outside its node:
-  units are targets.
+  units are targets. None is nearer than its distance.
 - **Sum** (forwards, flat). A rank where a sum is to be whole must hear of all its parts, and of those outside its node:
-  units are sources.
+  units are sources. None is nearer than its distance.
 - **Meeting.** Parts are sent on once and never grow afterwards, so each goes one way, and all ways end on the one rank
   where the sum is first whole. A sum with several targets takes the way there (sum) and on (spread), at the best rank.
 - **Pipelined broadcast.** k chunks of b bytes start on one rank whose links all hold one resource. The one that is sent
   first last is in a message that starts once the others have left, (k - j) b / gbps at least where it has j chunks
   itself, which lengthens it by (j - 1) b / gbps; so time >= (k - 1) b / gbps + spread of one chunk. Sums to one rank:
   the same from the end. All ports of a switch together say a little more (pipelining.py). Of divisible chunks b is one
-  byte.
+  byte. Nobody relays what has not come yet (relaying.py).
 
 For collectives between few and small messages this is the information-doubling bound: on a port that takes a message
 at a time, what a rank knows at most doubles with every message. For large ones it is the release of chunks by NICs into
@@ -36,6 +36,7 @@ from loadmaster.models.collective.bounds.growth import Growth, Units, open_links
 from loadmaster.models.collective.bounds.network import BoolArray, IntArray, Network
 from loadmaster.models.collective.bounds.only_entry import only_entry_ns
 from loadmaster.models.collective.bounds.pipelining import pipelining_ns
+from loadmaster.models.collective.bounds.relaying import relaying_ns
 from loadmaster.models.collective.bounds.releasing import releasing_ns
 from loadmaster.models.collective.bounds.sharing import sharing_ns
 from loadmaster.models.collective.bounds.totals import totals_ns
@@ -128,15 +129,19 @@ def _beside(network: Network, rank: int) -> BoolArray:
 
 
 def _spread(network: Network, chunk: int, members: BoolArray) -> IntArray:
-    """[ranks] from each to some of the targets of a chunk."""
+    """[ranks] from each to some of the targets of a chunk, the farthest of them among others."""
     growth = Growth(network, _flat(network, chunk, members, backwards=True))
-    return np.array([growth.time_ns(r, int(members.sum())) for r in range(network.rank_count)], dtype=np.int64)
+    found = [growth.time_ns(r, int(members.sum())) for r in range(network.rank_count)]
+    distance_ns = network.distance_ns[network.kind_of[chunk]]
+    return np.asarray(np.maximum(found, distance_ns[:, members].max(axis=1, initial=0)))
 
 
 def _sum(network: Network, chunk: int, members: BoolArray) -> IntArray:
-    """[ranks] to each from some of the sources of a sum."""
+    """[ranks] to each from some of the sources of a sum, the farthest of them among others."""
     growth = Growth(network, _flat(network, chunk, members, backwards=False))
-    return np.array([growth.time_ns(r, int(members.sum())) for r in range(network.rank_count)], dtype=np.int64)
+    found = [growth.time_ns(r, int(members.sum())) for r in range(network.rank_count)]
+    distance_ns = network.distance_ns[network.kind_of[chunk]]
+    return np.asarray(np.maximum(found, distance_ns[members].max(axis=0, initial=0)))
 
 
 def _one_chunk(network: Network, chunk: int) -> Iterator[tuple[int, str]]:
@@ -150,6 +155,7 @@ def _one_chunk(network: Network, chunk: int) -> Iterator[tuple[int, str]]:
         root = int(np.argmax(sources))
         found_ns = _sends_ns(network, topology.out_links[root], rest_bytes) + spread_ns(network, chunk)
         yield found_ns, "pipelined broadcast"
+        yield relaying_ns(network, root, together), "broadcast by relays"
         if rest_bytes and not network.divisible and not np.any(~targets & ~sources):
             ports_ns = pipelining_ns(network, root, one_bytes, int(together.sum()), found_ns)
             yield ports_ns, "pipelined broadcast on all ports"

@@ -1,0 +1,166 @@
+"""The classic algorithms of a problem, the most promising first: which trees, which form, how many chunks.
+
+What an algorithm takes is estimated from its messages with k0 chunks a piece, enough for its trees to take turns. Let
+its busiest resource carry bytes for ``work`` ns and messages for ``fixed`` ns besides, and its longest path cost
+``path`` ns besides bytes and ``fill`` ns for them. With k chunks it takes about ``work + fixed k / k0``, and
+``path + fill k0 / k`` until the first chunk is there. Tried are the fewest chunks that come near the least of that;
+from there, twice and half as many, as long as that is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from loadmaster.errors import InputError
+from loadmaster.models.collective.collectives import ROOTED, chunk_bytes, forms_of, named_chunk_counts
+from loadmaster.models.collective.instance import Instance
+from loadmaster.models.collective.plan import Form
+from loadmaster.models.collective.problem import CollectiveProblem
+from loadmaster.planner.collective.plannable import deliveries
+from loadmaster.planner.collective.trees import Messages, TreeClassic, messages, tree_classics
+
+# More messages than this take seconds to order and to check; the fewest chunks are tried whatever they make.
+MOST_MESSAGES = 1 << 17
+MOST_PARTS = 1 << 10
+# Estimates are of no more messages than this, where the fewest chunks make no more.
+ESTIMATED_MESSAGES = 1 << 12
+# An estimate adds up what may overlap: it may be twice the time. Beyond that part of the best it is not tried.
+WORTH = 1.8
+# The fewest chunks within that part of the least estimate, and other numbers of them within that part of the best time.
+CLOSE, NEAR = 1.05, 1.1
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """An algorithm in a form, with the estimate of each number of chunks, ascending."""
+
+    classic: TreeClassic
+    form: Form
+    likely_ns: dict[int, float]
+
+    @property
+    def count(self) -> int:
+        """The number of chunks to start with."""
+        least = min(self.likely_ns.values())
+        return next(count for count, ns in self.likely_ns.items() if ns <= CLOSE * least)
+
+
+# Makes and checks an algorithm in a form with a number of chunks; its time, None where there is none.
+Offer = Callable[[TreeClassic, Form, int], int | None]
+
+
+@dataclass
+class Baseline:
+    """The classic algorithms of one size.
+
+    Attributes:
+        whole: the instance of a form and a number of chunks.
+    """
+
+    problem: CollectiveProblem
+    size_bytes: int
+    whole: Callable[[Form, int], Instance]
+
+    def __post_init__(self) -> None:
+        self._unlisted = self._listed()
+        self._listed_so_far: list[_Listed] = []
+
+    def first(self, offer: Offer) -> None:
+        """The first that there is, with the number of chunks that suits it."""
+        for listed in self._unlisted:
+            self._listed_so_far.append(listed)
+            offer(listed.classic, listed.form, listed.count)
+            return
+
+    def search(self, offer: Offer, best_ns: int | None, over: Callable[[], bool]) -> None:
+        """All that may be faster than the best, until the time is up; may be called again to go on."""
+        while not over() and (listed := next(self._unlisted, None)) is not None:
+            self._listed_so_far.append(listed)
+        self._listed_so_far.sort(key=lambda listed: listed.likely_ns[listed.count], reverse=True)
+        while self._listed_so_far and not over():
+            listed = self._listed_so_far.pop()
+            if best_ns is not None and listed.likely_ns[listed.count] > WORTH * best_ns:
+                return
+            time_ns = self._climb(listed, offer, best_ns, over)
+            if time_ns is not None:
+                best_ns = time_ns if best_ns is None else min(best_ns, time_ns)
+
+    def _climb(self, listed: _Listed, offer: Offer, best_ns: int | None, over: Callable[[], bool]) -> int | None:
+        """The least time of an algorithm, from the number of chunks that suits it."""
+        counts = list(listed.likely_ns)
+        start = counts.index(listed.count)
+        first_ns = offer(listed.classic, listed.form, counts[start])
+        if first_ns is None or (best_ns is not None and first_ns > NEAR * best_ns):
+            return first_ns
+        time_ns = first_ns
+        for ways in (counts[start + 1 :], counts[:start][::-1]):
+            for count in ways:
+                found_ns = None if over() else offer(listed.classic, listed.form, count)
+                if found_ns is None or found_ns >= time_ns:
+                    break
+                time_ns = found_ns
+            if time_ns < first_ns:
+                break
+        return time_ns
+
+    def _listed(self) -> Iterator[_Listed]:
+        """Every algorithm in every form with its estimates."""
+        for classic in tree_classics(self.problem.topology, rooted=self.problem.collective in ROOTED):
+            for form in forms_of(self.problem):
+                counts = part_counts(self.problem, self.size_bytes, form)
+                few = [count for count in counts if deliveries(self.problem, count) <= ESTIMATED_MESSAGES]
+                estimated = max(few, default=counts[0])
+                instance = self.whole(form, estimated)
+                made = messages(instance, classic)
+                if made is None or not made.sends:
+                    continue
+                work, fixed, path, fill = _costs(instance, made)
+                likely = {}
+                for count in counts:
+                    more = count / estimated
+                    if count == counts[0] or len(made.sends) * more <= MOST_MESSAGES:
+                        likely[count] = work + fixed * more + path + fill / more
+                yield _Listed(classic, form, likely)
+
+
+def part_counts(problem: CollectiveProblem, size_bytes: int, form: Form) -> Sequence[int]:
+    """Parts of a piece, ascending: what the problem names, or powers of two that divide the size."""
+    return sorted(named_chunk_counts(problem)) or list(_dividing(problem, size_bytes, form)) or [1]
+
+
+def _dividing(problem: CollectiveProblem, size_bytes: int, form: Form) -> Iterator[int]:
+    of_one = deliveries(problem, 1)
+    parts = 1
+    while parts == 1 or (parts <= MOST_PARTS and parts * of_one <= MOST_MESSAGES):
+        if problem.collective != "alltoallv":
+            try:
+                chunk_bytes(problem, size_bytes, parts, form)
+            except InputError:
+                return
+        yield parts
+        parts *= 2
+
+
+def _costs(instance: Instance, made: Messages) -> tuple[float, float, float, float]:
+    """Of the busiest resource its time for bytes, and for messages; of the longest path, what is fixed, and bytes'."""
+    topology, sizes = instance.topology, [chunk.size_bytes for chunk in instance.chunks]
+    work, fixed = [0.0] * len(topology.resources), [0.0] * len(topology.resources)
+    # Per chunk and rank, the time of the longest way that a part or the whole took to there, and its part for bytes.
+    there: dict[tuple[int, int], tuple[float, float]] = {}
+    longest = 0.0, 0.0
+    for send in made.sends:
+        (c,) = send.chunks
+        link = topology.links[topology.link_between[send.source, send.target]]
+        bytes_ns = sizes[c] / link.gbps
+        for resource in link.resources:
+            work[resource] += bytes_ns
+            fixed[resource] += link.message_ns
+        before, of_bytes = there.get((c, send.source), (0.0, 0.0))
+        after = before + bytes_ns + link.message_ns + link.latency_ns, of_bytes + bytes_ns
+        key = c, send.target
+        if after > there.get(key, (0.0, 0.0)):
+            there[key] = after
+            longest = max(longest, after)
+    busiest = max(range(len(work)), key=lambda r: work[r] + fixed[r])
+    return work[busiest], fixed[busiest], longest[0] - longest[1], longest[1]
