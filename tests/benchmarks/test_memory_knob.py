@@ -47,9 +47,9 @@ def test_rows_that_are_there_are_not_measured_again(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(memory_knob, "in_a_process", measured)
     for _ in range(2):
-        Rows(tmp_path, time.monotonic() + 1e6).of("gpt2_medium", "cpu", small=True)
+        Rows(tmp_path, time.monotonic() + 1e6).of("gpt2_medium", "cpu", memory_knob.KNOBS, small=True, once=False)
         assert [r["method"] for r in asked] == ["compile"] * 3 + ["fit"] * 6
     assert [r["budget_bytes"] for r in asked[3:]] == [100, 100, 70, 70, None, None]
     assert len(json.loads((tmp_path / "rows.json").read_text())) == 9
-    Rows(tmp_path / "late", time.monotonic()).of("gpt2_medium", "cpu", small=True)
+    Rows(tmp_path / "late", time.monotonic()).of("gpt2_medium", "cpu", memory_knob.KNOBS, small=True, once=False)
     assert len(asked) == 9
