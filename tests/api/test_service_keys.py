@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import sqlite3
@@ -137,6 +138,10 @@ async def test_what_each_scope_may(http: httpx.AsyncClient, secrets: dict[Scope,
         assert (await http.post("/v1/plans", json=GOOD, headers=bearer(secret))).status_code == may
         sweep = {**GOOD, "budgets_bytes": [1, 2]}
         assert (await http.post("/v1/frontiers", json=sweep, headers=bearer(secret))).status_code == may
+        blob = f"/v1/blobs/{hashlib.sha256(scope.encode()).hexdigest()}"
+        sent = await http.put(blob, content=scope.encode(), headers=bearer(secret))
+        assert sent.status_code == (201 if scope is not Scope.READ else 403)
+        assert (await http.get(blob, headers=bearer(secrets[Scope.READ]))).status_code == (404 if may == 403 else 200)
 
 
 async def test_a_missing_scope_is_named(http: httpx.AsyncClient, secrets: dict[Scope, str]) -> None:

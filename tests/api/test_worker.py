@@ -249,3 +249,22 @@ def test_figures_of_a_job_that_is_queued_again_are_gone(open_store: Callable[...
     assert (again.objective, again.bound, again.gap, again.lease_owner) == (None,) * 4
     incumbents = [event.data for event in store.jobs.events(job_id) if event.type == "incumbent"]
     assert incumbents == [figures]
+
+
+def test_a_cancelled_job_that_has_found_nothing_is_ended_at_once(open_store: Callable[..., Store]) -> None:
+    """Nobody waits for a plan of it."""
+    store = open_store(cancel_grace_s=3600.0)
+    job_id = store.submit("quick")
+    told: list[str] = []
+
+    class Deaf(ScriptedJob):
+        def listen(self, timeout_s: float) -> list[Message]:
+            store.jobs.cancel(job_id)
+            return []
+
+        def cancel(self) -> None:
+            told.append("cancel")
+
+    job = Deaf()
+    assert Worker(store.settings, launch=lambda *_: job).work_once()
+    assert (told, job.killed, store.job(job_id).state) == (["cancel"], True, State.CANCELLED)

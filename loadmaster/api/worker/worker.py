@@ -107,9 +107,10 @@ class Worker:
         allowed_s = job.time_limit_s + self._settings.overrun_s
         beat_at = time.monotonic()
         kill_at = beat_at + allowed_s
-        cancelling = False
+        cancelling = has_plan = False
         while True:
             messages = running.listen(self._settings.poll_s)
+            has_plan = has_plan or any(kind == "incumbent" for kind, _ in messages)
             if not self._record(job, messages):
                 return
             if messages and messages[-1][0] not in _LIVE_EVENTS:
@@ -135,7 +136,8 @@ class Worker:
             if beat is Beat.CANCEL and not cancelling:
                 cancelling = True
                 running.cancel()
-                kill_at = now + self._settings.cancel_grace_s
+                # What has found nothing has nothing to hand over.
+                kill_at = now + (self._settings.cancel_grace_s if has_plan else 0.0)
 
     def _record(self, job: Job, messages: Sequence[Message]) -> bool:
         events = [
