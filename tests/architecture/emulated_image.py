@@ -95,9 +95,9 @@ class Image:
         """What HEALTHCHECK finds."""
         return self.execute(*self._last.health_check, environment=environment).returncode == 0
 
-    def path(self, inside: str) -> Path:
-        """A path of the image, seen from here."""
-        return self._last.inside(inside)
+    def processes(self) -> set[int]:
+        """The ids of all that run in it."""
+        return {int(process.name) for process in Path("/proc").glob("[0-9]*") if self._last.is_root_of(process)}
 
     def remove(self) -> None:
         """Give the disk back."""
@@ -117,6 +117,14 @@ class _Stage:
     def inside(self, path: str) -> Path:
         """A path of this stage, seen from outside; relative ones lie in the working folder."""
         return self._root / os.path.join(self.folder, path).lstrip("/")
+
+    def is_root_of(self, process: Path) -> bool:
+        """Whether that process of /proc runs here."""
+        try:
+            return (process / "root").samefile(self._root)
+        except OSError:
+            # It has ended, or is a zombie, or is the kernel's.
+            return False
 
     def follow(self, instruction: Instruction) -> None:
         word, rest = instruction.word, instruction.rest

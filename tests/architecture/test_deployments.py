@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from loadmaster.api import serve
 from loadmaster.api.cli.app import parser
 from loadmaster.api.server.app import create_app
 from loadmaster.api.settings import PREFIX, Settings
+from loadmaster.api.worker import supervisor
 from tests.architecture.dockerfile import stages
 from tests.architecture.sources import ROOT
 
@@ -105,6 +107,13 @@ def test_compose_lets_in_whom_it_knows() -> None:
     assert all("ports" not in service for name, service in services().items() if name != "server")
     asked = [service["environment"].get(name) for service in services().values() for name in ("POSTGRES_PASSWORD",)]
     assert [value for value in asked if value] == ["${POSTGRES_PASSWORD:?put it into .env}"]
+
+
+def test_a_server_has_the_time_to_stop_in_good_order() -> None:
+    needed_s = serve._FINISH_REQUESTS_S + supervisor._STOP_WITHIN_S
+    assert {service["stop_grace_period"] for service in ours().values()} == {"30s"}
+    assert {d["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] for d in deployments()} == {30}
+    assert needed_s < 30
 
 
 def test_compose_keeps_the_database() -> None:
