@@ -91,10 +91,10 @@ def chunk_counts(
     )
     many = ranks * ranks if squared else ranks if form == "gather" else cut
     # The link that a part spends least time on beside its fixed cost decides: there, smaller parts stop paying last.
-    fixed = (
-        (k.message_ns / LARGEST_FIXED_SHARE, k.latency_ns / LARGEST_LATENCY_SHARE, k) for k in problem.topology.links
-    )
-    least_bytes = max((1.0, *(max(message, latency) * k.gbps for message, latency, k in fixed)))
+    least_bytes = 1.0
+    for link in problem.topology.links:
+        worth_ns = max(link.message_ns / LARGEST_FIXED_SHARE, link.latency_ns / LARGEST_LATENCY_SHARE)
+        least_bytes = max(least_bytes, worth_ns * link.gbps)
     found = []
     for parts in sorted({1 << e for e in range(7)} | {3 << e for e in range(5)}):
         small = many * parts > MOST_CHUNKS or size_bytes / cut / parts < least_bytes
