@@ -44,8 +44,9 @@ def connect() -> None:
     try:
         ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False)
     except ConnectionError as error:
-        remedy = "Start one with `ray start --head`, or set RAY_ADDRESS to the one to use."
-        raise InputError("engine", "ray", f"finds no Ray cluster: {error}", remedy) from None
+        said = str(error).partition(". ")[0]
+        remedy = "Start one (ray start --head), or set RAY_ADDRESS to that of one that runs."
+        raise InputError("engine", "ray", f"has no cluster to join: {said}", remedy) from None
 
 
 def places() -> int:
