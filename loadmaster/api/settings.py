@@ -38,7 +38,7 @@ class Settings:
             it, which is allowed on this machine alone.
         database_url: ``postgresql://user:password@host/name``, or ``sqlite:///`` and the path of a file (the default).
         workers: worker processes that ``serve`` starts and keeps alive; 0 for none (run ``loadmaster worker``).
-        engine: where a worker's jobs run: ``local``, on its machine and one at a time, or ``ray``, on the Ray cluster
+        engine: where a worker's jobs run: ``local``, on its machine and one at a time; or ``ray``, on the Ray cluster
             that it joins and as many at a time as that has processors.
         max_body_bytes: larger request bodies are refused (413).
         max_bodies_memory_bytes: memory that all bodies may take at a time; more are refused (503) until some are read.

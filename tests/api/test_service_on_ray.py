@@ -18,6 +18,7 @@ import pytest
 from fake_planner import OPTIMUM, problem
 from running_service import HANG_S, RunningService, alive, parent, pids, wait_until
 
+from loadmaster.api.cli import main
 from loadmaster.api.client import Client
 from loadmaster.api.settings import Settings
 from loadmaster.models.memory.presets import chain
@@ -150,6 +151,35 @@ def test_jobs_run_side_by_side_and_one_that_waits_for_a_place_can_be_cancelled(o
     for handle in running:
         handle.cancel()
         assert handle.wait(HANG_S).state == "cancelled"
+
+
+def test_jobs_of_a_worker_that_is_killed_end_and_are_tried_again(
+    start_service: Callable[..., RunningService], tmp_path: Path
+) -> None:
+    service = start_service(workers=1, engine="ray")
+    with Client(service.url) as client:
+        handle = client.submit(problem("slow", marker=str(tmp_path / "m")))
+        (first,) = wait_until(lambda: pids(tmp_path / "m"))
+        (worker,) = service.app.state.supervisor.pids
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: not alive(first))
+        wait_until(lambda: len(pids(tmp_path / "m")) == 2)
+        handle.cancel()
+        state = handle.wait(HANG_S)
+        assert (state.state, state.attempts) == ("cancelled", 2)
+
+
+def test_a_worker_that_finds_no_cluster_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def init(**_: object) -> None:
+        raise ConnectionError("Could not find any running Ray instance. Please specify")
+
+    monkeypatch.setattr("ray.init", init)
+    assert main(["worker", "--engine", "ray", "--database-url", database_url]) == 2
+    said = capsys.readouterr().err
+    assert "Could not find any running Ray instance" in said
+    assert "ray start --head" in said
 
 
 def test_jobs_of_a_worker_that_is_stopped_go_back(

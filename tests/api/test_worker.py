@@ -21,6 +21,7 @@ from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs, NewJob
 from loadmaster.api.store.queue import Queue
 from loadmaster.api.store.records import Job, State
+from loadmaster.api.worker.crew import Crew
 from loadmaster.api.worker.process import Message
 from loadmaster.api.worker.worker import Worker
 
@@ -268,3 +269,72 @@ def test_a_cancelled_job_that_has_found_nothing_is_ended_at_once(open_store: Cal
     job = Deaf()
     assert Worker(store.settings, launch=lambda *_: job).work_once()
     assert (told, job.killed, store.job(job_id).state) == (["cancel"], True, State.CANCELLED)
+
+
+def test_the_time_of_a_job_that_waits_for_a_place_does_not_count(open_store: Callable[..., Store]) -> None:
+    store = open_store(overrun_s=0.0)
+    job_id = store.submit("quick", time_limit_s=0.1)
+
+    class Waiting(ScriptedJob):
+        """Has its place after four times its limit."""
+
+        waiting = True
+        asked = 0
+
+        def listen(self, timeout_s: float) -> list[Message]:
+            self.asked += 1
+            if self.asked < 5:
+                time.sleep(0.1)
+                return []
+            self.waiting = False
+            return super().listen(timeout_s)
+
+    Worker(store.settings, launch=lambda *_: Waiting(DONE)).work_once()
+    assert store.job(job_id).state is State.SUCCEEDED
+
+
+class Held(ScriptedJob):
+    """Ends when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(DONE)
+        self.let_go = threading.Event()
+
+    def listen(self, timeout_s: float) -> list[Message]:
+        return super().listen(timeout_s) if self.let_go.wait(timeout_s) else []
+
+
+def test_a_crew_has_as_many_jobs_under_way_as_there_are_places(open_store: Callable[..., Store]) -> None:
+    store = open_store()
+    ids = [store.submit("quick", name=str(n)) for n in range(4)]
+    places, held = 2, [Held() for _ in ids]
+    launched = iter(held)
+    crew = Crew(store.settings, launch=lambda *_: next(launched), places=lambda: places)
+
+    def states() -> list[str]:
+        return [store.job(job_id).state.value for job_id in ids]
+
+    assert [crew.work_once() for _ in range(3)] == [True, True, False]
+    assert states() == ["running", "running", "queued", "queued"]
+    places = 3
+    assert [crew.work_once() for _ in range(2)] == [True, False]
+    for job in held:
+        job.let_go.set()
+    wait_until(lambda: states() == ["succeeded"] * 3 + ["queued"])
+    crew.close()
+    assert [job.killed for job in held] == [True, True, True, False]
+
+
+def test_a_crew_that_loses_its_places_ends_and_its_jobs_go_back(open_store: Callable[..., Store]) -> None:
+    store = open_store()
+    ids = [store.submit("quick", name=str(n)) for n in range(2)]
+    answers = iter([2, 2])
+
+    def places() -> int:
+        for answer in answers:
+            return answer
+        raise ConnectionError("the cluster is gone")
+
+    with pytest.raises(ConnectionError):
+        Crew(store.settings, launch=lambda *_: Held(), places=places).run()
+    assert [(store.job(job_id).state, store.job(job_id).attempts) for job_id in ids] == [(State.QUEUED, 0)] * 2

@@ -46,6 +46,7 @@ OUTSIDE = {
     "resvg_py": {"api"},
     "fastapi": {"api"},
     "starlette": {"api"},
+    "ray": {"api"},
     "uvicorn": {"api"},
     "sqlalchemy": {"api"},
     "alembic": {"api"},

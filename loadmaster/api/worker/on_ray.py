@@ -22,6 +22,7 @@ __all__ = ["RayJob", "connect", "expect_ray", "places"]
 _LISTEN_S = 1.0
 _END_WITHIN_S = 5.0
 _LONGEST_REASON = 600
+_CANCELLED: Message = (CRASH, "it was cancelled before it had a place to run")
 _WAITING: Message = ("log", "waiting for a processor of the Ray cluster")
 
 
@@ -44,8 +45,9 @@ def connect() -> None:
     try:
         ray.init(address="auto", ignore_reinit_error=True, log_to_driver=False)
     except ConnectionError as error:
-        remedy = "Start one with `ray start --head`, or set RAY_ADDRESS to the one to use."
-        raise InputError("engine", "ray", f"finds no Ray cluster: {error}", remedy) from None
+        said = str(error).partition(". ")[0]
+        remedy = "Start one (ray start --head), or set RAY_ADDRESS to that of one that runs."
+        raise InputError("engine", "ray", f"has no cluster to join: {said}", remedy) from None
 
 
 def places() -> int:
@@ -82,7 +84,7 @@ class RayJob:
             first, self._first = self._first, []
             return first
         if self._over:
-            return [(CRASH, "it was cancelled before it had a place to run")]
+            return [_CANCELLED]
         done, _ = self._ray.wait([self._said], timeout=timeout_s)
         if not done:
             return []
@@ -92,7 +94,9 @@ class RayJob:
             self._over = True
             return [(CRASH, f"the Ray worker that ran it ended: {' '.join(str(error).split())}"[:_LONGEST_REASON])]
         self.waiting = False
-        self._said = self._there.listen.remote(_LISTEN_S)
+        self._over = any(kind in ("plan", "error", CRASH) for kind, _ in messages)
+        if not self._over:
+            self._said = self._there.listen.remote(_LISTEN_S)
         return messages
 
     def cancel(self) -> None:
@@ -102,8 +106,11 @@ class RayJob:
             self._there.cancel.remote()
 
     def kill(self) -> None:
-        if not (self.waiting or self._over):
-            # In good order first: what the job has started ends with it for certain only so.
-            with contextlib.suppress(self._ray.exceptions.RayError):
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            if not (self.waiting or self._over):
+                # In good order first: what the job has started ends with it for certain only so.
                 self._ray.get(self._there.kill.remote(), timeout=_END_WITHIN_S)
         self._ray.kill(self._there)
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            # Ray prints what went wrong where nobody asks.
+            self._ray.get(self._said, timeout=_END_WITHIN_S)
