@@ -135,6 +135,8 @@ class OneSize:
 
     def _trees(self, classic: TreeClassic, form: Form, chunk_count: int) -> int | None:
         """Take one of them if it is better; its time."""
+        if self.effort.cancelled():
+            return None
         whole = self._whole(form, chunk_count)
         candidate = Candidate(form, chunk_count, Sketch("classic"), whole.instance.without_symmetry(), whole)
         with self.effort.on_clock("solve"):

@@ -4,12 +4,12 @@
 - *both ways*: to the next and to the one before, half of the way each;
 - *binomial*: what recursive doubling does with one chunk; places other than the root's move on from turn to turn;
 - *binary*: the root to one, from there one to two; every other turn the other way round, where the inner places are
-  leaves (double binary trees: Sanders, Speck and Traeff, 2009);
-- *disjoint*: the binomial tree over the bits of places from turn on, whose last edges are those of its first bit (edge-
-  disjoint spanning binomial trees: Johnsson and Ho, 1989). With a turn after every step, each rank sends once and
-  receives once in all steps. Of dimensions whose size is a power of two;
-- *direct*: to all; *relayed*: to one, another in every turn, and from there to all others (scatter and all-gather: van
-  de Geijn, 1994).
+  leaves (double binary trees: [Sanders09]);
+- *disjoint*: the binomial tree over the bits of places from turn on, whose last edges are those of its first bit
+  (edge-disjoint spanning binomial trees: [Johnsson89]). With a turn after every step, each rank sends once and receives
+  once in all steps. Of dimensions whose size is a power of two;
+- *direct*: to all; *relayed*: to one, another in every turn, and from there to all others (scatter and all-gather:
+  [Geijn94]).
 """
 
 from __future__ import annotations

@@ -275,6 +275,12 @@ def test_the_last_chunk_over_an_only_nic_goes_on_to_the_others() -> None:
     assert lower_bound(found).ns == 50 + 40 == Search(found).best_ns
 
 
+def test_a_sum_comes_from_the_farthest_rank_and_goes_back_to_it() -> None:
+    """Around eight ranks, wherever a sum is whole: 4 links there and 4 back, of 1000 ns and the byte's each."""
+    found = lower_bound(instance(ring(8, latency_ns=1000, message_ns=0), "allreduce", 8))
+    assert found.ns == 8 * 1001 and found.by == "sum at one rank, then spread"
+
+
 def test_reversing_time_keeps_the_bound() -> None:
     """ReduceScatter is AllGather from the end, on the reversed topology."""
     for topology in (ring(5, latency_ns=7), switched(2, 3, latency_ns=11), switched(1, 5)):

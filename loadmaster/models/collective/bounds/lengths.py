@@ -14,7 +14,7 @@ when all chunks take their shortest ways, in equal shares where there are severa
 
     w <- w exp(step load / greatest load)
 
-(multiplicative weights: Garg and Koenemann, 1998). Each round gives a bound; on a torus with sides of 8 and 16, say,
+(multiplicative weights: [Garg07]). Each round gives a bound; on a torus with sides of 8 and 16, say,
 links along the shorter side lose their length, which leaves the cut across the longer one.
 
 **In time.** The messages that count have left their links the least latency before the end, and a link works for

@@ -8,19 +8,23 @@ links into a party, and those out of it.
 - Party 0 has sent R(t) = sum of gbps (t - h)+ at most, over its exits; h is the time from the source to the nearest
   sender of each.
 - No other party sends anything before L, nor anything that it has not heard of. What any of them has heard of by t was
-  sent by party 0 by t - L; each byte of that goes to p - 1 others at most. So the others have sent at most the lesser
-  of (p - 1) R(t - L) and the sum of their exits' gbps (t - L)+.
+  sent by party 0 by t - L; each byte of that goes to p - 1 others at most, and there to r ranks. So the others have
+  sent at most the lesser of (p - 1) R(t - L) and the sum of their exits' gbps (t - L)+; with r copies to a party, of
+  r (p - 1) R(t - L) and that.
 
-So X(t), both together, is all that was sent by t; the rest goes into the p parties from t on. A machine's last message
-has left L before the end. The ranks of a party learn from one another in l at least. So either a first copy comes
-l before the end, or all r ranks of its party get the byte over the entries: r bytes for one. Of F bytes of the second
-kind, and E gbps of entries, p together,
+So X(t), both together, is all first copies sent by t, and Y(t) all copies, r of them; the rest goes into the p parties
+from t on. A machine's last message has left L before the end. The ranks of a party learn from one another in l at
+least. So either a first copy comes l before the end, or all r ranks of its party get the byte over the entries: r bytes
+for one. Of F bytes of the second kind, and E gbps of entries, p together,
 
-    p S - F <= X(t) + E (T - L - l - t)+,    p S + (r - 1) F <= X(t) + E (T - L - t):
+    p S - F <= X(t) + E (T - L - l - t)+,    p S + (r - 1) F <= Y(t) + E (T - L - t).
 
-r - 1 times the first and the second give, with u = (p S - X(t)) / E, that T >= t + L + min(r u, u + l (r - 1) / r).
-(Summed over parties; r is of the party with the fewest that need it.) That is so for every t: the times at which R, its
-shift by L, or the lesser of the two changes its slope are looked at.
+r - 1 times the first and the second give, with E u = p S - X(t) + (X(t) - Y(t)) / r, that
+
+    T >= t + L + min(r u, u + l (r - 1) / r),    wherever u > 0:
+
+T - L < t would leave p S <= X(t). (Summed over parties; r is of the party with the fewest ranks that need it.) That is
+so for every t: those at which R, its shift by L, or the lesser of two changes its slope are looked at.
 """
 
 from __future__ import annotations
@@ -87,8 +91,10 @@ def _bound_ns(network: Network, cut: _Cut, root: int, size_bytes: int, ranks: in
     learn = min((k.transfer_ns(network.least_bytes(1)) for k in local), default=NEVER)
     best = 0.0
     for t in flow.times():
-        rest = (len(others) * size_bytes - flow.sent(t)) / enter
-        best = max(best, t + latency + min(ranks * rest, rest + learn * (ranks - 1) / ranks))
+        sent = flow.sent(t, 1) + (flow.sent(t, ranks) - flow.sent(t, 1)) / ranks
+        rest = (len(others) * size_bytes - sent) / enter
+        if rest > 0.0:
+            best = max(best, t + latency + min(ranks * rest, rest + learn * (ranks - 1) / ranks))
     return math.ceil(best - _HAIR_NS)
 
 
@@ -108,9 +114,9 @@ class _Flow:
     latency: int
     others: int
 
-    def sent(self, t: float) -> float:
-        """X"""
-        return self._by_root(t) + min(self._heard(t), self._passed(t))
+    def sent(self, t: float, copies: int) -> float:
+        """X, or Y of so many copies for each party."""
+        return self._by_root(t) + min(copies * self._heard(t), self._passed(t))
 
     def times(self) -> Iterator[float]:
         """When X changes its slope."""
