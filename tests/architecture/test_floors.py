@@ -51,6 +51,7 @@ OUTSIDE = {
     "sqlalchemy": {"api"},
     "alembic": {"api"},
     "psycopg": {"api"},
+    "opentelemetry": {"api"},
     "prometheus_client": {"api"},
     "jinja2": {"api"},
     "markupsafe": {"api"},
