@@ -81,24 +81,30 @@ class _Replay:
     def _wrong(self, text: str) -> None:
         self.violations.append(text)
 
+    def _says(self, send: Send, text: str) -> None:
+        """What is wrong with a send."""
+        self._wrong(f"the send from rank {send.source} to {send.target} at {send.start_ns} ns{text}")
+
     def _send(self, send: Send) -> None:
-        where = f"the send from rank {send.source} to {send.target} at {send.start_ns} ns"
-        known = [c for c in send.chunks if 0 <= c < len(self.chunks)]
+        count = len(self.chunks)
+        known = [c for c in send.chunks if 0 <= c < count]
         if len(known) < len(send.chunks) or not known:
-            self._wrong(f"{where} carries chunks {list(send.chunks)}, of {len(self.chunks)} that exist")
-        if any(a >= b for a, b in itertools.pairwise(known)):
-            self._wrong(f"{where} carries chunks {list(send.chunks)}: they must ascend")
+            self._says(send, f" carries chunks {list(send.chunks)}, of {count} that exist")
+        if len(known) > 1 and any(a >= b for a, b in itertools.pairwise(known)):
+            self._says(send, f" carries chunks {list(send.chunks)}: they must ascend")
         if send.start_ns < 0:
-            self._wrong(f"{where} starts before the collective does")
+            self._says(send, " starts before the collective does")
         index = self.topology.link_between.get((send.source, send.target))
         if index is None:
-            self._wrong(f"{where}: there is no such link")
+            self._says(send, ": there is no such link")
             return
         link = self.topology.links[index]
+        size_bytes = 0
         for c in known:
-            if self.chunks[c].senders is not None and not self.instance.may_send(c, link):
-                self._wrong(f"{where} carries chunk {c}, which may not use this link")
-        size_bytes = sum(self.chunks[c].size_bytes for c in known)
+            chunk = self.chunks[c]
+            size_bytes += chunk.size_bytes
+            if chunk.senders is not None and not self.instance.may_send(c, link):
+                self._says(send, f" carries chunk {c}, which may not use this link")
         busy_until_ns = send.start_ns + link.occupancy_ns(size_bytes)
         arrives_ns = busy_until_ns + link.latency_ns
         self.journeys.append(Journey(send, index, busy_until_ns, arrives_ns))
@@ -106,48 +112,48 @@ class _Replay:
             if not self.chunks[c].size_bytes:
                 continue
             if send.combines:
-                self._combine(c, send, arrives_ns, where)
+                self._combine(c, send, arrives_ns)
             else:
-                self._copy(c, send, arrives_ns, where)
+                self._copy(c, send, arrives_ns)
 
-    def _copy(self, c: int, send: Send, arrives_ns: int, where: str) -> None:
+    def _copy(self, c: int, send: Send, arrives_ns: int) -> None:
         """A whole value, from a rank that has it."""
         held_ns = self.whole_ns.get((c, send.source))
         if held_ns is None and (c, send.source) in self.part:
             missing = self._missing(c, self.part[c, send.source])
-            self._wrong(f"{where} copies chunk {c}, in which the parts of ranks {missing} are missing")
+            self._says(send, f" copies chunk {c}, in which the parts of ranks {missing} are missing")
         elif held_ns is None:
-            self._wrong(f"{where} carries chunk {c}, which its source does not hold")
+            self._says(send, f" carries chunk {c}, which its source does not hold")
         elif held_ns > send.start_ns:
-            self._wrong(f"{where} carries chunk {c}, which is there at {held_ns} ns")
+            self._says(send, f" carries chunk {c}, which is there at {held_ns} ns")
         here = c, send.target
         if self.part.get(here) and here not in self.sent and here not in self.whole_ns:
-            self._wrong(f"{where} copies chunk {c} over a part that was not sent on")
+            self._says(send, f" copies chunk {c} over a part that was not sent on")
         self.whole_ns[here] = min(arrives_ns, self.whole_ns.get(here, arrives_ns))
 
-    def _combine(self, c: int, send: Send, arrives_ns: int, where: str) -> None:
+    def _combine(self, c: int, send: Send, arrives_ns: int) -> None:
         """The source's part, added to the target's."""
         if not self.chunks[c].reduces:
-            self._wrong(f"{where} adds chunk {c}, which is no sum")
+            self._says(send, f" adds chunk {c}, which is no sum")
             return
         there, here = (c, send.source), (c, send.target)
         part = self.part.get(there)
         if part is None:
-            self._wrong(f"{where} adds chunk {c}, of which its source holds no part")
+            self._says(send, f" adds chunk {c}, of which its source holds no part")
             return
         if there in self.sent:
-            self._wrong(f"{where} adds a part of chunk {c} that was sent before")
+            self._says(send, f" adds a part of chunk {c} that was sent before")
         elif self.part_ns[there] > send.start_ns:
-            self._wrong(f"{where} adds a part of chunk {c} that is complete at {self.part_ns[there]} ns")
+            self._says(send, f" adds a part of chunk {c} that is complete at {self.part_ns[there]} ns")
         self.sent.add(there)
         twice = self.part.get(here, 0) & part
         if twice:
             ranks = [rank for rank in range(self.topology.rank_count) if twice >> rank & 1]
-            self._wrong(f"{where} adds the parts of ranks {ranks} of chunk {c} to a sum that has them")
+            self._says(send, f" adds the parts of ranks {ranks} of chunk {c} to a sum that has them")
         elif here in self.sent:
-            self._wrong(f"{where} adds to a part of chunk {c} that was sent on")
+            self._says(send, f" adds to a part of chunk {c} that was sent on")
         elif here in self.whole_ns:
-            self._wrong(f"{where} adds to chunk {c}, which its target holds whole")
+            self._says(send, f" adds to chunk {c}, which its target holds whole")
         self._add(c, send.target, part, arrives_ns)
 
     def _add(self, c: int, rank: int, part: int, at_ns: int) -> None:

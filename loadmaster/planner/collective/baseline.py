@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.collectives import ROOTED, chunk_bytes, forms_of, named_chunk_counts
@@ -25,19 +26,26 @@ MOST_MESSAGES = 1 << 17
 MOST_PARTS = 1 << 10
 # Estimates are of no more messages than this, where the fewest chunks make no more.
 ESTIMATED_MESSAGES = 1 << 12
+# Estimates that are made before the best of them are tried.
+BATCH = 12
 # An estimate adds up what may overlap: it may be twice the time. Beyond that part of the best it is not tried.
 WORTH = 1.8
 # The fewest chunks within that part of the least estimate, and other numbers of them within that part of the best time.
-CLOSE, NEAR = 1.05, 1.1
+CLOSE, NEAR = 1.02, 1.1
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Listed:
-    """An algorithm in a form, with the estimate of each number of chunks, ascending."""
+    """An algorithm in a form, with the estimate of each number of chunks, ascending.
+
+    Attributes:
+        known_ns: its time with ``count`` chunks, where it was made.
+    """
 
     classic: TreeClassic
     form: Form
     likely_ns: dict[int, float]
+    known_ns: int | None = None
 
     @property
     def count(self) -> int:
@@ -46,8 +54,9 @@ class _Listed:
         return next(count for count, ns in self.likely_ns.items() if ns <= CLOSE * least)
 
 
-# Makes and checks an algorithm in a form with a number of chunks; its time, None where there is none.
-Offer = Callable[[TreeClassic, Form, int], int | None]
+# Makes and checks an algorithm in a form with a number of chunks, perhaps from its messages; its time, None where there
+# is none.
+Offer = Callable[[TreeClassic, Form, int, Messages | None], int | None]
 
 
 @dataclass
@@ -64,39 +73,53 @@ class Baseline:
 
     def __post_init__(self) -> None:
         self._unlisted = self._listed()
-        self._listed_so_far: list[_Listed] = []
+        self._left: list[_Listed] = []
 
     def first(self, offer: Offer) -> None:
         """The first that there is, with the number of chunks that suits it."""
-        for listed in self._unlisted:
-            self._listed_so_far.append(listed)
-            offer(listed.classic, listed.form, listed.count)
+        for listed, estimated, made in self._unlisted:
+            again = made if listed.count == estimated else None
+            listed.known_ns = offer(listed.classic, listed.form, listed.count, again)
+            self._left.append(listed)
             return
 
     def search(self, offer: Offer, best_ns: int | None, over: Callable[[], bool]) -> None:
-        """All that may be faster than the best, until the time is up; may be called again to go on."""
-        while not over() and (listed := next(self._unlisted, None)) is not None:
-            self._listed_so_far.append(listed)
-        self._listed_so_far.sort(key=lambda listed: listed.likely_ns[listed.count], reverse=True)
-        while self._listed_so_far and not over():
-            listed = self._listed_so_far.pop()
-            if best_ns is not None and listed.likely_ns[listed.count] > WORTH * best_ns:
+        """All that may be faster than the best, until the time is up; may be called again to go on.
+
+        Estimates are made by the batch. What they make faster than the best is tried before the next batch, the rest
+        after all.
+        """
+        is_last = False
+        while not over():
+            batch = list(islice(self._unlisted, BATCH))
+            self._left += [listed for listed, _, _ in batch]
+            self._left.sort(key=lambda listed: listed.likely_ns[listed.count], reverse=True)
+            while self._left and not over():
+                listed = self._left[-1]
+                if best_ns is not None and listed.likely_ns[listed.count] > best_ns * (WORTH if is_last else 1.0):
+                    break
+                time_ns = self._climb(self._left.pop(), offer, best_ns, over)
+                if time_ns is not None:
+                    best_ns = time_ns if best_ns is None else min(best_ns, time_ns)
+            if is_last:
                 return
-            time_ns = self._climb(listed, offer, best_ns, over)
-            if time_ns is not None:
-                best_ns = time_ns if best_ns is None else min(best_ns, time_ns)
+            is_last = not batch
 
     def _climb(self, listed: _Listed, offer: Offer, best_ns: int | None, over: Callable[[], bool]) -> int | None:
         """The least time of an algorithm, from the number of chunks that suits it."""
         counts = list(listed.likely_ns)
         start = counts.index(listed.count)
-        first_ns = offer(listed.classic, listed.form, counts[start])
+        first_ns = listed.known_ns
+        if first_ns is None:
+            first_ns = offer(listed.classic, listed.form, counts[start], None)
         if first_ns is None or (best_ns is not None and first_ns > NEAR * best_ns):
             return first_ns
         time_ns = first_ns
-        for ways in (counts[start + 1 :], counts[:start][::-1]):
+        # Fewer are estimated to be worse: they are tried where that takes no time worth counting.
+        fewer = [count for count in counts[:start][::-1] if deliveries(self.problem, count) <= ESTIMATED_MESSAGES]
+        for ways in (counts[start + 1 :], fewer):
             for count in ways:
-                found_ns = None if over() else offer(listed.classic, listed.form, count)
+                found_ns = None if over() else offer(listed.classic, listed.form, count, None)
                 if found_ns is None or found_ns >= time_ns:
                     break
                 time_ns = found_ns
@@ -104,8 +127,8 @@ class Baseline:
                 break
         return time_ns
 
-    def _listed(self) -> Iterator[_Listed]:
-        """Every algorithm in every form with its estimates."""
+    def _listed(self) -> Iterator[tuple[_Listed, int, Messages]]:
+        """Every algorithm in every form with its estimates; the number of chunks and the messages that they are of."""
         for classic in tree_classics(self.problem.topology, rooted=self.problem.collective in ROOTED):
             for form in forms_of(self.problem):
                 counts = part_counts(self.problem, self.size_bytes, form)
@@ -121,7 +144,7 @@ class Baseline:
                     more = count / estimated
                     if count == counts[0] or len(made.sends) * more <= MOST_MESSAGES:
                         likely[count] = work + fixed * more + path + fill / more
-                yield _Listed(classic, form, likely)
+                yield _Listed(classic, form, likely), estimated, made
 
 
 def part_counts(problem: CollectiveProblem, size_bytes: int, form: Form) -> Sequence[int]:

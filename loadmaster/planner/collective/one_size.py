@@ -34,7 +34,7 @@ from loadmaster.planner.collective.prune import finish_ns
 from loadmaster.planner.collective.queueing import queued
 from loadmaster.planner.collective.sketches import candidates, chunk_counts
 from loadmaster.planner.collective.solves import solved
-from loadmaster.planner.collective.trees import TreeClassic, messages
+from loadmaster.planner.collective.trees import Messages, TreeClassic, messages
 from loadmaster.planner.effort import Effort
 from loadmaster.solvers.solution import SolverStatus
 
@@ -133,14 +133,14 @@ class OneSize:
         best_ns = None if self.best is None else self.best.time_ns
         baseline.search(self._trees, best_ns, lambda: is_up() or self.over(1.0))
 
-    def _trees(self, classic: TreeClassic, form: Form, chunk_count: int) -> int | None:
+    def _trees(self, classic: TreeClassic, form: Form, chunk_count: int, made: Messages | None) -> int | None:
         """Take one of them if it is better; its time."""
         if self.effort.cancelled():
             return None
         whole = self._whole(form, chunk_count)
         candidate = Candidate(form, chunk_count, Sketch("classic"), whole.instance.without_symmetry(), whole)
         with self.effort.on_clock("solve"):
-            made = messages(candidate.instance, classic)
+            made = made or messages(candidate.instance, classic)
             # The first is needed, however long it takes.
             over = (lambda: self.over(1.0)) if self.best is not None else self.effort.cancelled
             sends = None if made is None else queued(candidate.instance, made.sends, made.turns, over)

@@ -16,7 +16,7 @@ from loadmaster.planner import PlanOptions, plan
 from loadmaster.planner.collective.baseline import Baseline, part_counts
 from loadmaster.planner.collective.prune import finish_ns
 from loadmaster.planner.collective.queueing import queued
-from loadmaster.planner.collective.trees import TreeClassic, messages, tree_classics
+from loadmaster.planner.collective.trees import Messages, TreeClassic, messages, tree_classics
 from tests.models.collective.tiny import problem, ring, switched
 
 
@@ -32,8 +32,9 @@ class Offers:
             self.problem, size_bytes, lambda form, count: instance_of(self.problem, size_bytes, count, form)
         )
 
-    def offer(self, classic: TreeClassic, form: Form, count: int) -> int | None:
+    def offer(self, classic: TreeClassic, form: Form, count: int, made: Messages | None = None) -> int | None:
         instance = instance_of(self.problem, self.size_bytes, count, form)
+        assert made is None or made == messages(instance, classic)
         made = messages(instance, classic)
         sends = None if made is None else queued(instance, made.sends, made.turns)
         if sends is None:
