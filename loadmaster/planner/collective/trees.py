@@ -136,9 +136,9 @@ def _down(instance: Instance, classic: TreeClassic, usable: Sequence[Sequence[in
 
 def _needed(edges: Edges, chunk: Chunk) -> list[tuple[int, int]]:
     """The edges of a tree that lead to a target; ranks that start with the chunk get it from nobody."""
-    if len(chunk.targets) + len(chunk.sources) > len(edges) and len(chunk.sources) == 1:
-        return list(edges)
     wanted = set(chunk.targets).difference(chunk.sources)
+    if len(wanted) == len(edges):
+        return list(edges)
     found = []
     for source, target in reversed(edges):
         if target in wanted:
