@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.collectives import ROOTED, chunk_bytes, forms_of, named_chunk_counts
@@ -91,8 +90,10 @@ class Baseline:
         """
         is_last = False
         while not over():
-            batch = list(islice(self._unlisted, BATCH))
-            self._left += [listed for listed, _, _ in batch]
+            batch: list[_Listed] = []
+            while len(batch) < BATCH and not over() and (found := next(self._unlisted, None)) is not None:
+                batch.append(found[0])
+            self._left += batch
             self._left.sort(key=lambda listed: listed.likely_ns[listed.count], reverse=True)
             while self._left and not over():
                 listed = self._left[-1]

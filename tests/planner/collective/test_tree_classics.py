@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.topology import Topology
 from loadmaster.planner.collective.grids import Dimension, node_grid, torus_grids
 from loadmaster.planner.collective.queueing import queued
-from loadmaster.planner.collective.tree_shapes import shapes_of, tree
+from loadmaster.planner.collective.tree_shapes import Shape, shapes_of, tree
 from loadmaster.planner.collective.trees import TreeClassic, messages, tree_classics
 from tests.models.collective.message_replay import replay
 from tests.models.collective.test_collective_bounds import topologies
@@ -68,7 +70,7 @@ def test_every_one_is_right_on_random_networks(machine: Topology, collective: Co
 def test_every_shape_is_a_tree_from_every_place(size: int) -> None:
     dimension = Dimension(size, 3)
     everyone = {1 + 3 * place for place in range(size)}
-    for shape in shapes_of(dimension):
+    for shape in shapes_of(dimension, get_args(Shape)):
         for root in everyone:
             for turn in range(2 * size):
                 has = {root}
