@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.collectives import ROOTED, chunk_bytes, forms_of, named_chunk_counts
@@ -46,6 +45,11 @@ class _Listed:
     form: Form
     likely_ns: dict[int, float]
     known_ns: int | None = None
+
+    @property
+    def hoped_ns(self) -> float:
+        """Its time with ``count`` chunks, or the estimate."""
+        return self.likely_ns[self.count] if self.known_ns is None else self.known_ns
 
     @property
     def count(self) -> int:
@@ -89,21 +93,31 @@ class Baseline:
         Estimates are made by the batch. What they make faster than the best is tried before the next batch, the rest
         after all.
         """
-        is_last = False
         while not over():
-            batch = list(islice(self._unlisted, BATCH))
-            self._left += [listed for listed, _, _ in batch]
-            self._left.sort(key=lambda listed: listed.likely_ns[listed.count], reverse=True)
-            while self._left and not over():
-                listed = self._left[-1]
-                if best_ns is not None and listed.likely_ns[listed.count] > best_ns * (WORTH if is_last else 1.0):
-                    break
-                time_ns = self._climb(self._left.pop(), offer, best_ns, over)
-                if time_ns is not None:
-                    best_ns = time_ns if best_ns is None else min(best_ns, time_ns)
-            if is_last:
+            best_ns = self._tried(offer, best_ns, 1.0, over)
+            batch = [found[0] for found in self._batch(over)]
+            self._left += batch
+            if not batch and not over():
+                self._tried(offer, best_ns, WORTH, over)
                 return
-            is_last = not batch
+
+    def _batch(self, over: Callable[[], bool]) -> Iterator[tuple[_Listed, int, Messages]]:
+        """The next few that have no estimates yet."""
+        for _ in range(BATCH):
+            found = None if over() else next(self._unlisted, None)
+            if found is not None:
+                yield found
+
+    def _tried(self, offer: Offer, best_ns: int | None, worth: float, over: Callable[[], bool]) -> int | None:
+        """The best time, once those are tried whose estimates are within a part of it."""
+        self._left.sort(key=lambda listed: listed.hoped_ns, reverse=True)
+        while self._left and not over():
+            if best_ns is not None and self._left[-1].hoped_ns > worth * best_ns:
+                break
+            time_ns = self._climb(self._left.pop(), offer, best_ns, over)
+            if time_ns is not None:
+                best_ns = time_ns if best_ns is None else min(best_ns, time_ns)
+        return best_ns
 
     def _climb(self, listed: _Listed, offer: Offer, best_ns: int | None, over: Callable[[], bool]) -> int | None:
         """The least time of an algorithm, from the number of chunks that suits it."""

@@ -16,7 +16,8 @@ nobody needs it is pruned. Sums are the same, reversed: AllReduce is a ReduceSca
 doubling; recursive doubling of an AllReduce is of form ``gather``. Ranks without a link between them send over the
 shortest way, whose ranks keep what passes.
 
-Each is right for any number of ranks, and timed as its order allows (:func:`prune.retime`).
+Each is right for any number of ranks, and timed as its order allows (:func:`prune.retime`). Here all chunks of a step
+travel together; :mod:`loadmaster.planner.collective.trees` has those whose chunks follow one another.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import networkx as nx
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.topologies.topology import Topology
+from loadmaster.planner.collective.grids import Dimension, flat, node_grid
 from loadmaster.planner.collective.phases import joined
 from loadmaster.planner.collective.prune import prune, retime
 from loadmaster.planner.collective.reversal import choose_roots, gathering, reverse, reversed_summing
@@ -41,21 +43,6 @@ Scheme = Literal["doubling", "halving", "ring", "both ways", "direct"]
 SCHEMES: tuple[Scheme, ...] = ("doubling", "halving", "ring", "both ways", "direct")
 # Of more chunks times targets than this, following every one costs more than list scheduling does.
 MOST_TARGETS = 1 << 14
-
-
-@dataclass(frozen=True)
-class Dimension:
-    """Ranks that differ in ``rank // stride % size`` alone."""
-
-    size: int
-    stride: int
-
-    def at(self, rank: int) -> int:
-        return rank // self.stride % self.size
-
-    def moved(self, rank: int, to: int) -> int:
-        """The rank at another place of this dimension."""
-        return rank + (to - self.at(rank)) * self.stride
 
 
 @dataclass(frozen=True)
@@ -68,13 +55,12 @@ class Classic:
 
 def classics(topology: Topology) -> Iterator[Classic]:
     """Those of a topology, the plainest first."""
-    flat = Dimension(topology.rank_count, 1)
-    yield from (Classic(scheme, ((flat, scheme),)) for scheme in SCHEMES)
-    per_node = topology.rank_count // topology.node_count
-    even = all(topology.node_of[r] == topology.node_of[r // per_node * per_node] for r in range(topology.rank_count))
-    if not even or per_node == 1 or topology.node_count == 1 or topology.rank_count % per_node:
+    row = flat(topology)
+    yield from (Classic(scheme, ((row, scheme),)) for scheme in SCHEMES)
+    grid = node_grid(topology)
+    if grid is None:
         return
-    inside, between = Dimension(per_node, 1), Dimension(topology.node_count, per_node)
+    inside, between = grid
     alike: tuple[Scheme, ...] = ("doubling", "ring", "direct")
     for near, far in product(alike, repeat=2):
         yield Classic(f"{far} between nodes, then {near}", ((between, far), (inside, near)))

@@ -1,7 +1,8 @@
 """The best algorithm of one size: candidates are forms, chunk counts and sketches; each move makes the best of them.
 
-Every candidate is scheduled once, in turn; those whose bound is no better than a schedule in hand are left out. The
-most promising then get restarts of list scheduling, CP-SAT where they are small, and contiguity, until a gap is proved
+The first schedule is a classic algorithm (:mod:`baseline`), so that there is one at once. Every candidate is scheduled
+once, in turn; those whose bound is no better than a schedule in hand are left out. The most promising, and then others,
+get restarts of list scheduling, CP-SAT where they are small, and contiguity, until a gap is proved
 or the time of this size is up. Every schedule is checked on the problem's own topology before it counts; bounds are of
 that topology too, so that no sketch of ours makes them stronger than they are. What is proved in the end is of every
 form and number of chunks that the problem allows (:mod:`loadmaster.models.collective.proof`); the bound of a

@@ -14,21 +14,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from loadmaster.planner.collective.grids import Dimension
 
-Shape = Literal["both ways", "direct", "relayed", "disjoint", "binary", "chains", "chain", "binomial"]
-SHAPES: tuple[Shape, ...] = ("both ways", "direct", "relayed", "disjoint", "binary", "chains", "chain", "binomial")
+Shape = Literal["chain", "chains", "both ways", "binomial", "binary", "disjoint", "direct", "relayed"]
 # (from, to), each after the one into where it starts.
 Edges = tuple[tuple[int, int], ...]
 
 
-def shapes_of(dimension: Dimension) -> Iterator[Shape]:
-    """Those that a dimension has."""
+def shapes_of(dimension: Dimension, shapes: Sequence[Shape]) -> Iterator[Shape]:
+    """Of some shapes those that a dimension has, in their order."""
     size = dimension.size
-    yield from (shape for shape in SHAPES if shape != "disjoint" or size & (size - 1) == 0)
+    yield from (shape for shape in shapes if shape != "disjoint" or size & (size - 1) == 0)
 
 
 def tree(dimension: Dimension, shape: Shape, root: int, turn: int) -> Edges:

@@ -28,10 +28,14 @@ from loadmaster.planner.collective.grids import Dimension, flat, node_grid, toru
 from loadmaster.planner.collective.reversal import choose_roots, gathering, reversed_summing
 from loadmaster.planner.collective.tree_shapes import Edges, Shape, shapes_of, tree
 
+# All shapes, the likeliest first: where all ranks are joined, where some have no link, and for chunks of one root.
+_JOINED: tuple[Shape, ...] = ("direct", "both ways", "relayed", "disjoint", "binary", "chains", "chain", "binomial")
+_LINKED: tuple[Shape, ...] = ("both ways", "chains", "direct", "relayed", "disjoint", "binary", "chain", "binomial")
+_SCATTERED: tuple[Shape, ...] = ("disjoint", "binary", "relayed", "direct", "both ways", "chains", "chain", "binomial")
 # Along the dimensions of a torus; within nodes; and around a rank that has what nobody else around has.
 _ALONG: tuple[Shape, ...] = ("both ways", "chains")
 _WITHIN: tuple[Shape, ...] = ("direct", "binomial", "both ways")
-_AROUND: tuple[Shape, ...] = ("direct", "chain")
+_AROUND: tuple[Shape, ...] = ("chain", "direct")
 # The turn of a chunk among those with its ends, the place of an edge in its tree, the chunk, from, and to.
 _Step = tuple[int, int, int, int, int]
 
@@ -53,7 +57,7 @@ class TreeClassic:
 
 
 def tree_classics(topology: Topology, *, rooted: bool) -> Iterator[TreeClassic]:
-    """Those of a topology.
+    """Those of a topology, the likeliest for many bytes first.
 
     Args:
         rooted: all chunks start at one rank, or end there.
@@ -67,16 +71,17 @@ def tree_classics(topology: Topology, *, rooted: bool) -> Iterator[TreeClassic]:
     grid = node_grid(topology)
     if grid is not None:
         inside, between = grid
-        for far, near in product(shapes_of(between), _AROUND) if rooted else ():
+        for far, near in product(shapes_of(between, _SCATTERED), _AROUND) if rooted else ():
             name = f"scattered, {far} between nodes, then {near}"
             yield TreeClassic(name, ((between, far), (inside, near)), scattered=True)
-        for near, far in product(_WITHIN, shapes_of(between)):
+        for near, far in product(_WITHIN, shapes_of(between, _JOINED)):
             yield TreeClassic(f"{far} between nodes, then {near}", ((between, far), (inside, near)))
         yield TreeClassic("direct within nodes, then between", ((inside, "direct"), (between, "direct")))
     row = flat(topology)
     for near in _AROUND if rooted and grid is None else ():
         yield TreeClassic(f"scattered, then {near}", ((row, near),), scattered=True)
-    yield from (TreeClassic(shape, ((row, shape),)) for shape in shapes_of(row))
+    is_joined = len(topology.links) == row.size * (row.size - 1)
+    yield from (TreeClassic(shape, ((row, shape),)) for shape in shapes_of(row, _JOINED if is_joined else _LINKED))
 
 
 @dataclass(frozen=True)
@@ -136,9 +141,9 @@ def _down(instance: Instance, classic: TreeClassic, usable: Sequence[Sequence[in
 
 def _needed(edges: Edges, chunk: Chunk) -> list[tuple[int, int]]:
     """The edges of a tree that lead to a target; ranks that start with the chunk get it from nobody."""
-    if len(chunk.targets) + len(chunk.sources) > len(edges) and len(chunk.sources) == 1:
-        return list(edges)
     wanted = set(chunk.targets).difference(chunk.sources)
+    if len(wanted) == len(edges):
+        return list(edges)
     found = []
     for source, target in reversed(edges):
         if target in wanted:

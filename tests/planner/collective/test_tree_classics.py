@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from loadmaster.models.collective.checker import check
 from loadmaster.models.collective.collectives import ROOTED, forms_of
@@ -14,9 +18,10 @@ from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.topology import Topology
 from loadmaster.planner.collective.grids import Dimension, node_grid, torus_grids
 from loadmaster.planner.collective.queueing import queued
-from loadmaster.planner.collective.tree_shapes import shapes_of, tree
+from loadmaster.planner.collective.tree_shapes import Shape, shapes_of, tree
 from loadmaster.planner.collective.trees import TreeClassic, messages, tree_classics
 from tests.models.collective.message_replay import replay
+from tests.models.collective.test_collective_bounds import topologies
 from tests.models.collective.tiny import EVEN, problem, ring, switched
 
 
@@ -50,11 +55,22 @@ def test_every_one_is_right_on_every_network(machine: Topology, collective: Coll
             assert not replay(instance, sends, range(1))
 
 
+@settings(max_examples=30, deadline=None)
+@given(topologies(), st.sampled_from(EVEN), st.integers(1, 3))
+def test_every_one_is_right_on_random_networks(machine: Topology, collective: Collective, count: int) -> None:
+    whole = posed(machine, collective, machine.rank_count * 6)
+    for form in forms_of(whole):
+        instance = instance_of(whole, whole.sizes_bytes[0], count, form)
+        for classic in tree_classics(machine, rooted=collective in ROOTED):
+            sends = made(instance, classic)
+            assert sends is not None and check(instance, sends).ok, classic.name
+
+
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 8])
 def test_every_shape_is_a_tree_from_every_place(size: int) -> None:
     dimension = Dimension(size, 3)
     everyone = {1 + 3 * place for place in range(size)}
-    for shape in shapes_of(dimension):
+    for shape in shapes_of(dimension, get_args(Shape)):
         for root in everyone:
             for turn in range(2 * size):
                 has = {root}
