@@ -58,7 +58,11 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService
     from tests.api.conftest import quick_settings
 
     folder = tmp_path_factory.mktemp("planner")
-    service = RunningService(quick_settings(folder, port=0, workers=1, planner="loadmaster.api.planning:FloorPlanner"))
+    service = RunningService(
+        quick_settings(
+            f"sqlite:///{folder / 'service.db'}", port=0, workers=1, planner="loadmaster.api.planning:FloorPlanner"
+        )
+    )
     yield service
     service.stop()
 

@@ -160,7 +160,8 @@ def test_a_worker_alone_ends_in_good_order(make_settings: Callable[..., Settings
     command = [sys.executable, "-m", "loadmaster.api.worker"]
     worker = subprocess.Popen(command, env={**os.environ, **settings.to_environment()}, stderr=subprocess.PIPE)
     assert worker.stderr is not None
-    assert b"is ready" in worker.stderr.readline()
+    while b"is ready" not in (line := worker.stderr.readline()):
+        assert line
     worker.send_signal(signal.SIGTERM)
     _, noise = worker.communicate(timeout=HANG_S)
     assert (worker.returncode, b"Traceback" in noise) == (0, False)

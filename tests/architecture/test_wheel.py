@@ -26,6 +26,7 @@ EXTRAS = (
     "jinja2",
     "markupsafe",
     "networkx",
+    "opentelemetry",
     "ortools",
     "prometheus_client",
     "psycopg",

@@ -58,11 +58,12 @@ def test_as_json(tmp_path: Path, capsys: Output) -> None:
     assert "schedule" not in found["first"]
 
 
-def test_what_cannot_be_compared(tmp_path: Path, capsys: Output) -> None:
-    plan = written(tmp_path / "a.json")
+def test_what_cannot_be_compared(tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = written(Path("a.json"))
     assert run("compare", plan, plan) == 2
-    assert run("compare", plan, tmp_path / "missing.json") == 2
-    problem = tmp_path / "problem.json"
+    assert run("compare", plan, "missing.json") == 2
+    problem = Path("problem.json")
     problem.write_text(json.dumps(chain(6, MEGABYTE)))
     assert run("compare", plan, problem) == 2
     assert "missing.json" in capsys.readouterr().err

@@ -176,8 +176,7 @@ def test_a_model_without_a_plan_runs_under_the_knob(tmp_path: Path, capfd: pytes
     assert not Path("plan.json").exists()
     assert json.loads(Path("t.json").read_text())["traceEvents"]
     assert app.main(["fit", "factory_that_breaks:make", "--budget", "64MiB"]) == 0
-    out, err = capfd.readouterr()
-    assert "activation_memory_budget 1 *" in out and "the last time, too" in err
+    assert "activation_memory_budget 1 *" in capfd.readouterr().out
     assert app.main(["fit", "factory_that_breaks:make", "--budget", "64MiB", "--knob-tries", "0"]) == 2
     assert "cannot be traced as one graph" in capfd.readouterr().err
 
