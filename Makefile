@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 # For the oldest Python that is tested: later ones run these releases too. The hashes are of all platforms.
 LOCK := $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --python-version 3.11 --python-platform linux \
-  --custom-compile-command 'make lock' --no-emit-index-url
+  --custom-compile-command 'make lock'
 
 .PHONY: demo test test-fast lint serve lock docs clean
 
