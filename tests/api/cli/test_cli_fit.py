@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -175,8 +177,12 @@ def test_a_model_without_a_plan_runs_under_the_knob(tmp_path: Path, capfd: pytes
     assert "torch.compile, try 1: budget 64.0 MiB kept" in err and "-o: the step runs no plan" in err
     assert not Path("plan.json").exists()
     assert json.loads(Path("t.json").read_text())["traceEvents"]
+    # A step that takes longer than the last time is looked into again; on a busy machine it may: let it have time.
+    for kept in Path(os.environ["LOADMASTER_MEASUREMENT_CACHE"]).rglob("*.json"):
+        kept.write_text(re.sub(r'"step_us": [0-9.e+]+', '"step_us": 1e12', kept.read_text()))
     assert app.main(["fit", "factory_that_breaks:make", "--budget", "64MiB"]) == 0
-    assert "activation_memory_budget 1 *" in capfd.readouterr().out
+    out, err = capfd.readouterr()
+    assert "activation_memory_budget 1 *" in out and "the last time, too" in err
     assert app.main(["fit", "factory_that_breaks:make", "--budget", "64MiB", "--knob-tries", "0"]) == 2
     assert "cannot be traced as one graph" in capfd.readouterr().err
 

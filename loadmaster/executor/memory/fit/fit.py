@@ -200,7 +200,14 @@ class Fitter:
         return bool(before_us) and knob.best_us <= _SLOWER_THAN_BEFORE * before_us[0]
 
     def _knob_side(self, budget_bytes: int, most: int) -> KnobSide:
-        return KnobSide(self.setting, budget_bytes, self._kept.probes, most, self.on_knob, self._share(budget_bytes))
+        return KnobSide(
+            self.setting,
+            budget_bytes,
+            self._kept.probes,
+            most,
+            self.on_knob,
+            self._share(budget_bytes) if most else 1.0,
+        )
 
     def _share(self, budget_bytes: int) -> float:
         """Where a budget lies between what is resident and the captured step's peak; 1 where nothing was captured."""
