@@ -29,7 +29,7 @@ class Popen:
         # Connections, because they are what can be handed to a process that is no child of this one.
         ends = [Connection(asked, writable=False), Connection(questions, readable=False)]
         ends.append(Connection(os.dup(2), readable=False))
-        self._process = context.Process(target=_run, args=(module, arguments, os.getcwd(), ends))
+        self._process = context.Process(target=_run, args=(module, arguments, os.getcwd(), dict(os.environ), ends))
         self._process.start()
         for end in ends:
             end.close()
@@ -51,8 +51,11 @@ class Popen:
         self._process.join()
 
 
-def _run(module: str, arguments: list[str], folder: str, ends: list[Connection]) -> None:
+def _run(module: str, arguments: list[str], folder: str, environment: dict[str, str], ends: list[Connection]) -> None:
     os.chdir(folder)
+    # The server that is forked keeps the environment of the test that started it.
+    os.environ.clear()
+    os.environ.update(environment)
     for number, end in enumerate(ends):
         os.dup2(end.fileno(), number)
         end.close()
