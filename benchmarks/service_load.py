@@ -1,7 +1,8 @@
 """The service under load while two solves run: how long answers take, event streams, cancels, and the server's memory.
 
 One server with two workers on a fresh SQLite database; requests come from this process, on the same cores, at a fixed
-rate whatever the answers take. Latencies count from when a request was due.
+rate whatever the answers take. Latencies count from when a request was due. Requests at a rate are sent with little
+work of our own; those that wait for one another by httpx, as users do.
 
     python -m benchmarks.service_load
 """
@@ -25,6 +26,7 @@ from typing import Any
 import httpx
 
 from benchmarks import record
+from benchmarks.plain_http import Answer, Connections
 from loadmaster.models.memory.presets import chain, example
 
 MEBIBYTE = 1 << 20
@@ -76,7 +78,7 @@ def shares(seconds: list[float]) -> dict[str, Any]:
     return {"count": len(ordered), **found}
 
 
-async def at_rate(send: Callable[[int], Awaitable[httpx.Response]], rate: float, seconds: float) -> dict[str, Any]:
+async def at_rate(send: Callable[[int], Awaitable[Answer]], rate: float, seconds: float) -> dict[str, Any]:
     """Requests that are due one after the other, and what their answers took from then on."""
     taken: list[float] = []
     refused = 0
@@ -109,8 +111,11 @@ async def one_by_one(send: Callable[[int], Awaitable[httpx.Response]], count: in
 class Load:
     """The service as its clients see it."""
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
-        self._http = http
+    def __init__(self, http: httpx.AsyncClient, plain: Connections) -> None:
+        self._http, self._plain = http, plain
+
+    async def submit_plainly(self, problem: Any, options: dict[str, Any]) -> Answer:
+        return await self._plain.post("/v1/plans", json.dumps({"problem": problem, "options": options}).encode())
 
     async def submit(self, problem: Any, options: dict[str, Any]) -> httpx.Response:
         return await self._http.post("/v1/plans", json={"problem": problem, "options": options})
@@ -153,7 +158,7 @@ class Load:
                 broken += 1
 
         streams = [asyncio.create_task(hold()) for _ in range(count)]
-        reads = await at_rate(lambda _: self._http.get(f"/v1/plans/{plan_id}"), 20.0, seconds)
+        reads = await at_rate(lambda _: self._plain.get(f"/v1/plans/{plan_id}"), 20.0, seconds)
         await asyncio.wait(streams, timeout=60)
         return {"streams": count, "seconds": seconds, "opened": opened, "broken": broken, "reads_meanwhile": reads}
 
@@ -162,7 +167,8 @@ async def measured(url: str, pid: int, options: argparse.Namespace) -> dict[str,
     """All figures, one after the other."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as http:
-        load, small = Load(http), chain(6, MEBIBYTE)
+        plain = Connections(url)
+        load, small = Load(http, plain), chain(6, MEBIBYTE)
         found: dict[str, Any] = {"idle_server_mib": resident_mib(pid)}
         solved = (await load.submit(small, {"limit": 6 * MEBIBYTE})).json()["id"]
         await load.until(solved, ("succeeded",))
@@ -174,11 +180,13 @@ async def measured(url: str, pid: int, options: argparse.Namespace) -> dict[str,
         solves = [await load.start_endless(seed) for seed in range(2)]
         path = f"/v1/plans/{solves[0]}"
         rate, seconds = options.rate, options.seconds
-        found["submit"] = await at_rate(lambda n: load.submit(small, {"limit": 6 * MEBIBYTE + n + 1}), rate, seconds)
-        found["read"] = await at_rate(lambda _: http.get(path), rate, seconds)
+        found["submit"] = await at_rate(
+            lambda n: load.submit_plainly(small, {"limit": 6 * MEBIBYTE + n + 1}), rate, seconds
+        )
+        found["read"] = await at_rate(lambda _: plain.get(path), rate, seconds)
         found["event_streams"] = await load.hold_streams(solves[0], options.streams, options.stream_seconds)
         before = resident_mib(pid)
-        await at_rate(lambda _: http.get(path), rate, options.requests / rate)
+        await at_rate(lambda _: plain.get(path), rate, options.requests / rate)
         found["memory_of_the_server"] = {
             "requests": options.requests,
             "before_mib": before,
@@ -186,6 +194,7 @@ async def measured(url: str, pid: int, options: argparse.Namespace) -> dict[str,
         }
         for plan_id in solves:
             await load.cancel(plan_id)
+        plain.close()
     return found
 
 

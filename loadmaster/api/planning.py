@@ -6,6 +6,7 @@ its place without the service knowing.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,6 +119,7 @@ class FloorPlanner:
         return kinds.write_plan(plan)
 
 
+@functools.cache  # what is there stays; to look costs imports' lock
 def _expect_solver(name: str) -> None:
     """Refuse a solver that is not installed here, before a worker finds out."""
     missing = InputError("options.solver", name, "is not installed here", "Use one that /v1/solvers lists.")

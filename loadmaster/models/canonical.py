@@ -9,12 +9,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+_SCALARS = (str, int, float, type(None))
+
 
 def plain(value: Any) -> Any:
     """Dataclasses as objects, tuples as lists, sets as ascending lists, keys as text, without what is None.
 
     Classes that say ``leave_out_defaults`` are written without the fields that are at their default.
     """
+    if isinstance(value, _SCALARS):  # first, because most are
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         given = ((name, getattr(value, name), default) for name, default in _fields(value.__class__))
         return {name: plain(v) for name, v, default in given if v is not None and v != default}

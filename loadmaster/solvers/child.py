@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from loadmaster import priority
 from loadmaster.errors import LoadmasterError, SolverError
 from loadmaster.orphans import wake_when_orphaned
 from loadmaster.solvers import registry
@@ -188,6 +189,7 @@ def main() -> None:
     solver, memory_limit_bytes, folder = sys.argv[2], int(sys.argv[3]), sys.argv[4]
     link = PipeLink(connection)
     wake_when_orphaned()
+    priority.share_by_niceness()
     try:
         driver = registry.driver(solver)
         # After the imports, which fail in stranger ways.

@@ -6,9 +6,11 @@ import asyncio
 import threading
 from collections.abc import Mapping, Sequence
 
+import pytest
 from sqlalchemy.exc import OperationalError
 
 from loadmaster.api.server.news import News
+from loadmaster.api.store.records import Event
 
 
 class Heads:
@@ -26,7 +28,7 @@ class Heads:
 
 
 def news_of(heads: Heads, stopping: threading.Event | None = None) -> News:
-    return News(heads, 0.005, stopping or threading.Event())
+    return News(lambda _job, _after: [], heads, 0.005, stopping or threading.Event())
 
 
 async def test_waiters_wake_for_their_own_jobs_alone() -> None:
@@ -88,3 +90,41 @@ async def test_a_wait_that_is_given_up_leaves_nothing_behind() -> None:
     asked = heads.asked
     await asyncio.sleep(0.05)
     assert heads.asked == asked
+
+
+async def test_streams_that_are_as_far_share_one_read() -> None:
+    asked, go_on = [], threading.Event()
+
+    def read(job_id: str, after: int) -> list[Event]:
+        asked.append((job_id, after))
+        go_on.wait(30)
+        return [Event(after + 1, 12.5, "log", {"line": "caf\u00e9"})]
+
+    news = News(read, Heads(a=9), 0.005, threading.Event())
+    streams = [asyncio.create_task(news.events("a", 3)) for _ in range(200)]
+    other = asyncio.create_task(news.events("a", 4))
+    while len(asked) < 2:
+        await asyncio.sleep(0.005)
+    streams[0].cancel()  # it leaves: the others stay
+    go_on.set()
+    found = await asyncio.gather(*streams[1:])
+    assert sorted(asked) == [("a", 3), ("a", 4)]
+    assert {event.seq for events in found for event in events} == {4} and (await other)[0].seq == 5
+    assert found[0][0].text.decode().splitlines()[1] == 'data: {"at": 12.5, "line": "caf\u00e9"}'
+    # What was read is old by then: the next one reads again.
+    assert (await news.events("a", 3))[0].seq == 4 and len(asked) == 3
+
+
+async def test_a_read_that_fails_fails_for_all_and_is_tried_again() -> None:
+    answers = [OperationalError("SELECT", {}, Exception("locked")), None]
+
+    def read(_job: str, _after: int) -> list[Event]:
+        error = answers.pop(0)
+        if error is not None:
+            raise error
+        return []
+
+    news = News(read, Heads(a=9), 0.005, threading.Event())
+    with pytest.raises(OperationalError):
+        await news.events("a", 3)
+    assert await news.events("a", 3) == []

@@ -49,7 +49,7 @@ def create_app(settings: Settings) -> FastAPI:
     database = Database(settings.database_url)
     queue = Queue(database, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
     jobs, stopping = Jobs(database, settings.max_queued_jobs), threading.Event()
-    news = News(jobs.heads, settings.poll_s, stopping)
+    news = News(jobs.events, jobs.heads, settings.poll_s, stopping)
     readiness = Readiness(lambda: operations.look(database, settings), _LONGEST_LOOK_S)
     planner = load_planner(settings.planner)
     blobs_kept = Blobs(database, settings.max_blobs_bytes)

@@ -33,7 +33,7 @@ router = APIRouter(tags=["blobs"])
 Sha256 = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="SHA-256 of the bytes, in hexadecimal")]
 
 
-def held(request: Request) -> Held:
+async def held(request: Request) -> Held:
     """What the request holds of the memory for bodies."""
     found = request.state.held
     assert isinstance(found, Held)

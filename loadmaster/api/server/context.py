@@ -40,8 +40,8 @@ class Service:
     stopping: threading.Event
 
 
-def service(request: Request) -> Service:
-    """The service of the app that a request came to."""
+async def service(request: Request) -> Service:
+    """The service of the app that a request came to. Asynchronous, as all that never waits: no thread is needed."""
     found = request.app.state.service
     assert isinstance(found, Service)
     return found

@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-import anyio.to_thread
+import anyio
 from fastapi import APIRouter, Depends, Header, Query
-from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi.responses import StreamingResponse
+from fastapi.sse import KEEPALIVE_COMMENT
 
-from loadmaster.api.server.context import JobDep, ServiceDep
+from loadmaster.api.server.context import JobDep, Service, ServiceDep
 from loadmaster.api.server.description import problem_answers
 from loadmaster.api.server.problems import NoMoreEvents
 from loadmaster.errors import InputError
 
 router = APIRouter(tags=["plans"])
 
-_RECONNECT_MS = 1000
+# Connections on which nothing is said are closed by what lies between.
+_PING_EVERY_S = 15.0
+
+
+class EventStream(StreamingResponse):
+    """Not FastAPI's own kind of response, whose two tasks a stream end in a traceback when a client leaves."""
+
+    media_type = "text/event-stream"
 
 
 def first_event(
@@ -40,20 +48,29 @@ def first_event(
 
 @router.get(
     "/v1/plans/{plan_id}/events",
-    response_class=EventSourceResponse,
+    response_class=EventStream,
     responses={204: {"description": "the last event was seen already: do not reconnect"}, **problem_answers(404, 422)},
 )
-async def plan_events(
-    service: ServiceDep, job: JobDep, seen: Annotated[int, Depends(first_event)]
-) -> AsyncIterator[ServerSentEvent]:
+async def plan_events(service: ServiceDep, job: JobDep, seen: Annotated[int, Depends(first_event)]) -> EventStream:
     """Events of the types state, progress, incumbent, log and done; the stream ends after done."""
+    # Whatever lies between may not keep events back to send several at once.
+    return EventStream(_events(service, job.id, seen), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+
+async def _events(service: Service, job_id: str, seen: int) -> AsyncIterator[bytes]:
     while not service.stopping.is_set():
-        events = await anyio.to_thread.run_sync(service.jobs.events, job.id, seen)
+        events = await service.news.events(job_id, seen)
         for event in events:
             seen = event.seq
-            data = {"at": event.at, **event.data}
-            yield ServerSentEvent(data=data, event=event.type, id=str(event.seq), retry=_RECONNECT_MS)
+            yield event.text
             if event.type == "done":
                 return
-        if not events and not await service.news.wait(job.id, seen):
+        if events:
+            continue
+        is_there = True
+        with anyio.move_on_after(_PING_EVERY_S) as silence:
+            is_there = await service.news.wait(job_id, seen)
+        if silence.cancelled_caught:
+            yield KEEPALIVE_COMMENT
+        elif not is_there:
             return

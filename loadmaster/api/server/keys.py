@@ -56,7 +56,7 @@ class Caller:
 _ANYBODY = Caller(None, store.Scope.ADMIN)
 
 
-def caller(request: Request) -> Caller:
+async def caller(request: Request) -> Caller:
     """Who a request comes from."""
     found = request.state.caller
     assert isinstance(found, Caller)

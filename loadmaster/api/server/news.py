@@ -3,33 +3,68 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import anyio.to_thread
+from fastapi.sse import format_sse_event
 from sqlalchemy.exc import SQLAlchemyError
 
-__all__ = ["News"]
+from loadmaster.api.store.records import Event
+
+__all__ = ["News", "Sent"]
+
+_RECONNECT_MS = 1000
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """An event as streams send it: its number, its type, and its text in the format of server-sent events."""
+
+    seq: int
+    type: str
+    text: bytes
 
 
 class News:
     """Used within one event loop.
 
     Args:
+        events: what follows event ``after`` of a job.
         heads: the numbers of the latest events of jobs, by id; a job that is gone is left out.
         poll_s: how often it is asked, while anybody waits.
         stopping: set when the server has begun to shut down.
     """
 
     def __init__(
-        self, heads: Callable[[Sequence[str]], Mapping[str, int]], poll_s: float, stopping: threading.Event
+        self,
+        events: Callable[[str, int], Sequence[Event]],
+        heads: Callable[[Sequence[str]], Mapping[str, int]],
+        poll_s: float,
+        stopping: threading.Event,
     ) -> None:
-        self._heads, self._poll_s, self._stopping = heads, poll_s, stopping
+        self._events, self._heads, self._poll_s, self._stopping = events, heads, poll_s, stopping
+        self._reads: dict[tuple[str, int], asyncio.Task[list[Sent]]] = {}
         self._waiting: dict[asyncio.Future[bool], tuple[str, int]] = {}
         self._looking: asyncio.Task[None] | None = None
+
+    async def events(self, job_id: str, seen: int) -> list[Sent]:
+        """What follows event ``seen`` of a job. Streams that are as far share one read."""
+        key = (job_id, seen)
+        read = self._reads.get(key)
+        if read is None:
+            read = self._reads[key] = asyncio.create_task(anyio.to_thread.run_sync(self._read, job_id, seen))
+            read.add_done_callback(lambda _: self._reads.pop(key))
+        # One that leaves takes nothing from the others.
+        return await asyncio.shield(read)
+
+    def _read(self, job_id: str, seen: int) -> list[Sent]:
+        return [_sent(event) for event in self._events(job_id, seen)]
 
     async def wait(self, job_id: str, seen: int) -> bool:
         """Until the job has an event after ``seen``. False: there is no such job any more, or the server stops."""
@@ -55,3 +90,9 @@ class News:
                 # Who began to wait meanwhile was not asked for.
                 if job_id in asked and not news.done() and heads.get(job_id, seen + 1) > seen:
                     news.set_result(job_id in heads)
+
+
+def _sent(event: Event) -> Sent:
+    data = json.dumps({"at": event.at, **event.data}, ensure_ascii=False, allow_nan=False)
+    text = format_sse_event(data_str=data, event=event.type, id=str(event.seq), retry=_RECONNECT_MS)
+    return Sent(event.seq, event.type, text)

@@ -41,6 +41,7 @@ class Database:
             raise InputError("database_url", url, "is no database that the service runs on", remedy)
         try:
             self._readers, self.engine = backend.engines(parsed, wait_s)
+            self._turn = backend.turn_to_write()
             with self.write() as connection:
                 backend.lock_schema(connection)
                 newer = migrate.unknown_revision(connection)
@@ -63,7 +64,7 @@ class Database:
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction that writes: see :func:`transaction`. On SQLite the only one at a time, others wait for it."""
-        with self.engine.begin() as connection:
+        with self._turn, self.engine.begin() as connection:
             yield connection
 
     def takes_writes(self) -> bool:

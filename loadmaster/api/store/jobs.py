@@ -20,6 +20,9 @@ from loadmaster.models.documents import Document
 
 __all__ = ["Frontier", "Jobs", "NewJob", "NotFinalError", "QueueFullError", "QuotaError"]
 
+# Made once, see records.
+_NEW_JOB, _NEW_LABEL = sa.insert(schema.job), sa.insert(schema.label)
+_WAITING = sa.select(sa.func.count()).where(schema.job.c.state == State.QUEUED.value)
 # Ids in one query: databases take a limited number of parameters.
 _AT_ONCE = 500
 
@@ -260,30 +263,32 @@ class Jobs:
     ) -> str:
         job_id = schema.new_id("plan")
         connection.execute(
-            sa.insert(schema.job).values(
-                id=job_id,
-                frontier_id=frontier_id,
-                kind=new.kind,
-                name=new.name,
-                labels=dict(labels),
-                problem_sha256=records.put_document(connection, problem),
-                options=dict(new.options),
-                asked_gap=new.asked_gap,
-                time_limit_s=new.time_limit_s,
-                budget_bytes=new.limit,
-                cache_key=new.cache_key,
-                unit=new.unit,
-                idempotency_key=_of_owner(idempotency_key, owner.name),
-                request_sha256=request_sha256,
-                state=State.QUEUED.value,
-                created_at=time.time(),
-                owner=owner.name,
-                traceparent=new.traceparent,
-            )
+            _NEW_JOB,
+            {
+                "id": job_id,
+                "frontier_id": frontier_id,
+                "kind": new.kind,
+                "name": new.name,
+                "labels": dict(labels),
+                "problem_sha256": records.put_document(connection, problem),
+                "options": dict(new.options),
+                "asked_gap": new.asked_gap,
+                "time_limit_s": new.time_limit_s,
+                "budget_bytes": new.limit,
+                "cache_key": new.cache_key,
+                "unit": new.unit,
+                "idempotency_key": _of_owner(idempotency_key, owner.name),
+                "request_sha256": request_sha256,
+                "state": State.QUEUED.value,
+                "event_seq": 1,
+                "created_at": time.time(),
+                "owner": owner.name,
+                "traceparent": new.traceparent,
+            },
         )
-        for name, value in labels.items():
-            connection.execute(sa.insert(schema.label).values(job_id=job_id, name=name, value=value))
-        records.append_event(connection, job_id, "state", {"state": State.QUEUED.value})
+        if labels:
+            connection.execute(_NEW_LABEL, [{"job_id": job_id, "name": n, "value": v} for n, v in labels.items()])
+        records.put_event(connection, job_id, 1, "state", {"state": State.QUEUED.value})
         found = records.find_reusable(connection, new.cache_key, new.asked_gap)
         if found is not None:
             job = records.require_job(connection, job_id)
@@ -294,8 +299,7 @@ class Jobs:
 
     def _expect_room(self, connection: Connection, owner: Owner) -> None:
         """Raises, which undoes the submission, when more jobs wait than may."""
-        waiting = sa.select(sa.func.count()).where(schema.job.c.state == State.QUEUED.value)
-        if connection.execute(waiting).scalar_one() > self._max_queued:
+        if connection.execute(_WAITING).scalar_one() > self._max_queued:
             raise QueueFullError(f"{self._max_queued} jobs wait already, and no more may. Send it again later.")
         if keys.exceeds(connection, owner, State.QUEUED):
             raise QuotaError(

@@ -171,10 +171,12 @@ def lock_owner(connection: Connection, name: str | None) -> Owner:
 
     Where it has quotas, no other transaction that asks goes on before this one ends: what is counted stays true.
     """
+    if name is None:
+        return Owner(None, None, None)
     columns = schema.api_key.c
     limited = sa.or_(columns.max_queued.is_not(None), columns.max_running.is_not(None))
     query = sa.select(columns.max_queued, columns.max_running).where(columns.name == name, limited)
-    row = None if name is None else connection.execute(query.with_for_update()).one_or_none()
+    row = connection.execute(query.with_for_update()).one_or_none()
     return Owner(name, None, None) if row is None else Owner(name, row.max_queued, row.max_running)
 
 

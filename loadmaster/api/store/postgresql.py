@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import psycopg
 import sqlalchemy as sa
@@ -13,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from loadmaster.errors import InputError
 
-__all__ = ["engines", "is_conflict", "lock_schema"]
+__all__ = ["engines", "is_conflict", "lock_schema", "turn_to_write"]
 
 _CONNECT_S = 10
 # A process that was stopped in the middle of a transaction must not keep its locks.
@@ -55,6 +56,11 @@ def engines(url: sa.URL, wait_s: float) -> tuple[Engine, Engine]:
         connection.adapters.register_dumper(str, _WithoutNul)
 
     return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True), engine
+
+
+def turn_to_write() -> AbstractContextManager[None]:
+    """Nobody waits: the server has several write at a time."""
+    return nullcontext()
 
 
 def lock_schema(connection: Connection) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "observe",
     "pack",
     "put_document",
+    "put_event",
     "require_job",
 ]
 
@@ -126,16 +127,39 @@ class Outcome:
     error: Mapping[str, Any] | None = None
 
 
+# Made once: what every submission runs. To build one again takes longer than to run it.
+_THE_JOB = sa.select(schema.job).where(schema.job.c.id == sa.bindparam("job_id"))
+_NEXT_EVENT = (
+    sa.update(schema.job)
+    .where(schema.job.c.id == sa.bindparam("of_job"))
+    .values(event_seq=schema.job.c.event_seq + 1)
+    .returning(schema.job.c.event_seq)
+)
+_NEW_EVENT = sa.insert(schema.event)
+_IS_KEPT = sa.select(schema.document.c.sha256).where(schema.document.c.sha256 == sa.bindparam("key"))
+_NEW_DOCUMENT = sa.insert(schema.document)
+_REUSABLE = (
+    sa.select(schema.job.c.state, schema.job.c.plan_sha256)
+    .where(
+        schema.job.c.cache_key == sa.bindparam("key"),
+        schema.job.c.reusable,
+        schema.job.c.plan_sha256.is_not(None),
+        sa.or_(schema.job.c.state == State.INFEASIBLE.value, schema.job.c.gap <= sa.bindparam("asked_gap")),
+    )
+    .order_by(schema.job.c.id.desc())
+    .limit(1)
+)
+
+
 def get_job(connection: Connection, job_id: str, *, lock: bool = False) -> Job | None:
     """The job of that id; locked, nobody else changes it before this transaction ends."""
-    query = sa.select(schema.job).where(schema.job.c.id == job_id)
-    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+    row = connection.execute(_THE_JOB.with_for_update() if lock else _THE_JOB, {"job_id": job_id}).one_or_none()
     return None if row is None else Job.from_row(row)
 
 
 def require_job(connection: Connection, job_id: str) -> Job:
     """The job of an id that this transaction knows to exist."""
-    return Job.from_row(connection.execute(sa.select(schema.job).where(schema.job.c.id == job_id)).one())
+    return Job.from_row(connection.execute(_THE_JOB, {"job_id": job_id}).one())
 
 
 def lock(connection: Connection, column: sa.Column[str], value: str | None) -> None:
@@ -145,14 +169,14 @@ def lock(connection: Connection, column: sa.Column[str], value: str | None) -> N
 
 def append_event(connection: Connection, job_id: str, type_: str, data: Mapping[str, Any]) -> None:
     """Write the next event of a job. The counter in the job's row orders writers, on every database."""
-    seq = connection.execute(
-        sa.update(schema.job)
-        .where(schema.job.c.id == job_id)
-        .values(event_seq=schema.job.c.event_seq + 1)
-        .returning(schema.job.c.event_seq)
-    ).scalar_one()
+    seq = connection.execute(_NEXT_EVENT, {"of_job": job_id}).scalar_one()
+    put_event(connection, job_id, seq, type_, data)
+
+
+def put_event(connection: Connection, job_id: str, seq: int, type_: str, data: Mapping[str, Any]) -> None:
+    """Write an event whose number is in the job's row already, as the first one's of a job that is being inserted."""
     row = {"job_id": job_id, "seq": seq, "at": time.time(), "type": type_, "data": dict(data)}
-    connection.execute(sa.insert(schema.event).values(**row))
+    connection.execute(_NEW_EVENT, row)
 
 
 def pack(body: Document) -> PackedDocument:
@@ -162,10 +186,8 @@ def pack(body: Document) -> PackedDocument:
 
 def put_document(connection: Connection, packed: PackedDocument) -> str:
     """Keep a document under the hash of its content; returns the hash."""
-    table = schema.document
-    known = connection.execute(sa.select(table.c.sha256).where(table.c.sha256 == packed.sha256)).scalar()
-    if known is None:
-        connection.execute(sa.insert(table).values(sha256=packed.sha256, body=packed.body))
+    if connection.execute(_IS_KEPT, {"key": packed.sha256}).scalar() is None:
+        connection.execute(_NEW_DOCUMENT, {"sha256": packed.sha256, "body": packed.body})
     return packed.sha256
 
 
@@ -230,17 +252,7 @@ def finish(connection: Connection, job: Job, outcome: Outcome, *, cached: bool =
 
 def find_reusable(connection: Connection, cache_key: str, asked_gap: float) -> Outcome | None:
     """The latest end of a job of the same problem and options that was proved to the asked gap."""
-    row = connection.execute(
-        sa.select(schema.job.c.state, schema.job.c.plan_sha256)
-        .where(
-            schema.job.c.cache_key == cache_key,
-            schema.job.c.reusable,
-            schema.job.c.plan_sha256.is_not(None),
-            sa.or_(schema.job.c.state == State.INFEASIBLE.value, schema.job.c.gap <= asked_gap),
-        )
-        .order_by(schema.job.c.id.desc())
-        .limit(1)
-    ).one_or_none()
+    row = connection.execute(_REUSABLE, {"key": cache_key, "asked_gap": asked_gap}).one_or_none()
     if row is None:
         return None
     return Outcome(State(row.state), json.loads(get_document(connection, row.plan_sha256)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+import threading
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from loadmaster.errors import InputError
 
-__all__ = ["engines", "lock_schema"]
+__all__ = ["engines", "lock_schema", "turn_to_write"]
 
 _PAUSE_S = 0.01
 
@@ -44,6 +45,11 @@ def engines(url: sa.URL, wait_s: float) -> tuple[Engine, Engine]:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
     return engine, engine.execution_options(loadmaster_write=True)
+
+
+def turn_to_write() -> threading.Lock:
+    """Threads of this process wait for one another here: SQLite would have them sleep, ever longer, and look again."""
+    return threading.Lock()
 
 
 def lock_schema(connection: Connection) -> None:

@@ -22,6 +22,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+from loadmaster import priority
 from loadmaster.api.planning import load_planner
 from loadmaster.errors import InputError, LoadmasterError, SolverError
 from loadmaster.models.documents import Document
@@ -139,6 +140,7 @@ def main() -> None:
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     memory_bytes, folder = int(sys.argv[2]), sys.argv[3]
     wake_when_orphaned()
+    priority.lower()
     if memory_bytes:
         # Some systems know the limit but refuse to set it: the job then runs without one.
         with contextlib.suppress(ValueError, OSError):
