@@ -18,6 +18,7 @@ from loadmaster.api.server.context import Service
 from loadmaster.api.server.description import describe
 from loadmaster.api.server.keys import KeyCheck
 from loadmaster.api.server.news import News
+from loadmaster.api.server.readers import Readers
 from loadmaster.api.server.readiness import Readiness
 from loadmaster.api.server.security import HostCheck
 from loadmaster.api.settings import Settings
@@ -51,9 +52,9 @@ def create_app(settings: Settings) -> FastAPI:
     jobs, stopping = Jobs(database, settings.max_queued_jobs), threading.Event()
     news = News(jobs.heads, settings.poll_s, stopping)
     readiness = Readiness(lambda: operations.look(database, settings), _LONGEST_LOOK_S)
-    planner = load_planner(settings.planner)
+    readers = Readers(settings, load_planner(settings.planner))
     blobs_kept = Blobs(database, settings.max_blobs_bytes)
-    service = Service(settings, database, jobs, blobs_kept, queue, Keys(database), planner, news, readiness, stopping)
+    service = Service(settings, database, jobs, blobs_kept, queue, Keys(database), readers, news, readiness, stopping)
     asks_for_keys = settings.keys == "required"
 
     supervisor = Supervisor(settings, queue)
@@ -65,6 +66,7 @@ def create_app(settings: Settings) -> FastAPI:
             yield
         finally:
             service.stopping.set()
+            readers.close()
             supervisor.stop()
             database.close()
 

@@ -16,7 +16,6 @@ from loadmaster.api.store.database import Database, transaction
 from loadmaster.api.store.keys import Owner
 from loadmaster.api.store.records import Event, Job, Outcome, PackedDocument, State
 from loadmaster.errors import InputError, LoadmasterError
-from loadmaster.models.documents import Document
 
 __all__ = ["Frontier", "Jobs", "NewJob", "NotFinalError", "QueueFullError", "QuotaError"]
 
@@ -75,7 +74,7 @@ class Jobs:
     def submit(
         self,
         new: NewJob,
-        problem: Document,
+        problem: PackedDocument,
         labels: Mapping[str, str],
         *,
         request_sha256: str,
@@ -89,19 +88,18 @@ class Jobs:
             QueueFullError: too many wait.
             QuotaError: too many of this owner's wait.
         """
-        packed = records.pack(problem)
         with self._database.write() as connection:
             job_id = _by_key(connection, schema.job, idempotency_key, owner, request_sha256)
             if job_id is None:
                 whose = keys.lock_owner(connection, owner)
-                job_id = self._insert(connection, new, packed, labels, request_sha256, idempotency_key, None, whose)
+                job_id = self._insert(connection, new, problem, labels, request_sha256, idempotency_key, None, whose)
             return records.require_job(connection, job_id)
 
     @transaction
     def submit_frontier(
         self,
         points: Sequence[NewJob],
-        problem: Document,
+        problem: PackedDocument,
         labels: Mapping[str, str],
         *,
         request_sha256: str,
@@ -115,7 +113,6 @@ class Jobs:
             QueueFullError: too many wait.
             QuotaError: too many of this owner's wait.
         """
-        packed = records.pack(problem)
         with self._database.write() as connection:
             known = _by_key(connection, schema.frontier, idempotency_key, owner, request_sha256)
             if known is None:
@@ -131,7 +128,7 @@ class Jobs:
                 )
                 whose = keys.lock_owner(connection, owner)
                 for point in points:
-                    self._insert(connection, point, packed, labels, request_sha256, None, known, whose)
+                    self._insert(connection, point, problem, labels, request_sha256, None, known, whose)
             return _frontier(connection, known)
 
     def get(self, job_id: str) -> Job | None:
