@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from private_postgresql import each_database_url
 
 from loadmaster.api.store import figures, schema
 from loadmaster.api.store.database import Database
-from loadmaster.api.store.jobs import Jobs, NewJob
+from loadmaster.api.store.jobs import Jobs, NewJob, QueueFullError
 from loadmaster.api.store.queue import Queue
 from loadmaster.api.store.records import Job, State, pack
 from loadmaster.models.documents import Document
@@ -133,6 +134,30 @@ def test_jobs_and_frontiers_that_are_answered_at_once_do_not_lock_each_other_out
 
     at_once(submit_all)
     assert figures.read(database).cache_hits == THREADS * 2 * len(keys)
+
+
+def test_no_more_jobs_wait_than_may(url: str) -> None:
+    """Each has connections of its own, as servers have; frontiers are taken as a whole or not at all."""
+    most = 7
+
+    def submit_all(number: int) -> int:
+        own = Jobs(Database(url), most)
+        taken = 0
+        for turn in range(3):
+            points = [new(f"{number} {turn} {limit}", limit) for limit in range(1 + number % 2)]
+            with contextlib.suppress(QueueFullError):
+                if len(points) == 1:
+                    own.submit(points[0], pack({}), {}, request_sha256="0" * 64)
+                else:
+                    own.submit_frontier(points, pack({}), {}, request_sha256="0" * 64)
+                taken += len(points)
+        return taken
+
+    taken = at_once(submit_all)
+    waiting = figures.read(Database(url)).jobs["queued"]
+    # A pair may be refused where there is room for one.
+    assert sum(taken) == waiting
+    assert most - 1 <= waiting <= most
 
 
 def test_a_cancel_and_a_claim_of_the_same_job(jobs: Jobs, queue: Queue) -> None:

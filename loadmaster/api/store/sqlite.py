@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from loadmaster.errors import InputError
 
-__all__ = ["engines", "lock_schema"]
+__all__ = ["engines", "lock_queue", "lock_schema"]
 
 _PAUSE_S = 0.01
 
@@ -48,6 +48,10 @@ def engines(url: sa.URL, wait_s: float) -> tuple[Engine, Engine]:
 
 def lock_schema(connection: Connection) -> None:
     """A transaction that writes keeps all others out already."""
+
+
+def lock_queue(connection: Connection) -> None:
+    """So it does here."""
 
 
 def _log_ahead(cursor: sqlite3.Cursor, wait_s: float) -> None:
