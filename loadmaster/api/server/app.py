@@ -16,7 +16,7 @@ from loadmaster.api.server.body import BodyLimit
 from loadmaster.api.server.body_memory import BodyMemory
 from loadmaster.api.server.context import Service
 from loadmaster.api.server.description import describe
-from loadmaster.api.server.keys import KeyCheck
+from loadmaster.api.server.keys import KeyCheck, KeysInUse
 from loadmaster.api.server.news import News
 from loadmaster.api.server.readers import Readers
 from loadmaster.api.server.readiness import Readiness
@@ -54,7 +54,10 @@ def create_app(settings: Settings) -> FastAPI:
     readiness = Readiness(lambda: operations.look(database, settings), _LONGEST_LOOK_S)
     readers = Readers(settings, load_planner(settings.planner))
     blobs_kept = Blobs(database, settings.max_blobs_bytes)
-    service = Service(settings, database, jobs, blobs_kept, queue, Keys(database), readers, news, readiness, stopping)
+    keys = Keys(database)
+    service = Service(
+        settings, database, jobs, blobs_kept, queue, keys, KeysInUse(keys), readers, news, readiness, stopping
+    )
     asks_for_keys = settings.keys == "required"
 
     supervisor = Supervisor(settings, queue)
@@ -89,7 +92,7 @@ def create_app(settings: Settings) -> FastAPI:
         memory=BodyMemory(settings.max_bodies_memory_bytes),
         timeout_s=settings.request_timeout_s,
     )
-    app.add_middleware(KeyCheck, keys=service.keys if asks_for_keys else None)
+    app.add_middleware(KeyCheck, keys=keys if asks_for_keys else None)
     app.add_middleware(HostCheck, host=settings.host, names=settings.allowed_host_names)
     problems.install(app)
     for module in (plans, events, exports, blobs, frontiers, operations, metrics):

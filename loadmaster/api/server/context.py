@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Request
 
-from loadmaster.api.server.keys import CallerDep
+from loadmaster.api.server.keys import CallerDep, KeysInUse
 from loadmaster.api.server.news import News
 from loadmaster.api.server.problems import not_found
 from loadmaster.api.server.readers import Readers
@@ -34,6 +34,7 @@ class Service:
     blobs: Blobs
     queue: Queue
     keys: Keys
+    keys_in_use: KeysInUse
     readers: Readers
     news: News
     readiness: Readiness

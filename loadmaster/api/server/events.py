@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated
 
+import anyio
 import anyio.to_thread
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from loadmaster.api.server.context import JobDep, ServiceDep
+from loadmaster.api.server.context import JobDep, Service, ServiceDep
 from loadmaster.api.server.description import problem_answers
+from loadmaster.api.server.keys import LOOK_EVERY_S, Caller, CallerDep
 from loadmaster.api.server.problems import NoMoreEvents
 from loadmaster.errors import InputError
 
@@ -44,10 +46,10 @@ def first_event(
     responses={204: {"description": "the last event was seen already: do not reconnect"}, **problem_answers(404, 422)},
 )
 async def plan_events(
-    service: ServiceDep, job: JobDep, seen: Annotated[int, Depends(first_event)]
+    service: ServiceDep, caller: CallerDep, job: JobDep, seen: Annotated[int, Depends(first_event)]
 ) -> AsyncIterator[ServerSentEvent]:
-    """Events of the types state, progress, incumbent, log and done; the stream ends after done."""
-    while not service.stopping.is_set():
+    """Events of the types state, progress, incumbent, log and done; the stream ends after done, or with its key."""
+    while not service.stopping.is_set() and await service.keys_in_use.has(caller):
         events = await anyio.to_thread.run_sync(service.jobs.events, job.id, seen)
         for event in events:
             seen = event.seq
@@ -55,5 +57,13 @@ async def plan_events(
             yield ServerSentEvent(data=data, event=event.type, id=str(event.seq), retry=_RECONNECT_MS)
             if event.type == "done":
                 return
-        if not events and not await service.news.wait(job.id, seen):
+        if not events and not await _has_news(service, caller, job.id, seen):
             return
+
+
+async def _has_news(service: Service, caller: Caller, job_id: str, seen: int) -> bool:
+    """Wait for them. False: there will be none, or none that the caller may see."""
+    while await service.keys_in_use.has(caller):
+        with anyio.move_on_after(LOOK_EVERY_S):
+            return await service.news.wait(job_id, seen)
+    return False
