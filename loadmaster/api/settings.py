@@ -44,7 +44,8 @@ class Settings:
         max_bodies_memory_bytes: memory that all bodies may take at a time; more are refused (503) until some are read.
         max_blobs_bytes: what all blobs take in the store, compressed; those used longest ago go first.
         max_time_limit_s: the longest time limit a request may ask for.
-        max_job_memory_bytes: address-space cap of a job's process, by default the machine's memory; 0 is no cap.
+        max_job_memory_bytes: address-space cap of a job's process, and of one that reads large bodies; by default the
+            machine's memory; 0 is no cap.
         max_queued_jobs: jobs that wait; more are refused (429) until some are done.
         request_timeout_s: a request whose headers or body take longer to arrive is refused (408).
         lease_s: a running job whose worker is silent for this long goes back to the queue.

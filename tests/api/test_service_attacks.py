@@ -18,8 +18,10 @@ from fake_planner import FakePlanner, problem
 from fastapi import FastAPI
 from running_service import RunningService, alive, parent, pids, wait_until
 
+from loadmaster.api.documents import PlanRequest
 from loadmaster.api.planning import FloorPlanner, Request
 from loadmaster.api.server.app import create_app
+from loadmaster.api.server.submissions import Asked, Reader
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.database import Database
 from loadmaster.api.worker.process import LocalJob
@@ -39,19 +41,16 @@ def client_of(app: FastAPI) -> httpx.AsyncClient:
 
 
 @pytest.mark.parametrize(("small", "times"), [(b"[],", 10_000_000), (b'{"a":1},', 2_000_000)])
-async def test_small_things_by_the_million_are_refused_before_they_take_memory(
-    make_settings: Callable[..., Settings], small: bytes, times: int
-) -> None:
+def test_small_things_by_the_million_are_refused_before_they_take_memory(small: bytes, times: int) -> None:
     body = b'{"problem":{"kind":"fake","forward":[' + small * times + b"[]]}}"
-    async with client_of(create_app(make_settings())) as http:
-        tracemalloc.start()
-        answer = await http.post("/v1/plans", content=body, headers={"content-type": "application/json"})
-        _, peak_bytes = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["field"] == "body"
-    # The body itself, once in pieces and once whole: lists would be twenty times as much.
-    assert peak_bytes < 4 * len(body)
+    tracemalloc.start()
+    with pytest.raises(InputError) as refused:
+        Reader(FakePlanner(), 60.0).read(Asked(PlanRequest, body))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert refused.value.field == "body"
+    # Lists would be twenty times as much as their text.
+    assert peak_bytes < len(body)
 
 
 @pytest.mark.parametrize("wide", ['{"problem":%s}', '{"problem":{"forward":[%s]}}', '{"problem":{},"labels":%s}'])
@@ -101,7 +100,7 @@ async def test_a_frontier_reads_its_problem_once(app: FastAPI, monkeypatch: pyte
         asked.append(len(options))
         return read_each(self, document, options)
 
-    monkeypatch.setattr(type(app.state.service.planner), "read_each", counted)
+    monkeypatch.setattr(FakePlanner, "read_each", counted)
     async with client_of(app) as http:
         sweep = {"problem": problem(), "budgets_bytes": list(range(1, 65))}
         assert (await http.post("/v1/frontiers", json=sweep)).status_code == 202

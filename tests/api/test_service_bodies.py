@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fake_planner import problem
 
-from loadmaster.api.server import plans
+from loadmaster.api.server import submissions
 from loadmaster.api.server.app import create_app
 from loadmaster.api.settings import Settings
 
@@ -84,19 +84,19 @@ async def _with_one_under_way(
 ) -> tuple[httpx.AsyncClient, asyncio.Task[httpx.Response], Callable[[], None]]:
     """A client of a service that has read a body and not parsed it yet; the answer to that; and what lets it go on."""
     loop, parsing, may_go_on = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-    parse = plans.parse_body
+    parse = submissions.parse_body
 
     def slowly(*arguments: Any) -> Any:
         loop.call_soon_threadsafe(parsing.set)
         asyncio.run_coroutine_threadsafe(may_go_on.wait(), loop).result()
         return parse(*arguments)
 
-    monkeypatch.setattr(plans, "parse_body", slowly)
+    monkeypatch.setattr(submissions, "parse_body", slowly)
     app = create_app(make_settings(max_bodies_memory_bytes=memory_bytes))
     http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
     under_way = asyncio.create_task(http.post("/v1/plans", content=body, headers=JSON))
     await parsing.wait()
-    monkeypatch.setattr(plans, "parse_body", parse)
+    monkeypatch.setattr(submissions, "parse_body", parse)
     return http, under_way, may_go_on.set
 
 

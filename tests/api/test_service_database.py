@@ -18,7 +18,7 @@ from loadmaster.api.store import figures, migrate, schema
 from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs, NewJob
 from loadmaster.api.store.queue import Queue
-from loadmaster.api.store.records import State
+from loadmaster.api.store.records import State, pack
 from loadmaster.api.worker.process import Message
 from loadmaster.api.worker.worker import Worker
 from loadmaster.errors import InputError
@@ -130,7 +130,7 @@ def test_connections_that_broke_are_made_again(postgresql: PrivatePostgresql) ->
     database = Database(settings.database_url)
     jobs = Jobs(database, 1000)
     new = NewJob("fake", "a name", {}, 0.02, 60.0, None, "key")
-    job_id = jobs.submit(new, {}, {}, request_sha256="0" * 64).id
+    job_id = jobs.submit(new, pack({}), {}, request_sha256="0" * 64).id
 
     class Cut:
         """Breaks all connections once, then goes on and ends."""
@@ -241,7 +241,7 @@ def test_a_claim_on_postgresql_does_not_pass_over_the_jobs_that_have_ended(postg
     """Where many wait, it may take any job for one of them, and look for the oldest from the very first job on."""
     database = Database(postgresql.new_database())
     new = NewJob("fake", "a name", {}, 0.02, 60.0, None, "key")
-    Jobs(database, 100_000).submit(new, {}, {}, request_sha256="0" * 64)
+    Jobs(database, 100_000).submit(new, pack({}), {}, request_sha256="0" * 64)
     with database.write() as connection:
         connection.exec_driver_sql(MANY_THAT_ENDED)
         connection.exec_driver_sql("ANALYZE job")

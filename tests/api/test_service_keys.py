@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import re
@@ -267,3 +268,26 @@ async def test_the_description_tells_of_keys_where_they_are_asked_for(
             assert ({"401", "403"} <= set(operation["responses"])) == (path not in OPEN)
     without = create_app(make_settings()).openapi()
     assert "security" not in without and "securitySchemes" not in without["components"]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["revoked", "revoked and made again"])
+async def test_an_open_stream_ends_when_its_key_is_revoked(
+    app: FastAPI, keys: Keys, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    for module in ("keys", "events"):
+        monkeypatch.setattr(f"loadmaster.api.server.{module}.LOOK_EVERY_S", 0.05)
+    ann, bob = (bearer(keys.add(name, Scope.SUBMIT)) for name in ("ann", "bob"))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        plan = (await http.post("/v1/plans", json=GOOD, headers=bob)).json()["links"]
+        anns, bobs = (asyncio.create_task(http.get(plan["events"], headers=who)) for who in (ann, bob))
+        await asyncio.sleep(0.3)
+        assert not anns.done()
+        keys.revoke("ann")
+        if again:
+            keys.add("ann", Scope.SUBMIT)
+        cut = await asyncio.wait_for(anns, 60)
+        assert ("event: state" in cut.text, "event: done" in cut.text) == (True, False)
+        assert not bobs.done()
+        await http.post(plan["cancel"], headers=bob)
+        assert "event: done" in (await asyncio.wait_for(bobs, 60)).text
+        assert (await http.get(plan["events"], headers=ann)).status_code == 401

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from loadmaster.api.server.pages.frame import STATIC
 from loadmaster.api.store import progress
 from loadmaster.api.store.jobs import Frontier, NewJob
-from loadmaster.api.store.records import Job, State
+from loadmaster.api.store.records import Job, State, pack
 from loadmaster.api.worker.worker import Worker
 from loadmaster.models.hardware import catalogue
 from loadmaster.models.kinds import read_problem, write_plan
@@ -47,7 +47,7 @@ def end(app: FastAPI, plan: Any) -> None:
 
 def planned(app: FastAPI, document: dict[str, Any], plan: Any, limit: int | None = None) -> str:
     """A job with a plan that was made by hand."""
-    job: Job = app.state.service.jobs.submit(new_job(document, limit), document, {}, request_sha256="r" * 64)
+    job: Job = app.state.service.jobs.submit(new_job(document, limit), pack(document), {}, request_sha256="r" * 64)
     end(app, plan)
     return job.id
 
@@ -66,7 +66,7 @@ def planned_ring(app: FastAPI, name: str = "ring") -> str:
 def frontier_of(app: FastAPI, *megabytes: int) -> Frontier:
     document = chain(6, MEGABYTE)
     points = [new_job(document, m * MEGABYTE) for m in megabytes]
-    found: Frontier = app.state.service.jobs.submit_frontier(points, document, {}, request_sha256="r" * 64)
+    found: Frontier = app.state.service.jobs.submit_frontier(points, pack(document), {}, request_sha256="r" * 64)
     return found
 
 

@@ -15,7 +15,7 @@ from loadmaster.api.store import figures, schema
 from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs, NewJob
 from loadmaster.api.store.queue import Beat, Queue
-from loadmaster.api.store.records import State
+from loadmaster.api.store.records import State, pack
 
 PLAN = {"status": "optimal", "objective": 1.0, "bound": 1.0, "gap": 0.0, "unit": "us"}
 
@@ -32,7 +32,7 @@ url = each_database_url
 def submit(jobs: Jobs, number: int = 0, key: str | None = None) -> str:
     """A job that is like no other, unless a cache key is given."""
     new = NewJob("fake", str(number), {}, 0.02, 60.0, None, key or f"{number:064d}")
-    return jobs.submit(new, {"number": number}, {}, request_sha256=f"{number:064d}").id
+    return jobs.submit(new, pack({"number": number}), {}, request_sha256=f"{number:064d}").id
 
 
 def claim_all(url: str, owner: str, start: float) -> list[str]:
@@ -172,7 +172,7 @@ def test_which_answers_are_given_again(url: str, state: State, gap: float | None
     queue.claim("w")
     queue.finish(first, "w", state, plan={**PLAN, "gap": gap})
     new = NewJob("fake", "another", {}, asked, 60.0, None, "same")
-    second = jobs.submit(new, {"number": 2}, {}, request_sha256="2" * 64)
+    second = jobs.submit(new, pack({"number": 2}), {}, request_sha256="2" * 64)
     assert jobs.is_cached("same", asked) == answered
     assert (second.cached, second.state) == ((True, state) if answered else (False, State.QUEUED))
 
@@ -288,7 +288,7 @@ def test_nul_is_no_end_of_a_text(url: str) -> None:
     """PostgreSQL's text does not hold it."""
     jobs, queue = open_queue(url)
     new = NewJob("fake", "a\0name", {"an": "option\0"}, 0.02, 60.0, None, "key")
-    job = jobs.submit(new, {"a": "problem\0"}, {"a": "label\0"}, request_sha256="0" * 64)
+    job = jobs.submit(new, pack({"a": "problem\0"}), {"a": "label\0"}, request_sha256="0" * 64)
     assert queue.claim("w") is not None
     queue.record(job.id, "w", [("log", {"line": "a\0line"})])
     assert job.name in ("a\0name", "a\ufffdname")

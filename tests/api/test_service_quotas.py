@@ -20,7 +20,7 @@ from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs, NewJob, QuotaError
 from loadmaster.api.store.keys import Keys, Scope
 from loadmaster.api.store.queue import Queue
-from loadmaster.api.store.records import State
+from loadmaster.api.store.records import State, pack
 
 PLAN = {"status": "optimal", "objective": 1.0, "bound": 1.0, "gap": 0.0, "unit": "us"}
 
@@ -49,7 +49,7 @@ class Store:
         self._number += 1
         name = f"{owner} {self._number}"
         new = NewJob("fake", name, {}, 0.02, 60.0, None, key or name)
-        return self.jobs.submit(new, {"name": name}, {}, request_sha256=name, owner=owner).id
+        return self.jobs.submit(new, pack({"name": name}), {}, request_sha256=name, owner=owner).id
 
     def claim(self) -> str | None:
         """Whose job a worker gets next; "-" for one without an owner."""
@@ -166,7 +166,7 @@ def test_quotas_hold_for_many_at_once(url: str) -> None:
     def submit(number: int) -> bool:
         new = NewJob("fake", str(number), {}, 0.02, 60.0, None, str(number))
         try:
-            Store(url).jobs.submit(new, {"number": number}, {}, request_sha256=str(number), owner="ann")
+            Store(url).jobs.submit(new, pack({"number": number}), {}, request_sha256=str(number), owner="ann")
         except QuotaError:
             return False
         return True

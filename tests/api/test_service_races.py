@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,9 @@ from private_postgresql import each_database_url
 
 from loadmaster.api.store import figures, schema
 from loadmaster.api.store.database import Database
-from loadmaster.api.store.jobs import Jobs, NewJob
+from loadmaster.api.store.jobs import Jobs, NewJob, QueueFullError
 from loadmaster.api.store.queue import Queue
-from loadmaster.api.store.records import Job, State
+from loadmaster.api.store.records import Job, State, pack
 from loadmaster.models.documents import Document
 
 ResultT = TypeVar("ResultT")
@@ -64,7 +65,7 @@ def left(database: Database) -> dict[str, int]:
 
 
 def submit(jobs: Jobs, key: str, problem: Document | None = None, idempotency_key: str | None = None) -> Job:
-    return jobs.submit(new(key), problem or {}, {}, request_sha256="0" * 64, idempotency_key=idempotency_key)
+    return jobs.submit(new(key), pack(problem or {}), {}, request_sha256="0" * 64, idempotency_key=idempotency_key)
 
 
 def test_one_idempotency_key_makes_one_job(database: Database, jobs: Jobs) -> None:
@@ -79,7 +80,7 @@ def test_one_idempotency_key_makes_one_frontier(database: Database, jobs: Jobs) 
         points = [new(f"{turn}-{limit}", limit) for limit in range(3)]
         made = at_once(
             lambda _, p=points, k=f"key {turn}": jobs.submit_frontier(
-                p, {}, {"run": "x"}, request_sha256="0" * 64, idempotency_key=k
+                p, pack({}), {"run": "x"}, request_sha256="0" * 64, idempotency_key=k
             )
         )
         assert len({frontier.id for frontier in made}) == 1
@@ -129,10 +130,34 @@ def test_jobs_and_frontiers_that_are_answered_at_once_do_not_lock_each_other_out
         for key in order:
             submit(jobs, key, {"number": number})
         points = [new(key, limit) for limit, key in enumerate(order)]
-        jobs.submit_frontier(points, {"number": number}, {}, request_sha256="0" * 64)
+        jobs.submit_frontier(points, pack({"number": number}), {}, request_sha256="0" * 64)
 
     at_once(submit_all)
     assert figures.read(database).cache_hits == THREADS * 2 * len(keys)
+
+
+def test_no_more_jobs_wait_than_may(url: str) -> None:
+    """Each has connections of its own, as servers have; frontiers are taken as a whole or not at all."""
+    most = 7
+
+    def submit_all(number: int) -> int:
+        own = Jobs(Database(url), most)
+        taken = 0
+        for turn in range(3):
+            points = [new(f"{number} {turn} {limit}", limit) for limit in range(1 + number % 2)]
+            with contextlib.suppress(QueueFullError):
+                if len(points) == 1:
+                    own.submit(points[0], pack({}), {}, request_sha256="0" * 64)
+                else:
+                    own.submit_frontier(points, pack({}), {}, request_sha256="0" * 64)
+                taken += len(points)
+        return taken
+
+    taken = at_once(submit_all)
+    waiting = figures.read(Database(url)).jobs["queued"]
+    # A pair may be refused where there is room for one.
+    assert sum(taken) == waiting
+    assert most - 1 <= waiting <= most
 
 
 def test_a_cancel_and_a_claim_of_the_same_job(jobs: Jobs, queue: Queue) -> None:
@@ -152,7 +177,7 @@ def test_a_cancel_and_a_claim_of_the_same_job(jobs: Jobs, queue: Queue) -> None:
 def test_jobs_that_share_everything_are_purged_without_a_rest(database: Database, jobs: Jobs) -> None:
     for _ in range(5):
         points = [new(f"key {limit}", limit) for limit in range(THREADS)]
-        ids = [job.id for job in jobs.submit_frontier(points, {}, {"run": "x"}, request_sha256="0" * 64).jobs]
+        ids = [job.id for job in jobs.submit_frontier(points, pack({}), {"run": "x"}, request_sha256="0" * 64).jobs]
         for job_id in ids:
             jobs.cancel(job_id)
         assert all(at_once(lambda number, ids=ids: jobs.purge(ids[number])))

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from loadmaster.api.server.app import create_app
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.jobs import NewJob
-from loadmaster.api.store.records import State
+from loadmaster.api.store.records import State, pack
 from loadmaster.models.kinds import read_problem, write_plan
 from loadmaster.planner import PlanOptions
 from tests.api.collective_by_hand import plan_by_hand, ring_document
@@ -162,7 +162,7 @@ async def test_a_report_may_load_and_run_nothing(http: httpx.AsyncClient, app: F
     plan = plan_by_hand(read_problem(document), PlanOptions())
     service = app.state.service
     new = NewJob("collective", document["name"], {}, 0.02, 60.0, None, "k" * 64)
-    job = service.jobs.submit(new, document, {}, request_sha256="r" * 64)
+    job = service.jobs.submit(new, pack(document), {}, request_sha256="r" * 64)
     service.queue.claim("w")
     service.queue.finish(job.id, "w", State.SUCCEEDED, plan=write_plan(plan))
     page = await http.get(f"/v1/plans/{job.id}/export/html")

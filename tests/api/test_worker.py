@@ -20,7 +20,7 @@ from loadmaster.api.store import schema
 from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs, NewJob
 from loadmaster.api.store.queue import Queue
-from loadmaster.api.store.records import Job, State
+from loadmaster.api.store.records import Job, State, pack
 from loadmaster.api.worker.crew import Crew
 from loadmaster.api.worker.process import Message
 from loadmaster.api.worker.worker import Worker
@@ -42,7 +42,7 @@ class Store:
         document = problem(behaviour, **more)
         read = load_planner(self.settings.planner).read(document, {"time_limit_s": time_limit_s})
         new = NewJob(read.kind, read.name, read.options, read.gap, read.time_limit_s, None, read.cache_key)
-        return self.jobs.submit(new, document, {}, request_sha256="0" * 64).id
+        return self.jobs.submit(new, pack(document), {}, request_sha256="0" * 64).id
 
     def job(self, job_id: str) -> Job:
         found = self.jobs.get(job_id)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from loadmaster.executor.index import building
+from loadmaster.executor.compiling import compiler
 from tests.architecture.sources import ROOT
 
 pytestmark = pytest.mark.slow
@@ -135,7 +135,7 @@ def test_the_command_works_without_extras(clean: Path, tmp_path: Path) -> None:
     assert "pip install 'loadmaster[solver]'" in planned.stderr
 
 
-@pytest.mark.skipif(building.compiler() is None, reason="there is no C++ compiler here")
+@pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler here")
 def test_the_index_comes_compiled(clean: Path, tmp_path: Path) -> None:
     done = run(clean, "-c", USE_INDEX, folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, "compiled\n"), done.stderr

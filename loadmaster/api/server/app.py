@@ -16,8 +16,9 @@ from loadmaster.api.server.body import BodyLimit
 from loadmaster.api.server.body_memory import BodyMemory
 from loadmaster.api.server.context import Service
 from loadmaster.api.server.description import describe
-from loadmaster.api.server.keys import KeyCheck
+from loadmaster.api.server.keys import KeyCheck, KeysInUse
 from loadmaster.api.server.news import News
+from loadmaster.api.server.readers import Readers
 from loadmaster.api.server.readiness import Readiness
 from loadmaster.api.server.security import HostCheck
 from loadmaster.api.settings import Settings
@@ -51,9 +52,12 @@ def create_app(settings: Settings) -> FastAPI:
     jobs, stopping = Jobs(database, settings.max_queued_jobs), threading.Event()
     news = News(jobs.events, jobs.heads, settings.poll_s, stopping)
     readiness = Readiness(lambda: operations.look(database, settings), _LONGEST_LOOK_S)
-    planner = load_planner(settings.planner)
+    readers = Readers(settings, load_planner(settings.planner))
     blobs_kept = Blobs(database, settings.max_blobs_bytes)
-    service = Service(settings, database, jobs, blobs_kept, queue, Keys(database), planner, news, readiness, stopping)
+    keys = Keys(database)
+    service = Service(
+        settings, database, jobs, blobs_kept, queue, keys, KeysInUse(keys), readers, news, readiness, stopping
+    )
     asks_for_keys = settings.keys == "required"
 
     supervisor = Supervisor(settings, queue)
@@ -65,6 +69,7 @@ def create_app(settings: Settings) -> FastAPI:
             yield
         finally:
             service.stopping.set()
+            readers.close()
             supervisor.stop()
             database.close()
 
@@ -87,7 +92,7 @@ def create_app(settings: Settings) -> FastAPI:
         memory=BodyMemory(settings.max_bodies_memory_bytes),
         timeout_s=settings.request_timeout_s,
     )
-    app.add_middleware(KeyCheck, keys=service.keys if asks_for_keys else None)
+    app.add_middleware(KeyCheck, keys=keys if asks_for_keys else None)
     app.add_middleware(HostCheck, host=settings.host, names=settings.allowed_host_names)
     problems.install(app)
     for module in (plans, events, exports, blobs, frontiers, operations, metrics):

@@ -6,27 +6,28 @@ only then. Blobs are a cache: whoever is told that one is not there sends it aga
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import dataclasses
+from collections.abc import Callable
+from typing import Annotated
 
 import anyio.to_thread
 from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.responses import StreamingResponse
 
 from loadmaster.api.errors import ProblemType
-from loadmaster.api.server.body import MOST_VALUES, count_values, expect_plain, parse_object
+from loadmaster.api.server.body import expect_plain
 from loadmaster.api.server.body_memory import NO_ROOM, NO_ROOM_RETRY_AFTER_S, Held
 from loadmaster.api.server.context import Service, ServiceDep
 from loadmaster.api.server.description import problem_answers
+from loadmaster.api.server.parsing import MOST_VALUES, count_values
 from loadmaster.api.server.problems import Refusal, not_found
 from loadmaster.api.server.security import REPORT_HEADERS
+from loadmaster.api.server.submissions import BLOB, Asked, NamedBlob, Submission
 from loadmaster.api.store.blobs import BlobPacker
 from loadmaster.errors import InputError
-from loadmaster.models.documents import Document
 
-__all__ = ["NAME", "HeldDep", "named_problem", "router"]
+__all__ = ["HeldDep", "answer_submission", "router"]
 
-# The one key of what stands in the place of a problem.
-NAME = "blob_sha256"
 _BYTES = "application/octet-stream"
 
 router = APIRouter(tags=["blobs"])
@@ -93,18 +94,31 @@ def get_blob(service: ServiceDep, sha256: Sha256) -> Response:
     return StreamingResponse(blob.pieces(), media_type=_BYTES, headers=headers)
 
 
-def named_problem(service: Service, held: Held, problem: dict[str, Any]) -> Document:
-    """The problem of a request: itself, or the blob that stands in its place.
+async def answer_submission(
+    service: Service, held: Held, asked: Asked, then: Callable[[Submission], Response]
+) -> Response:
+    """Read a request to plan, with the blob that may stand in the place of its problem, and answer it in a thread.
 
     Raises:
-        InputError: there is no such blob, or it is no JSON object.
-        Refusal: 503, other bodies take the memory.
+        InputError: it cannot be planned, or there is no such blob.
+        Refusal: 503, other bodies take the memory, or the process that reads large ones broke.
     """
-    if set(problem) != {NAME}:
-        return problem
-    field, sha256 = f"problem.{NAME}", problem[NAME]
-    missing = InputError(field, sha256, "is no blob that is here", "Send it with PUT /v1/blobs/SHA256, then again.")
-    head = service.blobs.head(sha256) if isinstance(sha256, str) else None
+    answer = await service.readers.read(asked, then)
+    if isinstance(answer, NamedBlob):
+        blob = await anyio.to_thread.run_sync(_named_bytes, service, held, answer)
+        answer = await service.readers.read(dataclasses.replace(asked, blob=blob), then)
+    assert not isinstance(answer, NamedBlob)
+    return answer
+
+
+def _named_bytes(service: Service, held: Held, named: NamedBlob) -> bytes:
+    sha256 = named.sha256
+    missing = InputError(
+        f"problem.{BLOB}", sha256, "is no blob that is here", "Send it with PUT /v1/blobs/SHA256, then again."
+    )
+    if not isinstance(sha256, str):
+        raise missing
+    head = service.blobs.head(sha256)
     if head is None:
         raise missing
     # Before it is read: the request itself is small.
@@ -114,9 +128,4 @@ def named_problem(service: Service, held: Held, problem: dict[str, Any]) -> Docu
     if blob is None:
         raise missing
     service.blobs.use(sha256)
-    try:
-        return parse_object(b"".join(blob.pieces()), field)
-    except InputError as error:
-        # What is named by its place in the blob is at that place in the problem.
-        where = error.field if error.field == field else f"problem.{error.field}"
-        raise InputError(where, error.value, error.problem, error.remedy) from None
+    return b"".join(blob.pieces())

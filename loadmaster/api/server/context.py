@@ -8,10 +8,10 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Request
 
-from loadmaster.api.planning import Planner
-from loadmaster.api.server.keys import CallerDep
+from loadmaster.api.server.keys import CallerDep, KeysInUse
 from loadmaster.api.server.news import News
 from loadmaster.api.server.problems import not_found
+from loadmaster.api.server.readers import Readers
 from loadmaster.api.server.readiness import Readiness
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.blobs import Blobs
@@ -34,7 +34,8 @@ class Service:
     blobs: Blobs
     queue: Queue
     keys: Keys
-    planner: Planner
+    keys_in_use: KeysInUse
+    readers: Readers
     news: News
     readiness: Readiness
     stopping: threading.Event

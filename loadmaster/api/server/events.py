@@ -12,13 +12,11 @@ from fastapi.sse import KEEPALIVE_COMMENT
 
 from loadmaster.api.server.context import JobDep, Service, ServiceDep
 from loadmaster.api.server.description import problem_answers
+from loadmaster.api.server.keys import LOOK_EVERY_S, Caller, CallerDep
 from loadmaster.api.server.problems import NoMoreEvents
 from loadmaster.errors import InputError
 
 router = APIRouter(tags=["plans"])
-
-# Connections on which nothing is said are closed by what lies between.
-_PING_EVERY_S = 15.0
 
 
 class EventStream(StreamingResponse):
@@ -51,14 +49,17 @@ def first_event(
     response_class=EventStream,
     responses={204: {"description": "the last event was seen already: do not reconnect"}, **problem_answers(404, 422)},
 )
-async def plan_events(service: ServiceDep, job: JobDep, seen: Annotated[int, Depends(first_event)]) -> EventStream:
-    """Events of the types state, progress, incumbent, log and done; the stream ends after done."""
+async def plan_events(
+    service: ServiceDep, caller: CallerDep, job: JobDep, seen: Annotated[int, Depends(first_event)]
+) -> EventStream:
+    """Events of the types state, progress, incumbent, log and done; the stream ends after done, or with its key."""
     # Whatever lies between may not keep events back to send several at once.
-    return EventStream(_events(service, job.id, seen), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return EventStream(_events(service, caller, job.id, seen), headers=headers)
 
 
-async def _events(service: Service, job_id: str, seen: int) -> AsyncIterator[bytes]:
-    while not service.stopping.is_set():
+async def _events(service: Service, caller: Caller, job_id: str, seen: int) -> AsyncIterator[bytes]:
+    while not service.stopping.is_set() and await service.keys_in_use.has(caller):
         events = await service.news.events(job_id, seen)
         for event in events:
             seen = event.seq
@@ -68,9 +69,10 @@ async def _events(service: Service, job_id: str, seen: int) -> AsyncIterator[byt
         if events:
             continue
         is_there = True
-        with anyio.move_on_after(_PING_EVERY_S) as silence:
+        with anyio.move_on_after(LOOK_EVERY_S) as silence:
             is_there = await service.news.wait(job_id, seen)
         if silence.cancelled_caught:
+            # Connections on which nothing is said are closed by what lies between.
             yield KEEPALIVE_COMMENT
         elif not is_there:
             return

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
 from loadmaster.api.documents import FrontierRequest, FrontierResource
-from loadmaster.api.server.blobs import HeldDep, named_problem
-from loadmaster.api.server.body import parse_body
+from loadmaster.api.server.blobs import HeldDep, answer_submission
 from loadmaster.api.server.context import Service, ServiceDep
 from loadmaster.api.server.description import problem_answers
 from loadmaster.api.server.keys import Caller, CallerDep
@@ -19,15 +17,11 @@ from loadmaster.api.server.plans import (
     IdempotencyKey,
     body_schema,
     new_job,
-    read_requests,
 )
 from loadmaster.api.server.problems import not_found
 from loadmaster.api.server.resources import frontier_resource
+from loadmaster.api.server.submissions import Asked, Submission
 from loadmaster.api.store.jobs import Frontier
-from loadmaster.errors import InputError
-from loadmaster.models.documents import Document
-from loadmaster.models.kinds import find_kind, limit_of
-from loadmaster.planner.options import LIMIT_NAMES
 
 router = APIRouter(tags=["frontiers"])
 FrontierId = Annotated[str, Path(max_length=64, description="id of a frontier")]
@@ -40,25 +34,24 @@ FrontierId = Annotated[str, Path(max_length=64, description="id of a frontier")]
     responses={200: {"model": FrontierResource}, **problem_answers(413, 415, 422, 429, 503)},
     openapi_extra=body_schema("FrontierRequest"),
 )
-def submit_frontier(
+async def submit_frontier(
     service: ServiceDep, caller: CallerDep, held: HeldDep, body: BodyDep, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Queue a problem under several limits."""
-    request = parse_body(FrontierRequest, body)
-    problem = named_problem(service, held, request.problem)
-    option, limits = _limits(request, problem)
-    read = read_requests(service, problem, [{**request.options, option: limit} for limit in dict.fromkeys(limits)])
-    # By the numbers that sizes and shares come to, each once.
-    points = [new_job(planning) for _, planning in sorted({p.limit or 0: p for p in read}.items())]
-    frontier = service.jobs.submit_frontier(
-        points,
-        problem,
-        request.labels,
-        request_sha256=hashlib.sha256(b"frontier\n" + body).hexdigest(),
-        idempotency_key=idempotency_key,
-        owner=caller.name,
-    )
-    return _frontier_response(frontier, submitted=True)
+
+    def queue(submission: Submission) -> Response:
+        assert submission.problem is not None
+        frontier = service.jobs.submit_frontier(
+            [new_job(planning) for planning in submission.plannings],
+            submission.problem,
+            submission.labels,
+            request_sha256=submission.request_sha256,
+            idempotency_key=idempotency_key,
+            owner=caller.name,
+        )
+        return _frontier_response(frontier, submitted=True)
+
+    return await answer_submission(service, held, Asked(FrontierRequest, body), queue)
 
 
 @router.get("/v1/frontiers/{frontier_id}", response_model=FrontierResource, responses=problem_answers(404, 422))
@@ -89,30 +82,6 @@ def cancel_all(service: Service, caller: Caller, frontier_id: str) -> Frontier:
     for job in jobs:
         service.jobs.cancel(job.id)
     return existing_frontier(service, frontier_id)
-
-
-def _limits(request: FrontierRequest, problem: Document) -> tuple[str, list[int | str]]:
-    """The option that each point gives, and its values.
-
-    Raises:
-        InputError: not one of the two, one that is not of the problem's kind, or a kind without a limit.
-    """
-    given = {"limit": request.limits, "budget_bytes": request.budgets_bytes}
-    (option, values), *more = [(name, values) for name, values in given.items() if values is not None] or [("", [])]
-    if not values:
-        raise InputError("limits", None, "is missing", "Give the limits to plan for, or budgets_bytes.")
-    if more:
-        raise InputError("limits", request.limits, "are given beside budgets_bytes", "Give one of them.")
-    kind = problem.get("kind")
-    # What is no kind is left to whoever reads the problem.
-    if find_kind(kind) is not None and limit_of(kind).field != option and option != "limit":
-        raise InputError("budgets_bytes", values, f"mean nothing to {kind}", "Give limits.")
-    for name in LIMIT_NAMES:
-        if name in request.options:
-            raise InputError(
-                f"options.{name}", request.options[name], "is given beside the limits of the frontier", "Leave it out."
-            )
-    return option, values
 
 
 def existing_frontier(service: Service, frontier_id: str) -> Frontier:

@@ -6,6 +6,10 @@ needs the scope ``read``, any other method ``submit``. Whose a plan is, endpoint
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlencode
@@ -22,13 +26,28 @@ from loadmaster.api.server.problems import Refusal, database_problem, problem_re
 from loadmaster.api.server.security import READING
 from loadmaster.api.store import keys as store
 
-__all__ = ["COOKIE", "OPEN", "SIGN_IN", "SIGN_OUT", "Caller", "CallerDep", "KeyCheck", "caller"]
+__all__ = [
+    "COOKIE",
+    "LOOK_EVERY_S",
+    "OPEN",
+    "SIGN_IN",
+    "SIGN_OUT",
+    "Caller",
+    "CallerDep",
+    "KeyCheck",
+    "KeysInUse",
+    "caller",
+]
+
+logger = logging.getLogger(__name__)
 
 # Whether the service is up, anybody may ask; files that come with the package are no secret.
 OPEN = ("/livez", "/readyz")
 _OPEN_FOLDER = "/static/"
 SIGN_IN, SIGN_OUT = "/sign-in", "/sign-out"
 COOKIE = "loadmaster_key"
+# So long a revoked key may follow what it had begun to.
+LOOK_EVERY_S = 2.0
 _REALM = 'Bearer realm="loadmaster"'
 
 
@@ -38,10 +57,12 @@ class Caller:
 
     Attributes:
         name: of the key, which is the owner of what it submits; None where the service asks for no keys.
+        key_made_at: tells a key from a later one of the same name.
     """
 
     name: str | None
     scope: store.Scope
+    key_made_at: float | None = None
 
     def expect_may_change(self, what: str, owner: str | None) -> None:
         """Raises Refusal 403 for what is another's."""
@@ -64,6 +85,33 @@ async def caller(request: Request) -> Caller:
 
 
 CallerDep = Annotated[Caller, Depends(caller)]
+
+
+class KeysInUse:
+    """Whether the keys of callers whose answers go on for long were revoked. Used within one event loop.
+
+    One look at the store serves all who ask within a few seconds.
+    """
+
+    def __init__(self, keys: store.Keys) -> None:
+        self._keys = keys
+        self._looking = asyncio.Lock()
+        self._found: Collection[tuple[str, float]] = ()
+        self._looked_at: float | None = None
+
+    async def has(self, caller: Caller) -> bool:
+        """Whether a caller would be let in still, as of :data:`LOOK_EVERY_S` ago."""
+        if caller.name is None or caller.key_made_at is None:
+            return True
+        async with self._looking:
+            if self._looked_at is None or time.monotonic() - self._looked_at >= LOOK_EVERY_S:
+                try:
+                    self._found = await anyio.to_thread.run_sync(self._keys.in_use)
+                except SQLAlchemyError:
+                    logger.exception("the database does not answer; keys are taken to be as they were")
+                    return True
+                self._looked_at = time.monotonic()
+            return (caller.name, caller.key_made_at) in self._found
 
 
 class KeyCheck:
@@ -116,7 +164,7 @@ class KeyCheck:
                 instance=scope["path"],
                 headers={"WWW-Authenticate": f'{_REALM}, error="insufficient_scope", scope="{needed}"'},
             )
-        return Caller(key.name, key.scope)
+        return Caller(key.name, key.scope, key.created_at)
 
 
 def _is_open(path: str) -> bool:

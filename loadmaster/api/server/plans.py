@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Sequence
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -18,17 +16,17 @@ from loadmaster.api import telemetry
 from loadmaster.api.documents import PlanPage, PlanRequest, PlanResource, Sizing
 from loadmaster.api.errors import ProblemType
 from loadmaster.api.planning import Request as Planning
-from loadmaster.api.server.blobs import HeldDep, named_problem
-from loadmaster.api.server.body import json_bytes, parse_body
+from loadmaster.api.server.blobs import HeldDep, answer_submission
+from loadmaster.api.server.body import json_bytes
 from loadmaster.api.server.context import JobDep, OwnJobDep, PlanId, Service, ServiceDep
 from loadmaster.api.server.description import problem_answers
 from loadmaster.api.server.keys import CallerDep
 from loadmaster.api.server.problems import Refusal, not_found
 from loadmaster.api.server.resources import budget_bytes, limit_document, plan_resource
+from loadmaster.api.server.submissions import Asked, Submission
 from loadmaster.api.store.jobs import NewJob, NotFinalError
 from loadmaster.api.store.records import Job, State
 from loadmaster.errors import InputError
-from loadmaster.models.documents import Document
 
 RETRY_AFTER_S = "1"
 LONGEST_WAIT_S = 60.0
@@ -47,28 +45,6 @@ def body_schema(name: str) -> dict[str, Any]:
     """Describes a body that the endpoint reads by itself."""
     schema = {"$ref": f"#/components/schemas/{name}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def read_requests(service: Service, problem: Document, options: Sequence[Document]) -> list[Planning]:
-    """Validate a problem and the options of each plan of it, and hold them to the server's own limits.
-
-    Raises:
-        InputError: naming the field.
-    """
-    try:
-        plannings = service.planner.read_each(problem, options)
-    except RecursionError:
-        raise InputError("problem", "...", "is nested too deeply", "Send a problem document.") from None
-    longest = service.settings.max_time_limit_s
-    for planning in plannings:
-        if planning.time_limit_s > longest:
-            raise InputError(
-                "options.time_limit_s",
-                planning.time_limit_s,
-                "is more than this server allows",
-                f"Ask for at most {longest:g} seconds.",
-            )
-    return plannings
 
 
 def new_job(planning: Planning) -> NewJob:
@@ -93,7 +69,7 @@ def new_job(planning: Planning) -> NewJob:
     responses={200: {"model": PlanResource | Sizing}, **problem_answers(413, 415, 422, 429, 503)},
     openapi_extra=body_schema("PlanRequest"),
 )
-def submit_plan(
+async def submit_plan(
     service: ServiceDep,
     caller: CallerDep,
     held: HeldDep,
@@ -102,20 +78,22 @@ def submit_plan(
     dry_run: Annotated[bool, Query(description="only validate, and tell how large the model is")] = False,
 ) -> Response:
     """Queue a problem for planning; 200 at once when the answer is known already."""
-    request = parse_body(PlanRequest, body)
-    problem = named_problem(service, held, request.problem)
-    (planning,) = read_requests(service, problem, [request.options])
-    if dry_run:
-        return _json(_sizing(service, planning), 200)
-    job = service.jobs.submit(
-        new_job(planning),
-        problem,
-        request.labels,
-        request_sha256=hashlib.sha256(b"plan\n" + body).hexdigest(),
-        idempotency_key=idempotency_key,
-        owner=caller.name,
-    )
-    return _plan_response(job, 200 if job.state.final else 202, location=True)
+
+    def queue(submission: Submission) -> Response:
+        (planning,) = submission.plannings
+        if submission.problem is None:
+            return _json(_sizing(service, planning), 200)
+        job = service.jobs.submit(
+            new_job(planning),
+            submission.problem,
+            submission.labels,
+            request_sha256=submission.request_sha256,
+            idempotency_key=idempotency_key,
+            owner=caller.name,
+        )
+        return _plan_response(job, 200 if job.state.final else 202, location=True)
+
+    return await answer_submission(service, held, Asked(PlanRequest, body, dry_run), queue)
 
 
 @router.get("/v1/plans", responses=problem_answers(422))

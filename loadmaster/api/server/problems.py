@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from loadmaster.api.documents import ProblemDetails, ProblemError
 from loadmaster.api.errors import ProblemType
+from loadmaster.api.server.shown import show
 from loadmaster.api.store.jobs import QueueFullError, QuotaError
 from loadmaster.errors import InputError
 from loadmaster.models.documents import field_path
@@ -31,13 +32,12 @@ __all__ = [
     "json_pointer",
     "not_found",
     "problem_response",
-    "show",
 ]
 
 logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
-_SHOWN_CHARACTERS = 80
+_LONGEST_ID = 80
 _INDEX = re.compile(r"\[(\d+)\]")
 _RETRY_AFTER_S = "2"
 # Until some of so many jobs are done.
@@ -58,7 +58,7 @@ class NoMoreEvents(Exception):
 
 def not_found(what: str, identifier: str) -> Refusal:
     """404 for an id that is not known."""
-    return Refusal(404, ProblemType.NOT_FOUND, f"There is no {what} {identifier[:_SHOWN_CHARACTERS]!r}.")
+    return Refusal(404, ProblemType.NOT_FOUND, f"There is no {what} {identifier[:_LONGEST_ID]!r}.")
 
 
 def problem_response(
@@ -87,19 +87,6 @@ def json_pointer(field: str) -> str:
     """``problem.forward[3].inputs`` as ``/problem/forward/3/inputs`` (RFC 6901)."""
     parts = _INDEX.sub(r".\1", field).split(".")
     return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts if part)
-
-
-def show(value: object) -> str:
-    """A value as text, cut short."""
-    try:
-        text = repr(value)
-    except (RecursionError, ValueError):
-        # Nested too deeply, or a number with too many digits.
-        text = f"<{type(value).__name__}>"
-    if len(text) > _SHOWN_CHARACTERS:
-        text = text[: _SHOWN_CHARACTERS - 3] + "..."
-    # Lone surrogates cannot be sent.
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def input_problem(error: InputError, instance: str | None = None) -> JSONResponse:

@@ -19,7 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from loadmaster.api.errors import ProblemType
 from loadmaster.api.report.page import style
-from loadmaster.api.server.problems import problem_response, show
+from loadmaster.api.server.problems import problem_response
+from loadmaster.api.server.shown import show
 
 __all__ = ["READING", "REPORT_HEADERS", "HostCheck", "is_loopback"]
 

@@ -41,7 +41,7 @@ class Database:
             raise InputError("database_url", url, "is no database that the service runs on", remedy)
         try:
             self._readers, self.engine = backend.engines(parsed, wait_s)
-            self._turn = backend.turn_to_write()
+            self._turn, self._lock_queue = backend.turn_to_write(), backend.lock_queue
             with self.write() as connection:
                 backend.lock_schema(connection)
                 newer = migrate.unknown_revision(connection)
@@ -66,6 +66,10 @@ class Database:
         """A transaction that writes: see :func:`transaction`. On SQLite the only one at a time, others wait for it."""
         with self._turn, self.engine.begin() as connection:
             yield connection
+
+    def lock_queue(self, connection: Connection) -> None:
+        """Let nobody else who asks go on before this transaction that writes ends: how many jobs wait stays true."""
+        self._lock_queue(connection)
 
     def takes_writes(self) -> bool:
         """Whether it does: something is written, and left as it was. Its disk may be full."""

@@ -16,7 +16,6 @@ from loadmaster.api.store.database import Database, transaction
 from loadmaster.api.store.keys import Owner
 from loadmaster.api.store.records import Event, Job, Outcome, PackedDocument, State
 from loadmaster.errors import InputError, LoadmasterError
-from loadmaster.models.documents import Document
 
 __all__ = ["Frontier", "Jobs", "NewJob", "NotFinalError", "QueueFullError", "QuotaError"]
 
@@ -78,7 +77,7 @@ class Jobs:
     def submit(
         self,
         new: NewJob,
-        problem: Document,
+        problem: PackedDocument,
         labels: Mapping[str, str],
         *,
         request_sha256: str,
@@ -92,19 +91,21 @@ class Jobs:
             QueueFullError: too many wait.
             QuotaError: too many of this owner's wait.
         """
-        packed = records.pack(problem)
         with self._database.write() as connection:
-            job_id = _by_key(connection, schema.job, idempotency_key, owner, request_sha256)
-            if job_id is None:
-                whose = keys.lock_owner(connection, owner)
-                job_id = self._insert(connection, new, packed, labels, request_sha256, idempotency_key, None, whose)
-            return records.require_job(connection, job_id)
+            known = _by_key(connection, schema.job, idempotency_key, owner, request_sha256)
+            if known is not None:
+                return records.require_job(connection, known)
+            whose = keys.lock_owner(connection, owner)
+            job_id = self._insert(connection, new, problem, labels, request_sha256, idempotency_key, None, whose)
+            job = records.require_job(connection, job_id)
+            self._expect_room(connection, whose, [job])
+            return job
 
     @transaction
     def submit_frontier(
         self,
         points: Sequence[NewJob],
-        problem: Document,
+        problem: PackedDocument,
         labels: Mapping[str, str],
         *,
         request_sha256: str,
@@ -118,24 +119,26 @@ class Jobs:
             QueueFullError: too many wait.
             QuotaError: too many of this owner's wait.
         """
-        packed = records.pack(problem)
         with self._database.write() as connection:
             known = _by_key(connection, schema.frontier, idempotency_key, owner, request_sha256)
-            if known is None:
-                known = schema.new_id("frontier")
-                connection.execute(
-                    sa.insert(schema.frontier).values(
-                        id=known,
-                        labels=dict(labels),
-                        created_at=time.time(),
-                        idempotency_key=_of_owner(idempotency_key, owner),
-                        request_sha256=request_sha256,
-                    )
+            if known is not None:
+                return _frontier(connection, known)
+            frontier_id = schema.new_id("frontier")
+            connection.execute(
+                sa.insert(schema.frontier).values(
+                    id=frontier_id,
+                    labels=dict(labels),
+                    created_at=time.time(),
+                    idempotency_key=_of_owner(idempotency_key, owner),
+                    request_sha256=request_sha256,
                 )
-                whose = keys.lock_owner(connection, owner)
-                for point in points:
-                    self._insert(connection, point, packed, labels, request_sha256, None, known, whose)
-            return _frontier(connection, known)
+            )
+            whose = keys.lock_owner(connection, owner)
+            for point in points:
+                self._insert(connection, point, problem, labels, request_sha256, None, frontier_id, whose)
+            frontier = _frontier(connection, frontier_id)
+            self._expect_room(connection, whose, frontier.jobs)
+            return frontier
 
     def get(self, job_id: str) -> Job | None:
         """The job, or None for an id that is not known."""
@@ -293,19 +296,21 @@ class Jobs:
         if found is not None:
             job = records.require_job(connection, job_id)
             records.finish(connection, job, found, cached=True)
-        else:
-            self._expect_room(connection, owner)
         return job_id
 
-    def _expect_room(self, connection: Connection, owner: Owner) -> None:
-        """Raises, which undoes the submission, when more jobs wait than may."""
-        if connection.execute(_WAITING).scalar_one() > self._max_queued:
-            raise QueueFullError(f"{self._max_queued} jobs wait already, and no more may. Send it again later.")
+    def _expect_room(self, connection: Connection, owner: Owner, new: Sequence[Job]) -> None:
+        """Raises, which undoes the submission, when more jobs wait than may. It is the last thing in a transaction."""
+        if all(job.state.final for job in new):
+            return
         if keys.exceeds(connection, owner, State.QUEUED):
             raise QuotaError(
                 f"{owner.name} may have {owner.max_queued} jobs that wait, and there is no room for what was sent. "
                 "Send it again when some are done, or cancel some."
             )
+        # Others wait no longer than it takes to count and to commit.
+        self._database.lock_queue(connection)
+        if connection.execute(_WAITING).scalar_one() > self._max_queued:
+            raise QueueFullError(f"{self._max_queued} jobs wait already, and no more may. Send it again later.")
 
 
 def _of_owner(idempotency_key: str | None, owner: str | None) -> str | None:

@@ -127,6 +127,13 @@ class Keys:
         with self._database.read() as connection:
             return [Key.from_row(row) for row in connection.execute(query)]
 
+    def in_use(self) -> set[tuple[str, float]]:
+        """Name and time of creation of every key that was not revoked."""
+        columns = schema.api_key.c
+        query = sa.select(columns.name, columns.created_at).where(columns.revoked_at.is_(None))
+        with self._database.read() as connection:
+            return {(name, created_at) for name, created_at in connection.execute(query)}
+
     @transaction
     def revoke(self, name: str) -> None:
         """Let a key open nothing any more, on every server and at once. Its jobs and their quotas stay.

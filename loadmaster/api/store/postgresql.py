@@ -14,13 +14,13 @@ from sqlalchemy.exc import DBAPIError
 
 from loadmaster.errors import InputError
 
-__all__ = ["engines", "is_conflict", "lock_schema", "turn_to_write"]
+__all__ = ["engines", "is_conflict", "lock_queue", "lock_schema", "turn_to_write"]
 
 _CONNECT_S = 10
 # A process that was stopped in the middle of a transaction must not keep its locks.
 _LONGEST_IDLE_MS = 60_000
-# Any number that no other program takes in the same database.
-_SCHEMA_LOCK = 7_236_828_793
+# Any numbers that no other program takes in the same database.
+_SCHEMA_LOCK, _QUEUE_LOCK = 7_236_828_793, 7_236_828_794
 _CONFLICTS = ("40001", "40P01")  # a snapshot that is too old, a deadlock
 
 
@@ -67,6 +67,11 @@ def lock_schema(connection: Connection) -> None:
     """Keep all others from changing the schema until the transaction ends; wait for one that does."""
     connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})")
+
+
+def lock_queue(connection: Connection) -> None:
+    """Wait for all others who have called this to end their transactions; those who call it later wait for this one."""
+    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_QUEUE_LOCK})")
 
 
 def is_conflict(error: DBAPIError) -> bool:

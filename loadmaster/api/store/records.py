@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import json
 import time
 import zlib
@@ -14,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from loadmaster.api.store import schema
-from loadmaster.models.canonical import canonical_json, sha256
+from loadmaster.models.canonical import canonical_json
 from loadmaster.models.documents import Document
 
 __all__ = [
@@ -181,7 +182,8 @@ def put_event(connection: Connection, job_id: str, seq: int, type_: str, data: M
 
 def pack(body: Document) -> PackedDocument:
     """Hash and compress a document: the slow part of keeping it, done before a transaction begins."""
-    return PackedDocument(sha256(body), zlib.compress(canonical_json(body)))
+    text = canonical_json(body)
+    return PackedDocument(hashlib.sha256(text).hexdigest(), zlib.compress(text))
 
 
 def put_document(connection: Connection, packed: PackedDocument) -> str:

@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from loadmaster.errors import InputError
 
-__all__ = ["engines", "lock_schema", "turn_to_write"]
+__all__ = ["engines", "lock_queue", "lock_schema", "turn_to_write"]
 
 _PAUSE_S = 0.01
 
@@ -54,6 +54,10 @@ def turn_to_write() -> threading.Lock:
 
 def lock_schema(connection: Connection) -> None:
     """A transaction that writes keeps all others out already."""
+
+
+def lock_queue(connection: Connection) -> None:
+    """So it does here."""
 
 
 def _log_ahead(cursor: sqlite3.Cursor, wait_s: float) -> None:

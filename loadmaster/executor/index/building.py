@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadmaster.executor.compiling import BuildError, compile_shared, compiler, fingerprint_of
+from loadmaster.executor.compiling import BuildError, compile_shared, fingerprint_of
 
-__all__ = ["LIBRARY_NAME", "SOURCES", "BuildError", "compile_library", "compiler", "fingerprint"]
+__all__ = ["LIBRARY_NAME", "SOURCES", "BuildError", "compile_library", "fingerprint"]
 
 SOURCES = Path(__file__).parent / "core"
 LIBRARY_NAME = "libloadmaster_index.so"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import logging
-import os
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +13,7 @@ import numpy as np
 
 from loadmaster.executor.index import building
 from loadmaster.executor.index.core_protocol import Facts, Flags, OverLimitError, Words
+from loadmaster.executor.kept_library import kept_library
 from loadmaster.models.index.configuration import Configuration, FragmentedLog, GappedArray
 
 _LOG = logging.getLogger(__name__)
@@ -88,7 +86,8 @@ def _declared(path: Path | None) -> ctypes.CDLL:
     if path is not None:
         found = ctypes.CDLL(str(path))
     else:
-        found = _kept()
+        with kept_library("index", building.fingerprint(), building.LIBRARY_NAME, _compile) as kept:
+            found = ctypes.CDLL(str(kept))
     for name, arguments in _SIGNATURES.items():
         function = getattr(found, name)
         function.argtypes = arguments
@@ -96,23 +95,9 @@ def _declared(path: Path | None) -> ctypes.CDLL:
     return found
 
 
-def _kept() -> ctypes.CDLL:
-    """From the user's cache folder, made first if it is not there."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    library = Path(home) / "loadmaster" / "index" / building.fingerprint() / building.LIBRARY_NAME
-    if library.exists():
-        return ctypes.CDLL(str(library))
-    if building.compiler() is None:
-        raise building.BuildError("there is no C++ compiler")
-    with tempfile.TemporaryDirectory() as passing:
-        with contextlib.suppress(OSError):
-            library.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(library.parent, os.W_OK):
-            # Nothing can be kept: this process makes its own.
-            library = Path(passing) / building.LIBRARY_NAME
-        _LOG.info("compiling the index, once")
-        building.compile_library(library)
-        return ctypes.CDLL(str(library))
+def _compile(target: Path) -> None:
+    _LOG.info("compiling the index, once")
+    building.compile_library(target)
 
 
 class NativeCore:

@@ -23,12 +23,16 @@ logger = logging.getLogger(__name__)
 FOLDER = "LOADMASTER_MEASUREMENT_CACHE"
 
 
+def user_folder(*rooms: str) -> Path:
+    """A folder in the user's cache. Whoever writes there makes it."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "loadmaster", *rooms)
+
+
 def kept_path(room: str, *key: str) -> Path:
     """The file of what is kept in a room under a key."""
     said = os.environ.get(FOLDER)
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loadmaster"
     name = hashlib.sha256("\n".join(key).encode()).hexdigest()[:32]
-    return (Path(said) if said else base) / room / f"{name}.json"
+    return (Path(said) if said else user_folder()) / room / f"{name}.json"
 
 
 def read_kept(path: Path) -> dict[str, Any]:

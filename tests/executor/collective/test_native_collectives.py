@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from loadmaster.executor import kept_library
 from loadmaster.executor.collective.calibration import Calibration, Timing
 from loadmaster.executor.collective.native import extension
 from loadmaster.executor.compiling import BuildError, compiler
@@ -40,7 +41,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_no_compiler_is_said_once(alone, monkeypatch, caplog):
-    monkeypatch.setattr(extension, "compiler", lambda: None)
+    monkeypatch.setattr(kept_library, "compiler", lambda: None)
     assert extension.extension(alone) is None
     assert "there is no C++ compiler" in caplog.text and "through Python" in caplog.text
 
@@ -58,6 +59,14 @@ def test_a_broken_library_is_not_used(alone, monkeypatch, caplog):
     monkeypatch.setattr(extension, "compile_shared", lambda sources, target, *flags: target.write_bytes(b"broken"))
     assert extension.extension(alone) is None
     assert "through Python" in caplog.text
+
+
+def test_where_nothing_can_be_kept_nothing_is_left(alone, monkeypatch, tmp_path):
+    made = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "store"))  # a file
+    monkeypatch.setattr(extension, "compile_shared", lambda sources, target, *flags: made.append(target))
+    assert extension.extension(alone) is None
+    assert len(made) == 1 and not made[0].parent.exists()
 
 
 def test_between_two_sizes_both_must_be_won():

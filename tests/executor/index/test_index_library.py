@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from loadmaster.executor import kept_library
 from loadmaster.executor.index import Index, building, native
 
 
@@ -80,7 +81,7 @@ def test_without_it_the_log_says_once_why(
 
 
 def test_a_damaged_library_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(building, "compiler", lambda: ["c++"])
+    monkeypatch.setattr(kept_library, "compiler", lambda: ["c++"])
     monkeypatch.setattr(building, "compile_library", lambda target: target.write_bytes(b"no library"))
     assert native.library() is None
     assert "runs in numpy" in caplog.text

@@ -5,14 +5,12 @@ It belongs to one release of PyTorch and of Python, which the name of its folder
 
 from __future__ import annotations
 
-import contextlib
 import importlib.machinery
 import importlib.util
 import logging
 import os
 import sys
 import sysconfig
-import tempfile
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from loadmaster.executor.compiling import BuildError, compile_shared, compiler, fingerprint_of
+from loadmaster.executor.compiling import BuildError, compile_shared, fingerprint_of
+from loadmaster.executor.kept_library import kept_library
+from loadmaster.executor.steps.user_cache import user_folder
 
 _LOG = logging.getLogger(__name__)
 _NAME = "planned_backend"
@@ -57,33 +57,21 @@ def extension(group: dist.ProcessGroup) -> ModuleType | None:
 @cache
 def _module() -> ModuleType | str:
     """The module, or why there is none."""
+    version = fingerprint_of([SOURCE], _FLAGS, _LIBRARIES, torch.__version__, sys.version_info[:2])
     try:
-        return _loaded(_kept())
+        with kept_library("collective", version, f"{_NAME}.so", _make) as library:
+            return _loaded(library)
     except (BuildError, ImportError, OSError) as error:
         return str(error)
 
 
-def _kept() -> Path:
-    """The library, made first if it is not there."""
+def _make(target: Path) -> None:
+    _LOG.info("Compiling the backend of planned collectives, once: about half a minute.")
     home_of_torch = Path(torch.__file__).parent
     include = home_of_torch / "include"
-    version = fingerprint_of([SOURCE], _FLAGS, _LIBRARIES, torch.__version__, sys.version_info[:2])
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    folder = home / "loadmaster" / "collective" / version
-    library = folder / f"{_NAME}.so"
-    if library.exists():
-        return library
-    if compiler() is None:
-        raise BuildError("there is no C++ compiler")
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK):
-        library = Path(tempfile.mkdtemp(prefix="loadmaster-")) / library.name  # this process makes its own
-    _LOG.info("Compiling the backend of planned collectives, once: about half a minute.")
     headers = (include, include / "torch/csrc/api/include", sysconfig.get_paths()["include"])
     flags = (*_FLAGS, *(f"-I{path}" for path in headers))
-    compile_shared([SOURCE], library, flags, (f"-L{home_of_torch / 'lib'}", *_LIBRARIES))
-    return library
+    compile_shared([SOURCE], target, flags, (f"-L{home_of_torch / 'lib'}", *_LIBRARIES))
 
 
 def _loaded(library: Path) -> ModuleType:
@@ -97,4 +85,4 @@ def _loaded(library: Path) -> ModuleType:
 
 def _host() -> tuple[str, str]:
     """Processes that share a cache folder."""
-    return os.uname().nodename, os.environ.get("XDG_CACHE_HOME", "")
+    return os.uname().nodename, str(user_folder())

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from loadmaster.executor.graph.compiled.triton.source import digest
+from loadmaster.executor.steps.user_cache import user_folder
 from loadmaster.models.files import write_text
 
 # The environment variable that names the folder.
@@ -29,8 +30,7 @@ def folder() -> Path:
     that cannot be written.
     """
     said = os.environ.get(FOLDER)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    found = Path(said) if said else Path(base) / "loadmaster" / "graph_kernels"
+    found = Path(said) if said else user_folder("graph_kernels")
     try:
         found.mkdir(parents=True, exist_ok=True)
     except OSError:
