@@ -6,7 +6,12 @@ import operator
 
 from torch import fx
 
-from loadmaster.executor.memory.implementations.cross_entropy import MIN_ROWS, default_chunks, linear_cross_entropy
+from loadmaster.executor.memory.implementations.cross_entropy import (
+    MIN_ROWS,
+    default_chunks,
+    exact,
+    linear_cross_entropy,
+)
 from loadmaster.executor.memory.implementations.cross_entropy_match import (
     FORWARD_OF,
     MEAN,
@@ -16,7 +21,9 @@ from loadmaster.executor.memory.implementations.cross_entropy_match import (
 )
 from loadmaster.executor.memory.implementations.cross_entropy_rows import scaled
 from loadmaster.executor.memory.implementations.emitting import aten, call
+from loadmaster.executor.memory.implementations.loss_reduction import number, row_weights
 from loadmaster.executor.memory.implementations.loss_rows import BACKWARD_STEPS, STEPS, laid_out
+from loadmaster.executor.memory.implementations.z_loss import ZLoss
 
 
 def chunk_cross_entropy(graph: fx.Graph) -> None:
@@ -36,25 +43,35 @@ def _is_worthwhile(match: Match) -> bool:
 
 def _replace(graph: fx.Graph, match: Match) -> None:
     hidden, weight, bias = match.operands
+    behind, chain = match.behind, match.chain
     _, targets, class_weights, _, ignored = match.loss_forward.args
     assert isinstance(targets, fx.Node)
     assert isinstance(ignored, int)
     of_layer = match.weight_gradients or match.bias_gradients
-    with graph.inserting_before(match.loss_forward):
-        if match.added is not None:
-            bias = _bias(graph, match.added, hidden)
+    dtype, precise = chain.value.meta["val"].dtype, exact(hidden.meta["val"].dtype)
+    with graph.inserting_before(chain.value):
+        if behind.added is not None:
+            bias = _bias(graph, behind.added, hidden)
+        weights = row_weights(graph, chain, targets.meta["val"].shape, precise)
+        scale = number(graph, chain, precise)
         arguments = (
-            *(hidden, weight, bias, laid_out(graph, targets, match.steps, ignored), class_weights),
+            *(hidden, weight, bias, laid_out(graph, targets, behind.steps, ignored), class_weights),
+            None if weights is None else laid_out(graph, weights, behind.steps, 0.0),
+            None if match.z_loss is None else _z_weights(graph, match.z_loss, hidden, chain.factor, scale),
             *(default_chunks(*hidden.meta["val"].shape), ignored, match.reduction == MEAN, match.smoothing),
-            *(match.log_probabilities.meta["val"].dtype, "all" if of_layer else "hidden"),
+            *(behind.scale, behind.cap, dtype, "all" if of_layer else "hidden"),
         )
         forward = call(graph, linear_cross_entropy._opoverload, *arguments)
         loss, factor, of_hidden, of_weight, of_bias = (call(graph, operator.getitem, forward, i) for i in range(5))
-        if match.divisor != 1:
-            loss, factor = (call(graph, aten.div.Scalar, one, match.divisor) for one in (loss, factor))
-    match.loss.replace_all_uses_with(loss)
+        if chain.factor != 1:
+            loss, factor = (call(graph, aten.mul.Scalar, one, chain.factor) for one in (loss, factor))
+        if scale is not None:
+            loss, factor = (call(graph, aten.mul.Tensor, one, scale) for one in (loss, factor))
+        if loss.meta["val"].dtype != dtype:
+            loss = call(graph, aten._to_copy.default, loss, dtype=dtype)
+    chain.value.replace_all_uses_with(loss)
     with graph.inserting_before(match.loss_backward):
-        scale = call(graph, aten.mul.Tensor, match.upstream, factor)
+        scale = call(graph, aten.mul.Tensor, chain.gradient, factor)
     replaced = [(match.hidden_gradients, of_hidden), (match.weight_gradients, of_weight)]
     for olds, gradient in (*replaced, (match.bias_gradients, of_bias)):
         for old in olds:
@@ -67,6 +84,20 @@ def _replace(graph: fx.Graph, match: Match) -> None:
     _erase(graph, match)
 
 
+def _z_weights(graph: fx.Graph, z: ZLoss, hidden: fx.Node, factor: float, scale: fx.Node | None) -> fx.Node:
+    """What the squares of all rows are weighted with, beside a cross-entropy that is still to be multiplied."""
+    shape, dtype = z.logsumexp.meta["val"].shape, exact(hidden.meta["val"].dtype)
+    weights, by = row_weights(graph, z.chain, shape, dtype), number(graph, z.chain, dtype)
+    if weights is None:
+        weights = call(graph, aten.new_full.default, hidden, list(shape), 1.0, dtype=dtype)
+    if by is not None:
+        weights = call(graph, aten.mul.Tensor, weights, by)
+    if scale is not None:
+        weights = call(graph, aten.div.Tensor, weights, scale)
+    weights = call(graph, aten.mul.Scalar, weights, z.chain.factor / factor)
+    return laid_out(graph, weights, z.steps, 0.0)
+
+
 def _bias(graph: fx.Graph, added: fx.Node, hidden: fx.Node) -> fx.Node:
     """A row that the model adds, as the layer's bias."""
     row = call(graph, aten.view.default, added, [added.meta["val"].numel()])
@@ -76,7 +107,9 @@ def _bias(graph: fx.Graph, added: fx.Node, hidden: fx.Node) -> fx.Node:
 
 def _erase(graph: fx.Graph, match: Match) -> None:
     """Take out the old operators, readers first, and the gradients that nobody asked for."""
-    gone = {match.product, match.log_probabilities, match.loss_forward, *match.between}
+    behind = match.behind
+    gone = {match.product, *behind.path, behind.log_probabilities, match.loss_forward, *match.between}
+    gone |= {match.chain.value, *match.chain.between, *(match.z_loss.known if match.z_loss else ())}
     gone |= {*match.hidden_gradients, *match.weight_gradients, *match.bias_gradients}
     passed = STEPS | BACKWARD_STEPS | {TRANSPOSE, operator.getitem, aten.add.Tensor}
     # What only smoothing asks for: which rows count, and how many.

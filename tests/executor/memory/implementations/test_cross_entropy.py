@@ -239,14 +239,30 @@ def test_chunks_cover_the_rows():
 @pytest.mark.parametrize("differentiate", ["all", "hidden", "nothing"])
 def test_operators_pass_the_framework_checks(differentiate):
     hidden, weight, targets = torch.randn(7, 3), torch.randn(3, 5), torch.randint(5, (7,))
-    args = (hidden, weight, torch.randn(5), targets, None, 2, -100, True, 0.0, torch.float32, differentiate)
+    more = (torch.rand(7), torch.rand(7)) if differentiate == "all" else (None, None)
+    args = (
+        hidden,
+        weight,
+        torch.randn(5),
+        targets,
+        None,
+        *more,
+        2,
+        -100,
+        True,
+        0.0,
+        0.5,
+        3.0,
+        torch.float32,
+        differentiate,
+    )
     torch.library.opcheck(linear_cross_entropy, args)
     torch.library.opcheck(scaled, (weight, torch.tensor(0.5), torch.bfloat16))
 
 
 def test_only_the_gradients_that_are_asked_for_are_computed():
     hidden, weight, targets = torch.randn(7, 3), torch.randn(3, 5), torch.randint(5, (7,))
-    args = (hidden, weight, torch.randn(5), targets, None, 2, -100, True, 0.0, torch.float32)
+    args = (hidden, weight, torch.randn(5), targets, None, None, None, 2, -100, True, 0.0, 1.0, 0.0, torch.float32)
     every, some, none = (linear_cross_entropy(*args, wanted) for wanted in ("all", "hidden", "nothing"))
     assert [t.numel() for t in every[2:]] == [21, 15, 5]
     assert [t.numel() for t in some[2:]] == [21, 0, 0]
@@ -287,7 +303,7 @@ def test_made_up_targets_are_classes_however_many_rows_there_are():
     """Measuring runs the operator on targets below the limit: above the classes it would fail, and be estimated."""
     tape = Tape()
     hidden, weight, targets = tape.input(64, 8), tape.input(8, 3), tape.input(64, dtype=torch.int64)
-    options = (None, 2, -100, True, 0.0, torch.float32, "all")
+    options = (None, None, None, 2, -100, True, 0.0, 1.0, 0.0, torch.float32, "all")
     node = tape.call(linear_cross_entropy._opoverload, hidden, weight, None, targets, *options)
     assert index_limit(node) == 3
     assert Profiler(torch.device("cpu"), 1.0)._measure(node) is not None
