@@ -10,6 +10,9 @@ from joint_graphs import prepared_step
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from loadmaster.executor import capture
+from loadmaster.models.memory import plain
+
 V, IGNORED = 40, -100
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -255,6 +258,16 @@ def test_the_loss_is_found_and_has_the_gradients_of_pytorch(loss: Loss) -> None:
     tolerance = 1e-5 if loss in (llama, cohere, granite, olmo_core, sliced_and_widened) else 1e-11
     for have, expected in zip(got, want, strict=True):
         torch.testing.assert_close(have, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("loss", [cohere, gemma2, masked_rows, olmo], ids=lambda loss: loss.__name__)
+def test_a_captured_step_never_holds_all_the_logits(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.V", 400)
+    model = Model()
+    tokens, labels = torch.randint(V, (2, 3, 1000)).unbind()
+    problem = capture(model, (tokens, labels), loss, hardware="h200", progress=False)
+    logits_bytes = tokens.numel() * V * torch.float64.itemsize
+    assert plain.peak_bytes(problem) - problem.forward[0].fixed_bytes < logits_bytes / 2
 
 
 def read_twice(logits: Tensor, labels: Tensor) -> Tensor:
