@@ -18,7 +18,7 @@ from torch import fx
 
 from loadmaster.executor.memory.implementations import z_loss
 from loadmaster.executor.memory.implementations.emitting import ALIASES, aten, readers, source
-from loadmaster.executor.memory.implementations.logit_maps import is_backward, is_map, scale_and_cap
+from loadmaster.executor.memory.implementations.logit_maps import Back, Maps, is_map, logits_of
 from loadmaster.executor.memory.implementations.loss_reduction import Chain
 from loadmaster.executor.memory.implementations.loss_rows import (
     BACKWARD_STEPS,
@@ -47,7 +47,7 @@ class _Behind:
         path: nodes from the layer's product to what the log-probabilities are of.
         steps: from the layer's rows to those of the targets.
         added: a bias that the model adds to the layer's result by itself, with as many elements as there are classes.
-        scale, cap: what is done to every logit.
+        maps: what is done to every logit.
     """
 
     product: fx.Node
@@ -56,8 +56,7 @@ class _Behind:
     views: list[fx.Node]
     steps: list[Step]
     added: fx.Node | None
-    scale: float
-    cap: float
+    maps: Maps
 
     @property
     def changes(self) -> list[fx.Node]:
@@ -76,6 +75,7 @@ class Match:
         z_loss: added to the cross-entropy.
         between: nodes that nobody needs any more; one that others read as well stays.
         hidden_gradients, weight_gradients, bias_gradients: backward products to be replaced, by what they compute.
+        scale_gradient: of a tensor that scales the logits, likewise.
     """
 
     behind: _Behind
@@ -89,6 +89,7 @@ class Match:
     hidden_gradients: list[fx.Node] = field(default_factory=list)
     weight_gradients: list[fx.Node] = field(default_factory=list)
     bias_gradients: list[fx.Node] = field(default_factory=list)
+    scale_gradient: fx.Node | None = None
 
     @property
     def product(self) -> fx.Node:
@@ -156,7 +157,12 @@ def _match_z_loss(match: Match, gradient: fx.Node) -> fx.Node | None:
     if not found:
         return gradient
     z = z_loss.find(behind.product, *found[0])
-    if len(found) != 1 or z is None or [n for n in found[0][1] if n.target not in STEPS] != behind.changes:
+    if (
+        len(found) != 1
+        or z is None
+        or behind.maps.shifts
+        or [n for n in found[0][1] if n.target not in STEPS] != behind.changes
+    ):
         return None
     for chain in (match.chain, z.chain):
         if not chain.to_number():
@@ -180,15 +186,14 @@ def _match_layer(match: Match, gradient: fx.Node) -> bool:
     """Note the products that the gradient of the logits goes into; whether nothing else reads it, or the logits."""
     behind = match.behind
     known = {*behind.path, behind.log_probabilities, *(match.z_loss.known if match.z_loss else ())}
-    for node in reversed(behind.path):
-        if is_map(node):
-            found = list(readers(gradient, BACKWARD_STEPS, match.between))
-            reads = {gradient, *match.between}
-            if len(found) != 1 or found[0].args[0] not in reads or not is_backward(found[0], node):
-                return False
-            gradient = found[0]
-            match.between.append(gradient)
-            known.add(gradient)
+    for node in filter(is_map, reversed(behind.path)):
+        found = list(readers(gradient, BACKWARD_STEPS, match.between))
+        back = Back.find(node, found, {gradient, *match.between})
+        if back is None:
+            return False
+        gradient, match.scale_gradient = back.gradient, back.of_scale or match.scale_gradient
+        match.between += back.between
+        known.update(back.between)
     for node in (behind.product, *behind.path):
         if any(user not in known for user in readers(node, ALIASES, match.between)):
             return False
@@ -210,19 +215,18 @@ def _behind(probabilities: fx.Node, targets: object) -> _Behind | None:
     product = log_probabilities.args[0]
     while isinstance(product, fx.Node) and (product.target in STEPS or is_map(product) or added_row(product)):
         path.insert(0, product)
-        product = product.args[0]
+        product = logits_of(product)
     if not isinstance(product, fx.Node) or product.target not in PRODUCTS:
         return None
     if not set(product.kwargs.values()) <= {1}:  # alpha and beta of addmm
         return None
     changes = [n for n in path if n.target not in STEPS]
     added = [row for n in changes if (row := added_row(n)) is not None]
-    maps = changes[len(added) :]
     # One bias in all, and that before the maps.
-    if len(added) > (product.target is aten.mm.default) or not all(map(is_map, maps)):
+    if len(added) > (product.target is aten.mm.default) or not all(map(is_map, changes[len(added) :])):
         return None
-    mapped = scale_and_cap(maps)
-    if mapped is None:
+    maps = Maps.of(changes[len(added) :])
+    if maps is None:
         return None
     rows, classes = product.meta["val"].shape
     found, whole = steps_to(path, rows, classes), steps_to([*path, *views], rows, classes)
@@ -236,7 +240,7 @@ def _behind(probabilities: fx.Node, targets: object) -> _Behind | None:
     assert isinstance(targets, fx.Node)
     if shape != list(targets.meta["val"].shape):
         return None
-    return _Behind(product, path, log_probabilities, views, whole[0], added[0] if added else None, *mapped)
+    return _Behind(product, path, log_probabilities, views, whole[0], added[0] if added else None, maps)
 
 
 def _match_smoothing(match: Match, row_sums: fx.Node) -> fx.Node | None:

@@ -130,6 +130,11 @@ def gemma2(logits: Tensor, labels: Tensor) -> Tensor:
     return gpt2(logits, labels)
 
 
+def modded_nanogpt(logits: Tensor, labels: Tensor) -> Tensor:
+    logits = 30 * torch.sigmoid(logits / 7.5)
+    return F.cross_entropy(logits.view(-1, V), labels.view(-1), reduction="sum")
+
+
 def softened_and_biased(logits: Tensor, labels: Tensor) -> Tensor:
     # distillation's temperature, after a bias and before a cap that turns signs
     row = torch.linspace(-1, 1, V, dtype=logits.dtype)
@@ -202,6 +207,7 @@ WRITTEN: list[Loss] = [
     gemma2,
     granite,
     masked_in_shape,
+    modded_nanogpt,
     masked_rows,
     olmo,
     olmo_core,
@@ -237,10 +243,10 @@ def losses_and_gradients(step: Loss, model: Model, tokens: Tensor, labels: Tenso
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-def both(loss: Loss) -> tuple[list[Tensor], list[Tensor], list[str]]:
+def both(loss: Loss, model: Model | None = None) -> tuple[list[Tensor], list[Tensor], list[str]]:
     """By the prepared step and by PyTorch, and the operators of the former."""
     torch.manual_seed(0)
-    model = Model()
+    model = model or Model()
     tokens, labels = torch.randint(V, (2, 3, 200)).unbind()
     labels[0, ::7] = IGNORED
     compiled, operators = prepared_step(lambda tokens, labels: loss(model(tokens), labels))
@@ -258,6 +264,38 @@ def test_the_loss_is_found_and_has_the_gradients_of_pytorch(loss: Loss) -> None:
     tolerance = 1e-5 if loss in (llama, cohere, granite, olmo_core, sliced_and_widened) else 1e-11
     for have, expected in zip(got, want, strict=True):
         torch.testing.assert_close(have, expected, rtol=tolerance, atol=tolerance)
+
+
+class Tempered(Model):
+    """Logits scaled by a number that is learned."""
+
+    def __init__(self, how: str, *, biased: bool, frozen: bool) -> None:
+        super().__init__()
+        self.how = how
+        self.head = nn.Linear(6, V, bias=biased, dtype=torch.float64).requires_grad_(not frozen)
+        shape = (1,) if "row" in how else ()
+        self.temperature = nn.Parameter(torch.full(shape, 0.7, dtype=torch.float64))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits, t = super().forward(tokens), self.temperature
+        scaled = {
+            "divided": lambda: logits / t,
+            "multiplied": lambda: t * logits,
+            "exponential": lambda: logits * t.exp().clamp(max=100.0),
+            "by one row, then capped": lambda: 3 * (logits / t / 3).tanh(),
+            "not learned": lambda: logits * t.detach(),
+        }
+        return scaled[self.how]()
+
+
+@pytest.mark.parametrize(("biased", "frozen"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("how", ["divided", "multiplied", "exponential", "by one row, then capped", "not learned"])
+def test_a_learned_temperature_has_the_gradient_of_pytorch(how: str, biased: bool, frozen: bool) -> None:
+    got, want, operators = both(gpt2 if biased else open_lm, Tempered(how, biased=biased, frozen=frozen))
+    assert sum("linear_cross_entropy" in o for o in operators) == 1
+    assert not any("log_softmax" in o or "logsumexp" in o for o in operators)
+    for have, expected in zip(got, want, strict=True):
+        torch.testing.assert_close(have, expected, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("loss", [cohere, gemma2, masked_rows, olmo], ids=lambda loss: loss.__name__)
@@ -292,6 +330,12 @@ def z_loss_of_unscaled_logits(logits: Tensor, labels: Tensor) -> Tensor:
     return loss + 1e-4 * logits.logsumexp(-1).square().mean()
 
 
+def z_loss_of_a_sigmoid(logits: Tensor, labels: Tensor) -> Tensor:
+    # Another normalizer than the hyperbolic tangent's, by a number for each row.
+    flat = 30 * torch.sigmoid(logits / 7.5).view(-1, V)
+    return F.cross_entropy(flat, labels.view(-1)) + 1e-4 * flat.logsumexp(-1).square().mean()
+
+
 def z_loss_without_a_square(logits: Tensor, labels: Tensor) -> Tensor:
     flat = logits.view(-1, V)
     return F.cross_entropy(flat, labels.view(-1)) + 1e-4 * flat.logsumexp(-1).abs().mean()
@@ -302,9 +346,12 @@ def z_loss_of_another_slope(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(flat, labels.view(-1)) * (1 + flat.logsumexp(-1).square().mean())
 
 
-def learned_temperature(logits: Tensor, labels: Tensor) -> Tensor:
-    temperature = logits[0, 0].detach().abs().mean()
-    return F.cross_entropy((logits / temperature).view(-1, V), labels.view(-1))
+def scaled_by_themselves(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy((logits / logits[0, 0].detach().abs().mean()).view(-1, V), labels.view(-1))
+
+
+def scaled_by_row(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy((logits * torch.linspace(1, 2, 200, dtype=logits.dtype)[:, None]).view(-1, V), labels.view(-1))
 
 
 def focal(logits: Tensor, labels: Tensor) -> Tensor:
@@ -335,7 +382,8 @@ def over_positions(logits: Tensor, labels: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "loss",
     [
-        *(read_twice, fewer_classes, a_bias_for_each_row, two_biases, two_caps, over_positions, learned_temperature),
+        *(read_twice, fewer_classes, a_bias_for_each_row, two_biases, two_caps, over_positions),
+        *(scaled_by_themselves, scaled_by_row, z_loss_of_a_sigmoid),
         *(z_loss_of_unscaled_logits, z_loss_without_a_square, z_loss_of_another_slope),
         *(focal, masked_by_the_losses, mean_of_sequences),
     ],
