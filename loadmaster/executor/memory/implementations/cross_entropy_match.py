@@ -22,6 +22,7 @@ from loadmaster.executor.memory.implementations.logit_maps import Back, Maps, is
 from loadmaster.executor.memory.implementations.loss_reduction import Chain
 from loadmaster.executor.memory.implementations.loss_rows import (
     BACKWARD_STEPS,
+    COPIES,
     STEPS,
     VIEWS,
     Step,
@@ -171,15 +172,22 @@ def _match_z_loss(match: Match, gradient: fx.Node) -> fx.Node | None:
             if not chain.climb():
                 return None
     total, ends = match.chain.only_reader, (match.chain.value, z.chain.value)
-    upstreams = [source(chain.gradient) for chain in (match.chain, z.chain)]
-    if total is None or total.kwargs or set(total.args) != set(ends) or upstreams[0] is not upstreams[1]:
+    upstreams = {_before_casts(chain.gradient) for chain in (match.chain, z.chain)}
+    if total is None or total.kwargs or set(total.args) != set(ends) or len(upstreams) != 1:
         return None
     joined = [list(readers(one, BACKWARD_STEPS, match.between)) for one in (gradient, z.gradient)]
     if len(joined[0]) != 1 or joined[0] != joined[1] or joined[0][0].target is not aten.add.Tensor:
         return None
-    match.z_loss, match.chain.value = z, total
+    match.z_loss, match.chain.value, match.chain.gradient = z, total, upstreams.pop()
     match.between += [*ends, *z.between, *z.chain.between, joined[0][0]]
     return joined[0][0]
+
+
+def _before_casts(node: fx.Node) -> fx.Node:
+    """What was cast, where one of two terms is less precise than their sum."""
+    while node.target in COPIES and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
 
 
 def _match_layer(match: Match, gradient: fx.Node) -> bool:

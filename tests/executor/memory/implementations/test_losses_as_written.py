@@ -298,6 +298,25 @@ def test_a_learned_temperature_has_the_gradient_of_pytorch(how: str, biased: boo
         torch.testing.assert_close(have, expected, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("loss", [gemma2, masked_rows, olmo, open_lm], ids=lambda loss: loss.__name__)
+def test_under_autocast_it_is_found_and_as_precise_as_pytorch(loss: Loss) -> None:
+    model = Tempered("divided", biased=True, frozen=False).float() if loss is open_lm else Model().float()
+    tokens, labels = torch.randint(V, (2, 3, 200)).unbind()
+
+    def step(tokens: Tensor, labels: Tensor) -> Tensor:
+        return loss(model(tokens), labels)
+
+    def gradients(step: Loss) -> Tensor:
+        return torch.cat([t.flatten() for t in losses_and_gradients(step, model, tokens, labels)])
+
+    truth = gradients(step)
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled, operators = prepared_step(step)
+        got, other = gradients(compiled), gradients(step)
+    assert sum("linear_cross_entropy" in o for o in operators) == 1
+    assert (got - truth).norm() <= 1.2 * (other - truth).norm() + 1e-3 * truth.norm()
+
+
 @pytest.mark.parametrize("loss", [cohere, gemma2, masked_rows, olmo], ids=lambda loss: loss.__name__)
 def test_a_captured_step_never_holds_all_the_logits(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.V", 400)
@@ -351,7 +370,8 @@ def scaled_by_themselves(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def scaled_by_row(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy((logits * torch.linspace(1, 2, 200, dtype=logits.dtype)[:, None]).view(-1, V), labels.view(-1))
+    scale = torch.linspace(1, 2, 200, dtype=logits.dtype)[:, None]
+    return F.cross_entropy((logits * scale).view(-1, V), labels.view(-1))
 
 
 def focal(logits: Tensor, labels: Tensor) -> Tensor:
