@@ -108,9 +108,17 @@ def linear_cross_entropy(
     divisor = total.where(total != 0, 1)
     squares = None if z_weights is None else z_weights * divisor
     for rows, logits in _logits(hidden, weight, bias, chunks):
-        of_rows = (None if t is None else t[rows] for t in (row_weights, squares))
         cross_entropy_rows(
-            *(logits, targets[rows], class_weights, *of_rows, losses[rows], ignore_index, smoothing, scale, cap),
+            logits,
+            targets[rows],
+            class_weights,
+            None if row_weights is None else row_weights[rows],
+            None if squares is None else squares[rows],
+            losses[rows],
+            ignore_index,
+            smoothing,
+            scale,
+            cap,
             gradients=with_hidden,
         )
         if with_hidden:
