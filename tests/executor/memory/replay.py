@@ -16,13 +16,29 @@ from loadmaster.executor.memory.operators.grouping import group
 from loadmaster.executor.memory.run import backends
 from loadmaster.executor.memory.run.emission import emit
 from loadmaster.executor.steps.step import Step
-from loadmaster.executor.steps.step_graph import StepGraph
+from loadmaster.executor.steps.step_graph import StepGraph, tensors
 from loadmaster.executor.steps.tracing import compiled
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from tests.executor.memory import schedules
 
 SEED = 5
+
+
+class AsRecorded(fx.Interpreter):
+    """Runs a graph, and expects every value to be as its node says: what reads it was chosen and compiled for that."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        made = super().run_node(n)
+        if "val" in n.meta:
+            for value, fake in zip(tensors(made), tensors(n.meta["val"]), strict=True):
+                assert _described(value) == _described(fake), n.format_node()
+        return made
+
+
+def _described(value: torch.Tensor) -> object:
+    strides = [stride for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1]
+    return value.dtype, tuple(value.shape), strides if value.numel() else None
 
 
 class Replay:
@@ -89,6 +105,9 @@ class Replay:
             torch.manual_seed(SEED)
             return run(*arguments)
         torch.manual_seed(SEED)
+        with torch.random.fork_rng():
+            copies = [a.clone() for a in arguments]
+            AsRecorded(module).run(*copies, enable_io_processing=False)
         return backends.eager(module, arguments)(arguments)
 
     def random_schedule(self, seed: int) -> Schedule:

@@ -58,14 +58,18 @@ def linear_cross_entropy(
     bias: Tensor | None,
     targets: Tensor,
     class_weights: Tensor | None,
+    row_weights: Tensor | None,
+    z_weights: Tensor | None,
     chunks: int,
     ignore_index: int,
     mean: bool,
     smoothing: float,
+    scale: float,
+    cap: float,
     dtype: torch.dtype,
     differentiate: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Cross-entropy of ``hidden @ weight + bias``, and its gradients but for one factor.
+    """Cross-entropy of ``hidden @ weight + bias``, mapped, and its gradients but for one factor.
 
     Args:
         hidden: [rows, width].
@@ -73,9 +77,14 @@ def linear_cross_entropy(
         bias: [classes] or None.
         targets: int64 [rows], class of each row, or ``ignore_index``.
         class_weights: [classes] or None, what a row of each class counts.
+        row_weights: [rows] or None, what the loss of each row is multiplied with; rows count as much as without.
+        z_weights: [rows] or None, of the squared logsumexp of each row's logits, added to the loss (also of rows that
+            hold ``ignore_index``). These and ``row_weights`` in float32 or float64.
         chunks: how many chunks the rows are cut into.
         mean: divide by what the rows count together; the sum otherwise.
         smoothing: share of each target that is spread evenly over all classes, 0 to 1.
+        scale, cap: each logit is multiplied by ``scale``, and, with a ``cap`` above 0, is ``cap * tanh(logit / cap)``
+            then.
         dtype: of the loss. Logits are rounded to the dtype of ``hidden``, then reduced in float32 or better.
         differentiate: "all", only "hidden", or "nothing".
 
@@ -94,9 +103,23 @@ def linear_cross_entropy(
     hidden_gradient, weight_gradient, bias_gradient = _gradients(hidden, weight, bias, differentiate)
     weight_gradient.zero_()
     bias_gradient.zero_()
+    total = _total(targets, class_weights, ignore_index, precise) if mean else losses.new_ones(())
+    # Where no row counts the mean is NaN, as PyTorch has it, and every gradient of it zero.
+    divisor = total.where(total != 0, 1)
+    squares = None if z_weights is None else z_weights * divisor
     for rows, logits in _logits(hidden, weight, bias, chunks):
         cross_entropy_rows(
-            logits, targets[rows], class_weights, losses[rows], ignore_index, smoothing, gradients=with_hidden
+            logits,
+            targets[rows],
+            class_weights,
+            None if row_weights is None else row_weights[rows],
+            None if squares is None else squares[rows],
+            losses[rows],
+            ignore_index,
+            smoothing,
+            scale,
+            cap,
+            gradients=with_hidden,
         )
         if with_hidden:
             torch.mm(logits, weight.t(), out=hidden_gradient[rows])
@@ -104,17 +127,16 @@ def linear_cross_entropy(
             _accumulate(weight_gradient, logits.t(), hidden[rows])
             if bias is not None:
                 bias_gradient += logits.sum(0, dtype=precise)
-    loss = losses.sum()
-    if not mean:
-        return loss.to(dtype), torch.ones_like(loss), hidden_gradient, weight_gradient, bias_gradient
+    loss = (losses.sum() / divisor).where(total != 0, torch.nan)
+    return loss.to(dtype), divisor.reciprocal(), hidden_gradient, weight_gradient, bias_gradient
+
+
+def _total(targets: Tensor, class_weights: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
+    """What the rows count together."""
     counts = targets != ignore_index
     if class_weights is None:
-        total = counts.sum().to(precise)
-    else:
-        total = class_weights.to(precise)[targets.where(counts, 0)].where(counts, 0).sum()
-    # Where no row counts the mean is NaN, as PyTorch has it, and every gradient zero.
-    factor = total.reciprocal().where(total != 0, 0)
-    return (loss / total).to(dtype), factor, hidden_gradient, weight_gradient, bias_gradient
+        return counts.sum().to(dtype)
+    return class_weights.to(dtype)[targets.where(counts, 0)].where(counts, 0).sum()
 
 
 @linear_cross_entropy.register_fake
@@ -124,10 +146,14 @@ def _(
     bias: Tensor | None,
     targets: Tensor,
     class_weights: Tensor | None,
+    row_weights: Tensor | None,
+    z_weights: Tensor | None,
     chunks: int,
     ignore_index: int,
     mean: bool,
     smoothing: float,
+    scale: float,
+    cap: float,
     dtype: torch.dtype,
     differentiate: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -200,10 +226,14 @@ def _workspace(
     bias: Tensor | None,
     targets: Tensor,
     class_weights: Tensor | None,
+    row_weights: Tensor | None,
+    z_weights: Tensor | None,
     chunks: int,
     ignore_index: int,
     mean: bool,
     smoothing: float,
+    scale: float,
+    cap: float,
     dtype: torch.dtype,
     differentiate: str,
 ) -> int:
@@ -211,12 +241,14 @@ def _workspace(
     per_row = row_stride(classes, hidden.element_size()) * hidden.element_size()
     product = 0
     if not has_kernels(hidden.device):
-        # Widened logits, one temporary beside them, and each chunk's share of a 16-bit weight's gradient.
-        per_row += classes * precise.itemsize * (2 if hidden.dtype != precise else 1)
+        # Widened or mapped logits, one temporary beside them, and each chunk's share of a 16-bit weight's gradient.
+        per_row += classes * precise.itemsize * (2 if hidden.dtype != precise or scale != 1 or cap else 1)
         narrow = differentiate == "all" and hidden.dtype != precise
         product = weight.numel() * hidden.element_size() if narrow else 0
     # Losses, and what is compared and counted of the targets.
-    per_target = precise.itemsize + 3 * torch.bool.itemsize + 2 * targets.element_size()
+    per_target = (
+        precise.itemsize * (1 if z_weights is None else 2) + 3 * torch.bool.itemsize + 2 * targets.element_size()
+    )
     return max(rows * per_row, product) + hidden.shape[0] * per_target + product
 
 

@@ -1,9 +1,10 @@
 """Finds linear layer -> cross-entropy in a joint graph: everything that the chunked operator would compute instead.
 
-Forward: mm or addmm -> (views, a cast, rows chosen and arranged) -> log_softmax -> (views) -> nll_loss. Backward:
-nll_loss_backward -> log_softmax_backward -> (the same backwards) -> the products that give the gradients of hidden,
-weight and bias. With label smoothing, without class weights, a second branch goes through the sum of each row's
-log-probabilities. Losses of single rows that are added up or averaged right after are the same as their sum or mean.
+Forward: mm or addmm -> (scaled or capped, views, a cast, rows chosen and arranged) -> log_softmax -> (views) ->
+nll_loss. Backward: nll_loss_backward -> log_softmax_backward -> (the same backwards) -> the products that give the
+gradients of hidden, weight and bias. With label smoothing, without class weights, a second branch goes through the sum
+of each row's log-probabilities, with a z-loss another one around them. Losses of single rows that are weighted, and
+added up or averaged, are the same as a weighted sum.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from loadmaster.executor.memory.implementations.emitting import ALIASES, aten, source
+from loadmaster.executor.memory.implementations import z_loss
+from loadmaster.executor.memory.implementations.emitting import ALIASES, aten, readers, source
+from loadmaster.executor.memory.implementations.logit_maps import Back, Maps, is_map, logits_of
+from loadmaster.executor.memory.implementations.loss_reduction import Chain
 from loadmaster.executor.memory.implementations.loss_rows import (
     BACKWARD_STEPS,
+    COPIES,
     STEPS,
     VIEWS,
     Step,
@@ -35,41 +40,68 @@ PRODUCTS = (aten.mm.default, aten.addmm.default)
 TRANSPOSE = aten.t.default
 
 
+@dataclass(frozen=True)
+class _Behind:
+    """What a loss reads: a layer's log-probabilities, viewed.
+
+    Attributes:
+        path: nodes from the layer's product to what the log-probabilities are of.
+        steps: from the layer's rows to those of the targets.
+        added: a bias that the model adds to the layer's result by itself, with as many elements as there are classes.
+        maps: what is done to every logit.
+    """
+
+    product: fx.Node
+    path: list[fx.Node]
+    log_probabilities: fx.Node
+    views: list[fx.Node]
+    steps: list[Step]
+    added: fx.Node | None
+    maps: Maps
+
+    @property
+    def changes(self) -> list[fx.Node]:
+        """Nodes of the path that change logits."""
+        return [node for node in self.path if node.target not in STEPS]
+
+
 @dataclass
 class Match:
     """One occurrence.
 
     Attributes:
-        steps: from the layer's rows to those of the targets.
-        added: a bias that the model adds to the layer's result by itself, with as many elements as there are classes.
-        loss: what the new loss replaces, with ``upstream`` as its gradient.
-        reduction: MEAN over the rows that count, or SUM.
-        divisor: of the sum; not 1 where losses of all rows are averaged, also of those that do not count.
+        behind: the layer, and what is between it and the loss.
+        chain: from the loss to what the new loss replaces.
+        reduction: MEAN over the rows that count, or SUM; what rows are weighted with and divided by, the chain says.
+        z_loss: added to the cross-entropy.
         between: nodes that nobody needs any more; one that others read as well stays.
         hidden_gradients, weight_gradients, bias_gradients: backward products to be replaced, by what they compute.
+        scale_gradient: of a tensor that scales the logits, likewise.
     """
 
-    product: fx.Node
-    log_probabilities: fx.Node
+    behind: _Behind
     loss_forward: fx.Node
     loss_backward: fx.Node
-    steps: list[Step]
-    loss: fx.Node
-    upstream: fx.Node
+    chain: Chain
     reduction: int
-    added: fx.Node | None = None
-    divisor: int = 1
+    z_loss: z_loss.ZLoss | None = None
     smoothing: float = 0.0
     between: list[fx.Node] = field(default_factory=list)
     hidden_gradients: list[fx.Node] = field(default_factory=list)
     weight_gradients: list[fx.Node] = field(default_factory=list)
     bias_gradients: list[fx.Node] = field(default_factory=list)
+    scale_gradient: fx.Node | None = None
+
+    @property
+    def product(self) -> fx.Node:
+        """The layer's product."""
+        return self.behind.product
 
     @property
     def operands(self) -> tuple[fx.Node, fx.Node, fx.Node | None]:
         """Hidden [rows, width], weight [width, classes], bias."""
         args = self.product.args
-        bias, hidden, weight = args if self.product.target is aten.addmm.default else (self.added, *args)
+        bias, hidden, weight = args if self.product.target is aten.addmm.default else (self.behind.added, *args)
         assert isinstance(hidden, fx.Node)
         assert isinstance(weight, fx.Node)
         assert bias is None or isinstance(bias, fx.Node)
@@ -93,13 +125,12 @@ def find(loss_backward: fx.Node) -> Match | None:
     results = {user.args[1]: user for user in forwards[0].users if user.target is operator.getitem}
     if 0 not in results or (1 in results and set(results[1].users) - {loss_backward}) or results.get(1) is not total:
         return None
-    match = Match(
-        *(behind.product, log_probabilities, forwards[0], loss_backward, behind.steps, results[0], upstream, reduction),
-        added=behind.added,
-    )
+    match = Match(behind, forwards[0], loss_backward, Chain(results[0], upstream), reduction)
     match.between += [*results.values(), loss_backward, *behind.views]
-    if reduction == NONE and not _match_reduction(match):
+    if not match.chain.to_number():
         return None
+    if reduction == NONE:
+        match.reduction = SUM
     known = {forwards[0], loss_backward}
     gradient = loss_backward
     sums = [u for u in log_probabilities.users if u.target is aten.sum.dim_IntList]
@@ -109,54 +140,104 @@ def find(loss_backward: fx.Node) -> Match | None:
             return None
         gradient = joined
         known.add(sums[0])
-    softmax_backward = list(_readers(gradient, VIEWS, match.between))
+    softmax_backward = list(readers(gradient, VIEWS, match.between))
     if len(softmax_backward) != 1 or softmax_backward[0].target is not aten._log_softmax_backward_data.default:
         return None
     known.add(softmax_backward[0])
-    if any(user not in known for user in _readers(log_probabilities, ALIASES | VIEWS, match.between)):
+    if any(user not in known for user in readers(log_probabilities, ALIASES | VIEWS, match.between)):
         return None
     match.between.append(softmax_backward[0])
-    readers = list(_readers(softmax_backward[0], BACKWARD_STEPS, match.between))
-    return match if all(_classify(match, read, user) for read, user in _pairs(readers, match)) else None
+    before = _match_z_loss(match, softmax_backward[0])
+    return match if before is not None and _match_layer(match, before) else None
 
 
-@dataclass(frozen=True)
-class _Behind:
-    """What a loss reads: a layer's log-probabilities, viewed; the steps are those from its rows to the targets'."""
+def _match_z_loss(match: Match, gradient: fx.Node) -> fx.Node | None:
+    """Note the z-loss in the match; the gradient of what it reads, or None where it does not fit."""
+    behind = match.behind
+    found = list(z_loss.logsumexps(behind.product))
+    if not found:
+        return gradient
+    z = z_loss.find(behind.product, *found[0])
+    if (
+        len(found) != 1
+        or z is None
+        or behind.maps.shifts
+        or [n for n in found[0][1] if n.target not in STEPS] != behind.changes
+    ):
+        return None
+    for chain in (match.chain, z.chain):
+        if not chain.to_number():
+            return None
+        while (reader := chain.only_reader) is not None and reader.target is not aten.add.Tensor:
+            if not chain.climb():
+                return None
+    total, ends = match.chain.only_reader, (match.chain.value, z.chain.value)
+    upstreams = {_before_casts(chain.gradient) for chain in (match.chain, z.chain)}
+    if total is None or total.kwargs or set(total.args) != set(ends) or len(upstreams) != 1:
+        return None
+    joined = [list(readers(one, BACKWARD_STEPS, match.between)) for one in (gradient, z.gradient)]
+    if len(joined[0]) != 1 or joined[0] != joined[1] or joined[0][0].target is not aten.add.Tensor:
+        return None
+    match.z_loss, match.chain.value, match.chain.gradient = z, total, upstreams.pop()
+    match.between += [*ends, *z.between, *z.chain.between, joined[0][0]]
+    return joined[0][0]
 
-    product: fx.Node
-    log_probabilities: fx.Node
-    views: list[fx.Node]
-    steps: list[Step]
-    added: fx.Node | None
+
+def _before_casts(node: fx.Node) -> fx.Node:
+    """What was cast, where one of two terms is less precise than their sum."""
+    while node.target in COPIES and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def _match_layer(match: Match, gradient: fx.Node) -> bool:
+    """Note the products that the gradient of the logits goes into; whether nothing else reads it, or the logits."""
+    behind = match.behind
+    known = {*behind.path, behind.log_probabilities, *(match.z_loss.known if match.z_loss else ())}
+    for node in filter(is_map, reversed(behind.path)):
+        found = list(readers(gradient, BACKWARD_STEPS, match.between))
+        back = Back.find(node, found, {gradient, *match.between})
+        if back is None:
+            return False
+        gradient, match.scale_gradient = back.gradient, back.of_scale or match.scale_gradient
+        match.between += back.between
+        known.update(back.between)
+    for node in (behind.product, *behind.path):
+        if any(user not in known for user in readers(node, ALIASES, match.between)):
+            return False
+    products = list(readers(gradient, BACKWARD_STEPS, match.between))
+    return all(_classify(match, read, user) for read, user in _pairs(products, match))
 
 
 def _behind(probabilities: fx.Node, targets: object) -> _Behind | None:
-    """What is behind a loss; None where it reads anything else, or others read the layer's result, too."""
+    """What is behind a loss; None where it reads anything else."""
     views: list[fx.Node] = []
     node = source(probabilities)
     while node is not None and node.target in VIEWS:
-        views.append(node)
+        views.insert(0, node)
         node = source(node.args[0])
     if node is None or node.target is not aten._log_softmax.default:
         return None
-    log_probabilities, path, added = node, [], []
+    log_probabilities = node
+    path: list[fx.Node] = []
     product = log_probabilities.args[0]
-    while isinstance(product, fx.Node) and len(product.users) == 1:
-        row = added_row(product)
-        if row is None and product.target not in STEPS:
-            break
-        added += [] if row is None else [row]
-        path.append(product)
-        product = product.args[0]
-    if not isinstance(product, fx.Node) or product.target not in PRODUCTS or len(product.users) != 1:
+    while isinstance(product, fx.Node) and (product.target in STEPS or is_map(product) or added_row(product)):
+        path.insert(0, product)
+        product = logits_of(product)
+    if not isinstance(product, fx.Node) or product.target not in PRODUCTS:
         return None
     if not set(product.kwargs.values()) <= {1}:  # alpha and beta of addmm
         return None
-    if len(added) > (product.target is aten.mm.default):  # one bias in all
+    changes = [n for n in path if n.target not in STEPS]
+    added = [row for n in changes if (row := added_row(n)) is not None]
+    # One bias in all, and that before the maps.
+    if len(added) > (product.target is aten.mm.default) or not all(map(is_map, changes[len(added) :])):
+        return None
+    maps = Maps.of(changes[len(added) :])
+    if maps is None:
         return None
     rows, classes = product.meta["val"].shape
-    found, whole = steps_to(path[::-1], rows, classes), steps_to([*path[::-1], *views[::-1]], rows, classes)
+    found, whole = steps_to(path, rows, classes), steps_to([*path, *views], rows, classes)
     if found is None or whole is None:
         return None
     dims = log_probabilities.meta["val"].dim()
@@ -167,27 +248,7 @@ def _behind(probabilities: fx.Node, targets: object) -> _Behind | None:
     assert isinstance(targets, fx.Node)
     if shape != list(targets.meta["val"].shape):
         return None
-    return _Behind(product, log_probabilities, views, whole[0], added[0] if added else None)
-
-
-def _match_reduction(match: Match) -> bool:
-    """Note the sum or mean of all rows' losses in the match; whether they go nowhere else."""
-    chain = _only_readers(match.loss)
-    while len(chain) > 1 and chain[1].target in VIEWS:
-        match.between.append(chain.pop(1))
-    if len(chain) < 2 or chain[1].target not in (aten.mean.default, aten.sum.default):
-        return False
-    rows = match.loss.meta["val"].numel()
-    match.reduction, match.divisor = SUM, rows if chain[1].target is aten.mean.default else 1
-    node, divided = match.upstream, 1
-    while node.target in VIEWS | {aten.expand.default, aten.div.Scalar} and len(node.users) == 1:
-        if node.target is aten.div.Scalar:
-            divided *= node.args[1]  # type: ignore[assignment, operator]
-        match.between.append(node)
-        node = node.args[0]  # type: ignore[assignment]
-    match.between.append(chain[1])
-    match.loss, match.upstream = chain[1], node
-    return divided == match.divisor and node.meta["val"].dim() == 0 and chain[1].args[1:] == ()
+    return _Behind(product, path, log_probabilities, views, whole[0], added[0] if added else None, maps)
 
 
 def _match_smoothing(match: Match, row_sums: fx.Node) -> fx.Node | None:
@@ -218,29 +279,29 @@ def _match_smoothing(match: Match, row_sums: fx.Node) -> fx.Node | None:
         return None
     nll = [n for n in loss.all_input_nodes if n is not shared]
     share = shared.args[1]
-    if len(nll) != 1 or nll[0].target is not aten.mul.Scalar or nll[0].args[0] is not match.loss:
+    if len(nll) != 1 or nll[0].target is not aten.mul.Scalar or nll[0].args[0] is not match.chain.value:
         return None
     kept = nll[0].args[1]
     assert isinstance(share, float | int)
     assert isinstance(kept, float | int)
     smoothing = share * match.product.meta["val"].shape[1]
-    if not math.isclose(kept + smoothing, 1.0, abs_tol=1e-9) or len(match.loss.users) != 1:
+    if not math.isclose(kept + smoothing, 1.0, abs_tol=1e-9) or len(match.chain.value.users) != 1:
         return None
     joined = [u for u in match.loss_backward.users if u.target is aten.add.Tensor]
     if (
         len(joined) != 1
         or len(match.loss_backward.users) != 1
-        or not _calls(match.upstream, aten.mul.Scalar, None, kept)
+        or not _calls(match.chain.gradient, aten.mul.Scalar, None, kept)
     ):
         return None
     spread = next(n for n in joined[0].all_input_nodes if n is not match.loss_backward)
-    upstream = match.upstream.args[0]
+    upstream = match.chain.gradient.args[0]
     branch = _up_to_factor(spread, share)
     if not branch or branch[-1].args[0] is not upstream:
         return None
     assert isinstance(upstream, fx.Node)
-    match.between += [*chain[: len(expected)], nll[0], loss, *branch, match.upstream, joined[0]]
-    match.loss, match.upstream, match.smoothing = loss, upstream, smoothing
+    match.between += [*chain[: len(expected)], nll[0], loss, *branch, match.chain.gradient, joined[0]]
+    match.chain.value, match.chain.gradient, match.smoothing = loss, upstream, smoothing
     return joined[0]
 
 
@@ -281,20 +342,10 @@ def _calls(node: object, target: object, *args: object) -> bool:
     return all(want is None or have == want for have, want in zip(node.args, args, strict=True))
 
 
-def _readers(node: fx.Node, through: frozenset[object], passed: list[fx.Node]) -> Iterator[fx.Node]:
-    """Everything that reads the value, looking through these operators, which are noted in ``passed``."""
-    for user in node.users:
-        if user.target in through:
-            passed.append(user)
-            yield from _readers(user, through, passed)
-        else:
-            yield user
-
-
-def _pairs(readers: list[fx.Node], match: Match) -> Iterator[tuple[fx.Node, fx.Node]]:
+def _pairs(found: list[fx.Node], match: Match) -> Iterator[tuple[fx.Node, fx.Node]]:
     """Each reader with the logits' gradient that it reads."""
     gradients = set(match.between)
-    for reader in dict.fromkeys(readers):
+    for reader in dict.fromkeys(found):
         for read in reader.all_input_nodes:
             if read in gradients:
                 yield read, reader

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -44,6 +45,16 @@ def source(argument: Any) -> fx.Node | None:
     while isinstance(argument, fx.Node) and argument.target in ALIASES:
         argument = argument.args[0]
     return argument if isinstance(argument, fx.Node) else None
+
+
+def readers(node: fx.Node, through: Collection[object], passed: list[fx.Node]) -> Iterator[fx.Node]:
+    """Everything that reads the value, looking through these operators, which are noted in ``passed``."""
+    for user in node.users:
+        if user.target in through:
+            passed.append(user)
+            yield from readers(user, through, passed)
+        else:
+            yield user
 
 
 def calls(joint: fx.GraphModule, op: Any) -> list[fx.Node]:

@@ -18,13 +18,14 @@ import torch
 from torch import fx
 
 from loadmaster.executor.memory.implementations.emitting import ALIASES, aten, call
+from loadmaster.executor.memory.implementations.logit_maps import is_map
 
 VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
 COPIES = ALIASES | {aten._to_copy.default, aten.clone.default}
 MOVES = frozenset({aten.transpose.int, aten.permute.default})
 SELECTIONS = frozenset({aten.slice.Tensor, aten.select.int})
 STEPS = VIEWS | COPIES | MOVES | SELECTIONS
-"""What may stand between a linear layer and its loss without changing any number but its precision."""
+"""What may stand between a linear layer and its loss without changing any number but its precision; maps aside."""
 BACKWARD_STEPS = VIEWS | COPIES | MOVES | {aten.slice_backward.default, aten.select_backward.default}
 """What their gradients go through."""
 
@@ -80,7 +81,7 @@ def steps_to(path: Sequence[fx.Node], rows: int, classes: int) -> tuple[list[Ste
         elif added_row(node) is not None:
             if at != len(shape) - 1:
                 return None
-        elif node.target not in COPIES:
+        elif node.target not in COPIES and not is_map(node):
             return None
         shape = after
     return steps, at
@@ -130,8 +131,8 @@ def _viewed(shape: tuple[int, ...], at: int, after: tuple[int, ...]) -> int | No
     return found[0] if len(found) == 1 else None
 
 
-def laid_out(graph: fx.Graph, targets: fx.Node, steps: Sequence[Step], ignore_index: int) -> fx.Node:
-    """Emit targets for all rows of the layer: ``ignore_index`` where the loss reads none."""
+def laid_out(graph: fx.Graph, targets: fx.Node, steps: Sequence[Step], unread: float) -> fx.Node:
+    """Emit targets, or weights, for all rows of the layer: ``unread`` for rows that the loss does not read."""
     for step in reversed(steps):
         if step.target is aten.view.default:
             targets = call(graph, aten.view.default, _contiguous(graph, targets), list(step.before))
@@ -140,7 +141,7 @@ def laid_out(graph: fx.Graph, targets: fx.Node, steps: Sequence[Step], ignore_in
             assert isinstance(order, tuple)
             targets = call(graph, aten.permute.default, targets, [order.index(n) for n in range(len(order))])
         else:
-            ignored = call(graph, aten.new_full.default, targets, list(step.before), ignore_index)
+            ignored = call(graph, aten.new_full.default, targets, list(step.before), unread)
             scatter = aten.slice_scatter if step.target is aten.slice.Tensor else aten.select_scatter
             targets = call(graph, scatter.default, ignored, targets, *step.arguments)
     return _contiguous(graph, targets)

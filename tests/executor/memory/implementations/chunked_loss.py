@@ -27,7 +27,7 @@ def _backward(
         scaled(hidden, scale, dtype),
         scaled(weight, scale, dtype).t() if whole else None,
         scaled(bias, scale, dtype) if whole and biased else None,
-        *(None,) * 8,
+        *(None,) * 12,
     )
 
 
@@ -45,6 +45,10 @@ def chunked_linear_cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
+    row_weights: Tensor | None = None,
+    z_weights: Tensor | None = None,
+    scale: float = 1.0,
+    cap: float = 0.0,
 ) -> Tensor:
     """``cross_entropy(linear(hidden, weight, bias), targets)``, under autocast where there is one."""
     if torch.is_autocast_enabled(hidden.device.type):
@@ -60,10 +64,14 @@ def chunked_linear_cross_entropy(
         bias,
         targets.reshape(-1),
         class_weights,
+        row_weights,
+        z_weights,
         default_chunks(rows.shape[0], rows.shape[1]) if chunks is None else chunks,
         ignore_index,
         reduction == "mean",
         label_smoothing,
+        scale,
+        cap,
         exact(hidden.dtype),
         wanted if torch.is_grad_enabled() else "nothing",
     )[0]

@@ -157,22 +157,39 @@ def cross_entropy_rows_and_their_gradients() -> None:
     """Rows in a buffer that is wider than they are, as chunks of logits lie; more classes than a program loads."""
     for dtype, classes in ((torch.float64, 11), (torch.float32, 2051), (torch.bfloat16, 11)):
         exact = torch.promote_types(dtype, torch.float32)
-        buffer = torch.full((5, classes + 9), -7.0, dtype=dtype)
-        targets = torch.tensor([0, classes - 1, -100, 3, 3])
-        for smoothing, weights in ((0.0, None), (0.1, torch.rand(classes, dtype=exact)), (0.1, None)):
-            results = []
-            scores = (3 * torch.randn(5, classes)).to(dtype)
-            for kernel in (False, True):
-                buffer.fill_(-7.0)[:, :classes] = scores
-                losses = torch.full((7,), -7.0, dtype=exact)
-                with kernels_run() if kernel else contextlib.nullcontext():
-                    cross_entropy_rows.cross_entropy_rows(
-                        buffer[:, :classes], targets, weights, losses[1:6], -100, smoothing, gradients=True
-                    )
-                assert bool((buffer[:, classes:] == -7.0).all()) and float(losses[0]) == float(losses[6]) == -7.0
-                results.append((losses[1:6].clone(), buffer[:, :classes].clone()))
-            close(results[1][0], results[0][0], exact, 16.0)
-            close(results[1][1], results[0][1], dtype)
+        weights, of_rows = torch.rand(classes, dtype=exact), torch.rand(5, dtype=exact)
+        # Rows that have no target: one has a z-loss, the other nothing.
+        of_squares = torch.tensor([0.1, 0.0, 0.2, 0.3, 0.0], dtype=exact)
+        for smoothing, class_weights, row_weights, z_weights, scale, cap in (
+            (0.0, None, None, None, 1.0, 0.0),
+            (0.1, weights, None, None, 1.0, 0.0),
+            (0.1, None, of_rows, None, -0.5, 0.0),
+            (0.0, weights, None, of_squares, 0.5, 2.0),
+            (0.1, weights, of_rows, of_squares, -1.0, 2.0),
+        ):
+            expect_rows(dtype, classes, (class_weights, row_weights, z_weights), smoothing, scale, cap)
+
+
+def expect_rows(
+    dtype: torch.dtype, classes: int, weights: tuple[Tensor | None, ...], smoothing: float, scale: float, cap: float
+) -> None:
+    exact = torch.promote_types(dtype, torch.float32)
+    buffer = torch.full((5, classes + 9), -7.0, dtype=dtype)
+    targets = torch.tensor([0, classes - 1, -100, 3, -100])
+    scores = (3 * torch.randn(5, classes)).to(dtype)
+    scores[4] = float("inf")
+    results = []
+    for kernel in (False, True):
+        buffer.fill_(-7.0)[:, :classes] = scores
+        losses = torch.full((7,), -7.0, dtype=exact)
+        with kernels_run() if kernel else contextlib.nullcontext():
+            cross_entropy_rows.cross_entropy_rows(
+                *(buffer[:, :classes], targets, *weights, losses[1:6], -100, smoothing, scale, cap), gradients=True
+            )
+        assert bool((buffer[:, classes:] == -7.0).all()) and float(losses[0]) == float(losses[6]) == -7.0
+        results.append((losses[1:6].clone(), buffer[:, :classes].clone()))
+    close(results[1][0], results[0][0], exact, 16.0)
+    close(results[1][1], results[0][1], dtype)
 
 
 @case

@@ -65,6 +65,79 @@ def test_equals_linear_then_cross_entropy(
         torch.testing.assert_close(got, want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype], equal_nan=True)
 
 
+def drawn_weights(rows, dtype):
+    """Some of them zero, as masks are."""
+    return torch.rand(rows, dtype=dtype) * (torch.rand(rows) < 0.7)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 13),
+    classes=st.integers(1, 9),
+    chunks=st.integers(1, 5),
+    mean=st.booleans(),
+    biased=st.booleans(),
+    weighted=st.booleans(),
+    masked=st.booleans(),
+    z_loss=st.booleans(),
+    smoothing=st.sampled_from([0.0, 0.1]),
+    scale=st.sampled_from([1.0, 0.25, -3.0]),
+    cap=st.sampled_from([0.0, 1.5]),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    seed=st.integers(0, 1000),
+)
+def test_equals_a_weighted_sum_of_losses_of_mapped_logits_and_of_their_normalizers(
+    rows, classes, chunks, mean, biased, weighted, masked, z_loss, smoothing, scale, cap, dtype, seed
+):
+    torch.manual_seed(seed)
+    hidden = torch.randn(rows, 4, dtype=dtype, requires_grad=True)
+    weight = torch.randn(classes, 4, dtype=dtype, requires_grad=True)
+    bias = torch.randn(classes, dtype=dtype, requires_grad=True) if biased else None
+    targets = torch.randint(classes, (rows,))
+    targets[1:][torch.rand(rows - 1) < 0.3] = -100  # one counts, or the mean is NaN
+    class_weights = torch.rand(classes, dtype=dtype) + 0.1 if weighted else None
+    row_weights = drawn_weights(rows, dtype) if masked else None
+    z_weights = drawn_weights(rows, dtype) if z_loss else None
+
+    logits = scale * F.linear(hidden, weight, bias)
+    if cap:
+        logits = cap * torch.tanh(logits / cap)
+    losses = F.cross_entropy(logits, targets, class_weights, reduction="none", label_smoothing=smoothing)
+    plain = (losses if row_weights is None else losses * row_weights).sum()
+    if mean:
+        plain = plain / ((targets >= 0).sum() if class_weights is None else class_weights[targets[targets >= 0]].sum())
+    if z_weights is not None:
+        plain = plain + (z_weights * logits.logsumexp(1).square()).sum()
+
+    chunked = chunked_linear_cross_entropy(
+        *(hidden, weight, targets, bias),
+        class_weights=class_weights,
+        chunks=chunks,
+        label_smoothing=smoothing,
+        reduction="mean" if mean else "sum",
+        row_weights=row_weights,
+        z_weights=z_weights,
+        scale=scale,
+        cap=cap,
+    )
+    expected = with_gradients(plain, hidden, weight, bias)
+    for got, want in zip(with_gradients(chunked, hidden, weight, bias), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=3 * TOLERANCE[dtype], atol=3 * TOLERANCE[dtype])
+
+
+def test_rows_that_count_nowhere_may_hold_anything_and_a_z_loss_asks_for_no_target():
+    hidden = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    with torch.no_grad():
+        hidden[2] = float("inf")
+    targets, z_weights = torch.full((3,), -100), torch.tensor([0.0, 2.0, 0.0], dtype=torch.float64)
+    loss = chunked_linear_cross_entropy(hidden, weight, targets, reduction="sum", z_weights=z_weights)
+    plain = 2 * (hidden[1] @ weight.t()).logsumexp(0).square()
+    got, want = with_gradients(loss, hidden), with_gradients(plain, hidden)
+    for have, expected in zip(got, want, strict=True):
+        torch.testing.assert_close(have, expected, rtol=1e-12, atol=1e-12)
+
+
 def test_no_rows():
     hidden = torch.randn(0, 3, requires_grad=True)
     weight = torch.randn(5, 3, requires_grad=True)
@@ -239,14 +312,30 @@ def test_chunks_cover_the_rows():
 @pytest.mark.parametrize("differentiate", ["all", "hidden", "nothing"])
 def test_operators_pass_the_framework_checks(differentiate):
     hidden, weight, targets = torch.randn(7, 3), torch.randn(3, 5), torch.randint(5, (7,))
-    args = (hidden, weight, torch.randn(5), targets, None, 2, -100, True, 0.0, torch.float32, differentiate)
+    more = (torch.rand(7), torch.rand(7)) if differentiate == "all" else (None, None)
+    args = (
+        hidden,
+        weight,
+        torch.randn(5),
+        targets,
+        None,
+        *more,
+        2,
+        -100,
+        True,
+        0.0,
+        0.5,
+        3.0,
+        torch.float32,
+        differentiate,
+    )
     torch.library.opcheck(linear_cross_entropy, args)
     torch.library.opcheck(scaled, (weight, torch.tensor(0.5), torch.bfloat16))
 
 
 def test_only_the_gradients_that_are_asked_for_are_computed():
     hidden, weight, targets = torch.randn(7, 3), torch.randn(3, 5), torch.randint(5, (7,))
-    args = (hidden, weight, torch.randn(5), targets, None, 2, -100, True, 0.0, torch.float32)
+    args = (hidden, weight, torch.randn(5), targets, None, None, None, 2, -100, True, 0.0, 1.0, 0.0, torch.float32)
     every, some, none = (linear_cross_entropy(*args, wanted) for wanted in ("all", "hidden", "nothing"))
     assert [t.numel() for t in every[2:]] == [21, 15, 5]
     assert [t.numel() for t in some[2:]] == [21, 0, 0]
@@ -287,7 +376,7 @@ def test_made_up_targets_are_classes_however_many_rows_there_are():
     """Measuring runs the operator on targets below the limit: above the classes it would fail, and be estimated."""
     tape = Tape()
     hidden, weight, targets = tape.input(64, 8), tape.input(8, 3), tape.input(64, dtype=torch.int64)
-    options = (None, 2, -100, True, 0.0, torch.float32, "all")
+    options = (None, None, None, 2, -100, True, 0.0, 1.0, 0.0, torch.float32, "all")
     node = tape.call(linear_cross_entropy._opoverload, hidden, weight, None, targets, *options)
     assert index_limit(node) == 3
     assert Profiler(torch.device("cpu"), 1.0)._measure(node) is not None

@@ -207,6 +207,31 @@ def test_cross_entropy(shape, biased, smoothing, weighted, reduction):
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("scale", "cap"), [(0.5, 0.0), (-2.0, 3.0), (1.0, 0.0)])
+def test_weighted_rows_of_mapped_logits_with_a_z_loss(scale, cap, smoothing):
+    torch.manual_seed(0)
+    hidden = torch.randn(300, 17, dtype=torch.float64, device="cuda", requires_grad=True)
+    weight = torch.randn(5003, 17, dtype=torch.float64, device="cuda", requires_grad=True)
+    targets = torch.randint(5003, (300,), device="cuda")
+    targets[1::4] = -100
+    row_weights, z_weights = torch.rand(2, 300, dtype=torch.float64, device="cuda").unbind()
+    z_weights[::3] = 0
+    logits = scale * F.linear(hidden, weight)
+    logits = cap * (logits / cap).tanh() if cap else logits
+    losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
+    plain = (losses * row_weights).sum() + (z_weights * logits.logsumexp(1).square()).sum()
+    weights = {"row_weights": row_weights, "z_weights": z_weights, "scale": scale, "cap": cap}
+    options = {"label_smoothing": smoothing, "reduction": "sum", **weights}
+    chunked = chunked_linear_cross_entropy(hidden, weight, targets, chunks=3, **options)
+    for got, want in zip(
+        (chunked, *torch.autograd.grad(chunked, (hidden, weight))),
+        (plain, *torch.autograd.grad(plain, (hidden, weight))),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
 def test_cross_entropy_under_autocast_is_as_precise_as_plain():
     torch.manual_seed(0)
     hidden = torch.randn(2000, 64, device="cuda", requires_grad=True)

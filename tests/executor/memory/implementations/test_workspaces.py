@@ -84,8 +84,11 @@ def cases():
         hidden, weight, bias = (torch.randn(s).to(dtype) for s in ((1024, 64), (64, 2000), (2000,)))
         targets = torch.randint(2000, (1024,))
         for differentiate in ("all", "hidden", "nothing"):
-            args = (hidden, weight, bias, targets, None, 4, -100, True, 0.0, torch.float32, differentiate)
-            yield f"loss {dtype} {differentiate}", linear_cross_entropy, args
+            args = (hidden, weight, bias, targets, None, None, None, 4, -100, True, 0.0, 1.0, 0.0)
+            yield f"loss {dtype} {differentiate}", linear_cross_entropy, (*args, torch.float32, differentiate)
+        of_rows = torch.rand(1024)
+        args = (hidden, weight, bias, targets, None, of_rows, of_rows, 4, -100, True, 0.0, 0.5, 30.0, torch.float32)
+        yield f"capped loss {dtype} with a z-loss", linear_cross_entropy, (*args, "all")
 
 
 @pytest.mark.parametrize(("op", "args"), [pytest.param(op, args, id=name) for name, op, args in cases()])

@@ -187,6 +187,16 @@ def test_random_schedules_compute_what_plain_pytorch_computes(name):
     assert_same([loss_of_first, *gradients, *buffers], plain, rtol=1e-9)
 
 
+def test_under_autocast_every_value_is_as_its_node_says():
+    """Of BatchNorm's statistics on a CPU PyTorch itself records another precision."""
+    model, inputs, loss = case("attention")
+    with torch.autocast("cpu", torch.bfloat16):
+        step = Replay(model.float(), inputs, loss)
+    expected = step.expected()
+    for seed in range(SCHEDULES):
+        assert_same(step.under(step.random_schedule(seed)), expected, rtol=0.05)
+
+
 def test_arguments_go_by_names_of_their_own():
     """Two arguments of the backward graph with one name in generated code would be one value."""
     step = Replay(*case("two heads"))

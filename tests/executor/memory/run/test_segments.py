@@ -152,3 +152,29 @@ def test_code_that_writes_over_its_input_is_for_inputs_that_die(monkeypatch):
         run, donated = compiled(module, x, monkeypatch)
         assert donated == places
         torch.testing.assert_close(run([x.clone()])[0], module(x)[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_sum_that_the_compiler_returns_without_its_kept_dimensions_has_them_again(monkeypatch):
+    """As Inductor of PyTorch 2.11 returns, on GPUs, the gradient of an RMSNorm's weight that another segment views."""
+    original = backends.compile_fx_inner
+
+    def dropping(lowered, inputs, **options):
+        places = [
+            n for n, made in enumerate(lowered.graph.output_node().args[0]) if made.target == aten.sum.dim_IntList
+        ]
+        run = original(lowered, inputs, **options)
+        return lambda given: [t.view(-1) if n in places else t for n, t in enumerate(run(given))]
+
+    monkeypatch.setattr(backends, "compile_fx_inner", dropping)
+    x = torch.randn(2, 3, 8)
+    module = staged(
+        ("a", aten.sum.dim_IntList, "x", [0, 1], True),
+        ("b", aten.exp.default, "x"),
+        ("c", aten.mul.Tensor, "a", "b"),
+        ("d", aten.view.default, "a", [8]),
+        ("e", aten.mul.Tensor, "c", "d"),
+    )
+    run, _ = compiled(module, x, monkeypatch)
+    for _ in range(2):
+        torch.testing.assert_close(run([x])[0], module(x)[0])

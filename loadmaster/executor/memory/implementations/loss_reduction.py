@@ -1,0 +1,177 @@
+"""From the losses of rows to one number, as models write it: masked, scaled, added up or averaged; and back.
+
+Up to the number, and beyond it up to the sum of two losses, every operator is linear in the losses. So its backward is
+the same operator on the gradient, and a chain of them is known by what it multiplies each row's loss with.
+
+Worked example: ``(losses * mask).sum() / mask.sum()``. From the losses one operator leads to the product, the next to
+the sum, and there is a number: the sum of losses with the weights ``mask``. Its gradient is what the gradient of the
+losses, ``expand(gradient) * mask``, was made of.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from loadmaster.executor.memory.implementations.emitting import ALIASES, aten, call, source
+from loadmaster.executor.memory.implementations.loss_rows import VIEWS
+
+_PRODUCTS = frozenset({aten.mul.Tensor, aten.mul.Scalar})
+_QUOTIENTS = frozenset({aten.div.Tensor, aten.div.Scalar})
+_RESHAPES = VIEWS | {aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.default}
+_SPREADS = _RESHAPES | ALIASES | {aten.expand.default}
+_DIVIDES, _MULTIPLIES, _DROPS = "divides", "multiplies", "drops"
+
+
+@dataclass
+class Chain:
+    """Where the chain has come to: a forward node, and the backward node that has its gradient.
+
+    Attributes:
+        factor: the constants by which losses have been multiplied.
+        weights: the tensors, each with what it does and the shape that the losses had then.
+        between: all nodes passed on the way.
+    """
+
+    value: fx.Node
+    gradient: fx.Node
+    factor: float = 1.0
+    weights: list[tuple[fx.Node, str, torch.Size]] = field(default_factory=list)
+    between: list[fx.Node] = field(default_factory=list)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether one number is left, and so it is on the way back."""
+        return all(n.meta["val"].dim() == 0 for n in (self.value, self.gradient))
+
+    def to_number(self) -> bool:
+        """Climb until one number is left; whether there is one."""
+        while not self.is_number:
+            if not self.climb():
+                return False
+        return True
+
+    def climb(self) -> bool:
+        """Go on to the only reader; False where it is none that is known, or more read the value."""
+        reader = self.only_reader
+        if reader is None or not self._pass(reader):
+            return False
+        self.between.append(self.value)
+        self.value = reader
+        return True
+
+    @property
+    def only_reader(self) -> fx.Node | None:
+        """The one node that reads the value."""
+        return next(iter(self.value.users)) if len(self.value.users) == 1 else None
+
+    def _pass(self, reader: fx.Node) -> bool:
+        """Go back over the reader's gradient, and note what it multiplies with."""
+        target, shape = reader.target, self.value.meta["val"].shape
+        if target in _RESHAPES:
+            return True
+        if target is aten.sum.default and not reader.kwargs:
+            self._back_over_spreads()
+            return True
+        if target is aten.mean.default and not reader.kwargs:
+            self._back_over_spreads()
+            divided = self._back_over(_QUOTIENTS, shape.numel()) and self._times(1 / max(1, shape.numel()))
+            self._back_over_spreads()
+            return divided
+        if reader.meta["val"].shape != shape:
+            return False
+        if target is aten._to_copy.default:
+            self._back_over_spreads()
+            return self._back_over({aten._to_copy.default})
+        if target is aten.masked_fill.Scalar and reader.args[0] is self.value and reader.args[2] == 0:
+            return self._weighs(reader.args[1], _DROPS, {target}, shape)
+        if target in _PRODUCTS:
+            other = reader.args[1] if reader.args[0] is self.value else reader.args[0]
+            return self._weighs(other, _MULTIPLIES, _PRODUCTS, shape)
+        if target in _QUOTIENTS and reader.args[0] is self.value and not reader.kwargs:
+            return self._weighs(reader.args[1], _DIVIDES, _QUOTIENTS, shape)
+        return False
+
+    def _weighs(self, other: object, how: str, targets: frozenset[object] | set[object], shape: torch.Size) -> bool:
+        self._back_over_spreads()
+        if not self._back_over(targets, other):
+            return False
+        if isinstance(other, fx.Node):
+            self.weights.append((other, how, shape))
+            return True
+        assert isinstance(other, int | float)
+        return other != 0 and self._times(1 / other if how is _DIVIDES else other)
+
+    def _times(self, factor: float) -> bool:
+        self.factor *= factor
+        return math.isfinite(self.factor) and self.factor != 0
+
+    def _back_over_spreads(self) -> None:
+        while self.gradient.target in _SPREADS:
+            self._back_to(self.gradient.args[0])
+
+    def _back_over(self, targets: frozenset[object] | set[object], other: object = None) -> bool:
+        """Go back over one node of the gradient: a call of one of these operators, with this other argument."""
+        node = self.gradient
+        if node.target not in targets:
+            return False
+        if other is None or (len(node.args) > 1 and _same(node.args[1], other)):
+            return self._back_to(node.args[0])
+        return node.target in _PRODUCTS and _same(node.args[0], other) and self._back_to(node.args[1])
+
+    def _back_to(self, node: object) -> bool:
+        if not isinstance(node, fx.Node):
+            return False
+        self.between.append(self.gradient)
+        self.gradient = node
+        return True
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, fx.Node) or isinstance(other, fx.Node):
+        return source(one) is source(other)
+    return one == other
+
+
+def row_weights(graph: fx.Graph, chain: Chain, shape: torch.Size, dtype: torch.dtype) -> fx.Node | None:
+    """Emit what a chain multiplies the loss of each row with, its constants left out; None where that is nothing.
+
+    Args:
+        shape: of the rows' losses where the chain starts.
+    """
+    rows: fx.Node | None = None
+    for weight, how, seen in chain.weights:
+        if not seen:  # once there is one number
+            continue
+        other = call(graph, aten.expand.default, weight, list(seen))
+        if how is _DROPS:
+            other = call(graph, aten.logical_not.default, other)
+        other = call(graph, aten._to_copy.default, other, dtype=dtype)
+        if seen != shape:
+            other = call(graph, aten.clone.default, other, memory_format=torch.contiguous_format)
+            other = call(graph, aten.view.default, other, list(shape))
+        rows = _combined(graph, rows, other, how)
+    return rows
+
+
+def number(graph: fx.Graph, chain: Chain, dtype: torch.dtype) -> fx.Node | None:
+    """Emit what a chain multiplies the one number with, once it is there, constants left out; None for nothing."""
+    found: fx.Node | None = None
+    for weight, how, seen in chain.weights:
+        if not seen:
+            other = call(graph, aten._to_copy.default, weight, dtype=dtype)
+            found = _combined(graph, found, other, how)
+    return found
+
+
+def _combined(graph: fx.Graph, product: fx.Node | None, other: fx.Node, how: str) -> fx.Node:
+    if how is _DIVIDES:
+        return (
+            call(graph, aten.reciprocal.default, other)
+            if product is None
+            else call(graph, aten.div.Tensor, product, other)
+        )
+    return other if product is None else call(graph, aten.mul.Tensor, product, other)
