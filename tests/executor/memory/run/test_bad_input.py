@@ -223,7 +223,7 @@ def test_a_loss_that_is_no_tensor_is_refused(returned):
 
 def test_sparse_gradients_are_refused():
     model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 4))
-    with pytest.raises(InputError, match="makes a tensor that is not dense.*sparse=False"):
+    with pytest.raises(InputError, match=r"makes a tensor that is not dense.*sparse=False"):
         capture(model, (torch.arange(6), torch.randn(6, 4)), F.mse_loss, hardware="cpu")
 
 
