@@ -27,7 +27,8 @@ class AsyncClient:
         backoff: Backoff | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._http = httpx.AsyncClient(base_url=base_url, headers=protocol.key_headers(api_key), transport=transport)
+        url, headers = protocol.service_url(base_url), protocol.key_headers(api_key)
+        self._http = httpx.AsyncClient(base_url=url, headers=headers, transport=transport)
         self._backoff = backoff or Backoff()
 
     async def __aenter__(self) -> Self:

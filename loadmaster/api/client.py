@@ -46,7 +46,8 @@ class Client:
         backoff: Backoff | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._http = httpx.Client(base_url=base_url, headers=protocol.key_headers(api_key), transport=transport)
+        url, headers = protocol.service_url(base_url), protocol.key_headers(api_key)
+        self._http = httpx.Client(base_url=url, headers=headers, transport=transport)
         self._backoff = backoff or Backoff()
 
     def __enter__(self) -> Self:

@@ -155,6 +155,22 @@ class EventDecoder:
         return Event(int(fields["id"]), fields["event"], json.loads(fields["data"]))
 
 
+def service_url(given: str) -> httpx.URL:
+    """The address of a service.
+
+    Raises:
+        InputError: it is none, as without ``http://``.
+    """
+    try:
+        url = httpx.URL(given)
+        if url.scheme in ("http", "https") and url.host:
+            return url
+        why = "has no http:// or https://, or no host"
+    except httpx.InvalidURL as error:
+        why = f"is no address: {error}"
+    raise InputError("server", given, why, f"Give the address of a service, as in {DEFAULT_URL}.")
+
+
 def key_headers(api_key: str | None) -> dict[str, str]:
     """The headers that carry a key; by default that of the environment, if there is one.
 

@@ -70,7 +70,11 @@ def serve(settings: Settings) -> None:
     server = make_server(settings)
     if settings.keys == "required" and all(key.revoked_at is not None for key in server.service.keys.all()):
         logger.warning("there is no key yet, and nobody is let in: loadmaster keys add NAME --scope submit makes one")
-    server.run()
+    try:
+        server.run()
+    except SystemExit:  # uvicorn has logged why, and means another status by its own than the command line does
+        where = f"{settings.host}:{settings.port}"
+        raise InputError("port", where, "cannot be listened on", "Give --host and --port that are free here.") from None
 
 
 def _expect_keys_beyond_this_machine(settings: Settings) -> None:

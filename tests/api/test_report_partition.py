@@ -63,6 +63,7 @@ def test_where_nothing_moves_there_is_nothing_to_draw() -> None:
     seen = views.view(two_products(2, objective="bytes"), plan)
     assert plan.objective == 0 and views.pictures(seen) == []
     assert "What moves" not in views.html(seen).decode()
+    assert views.png(seen).startswith(b"\x89PNG")
 
 
 def test_no_plan_says_what_is_largest() -> None:

@@ -57,6 +57,19 @@ def test_a_memory_program_has_the_plans_objective(budget_megabytes: int, offload
     assert read.numConstraints() > 20
 
 
+@pytest.mark.parametrize("budget_megabytes", [3, 4, 6])
+def test_a_memory_program_whose_last_backward_operator_reads(budget_megabytes: int, tmp_path: Path) -> None:
+    document: dict[str, Any] = chain(5, MEGABYTE)
+    for operator in document["backward"]:  # each reads the result of its own forward operator, as a sigmoid's does
+        operator["implementations"][0]["needs"] = [len(document["forward"]) - operator["id"]]
+    problem = read_problem(document)
+    plan = planner.plan(problem, budget_bytes=budget_megabytes * MEGABYTE, gap=1e-6, time_limit_s=60)
+    assert plan.status == "optimal"
+    path = tmp_path / "program.mps"
+    path.write_bytes(exported(problem, plan))
+    assert optimum(path) == pytest.approx(plan.objective, rel=1e-5)
+
+
 def test_an_index_program_has_the_plans_objective(tmp_path: Path) -> None:
     problem = random_problem(3)
     plan = planner.plan(problem, budget_bytes=1 << 20, gap=1e-6, time_limit_s=60)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from loadmaster import planner
 from loadmaster.api.report.memory.plan_page import plan_page
 from loadmaster.api.report.memory.view import view
+from loadmaster.api.report.memory.views import details
 from loadmaster.api.report.memory.words import summary
+from loadmaster.models.memory.documents import read_problem
 from tests.models.memory.test_checked_journeys import LINK, travelling
 from tests.models.memory.test_memory_checker import PLENTY, a_plan, three_operators
 
@@ -33,3 +36,23 @@ def test_what_cuts_cost_is_shown_where_there_are_any() -> None:
         seen = view(problem, a_plan(problem, travelling(1), PLENTY))
         page, words = plan_page(seen), summary(replace(seen.plan, check=seen.check.summary()))
         assert ("cutting the graph" in page) == ("6.000 us cutting the graph" in words) == (cut_us > 0)
+
+
+def test_a_step_that_takes_no_bytes_is_shown() -> None:
+    nothing = {"output_bytes": 0, "live_bytes": 0, "fixed_bytes": 0}
+    once = {"time_us": 1.0, "workspace_bytes": 0}
+    forward = {"id": 0, "op": "f", "inputs": [], "live_inputs": [], **nothing}
+    problem = read_problem(
+        {
+            "schema": "loadmaster/problem/1",
+            "kind": "memory",
+            "name": "empty",
+            "forward": [{**forward, "implementations": [once], "recompute_implementations": [once]}],
+            "backward": [{"id": 1, "op": "b", **nothing, "implementations": [{**once, "needs": [0]}]}],
+        }
+    )
+    plan = planner.plan(problem, budget_bytes=0)
+    seen = view(problem, plan)
+    assert plan.check["peak_bytes"] == 0
+    assert "what fills the peak" not in details(seen)
+    assert "all of the budget" in plan_page(seen)

@@ -196,6 +196,13 @@ def test_an_id_cannot_lead_elsewhere(plan_id: str) -> None:
         plan_path(plan_id)
 
 
+@pytest.mark.parametrize("url", ["", "planner", "planner.lan:8642", "ftp://planner", "http://", "http://[::1"])
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+def test_what_is_no_address_is_refused_at_once(client: type[Client] | type[AsyncClient], url: str) -> None:
+    with pytest.raises(InputError, match=r"^server: .*http://127.0.0.1:8642"):
+        client(url)
+
+
 def test_a_timeout_of_the_answer_is_waited_for_no_longer_than_asked() -> None:
     call = Call("GET", "/x", timeout_s=3.0)
     with httpx.Client(base_url="http://service") as http:

@@ -24,6 +24,8 @@ _ZOOM = 1.5
 _MARGIN, _LINE = 20, 17
 # Of 12 units high text: so wide a letter is on average, and so many lines of it fit beside each other.
 _LETTER = 7.0
+# Of a sheet without pictures.
+_EMPTY_WIDTH = 480.0
 # By a class of its own: in a notebook a style reaches all of the page.
 _STYLE = (
     f".loadmaster text {{ fill: var(--quiet); font-family: '{_FONT}', sans-serif; font-size: 12px; }} "
@@ -82,7 +84,7 @@ def sheet_svg(title: str, pictures: Sequence[Picture]) -> str:
 
 
 def _sheet(title: str, pictures: Sequence[Picture]) -> str:
-    width = max(picture.drawing.width for picture in pictures)
+    width = max((picture.drawing.width for picture in pictures), default=_EMPTY_WIDTH)
     parts: list[str] = []
     y = float(_MARGIN)
 
@@ -94,6 +96,8 @@ def _sheet(title: str, pictures: Sequence[Picture]) -> str:
 
     if title:
         write(title, 1.4 * _LETTER, "title")
+    if not pictures:
+        write("There is nothing to draw.", _LETTER, "")
     for picture in pictures:
         drawing = picture.drawing
         y += _LINE

@@ -62,7 +62,8 @@ def replaced(
         yield Batch(args, kwargs, batch.first)
     finally:
         for held, before in tables:
-            held.update(before)
+            for name, tensor in before.items():  # TorchScript's tables have no update
+                held[name] = tensor
 
 
 def _parts(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:

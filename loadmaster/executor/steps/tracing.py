@@ -105,9 +105,12 @@ def trace(
     try:
         with torch.enable_grad(), passing_over_logging(), clear_errors(passing=_TracedError):
             call = compiled(partition, lambda module, _inputs: module, passes, given)
-            call(step, *taken.args, **taken.kwargs)
+            returned: object = call(step, *taken.args, **taken.kwargs)
     except _TracedError as traced:
         return traced.graph
+    if not isinstance(returned, torch.Tensor) and loss is not None:
+        remedy = "Return the loss as a scalar tensor, without .item()."
+        raise InputError("loss", returned, f"returned {type(returned).__name__}, no tensor", remedy)
     raise InputError(
         "model", type(model).__name__, "has no gradient to compute", "Give it a parameter that requires one."
     )
@@ -129,13 +132,20 @@ def _own_call() -> Callable[..., torch.Tensor]:
 
 
 def expect_static_shapes(graph: fx.Graph) -> None:
-    """Refuse a graph in which a shape depends on the data: nobody can plan for bytes that are not known.
+    """Refuse a graph in which bytes depend on the data: nobody can plan for what is not known.
 
     Raises:
         InputError: naming the operator and the user's line.
     """
     for node in graph.nodes:
         for tensor in tensors(node.meta.get("val")):
+            if tensor.layout is not torch.strided:
+                raise UntraceableError(
+                    "model",
+                    str(node.target),
+                    f"makes a tensor that is not dense{place_of(node)}",
+                    "Use dense tensors and gradients, as of Embedding(..., sparse=False).",
+                )
             if not all(isinstance(size, int) for size in tensor.shape):
                 where = place_of(node)
                 raise UntraceableError(
@@ -156,9 +166,12 @@ def expect_scalar_loss(step_graph: StepGraph) -> None:
     shapes = [tuple(t.shape) for t in tensors(loss.meta.get("val"))] if isinstance(loss, fx.Node) else []
     if len(step_graph.tangents) != 1 or len(shapes) != 1 or any(d != 1 for d in shapes[0]):
         found = [tuple(t.shape) for n in step_graph.tangents for t in tensors(n.meta.get("val"))]
-        raise InputError(
-            "loss", found or shapes, "the step does not return one scalar loss", "Return the loss alone, as a scalar."
-        )
+        problem, remedy = "the step does not return one scalar loss", "Return the loss alone, as a scalar."
+        if any(all(d == 1 for d in shape) for shape in found):  # the loss is there
+            problem += " alone: it returns another tensor beside it, or puts one into the model"
+            remedy = "Return the loss alone, write into buffers instead of replacing them (self.mean.copy_(...)), and "
+            remedy += "take torch.nn.utils.parametrizations for weights that are computed."
+        raise InputError("loss", found or shapes, problem, remedy)
     if step_graph.producer(step_graph.roots[loss]).op != "call_function":
         raise InputError("loss", str(loss), "the loss is an input of the step", "Compute the loss from the model.")
 

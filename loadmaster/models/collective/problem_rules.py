@@ -114,6 +114,13 @@ def _check_links(problem: CollectiveProblem) -> None:
             raise InputError(f"{field}.resources", list(link.resources), "do not ascend", "Give each once, in order.")
         if link.switch is not None and link.switch not in range(len(topology.switches)):
             raise InputError(f"{field}.switch", link.switch, "is no switch", "Give an index into topology.switches.")
+        if not (link.latency_ns or link.occupancy_ns(1)):
+            raise InputError(
+                f"{field}.gbps",
+                link.gbps,
+                "moves a byte in no time at all, so that nothing says what was sent first",
+                "Give GB/s as the link has them, or a latency_ns or message_ns.",
+            )
         if largest / link.gbps > LARGEST_NS:
             raise InputError(
                 f"{field}.gbps",

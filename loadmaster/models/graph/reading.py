@@ -69,7 +69,7 @@ class Reading:
 
     def cold(self, value_bytes: float) -> float:
         """The part of a value that comes from memory, or goes there, when it is read or stored."""
-        return min(1.0, value_bytes / (RECENT_SHARE * self.l2_bytes))
+        return min(1.0, value_bytes / (RECENT_SHARE * self.l2_bytes)) if self.l2_bytes else 1.0
 
     def _weights(self, kernel: Kernel) -> set[int]:
         """Whose reads are those of tiles of products."""

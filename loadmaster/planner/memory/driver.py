@@ -28,7 +28,7 @@ from loadmaster.models.memory.rows import MIB
 from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import Effort
-from loadmaster.planner.memory.eviction_search import evict, least_planned
+from loadmaster.planner.memory.eviction_search import all_again, evict, least_planned, planned_budget
 from loadmaster.planner.memory.feasibility import find_feasible
 from loadmaster.planner.memory.large_neighbourhood import improve
 from loadmaster.planner.memory.search import ROUNDING, Search, Slots
@@ -123,8 +123,19 @@ def _auto(search: Search) -> None:
     search.say("start", f"{len(problem.forward)} forward and {len(problem.backward)} backward operators")
     search.take_trivial_plan()
     evict(search, EVICT_SHARE * limit_s)
+    last_resort = None
     if search.best is None and not search.done():
         least_planned(search, search.budget_bytes, EVICT_SHARE * limit_s)
+        last_resort = all_again(search, EVICT_SHARE * limit_s)
+    _by_programs(search)
+    # Not before: what starts from so long a step ends near it.
+    if search.best is None and last_resort is not None and not search.infeasible:
+        search.adopt(last_resort, "eviction")
+
+
+def _by_programs(search: Search) -> None:
+    """Bounds and plans in turn, until the gap is proved or time is up."""
+    problem, limit_s = search.problem, search.effort.options.time_limit_s
     search.relax(1, RELAX_SHARE * limit_s)
     is_large = _cells(problem) > LARGE_CELLS
     first, *others = (NARROW, *PORTFOLIO) if is_large else PORTFOLIO
@@ -347,7 +358,7 @@ def _infeasible(search: Search) -> MemoryPlan:
             needed - search.budget_bytes,
             where,
             floor.blockers,
-            least_planned(search, needed, min(MOST_SEEKING_S, EVICT_SHARE * search.effort.options.time_limit_s)),
+            planned_budget(search, needed, min(MOST_SEEKING_S, EVICT_SHARE * search.effort.options.time_limit_s)),
         ),
         options=search.effort.options.to_document(),
     )

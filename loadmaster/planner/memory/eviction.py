@@ -95,6 +95,20 @@ class Eviction:
         choice = self.problem.backward[k].implementations[way]
         return choice.workspace_bytes + float(self.sizes[list(choice.needs)].sum())
 
+    def nothing_kept(self, out_of_time: Callable[[], bool]) -> Decisions | None:
+        """All is computed again in every stage that reads it, but for what may not be: where a stage reads little, no
+        other way takes less. None if there is no time to write that down."""
+        operators = self.problem.backward
+        ways = [min(range(len(b.implementations)), key=lambda n: self.beside(k, n)) for k, b in enumerate(operators)]
+        play = _Play(self, math.inf, ways, WEIGHTS[0], frozenset(), out_of_time)
+        play.stored = {i for i, last in enumerate(self.once_until) if last}
+        computes = [frozenset(range(self.count))]
+        for operator, way in zip(operators, ways, strict=True):
+            if out_of_time():
+                return None
+            computes.append(frozenset(play.missing(frozenset(operator.implementations[way].needs))))
+        return Decisions(tuple(computes), tuple(ways))
+
     def decide(
         self, budget_bytes: float, ways: Sequence[int], weights: Weights, out_of_time: Callable[[], bool]
     ) -> Decisions | None:
@@ -167,7 +181,7 @@ class _Play:
 
     def _stage(self, t: int, needs: frozenset[int]) -> set[int] | None:
         """Play stage t, evicting until it fits; what it computes, or None."""
-        made = set(range(self.given.count)) if t == 0 else self._missing(needs)
+        made = set(range(self.given.count)) if t == 0 else self.missing(needs)
         evicted: set[int] = set()
         scores: dict[int, float] = {}
         while True:
@@ -189,7 +203,7 @@ class _Play:
             elif dropped := [i for i in through if i not in self.stays and self.given.once_until[i] == 0]:
                 i = self._cheapest(dropped, t, keep, scores)
                 self.stored.discard(i)
-                made = self._missing(needs)
+                made = self.missing(needs)
             else:
                 return None
         self.stored, self.stays = keep, needs - made
@@ -200,7 +214,7 @@ class _Play:
         at = bisect.bisect_right(self.readers[i], t)
         return self.readers[i][at] if at < len(self.readers[i]) else math.inf
 
-    def _missing(self, needs: frozenset[int]) -> set[int]:
+    def missing(self, needs: frozenset[int]) -> set[int]:
         """What must be computed so that all needs are there; encoded results beside their parents."""
         made: set[int] = set()
         waiting = [i for i in needs if i not in self.stored]

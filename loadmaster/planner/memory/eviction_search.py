@@ -60,6 +60,23 @@ def least_planned(search: Search, least_bytes: int, limit_s: float) -> int | Non
     return planned
 
 
+def planned_budget(search: Search, least_bytes: int, limit_s: float) -> int | None:
+    """A budget from ``least_bytes`` on that has a plan: that of :func:`least_planned` or of :func:`all_again`."""
+    again = all_again(search, limit_s)
+    peaks = [] if again is None else [max(least_bytes, check(search.problem, again, least_bytes).peak_bytes)]
+    if peaks == [least_bytes]:
+        return least_bytes
+    found = least_planned(search, least_bytes, limit_s)
+    return min([*peaks, *([] if found is None else [found])], default=None)
+
+
+def all_again(search: Search, limit_s: float) -> Schedule | None:
+    """The step that computes everything again where it is read: long, and a plan where a budget leaves no room for
+    anything else. None if there was no time to write it."""
+    decisions = search.built(lambda: Eviction(search.problem).nothing_kept(_after(search, limit_s)))
+    return None if decisions is None else search.built(lambda: complete(search.problem, search.budget_bytes, decisions))
+
+
 def _after(search: Search, limit_s: float) -> Callable[[], bool]:
     """Whether that time has passed, or the search is done."""
     until = time.monotonic() + limit_s

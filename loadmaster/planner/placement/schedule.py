@@ -67,7 +67,7 @@ def in_order(jobs: Sequence[Job], clock: Clock) -> list[tuple[int, int]]:
     earlier than those before it, as far as its latest position allows."""
     starts = earliest_deadline_first(jobs, clock.step_us)
     # Around one step of the link: a copy that waited into the next step goes before what is written there.
-    laps = [int(start // clock.step_us) for start in starts]
+    laps = [_lap(start, clock.step_us) for start in starts]
     order = sorted(range(len(jobs)), key=lambda k: starts[k] - laps[k] * clock.step_us)
     found, at = [], 0
     for k in order:
@@ -83,7 +83,7 @@ def earliest_deadline_first(jobs: Sequence[Job], step_us: float) -> list[float]:
     Of the jobs that may start, the one with the earliest deadline goes first. Three steps are served, and the times are
     those of the second one: it finds what the step before left, and meets what the next one brings.
     """
-    laps = [int(job.release_us // step_us) for job in jobs]
+    laps = [_lap(job.release_us, step_us) for job in jobs]
     arrivals = sorted(
         (job.release_us + (lap - laps[j]) * step_us, j, lap) for lap in range(3) for j, job in enumerate(jobs)
     )
@@ -102,3 +102,8 @@ def earliest_deadline_first(jobs: Sequence[Job], step_us: float) -> list[float]:
             starts[j] = now - (lap - laps[j]) * step_us
         now += jobs[j].length_us
     return starts
+
+
+def _lap(us: float, step_us: float) -> int:
+    """In which step a moment is; a step in which nothing takes any time is the only one."""
+    return int(us // step_us) if step_us else 0

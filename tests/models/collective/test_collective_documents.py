@@ -112,6 +112,7 @@ def edited(path: str, value: Any, base: CollectiveProblem = PROBLEMS[0]) -> dict
 
 RING, RELAYED, BROADCAST, VECTOR, CUSTOM, SIZES = PROBLEMS
 SKETCHED = replace(RELAYED, chunk_counts=())
+NO_TIME = {"source": 0, "target": 1, "latency_ns": 0, "message_ns": 0, "gbps": 1e9, "resources": [0]}
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,7 @@ SKETCHED = replace(RELAYED, chunk_counts=())
         (RING, "topology/links/0/gbps", 0, "topology.links[0].gbps"),
         (RING, "topology/links/0/gbps", -2.5, "topology.links[0].gbps"),
         (RING, "topology/links/0/gbps", 1e-300, "topology.links[0].gbps"),
+        (RING, "topology/links/0", NO_TIME, "topology.links[0].gbps"),
         (RING, "topology/links/0/resources", [], "topology.links[0].resources"),
         (RING, "topology/links/0/resources", [99], "topology.links[0].resources"),
         (RING, "topology/links/0/resources", [0, 0], "topology.links[0].resources"),

@@ -398,6 +398,7 @@ def test_without_a_plan_it_is_said_which_budget_has_one(monkeypatch: pytest.Monk
     monkeypatch.setattr(Search, "relax", near)
     monkeypatch.setattr(Search, "done", lambda search: search.nearest is not None)
     monkeypatch.setattr(driver, "find_feasible", lambda *_: None)
+    monkeypatch.setattr(driver, "all_again", lambda *_: None)
     least = minimum_budget(problem).budget_bytes
     with pytest.raises(LimitReachedError, match=re.escape(show_bytes(least))) as refused:
         planner.plan(problem, budget_bytes=least, time_limit_s=1)

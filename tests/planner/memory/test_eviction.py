@@ -15,12 +15,8 @@ from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.presets import chain, example
 from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.planner.effort import Effort
 from loadmaster.planner.memory import driver
 from loadmaster.planner.memory.eviction import WEIGHTS, Eviction
-from loadmaster.planner.memory.eviction_search import evict
-from loadmaster.planner.memory.search import Search
-from loadmaster.planner.options import PlanOptions
 from tests.models.memory.brute_force import best_objective
 from tests.models.memory.instances import budgets, random_problem, seeds
 
@@ -84,6 +80,29 @@ def test_without_a_plan_there_is_a_budget_that_has_one(monkeypatch: pytest.Monke
     assert none.status == "infeasible" and none.infeasibility.minimum_budget_bytes == least
     planned = none.infeasibility.planned_budget_bytes
     assert planned is not None and least <= planned < plain.peak_bytes(problem)
-    search = Search(problem, planned, Effort(PlanOptions(time_limit_s=6000, gap=1.0)))
-    evict(search, 6000)
-    assert search.verdict is not None and search.verdict.peak_bytes <= planned
+    monkeypatch.setattr(driver, "_by_programs", lambda _: None)
+    assert planner.plan(problem, budget_bytes=planned, time_limit_s=6000).check["peak_bytes"] <= planned
+
+
+def nothing_kept(problem: MemoryProblem, budget: int) -> Check:
+    decisions = Eviction(problem).nothing_kept(lambda: False)
+    assert decisions is not None
+    return check(problem, complete(problem, budget, decisions), budget)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_to_keep_nothing_can_be_carried_out(seed: int) -> None:
+    problem = random_problem(seed, operators=8, once_only=0.2 * (seed % 2), unit_bytes=1 << 20)
+    assert nothing_kept(problem, 1 << 40).ok
+
+
+def test_a_chain_has_a_plan_at_its_least_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the programs find none in time; and one byte below it the answer names it."""
+    problem = read_problem(chain(50, 1000))
+    least = minimum_budget(problem).budget_bytes
+    assert nothing_kept(problem, least).ok
+    monkeypatch.setattr(driver, "_by_programs", lambda _: None)
+    plan = planner.plan(problem, budget_bytes=least, time_limit_s=6000)
+    assert plan.status == "feasible" and plan.check["ok"]
+    none = planner.plan(problem, budget_bytes=least - 1, time_limit_s=6000)
+    assert none.infeasibility.planned_budget_bytes == least

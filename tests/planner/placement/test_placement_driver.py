@@ -50,6 +50,17 @@ def test_on_tiny_problems_no_plan_of_all_is_better(seed: int) -> None:
         assert plan.objective == pytest.approx(least)
 
 
+def test_operators_that_take_no_time_leave_the_copies() -> None:
+    what = random_problem(2, operators=4, blocks=3)
+    what = replace(what, operators=tuple(replace(o, time_us=0.0) for o in what.operators))
+    accesses = Accesses(what)
+    for budget in budgets(what):
+        verdicts = [check(what, moves, budget, accesses) for moves in all_moves(what)]
+        plan = planned(what, budget, gap=0.0, time_limit_s=60)
+        assert check_plan(what, plan).ok
+        assert plan.objective == pytest.approx(min(v.objective for v in verdicts if v.ok))
+
+
 @settings(max_examples=12)
 @given(st.integers(0, 10_000), st.floats(0, 1), st.integers(1, 2))
 def test_plans_pass_the_check_and_bounds_hold(seed: int, share: float, tiers: int) -> None:

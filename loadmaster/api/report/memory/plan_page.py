@@ -34,7 +34,8 @@ def _facts(view: View) -> str:
     assert plan.objective is not None
     over = plan.objective / plan.unconstrained - 1 if plan.unconstrained else 0.0
     bound = "no bound was computed" if plan.bound is None else f"no plan is below {show_cost(plan.bound, plan.unit)}"
-    peak_share = f"{show_share(check.peak_bytes / plan.budget_bytes)} of the budget, at {check.peak_at}"
+    share = show_share(check.peak_bytes / plan.budget_bytes) if plan.budget_bytes else "all"
+    peak_share = f"{share} of the budget, at {check.peak_at}"
     # What a plan does not do gets no tile.
     price = []
     if check.recomputed:

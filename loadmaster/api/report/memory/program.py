@@ -27,7 +27,7 @@ def mps(seen: View) -> bytes:
     if cells > _MOST_CELLS:
         found = f"{count} stages of {len(problem.forward)} results"
         raise InputError("mps", found, "are too many for one file", "Export a smaller problem.")
-    starts = range(count)
+    starts = range(1, count)  # stage 0, the forward pass, belongs to no slot
     allowed = everything(problem, groups_of(list(starts), count))
     budget_bytes = seen.plan.budget_bytes
     whole = banded.build(problem, budget_bytes, starts, allowed, offload=True, to_the_byte=True)

@@ -73,9 +73,11 @@ class View:
         return totals
 
     def filling(self) -> Parts:
-        """What fills the peak, by module, in a few rows; none where no operator says which module it is of."""
+        """What fills the peak, by module, in a few rows; none where no operator says which module it is of, or where
+        nothing takes a byte."""
         assert self.plan.schedule is not None
-        assert self.check.peak is not None
+        if self.check.peak is None:
+            return []
         parts = at_moment(self.problem, self.plan.schedule, self.check.peak)
         known = any(f.module is not None for f in self.problem.forward)
         return folded(parts) if known else []

@@ -198,6 +198,65 @@ def test_losses_that_are_not_one_scalar_are_refused(name):
         capture(model, inputs, LOSSES[name], hardware="cpu")
 
 
+class Replacing(Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        y = self.layer(x)
+        self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
+        return (y - self.mean).square().mean()
+
+
+def test_a_buffer_that_is_replaced_is_refused_and_how_to_write_it_is_said():
+    with pytest.raises(InputError, match=r"puts one into the model.*self\.mean\.copy_"):
+        capture(Replacing(), (torch.randn(2, 4),), hardware="cpu")
+
+
+@pytest.mark.parametrize("returned", [lambda y, t: None, lambda y, t: F.mse_loss(y, t).item()])
+def test_a_loss_that_is_no_tensor_is_refused(returned):
+    model, inputs, _ = mlp_case()
+    with pytest.raises(InputError, match=r"^loss: returned (NoneType|float), no tensor"):
+        capture(model, inputs, returned, hardware="cpu")
+
+
+def test_sparse_gradients_are_refused():
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 4))
+    with pytest.raises(InputError, match=r"makes a tensor that is not dense.*sparse=False"):
+        capture(model, (torch.arange(6), torch.randn(6, 4)), F.mse_loss, hardware="cpu")
+
+
+def test_a_scripted_model_is_refused_and_left_as_it_was():
+    model, inputs, loss = nn.Linear(4, 4), (torch.randn(2, 4), torch.randn(2, 4)), F.mse_loss
+    scripted = torch.jit.script(model)
+    with pytest.raises(InputError, match="cannot be traced as one graph"):
+        capture(scripted, inputs, loss, hardware="cpu")
+    assert torch.equal(scripted(inputs[0]), model(inputs[0]))
+
+
+def test_recurrent_layers_are_planned_where_pytorch_traces_them(monkeypatch: pytest.MonkeyPatch):
+    """Its own switch: without it the refusal names it."""
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.recurrent = nn.GRU(4, 8, batch_first=True)
+
+        def forward(self, x):
+            return self.recurrent(x)[0][:, -1]
+
+    model, inputs = Last(), (torch.randn(2, 3, 4), torch.randn(2, 8))
+    with pytest.raises(InputError, match=r"allow_rnn=True"):
+        capture(model, inputs, F.mse_loss, hardware="cpu")
+    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True)
+    alone = copy.deepcopy(model)
+    F.mse_loss(alone(inputs[0]), inputs[1]).backward()
+    planned(model, inputs, F.mse_loss)(*inputs).backward()
+    for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+
+
 def test_a_loss_that_no_parameter_moves_is_refused():
     model, inputs, _ = mlp_case()
     with pytest.raises(InputError, match=r"no gradient"):
