@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from loadmaster.errors import InputError
-from loadmaster.models.documents import Document, load_document
+from loadmaster.models.documents import MEASUREMENT_SCHEMA, Document, load_document, write
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kind import Export, Kind, Limit, Number, Problem, Verdict, resolve
 from loadmaster.models.registering import budget, page, picture, program, table, trace
@@ -31,6 +31,7 @@ __all__ = [
     "kind_named",
     "load_plan",
     "load_problem",
+    "read_measurement",
     "read_plan",
     "read_problem",
     "write_plan",
@@ -76,6 +77,7 @@ KINDS: dict[str, Kind] = {
         capture="loadmaster.executor.memory.command:main",
         captured_by_default=True,
         summary="loadmaster.models.memory.summary:summary",
+        measurement="loadmaster.models.memory.measurement:read_measurement",
     ),
     "collective": Kind(
         name="collective",
@@ -330,6 +332,19 @@ def load_plan(path: str | PathLike[str]) -> Plan:
 def write_plan(plan: Plan) -> dict[str, Any]:
     """The document of a typed plan."""
     return kind_named(plan.kind).read().write_plan(plan)
+
+
+def read_measurement(source: Document | str | Path | Any, plan: Plan) -> Any:
+    """What a plan measured when it ran, from a document, a path, or a measurement at hand (read as its document is).
+
+    Raises:
+        InputError: the plan's kind has no measurements, or it is of another plan; else names the field that is wrong.
+    """
+    kind = kind_named(plan.kind)
+    if kind.measurement is None:
+        raise InputError("measured", plan.kind, "is a kind whose plans have no measurement", "Leave it out.")
+    at_hand = not isinstance(source, Mapping | str | Path)
+    return resolve(kind.measurement)(write(MEASUREMENT_SCHEMA, source) if at_hand else load_document(source), plan)
 
 
 def check_plan(problem: Problem, plan: Plan) -> Verdict:

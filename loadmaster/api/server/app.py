@@ -11,7 +11,18 @@ from fastapi import FastAPI
 
 from loadmaster.api import telemetry
 from loadmaster.api.planning import load_planner
-from loadmaster.api.server import blobs, events, exports, frontiers, metrics, operations, pages, plans, problems
+from loadmaster.api.server import (
+    blobs,
+    events,
+    exports,
+    frontiers,
+    measurements,
+    metrics,
+    operations,
+    pages,
+    plans,
+    problems,
+)
 from loadmaster.api.server.body import BodyLimit
 from loadmaster.api.server.body_memory import BodyMemory
 from loadmaster.api.server.context import Service
@@ -25,6 +36,7 @@ from loadmaster.api.store.blobs import Blobs
 from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs
 from loadmaster.api.store.keys import Keys
+from loadmaster.api.store.measurements import Measurements
 from loadmaster.api.store.queue import Queue
 from loadmaster.api.worker.supervisor import Supervisor
 
@@ -52,8 +64,19 @@ def create_app(settings: Settings) -> FastAPI:
     news = News(jobs.heads, settings.poll_s, stopping)
     readiness = Readiness(lambda: operations.look(database, settings), _LONGEST_LOOK_S)
     planner = load_planner(settings.planner)
-    blobs_kept = Blobs(database, settings.max_blobs_bytes)
-    service = Service(settings, database, jobs, blobs_kept, queue, Keys(database), planner, news, readiness, stopping)
+    service = Service(
+        settings,
+        database,
+        jobs,
+        Blobs(database, settings.max_blobs_bytes),
+        Measurements(database),
+        queue,
+        Keys(database),
+        planner,
+        news,
+        readiness,
+        stopping,
+    )
     asks_for_keys = settings.keys == "required"
 
     supervisor = Supervisor(settings, queue)
@@ -90,7 +113,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(KeyCheck, keys=service.keys if asks_for_keys else None)
     app.add_middleware(HostCheck, host=settings.host, names=settings.allowed_host_names)
     problems.install(app)
-    for module in (plans, events, exports, blobs, frontiers, operations, metrics):
+    for module in (plans, measurements, events, exports, blobs, frontiers, operations, metrics):
         app.include_router(module.router)
     pages.install(app, asks_for_keys=asks_for_keys)
     describe(app, asks_for_keys=asks_for_keys)

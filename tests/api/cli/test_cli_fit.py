@@ -18,6 +18,7 @@ from loadmaster.models.kinds import check_plan, read_plan, read_problem
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.presets import chain
 from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.units import show_bytes
 
 pytest.importorskip("torch")
 
@@ -79,13 +80,17 @@ def test_a_model_is_planned_run_and_reported(tmp_path: Path, capfd: pytest.Captu
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_start")
-def test_show_finds_the_problem_that_fit_wrote(capfd: pytest.CaptureFixture[str]) -> None:
+def test_show_finds_the_problem_and_the_measurement_that_fit_wrote(capfd: pytest.CaptureFixture[str]) -> None:
     """The plan is for the corrected problem; the one that was captured stays."""
     before = Path("captured.json").read_text()
     assert fit("--budget", "9MiB", "-o", "plan.json") == 0
-    assert "problem: plan.problem.json" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "problem: plan.problem.json" in said and "measured: plan.measured.json" in said
     assert app.main(["check", "plan.problem.json", "plan.json"]) == 0
     assert app.main(["show", "plan.json", "--html", "plan.html"]) == 0
+    measured = json.loads(Path("plan.measured.json").read_text())
+    assert ACTIVATION < max(measured["allocated_bytes"]) == measured["peak_bytes"] <= BUDGET
+    assert f"line: measured, {show_bytes(measured['peak_bytes'])} at its peak" in Path("plan.html").read_text()
     assert fit("--budget", "90%", "-o", "plan.json", "--problem", "captured.json", "--force") == 0
     assert Path("captured.json").read_text() != before
     assert app.main(["check", "captured.json", "plan.json"]) == 0
