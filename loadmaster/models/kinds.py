@@ -8,6 +8,7 @@ pages serve it (see docs/add-a-kind.md).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from os import PathLike
@@ -343,8 +344,12 @@ def read_measurement(source: Document | str | Path | Any, plan: Plan) -> Any:
     kind = kind_named(plan.kind)
     if kind.measurement is None:
         raise InputError("measured", plan.kind, "is a kind whose plans have no measurement", "Leave it out.")
-    at_hand = not isinstance(source, Mapping | str | Path)
-    return resolve(kind.measurement)(write(MEASUREMENT_SCHEMA, source) if at_hand else load_document(source), plan)
+    if is_dataclass(source):
+        source = write(MEASUREMENT_SCHEMA, source)
+    elif not isinstance(source, Mapping | str | Path):
+        remedy = "Give what fit wrote beside the plan. Points belong beside a frontier."
+        raise InputError("measured", source, "cannot be drawn beside one plan", remedy)
+    return resolve(kind.measurement)(load_document(source), plan)
 
 
 def check_plan(problem: Problem, plan: Plan) -> Verdict:

@@ -19,7 +19,9 @@ from loadmaster.errors import InputError
 from loadmaster.models.kinds import read_problem, write_plan
 from loadmaster.models.memory.measurement import measured, write_measurement
 from loadmaster.models.memory.presets import chain
+from loadmaster.planner import Frontier, FrontierPoint, PlanOptions
 from tests.api.cli.plans_by_hand import MEGABYTE, plan_by_hand
+from tests.api.collective_by_hand import plan_by_hand as ring_by_hand
 from tests.api.collective_by_hand import ring_document
 
 DOCUMENT = chain(6, MEGABYTE)
@@ -40,7 +42,7 @@ def seen() -> View:
 
 def curve(svg: str) -> list[tuple[float, float]]:
     """Corners of the line of what was measured: where it turns upwards or downwards, and to which height."""
-    (path,) = re.findall(r'<path d="([^"]+)"[^>]*stroke="var\(--reference\)"', svg)
+    (path,) = re.findall(r'<path d="([^"]+)"[^>]*stroke="var\(--ink\)" stroke-width="1.5"', svg)
     x, *turns = re.findall(r"[MVH]([\d.]+)", path)
     corners = []
     for n in range(0, len(turns) - 1, 2):
@@ -119,9 +121,9 @@ def test_a_notebook_shows_it() -> None:
     assert "line: measured" in shown._repr_html_() and "measured" in repr(shown)
     with pytest.raises(InputError, match="schedule_sha256"):
         loadmaster.show(DOCUMENT, PLAN, measured=replace(MEASURED, schedule_sha256="0" * 64))
-    from loadmaster.planner import PlanOptions
-    from tests.api.collective_by_hand import plan_by_hand as ring_by_hand
-
+    found = Frontier("chain", (FrontierPoint(PLAN.budget_bytes, PLAN),), ())
+    with pytest.raises(InputError, match="is no list of points"):
+        loadmaster.show(DOCUMENT, found, measured=MEASURED)
     ring = read_problem(ring_document(name="ring"))
     with pytest.raises(InputError, match="no measurement"):
         loadmaster.show(ring, ring_by_hand(ring, PlanOptions()), measured=MEASURED)  # type: ignore[arg-type]

@@ -45,8 +45,8 @@ def over_time(view: View, other: View | None = None) -> Picture:
     words = f"Resident bytes over one training step, below a budget of {show_bytes(view.plan.budget_bytes)}"
     caption = "Bytes resident while each operator runs, as the checker replays the plan."
     if view.measured is not None and other is None:
-        lines.append(Line(_steps(view.measured), "reference"))
-        legend.append(("reference", f"line: measured, {show_bytes(view.measured.peak_bytes)} at its peak"))
+        lines.append(Line(_steps(view.measured), "ink"))
+        legend.append(("ink", f"solid line: measured, {show_bytes(view.measured.peak_bytes)} at its peak"))
         words += f"; {measured_words(view, view.measured)}"
         caption += " Measured: bytes allocated during one profiled step, drawn as long as a step takes unprofiled."
     chart = bytes_over_time(stretches, view.plan.budget_bytes, view.check.peak_bytes, view.check.time_us, lines)

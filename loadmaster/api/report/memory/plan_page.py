@@ -6,6 +6,7 @@ from loadmaster.api.report.memory.pictures import fates, filling, over_time, res
 from loadmaster.api.report.memory.view import View
 from loadmaster.api.report.memory.words import off
 from loadmaster.api.report.page import facts, html_table, page, shown
+from loadmaster.api.report.words import counted
 from loadmaster.models.units import show_bytes, show_cost, show_share
 
 _LARGEST = 15
@@ -39,7 +40,9 @@ def _facts(view: View) -> str:
     # What a plan does not do gets no tile.
     price = []
     if check.recomputed:
-        price.append(("recomputing", show_cost(check.recompute_us, "us"), f"{check.recomputed} operators run again"))
+        price.append(
+            ("recomputing", show_cost(check.recompute_us, "us"), f"{counted(check.recomputed, 'operator')} again")
+        )
     if check.offloaded_bytes:
         offloaded = f"{show_bytes(check.offloaded_bytes)} offloaded"
         price.append(("waiting for copies", show_cost(check.stall_us, "us"), offloaded))
