@@ -52,7 +52,7 @@ svg .at { stroke: var(--ink); stroke-width: 2; stroke-opacity: 1; fill-opacity: 
   dl.facts { grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: .8rem 1rem; }
   td, th { padding-right: .9rem; } .scroll td, .scroll th { white-space: nowrap; } }
 footer { margin-top: 3rem; font-size: .82rem; }
-@media print { body { margin: 0; max-width: none; } }
+@media print { body { margin: 0; max-width: none; } .said { display: none; } }
 """
 
 
