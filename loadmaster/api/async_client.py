@@ -215,6 +215,10 @@ class AsyncPlanHandle:
         answer = await self._client.call(Call("POST", protocol.plan_path(self.id, ":cancel")))
         return protocol.resource(PlanResource, answer)
 
+    async def send_measurement(self, measurement: Any) -> None:
+        """See :meth:`loadmaster.api.client.PlanHandle.send_measurement`."""
+        await self._client.call(protocol.measurement_call(self.id, measurement))
+
     async def purge(self) -> None:
         """See :meth:`loadmaster.api.client.PlanHandle.purge`."""
         await self._client.call(Call("DELETE", protocol.plan_path(self.id)))

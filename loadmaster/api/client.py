@@ -249,6 +249,15 @@ class PlanHandle:
         """
         return self._client.call(protocol.export_call(self.id, name, numbers)).content
 
+    def send_measurement(self, measurement: Any) -> None:
+        """Give the service what the plan measured when it ran, to be drawn over it: ``fitted.measurement``, or the
+        document or file that ``loadmaster fit`` wrote. The latest one counts.
+
+        Raises:
+            InputError: it is of another plan, or no measurement.
+        """
+        self._client.call(protocol.measurement_call(self.id, measurement))
+
     def log(self, offset: int = 0) -> str:
         """The log from that byte on."""
         call = Call("GET", protocol.plan_path(self.id, "/log"), {"offset": str(offset)})

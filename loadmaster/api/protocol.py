@@ -33,7 +33,7 @@ from loadmaster.api.errors import (
 )
 from loadmaster.errors import CancelledError, InputError, LoadmasterError
 from loadmaster.models import kinds
-from loadmaster.models.documents import Document, load_document
+from loadmaster.models.documents import MEASUREMENT_SCHEMA, Document, load_document, write
 
 ResourceT = TypeVar("ResourceT", bound=BaseModel)
 
@@ -239,6 +239,17 @@ def export_call(plan_id: str, name: str, numbers: Mapping[str, int]) -> Call:
     if not name.isidentifier():
         raise InputError("name", name, "is no name of an export", "Give one that the plan's links name, as in html.")
     return Call("GET", plan_path(plan_id, f"/export/{name}"), {key: str(value) for key, value in numbers.items()})
+
+
+def measurement_call(plan_id: str, measurement: Any) -> Call:
+    """PUT /v1/plans/{id}/measurement.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    is_document = isinstance(measurement, Mapping | str | Path)
+    body = load_document(measurement) if is_document else write(MEASUREMENT_SCHEMA, measurement)
+    return Call("PUT", plan_path(plan_id, "/measurement"), body=body)
 
 
 def plan_path(plan_id: str, rest: str = "") -> str:

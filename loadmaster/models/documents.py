@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PROBLEM_SCHEMA = "loadmaster/problem/1"
 PLAN_SCHEMA = "loadmaster/plan/1"
+MEASUREMENT_SCHEMA = "loadmaster/measurement/1"
 
 Document = Mapping[str, Any]
 ReadT = TypeVar("ReadT")

@@ -217,6 +217,8 @@ class Kind:
         simulate: api: (problem, policies, limit, plan or None) -> :class:`loadmaster.api.report.simulation.Simulated`:
             what policies without a plan come to; given only where there is a limit.
         policies: what it may be asked for; ``plan`` among them follows a plan.
+        measurement: models: (document, plan) -> what the plan measured when it ran; views of the kind hold it as
+            ``measured``.
         summary: models: (problem) -> :class:`loadmaster.models.summary.Summary`: what there is to say of a problem
             beside its sizes and its limit.
         new: api: the module that builds problems for ``new`` (see :class:`loadmaster.api.cli.build.New`).
@@ -240,6 +242,7 @@ class Kind:
     summary: str | None = None
     simulate: str | None = None
     policies: tuple[str, ...] = ()
+    measurement: str | None = None
 
     def read(self) -> Documents:
         """The documents of the kind."""

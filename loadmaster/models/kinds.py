@@ -8,6 +8,7 @@ pages serve it (see docs/add-a-kind.md).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from os import PathLike
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from loadmaster.errors import InputError
-from loadmaster.models.documents import Document, load_document
+from loadmaster.models.documents import MEASUREMENT_SCHEMA, Document, load_document, write
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kind import Export, Kind, Limit, Number, Problem, Verdict, resolve
 from loadmaster.models.registering import budget, page, picture, program, table, trace
@@ -31,6 +32,7 @@ __all__ = [
     "kind_named",
     "load_plan",
     "load_problem",
+    "read_measurement",
     "read_plan",
     "read_problem",
     "write_plan",
@@ -76,6 +78,7 @@ KINDS: dict[str, Kind] = {
         capture="loadmaster.executor.memory.command:main",
         captured_by_default=True,
         summary="loadmaster.models.memory.summary:summary",
+        measurement="loadmaster.models.memory.measurement:read_measurement",
     ),
     "collective": Kind(
         name="collective",
@@ -330,6 +333,23 @@ def load_plan(path: str | PathLike[str]) -> Plan:
 def write_plan(plan: Plan) -> dict[str, Any]:
     """The document of a typed plan."""
     return kind_named(plan.kind).read().write_plan(plan)
+
+
+def read_measurement(source: Document | str | Path | Any, plan: Plan) -> Any:
+    """What a plan measured when it ran, from a document, a path, or a measurement at hand (read as its document is).
+
+    Raises:
+        InputError: the plan's kind has no measurements, or it is of another plan; else names the field that is wrong.
+    """
+    kind = kind_named(plan.kind)
+    if kind.measurement is None:
+        raise InputError("measured", plan.kind, "is a kind whose plans have no measurement", "Leave it out.")
+    if is_dataclass(source):
+        source = write(MEASUREMENT_SCHEMA, source)
+    elif not isinstance(source, Mapping | str | Path):
+        remedy = "Give what fit wrote beside the plan. Points belong beside a frontier."
+        raise InputError("measured", source, "cannot be drawn beside one plan", remedy)
+    return resolve(kind.measurement)(load_document(source), plan)
 
 
 def check_plan(problem: Problem, plan: Plan) -> Verdict:

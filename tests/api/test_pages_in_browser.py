@@ -15,6 +15,7 @@ from running_service import HANG_S, RunningService, wait_until
 from loadmaster.api.client import Client
 from loadmaster.models.memory.presets import chain
 from tests.api.cli.plans_by_hand import MEGABYTE
+from tests.api.collective_by_hand import ring_document
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser, and is not installed")
 expect = playwright.expect
@@ -115,6 +116,30 @@ def test_a_point_of_a_frontier_opens_its_plan(page: Any, planner: RunningService
     plan = planning.get(frontier.links["self"])["points"][0]["plan"]
     page.locator("a.point").first.click()
     page.wait_for_url(f"**/plans/{plan}")
+
+
+def test_keys_and_fingers_are_told_of_every_bar(page: Any, planner: RunningService, planning: Client) -> None:
+    """On the page of a plan, and in its report."""
+    handle = planning.submit(ring_document(name="read out"), {"time_limit_s": 20.0})
+    assert handle.wait(HANG_S).state == "succeeded"
+    for address in (f"/plans/{handle.id}", f"/v1/plans/{handle.id}/export/html"):
+        page.goto(planner.url + address)
+        chart = page.locator("figure > .scroll[aria-label^='When each of']").first
+        said = chart.locator("xpath=following-sibling::*[@role='status']")
+        words, rows = chart.locator("title").all_text_contents(), chart.locator("text.row").all_text_contents()
+        assert len(words) >= len(rows) > 1
+        expect(said).to_contain_text("use the arrow keys")
+        chart.focus()
+        heard = []
+        for _ in words:
+            page.keyboard.press("ArrowRight")
+            heard.append(said.inner_text())
+        assert heard == [f"{text} ({n} of {len(words)})" for n, text in enumerate(words, 1)]
+        for key, row in (("Home", 0), ("ArrowDown", 1), ("ArrowUp", 0), ("End", -1)):
+            page.keyboard.press(key)
+            assert said.inner_text().startswith(rows[row])
+        chart.locator("rect[data-row]").nth(2).click()
+        expect(said).to_have_text(f"{words[2]} (3 of {len(words)})")
 
 
 def test_the_interface_is_described_offline(page: Any, planner: RunningService) -> None:

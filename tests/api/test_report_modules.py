@@ -10,7 +10,7 @@ from loadmaster.api.report.memory.plan_page import plan_page
 from loadmaster.api.report.memory.snapshot import memory_snapshot
 from loadmaster.api.report.memory.trace import chrome_trace
 from loadmaster.api.report.memory.view import View, view
-from loadmaster.api.report.memory.words import fates
+from loadmaster.api.report.memory.words import details
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.problem import MemoryProblem
@@ -42,7 +42,7 @@ def test_places_are_named_by_the_checker_the_minimum_and_every_view() -> None:
     assert least.where.startswith("layers.1, backward2, model.py:99")
     assert "layers.0, op0, model.py:7" in [b.words for b in least.blockers]
     shown = seen(problem)
-    for text in (fates(shown), plan_page(shown)):
+    for text in (details(shown), plan_page(shown)):
         assert "layers.0, op0, model.py:7" in text
     names = [e["name"] for e in chrome_trace(shown)["traceEvents"]]
     assert "layers.2, op2, model.py:9" in names
@@ -61,14 +61,14 @@ def test_copies_are_named_by_the_operator_whose_result_travels() -> None:
 def test_what_fills_the_peak_is_shown_where_modules_are_known() -> None:
     """Backward 2 at the peak: its workspace and gradient of 2 + 4 bytes, result 0 of 4, live 3, resident 21."""
     shown = seen(placed(three_operators()))
-    rows = [" ".join(line.split()) for line in fates(shown).splitlines()]
+    rows = [" ".join(line.split()) for line in details(shown).splitlines()]
     assert "layers.1 6 B 17.65 %" in rows
     assert "layers.0 4 B 11.76 %" in rows
     assert "What fills the peak, by module" in plan_page(shown)
     assert plan_png(shown).startswith(b"\x89PNG")
     plain = seen(three_operators())
     assert filling(plain) == []
-    assert "fills the peak" not in fates(plain) + plan_page(plain)
+    assert "fills the peak" not in details(plain) + plan_page(plain)
 
 
 def test_bands_name_modules_where_there_is_room_and_their_parts_where_those_have_some() -> None:

@@ -18,7 +18,7 @@ import pytest
 from fake_planner import OPTIMUM, problem
 from running_service import HANG_S, RunningService, alive, parent, pids, wait_until
 
-from loadmaster.api.cli import main
+from loadmaster.api.cli import doctor, main
 from loadmaster.api.client import Client
 from loadmaster.api.settings import Settings
 from loadmaster.models.memory.presets import chain
@@ -61,6 +61,11 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
+
+
+def test_the_doctor_joins_the_cluster() -> None:
+    found = doctor._ray()
+    assert found.ok is True and f"a cluster of {PROCESSORS} processors" in found.found
 
 
 @pytest.fixture

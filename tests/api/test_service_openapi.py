@@ -18,6 +18,7 @@ PATHS = {
     "/v1/plans/{plan_id}/export/{name}": {"get"},
     "/v1/plans/{plan_id}/result": {"get"},
     "/v1/plans/{plan_id}/problem": {"get"},
+    "/v1/plans/{plan_id}/measurement": {"get", "put"},
     "/v1/plans/{plan_id}/log": {"get"},
     "/v1/blobs/{sha256}": {"get", "head", "put"},
     "/v1/frontiers": {"post"},

@@ -1,4 +1,5 @@
-"""``doctor``: what of Loadmaster works here: solvers by solving, the compiled index by compiling, PyTorch by asking it.
+"""``doctor``: what of Loadmaster works here: solvers by solving, the compiled index by compiling, Ray by joining its
+cluster, PyTorch by asking it.
 
 Each line says what was found and, where something is missing, what brings it.
 """
@@ -10,6 +11,7 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -28,7 +30,16 @@ _ASK_TORCH = (
     "print(json.dumps([torch.__version__, [torch.cuda.get_device_name(i) for i in range(n)]]))"
 )
 _ASK_INDEX = "from loadmaster.executor.index import Index; print(Index([1], [1]).facts().implementation)"
+# As a worker joins it. None is started: where there is none, and no word of where it should be, it may be missing.
+_ASK_RAY = (
+    "import json, os, ray; from loadmaster.api.worker import on_ray; from loadmaster.errors import InputError\n"
+    "try:\n    on_ray.connect(); found = [True, on_ray.places() - 1]\n"
+    "except InputError as error:\n    found = [False if os.environ.get('RAY_ADDRESS') else None, error.problem]\n"
+    "print('\\n' + json.dumps([ray.__version__, *found]))"
+)
 _WITHIN_S = 300.0
+# Ray itself waits for minutes at an address where nobody is.
+_JOINED_WITHIN_S = 60.0
 _SERVER_PACKAGES = ("fastapi", "uvicorn", "sqlalchemy", "prometheus_client")
 
 
@@ -71,6 +82,7 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     yield Finding("loadmaster", True, f"{loadmaster.__version__}, Python {platform.python_version()}, {_system()}")
     yield from _solvers()
     yield _service_packages()
+    yield _ray()
     yield _torch()
     yield _index()
     if arguments.server is not None:
@@ -117,6 +129,21 @@ def _service_packages() -> Finding:
     return Finding("service", True, f"fastapi {importlib.metadata.version('fastapi')}")
 
 
+def _ray() -> Finding:
+    """Whether a worker with ``--engine ray`` would have a place to run jobs."""
+    if importlib.util.find_spec("ray") is None:
+        return Finding("Ray", None, "pip install 'loadmaster[ray]' spreads the jobs of a service over a cluster")
+    asked = _ask(_ASK_RAY, _JOINED_WITHIN_S)
+    if asked.returncode != 0:
+        at = os.environ.get("RAY_ADDRESS")
+        return Finding("Ray", False, _last_line(asked.stderr) + (f", at RAY_ADDRESS={at}" if at else ""))
+    version, joined, found = json.loads(_last_line(asked.stdout))
+    if joined:
+        return Finding("Ray", True, f"{version}, --engine ray has a cluster of {found} processors")
+    where = "ray start --head starts one, RAY_ADDRESS names another" if joined is None else "see RAY_ADDRESS"
+    return Finding("Ray", joined, f"{version}, --engine ray {found}: {where}")
+
+
 def _torch() -> Finding:
     if importlib.util.find_spec("torch") is None:
         return Finding("PyTorch", None, "pip install 'loadmaster[torch]' runs plans")
@@ -135,12 +162,12 @@ def _index() -> Finding:
     return Finding("index", True if compiled else None, "compiled" if compiled else "in numpy: a C++ compiler helps")
 
 
-def _ask(code: str) -> subprocess.CompletedProcess[str]:
+def _ask(code: str, within_s: float = _WITHIN_S) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-c", code]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_WITHIN_S, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=within_s, check=False)
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"no answer within {_WITHIN_S:g} s")
+        return subprocess.CompletedProcess(command, 1, "", f"no answer within {within_s:g} s")
 
 
 def _last_line(text: str) -> str:

@@ -60,30 +60,33 @@ def converse(
 
 def plan_answer(
     problem: Problem, options: PlanOptions, arguments: argparse.Namespace, terminal: Terminal
-) -> tuple[Plan | None, Message]:
-    """A plan, made here or by ``--server``, and the answer to the process that asked for it.
+) -> tuple[Plan | None, str | None, Message]:
+    """A plan, made here or by ``--server``, its id there, and the answer to the process that asked for it.
 
     No plan within the time limit is an answer, too: an earlier one may do.
     """
     try:
-        plan = _planned(problem, options, arguments, terminal)
+        plan, plan_id = _planned(problem, options, arguments, terminal)
     except LimitReachedError as error:
-        return None, {"limit": str(error)}
-    return plan, {"plan": write_plan(plan)}
+        return None, None, {"limit": str(error)}
+    return plan, plan_id, {"plan": write_plan(plan)}
 
 
-def _planned(problem: Problem, options: PlanOptions, arguments: argparse.Namespace, terminal: Terminal) -> Plan:
+def _planned(
+    problem: Problem, options: PlanOptions, arguments: argparse.Namespace, terminal: Terminal
+) -> tuple[Plan, str | None]:
     if arguments.server is not None:
         with connect(arguments) as client:
             handle = client.submit(problem, options)
             follow(handle, terminal, problem.unit)
-            return read_plan(handle.document())
+            return read_plan(handle.document()), handle.id
     from loadmaster.planner import plan
 
     with interruptible(terminal) as cancelled:
-        return plan(
+        made = plan(
             problem,
             options,
             on_progress=lambda progress: report_progress(terminal, progress, problem.unit),
             cancelled=cancelled,
         )
+    return made, None

@@ -14,12 +14,12 @@ from typing import Any
 from loadmaster.api.cli.executing import converse, plan_answer
 from loadmaster.api.cli.files import expect_apart, write_json
 from loadmaster.api.cli.planning import add_options, envelope, planning_options
-from loadmaster.api.cli.server import add_server
+from loadmaster.api.cli.server import add_server, connect
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.columns import table
 from loadmaster.api.report.memory.words import summary
 from loadmaster.errors import InputError, LoadmasterError, MissingExtraError
-from loadmaster.models.documents import PROBLEM_SCHEMA, load_document
+from loadmaster.models.documents import PROBLEM_SCHEMA, Document, load_document
 from loadmaster.models.files import expect_writable
 from loadmaster.models.kinds import limit_of
 from loadmaster.models.memory.documents import read_problem, write_plan, write_problem
@@ -28,7 +28,7 @@ from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.units import parse_bytes, show_bytes, show_cost, show_share
 
 MEASURED = "measured"
-_WRITTEN_HERE = {"output": "-o", "problem": "--problem"}
+_WRITTEN_HERE = {"output": "-o", "problem": "--problem", "measured": "--measured"}
 _WRITTEN_THERE = {"trace": "--trace", "snapshot": "--snapshot"}
 # Handed on as they are to the process that runs the model.
 _HANDED_ON = ("name", "device", "backend", "optimizer", "autocast", "tries", "knob_tries")
@@ -57,8 +57,12 @@ def fit_arguments(fit: argparse.ArgumentParser) -> None:
     fit.add_argument("--autocast", choices=["bfloat16", "float16"], help="train under autocast in this precision")
     fit.add_argument("--gradients-held", action="store_true", help="gradients are added to, not dropped after a step")
     fit.add_argument("--offload", action="store_true", help="let plans send results to host memory over its link")
-    fit.add_argument("-o", "--output", metavar="PLAN.json", help="write the plan here, and beside it its problem")
+    fit.add_argument(
+        "-o", "--output", metavar="PLAN.json", help="write the plan here; beside it its problem, and what it measured"
+    )
     fit.add_argument("--problem", metavar="PROBLEM.json", help="write the corrected problem here (PLAN.problem.json)")
+    said = "write what the plan measured here, for reports (PLAN.measured.json)"
+    fit.add_argument("--measured", metavar="MEASURED.json", help=said)
     fit.add_argument("--force", action="store_true", help="write over problems that are there")
     fit.add_argument("--trace", metavar="TRACE.json", help="write the planned and the measured step as one trace")
     fit.add_argument("--snapshot", metavar="MEASURED.pickle", help="write a measured memory snapshot (CUDA)")
@@ -79,9 +83,11 @@ def _fit(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if not arguments.force:
         for flag, path in (("-o", arguments.output), ("--problem", arguments.problem)):
             _expect_no_problem(path, flag)
-    if arguments.problem is None and arguments.output not in (None, "-"):
-        # A name of fit's own: what is there belongs to the plan that is written anew.
-        arguments.problem = os.path.splitext(arguments.output)[0] + ".problem.json"
+    if arguments.output not in (None, "-"):
+        # Names of fit's own: what is there belongs to the plan that is written anew.
+        for name in ("problem", "measured"):
+            if getattr(arguments, name) is None:
+                setattr(arguments, name, f"{os.path.splitext(arguments.output)[0]}.{name}.json")
     written = {flag: getattr(arguments, name) for name, flag in (_WRITTEN_HERE | _WRITTEN_THERE).items()}
     for flag, path in written.items():
         expect_writable(path, flag)
@@ -134,10 +140,11 @@ class _Session:
     def __init__(self, arguments: argparse.Namespace, terminal: Terminal) -> None:
         self._arguments, self._terminal = arguments, terminal
         self._options = planning_options(arguments, limit=None)
-        self._planned: dict[str, tuple[MemoryProblem, MemoryPlan]] = {}
+        self._planned: dict[str, tuple[MemoryProblem, MemoryPlan, str | None]] = {}
         self._tries: list[dict[str, Any]] = []
         self._knob_tries: list[dict[str, Any]] = []
         self._fitted: dict[str, Any] | None = None
+        self._measured: dict[str, Any] | None = None
 
     def receive(self, message: dict[str, Any]) -> dict[str, Any] | None:
         """Take one message; returns the answer, if it wants one."""
@@ -146,10 +153,10 @@ class _Session:
             count = f"{len(problem.forward)} forward and {len(problem.backward)} backward operators"
             budget = show_bytes(problem.budget_bytes or 0)
             self._terminal.say(f"planning {problem.name}: {count}, under {budget}")
-            plan, answer = plan_answer(problem, self._options, self._arguments, self._terminal)
+            plan, plan_id, answer = plan_answer(problem, self._options, self._arguments, self._terminal)
             if plan is not None:
                 assert isinstance(plan, MemoryPlan), "of a problem of this kind"
-                self._planned[problem.sha256] = problem, plan
+                self._planned[problem.sha256] = problem, plan, plan_id
             return answer
         if "tried" in message:
             self._tries.append(message["tried"])
@@ -157,6 +164,8 @@ class _Session:
         elif "knob_tried" in message:
             self._knob_tries.append(message["knob_tried"])
             self._terminal.say(f"torch.compile, try {len(self._knob_tries)}: {message['knob_tried']['text']}")
+        elif "measurement" in message:
+            self._measured = message["measurement"]
         else:
             self._fitted = message["fitted"]
         return None
@@ -166,9 +175,11 @@ class _Session:
         if self._fitted is None:
             raise LoadmasterError("the process that runs the model ended without an answer")
         arguments, terminal = self._arguments, self._terminal
-        problem, plan = self._planned.get(self._fitted["problem_sha256"], (None, None))
+        problem, plan, plan_id = self._planned.get(self._fitted["problem_sha256"], (None, None, None))
         if problem is not None and plan is not None:
             self._write(problem, plan)
+            if plan_id is not None and self._measured is not None:
+                self._send(plan_id, self._measured)
         elif arguments.output is not None:
             terminal.say("-o: the step runs no plan, and none is written. For plans alone: --knob-tries 0")
         if arguments.json:
@@ -188,12 +199,29 @@ class _Session:
     def _write(self, problem: MemoryProblem, plan: MemoryPlan) -> None:
         """The files that were asked for."""
         output, beside, terminal = self._arguments.output, self._arguments.problem, self._terminal
+        measured = self._arguments.measured
         if output is not None:
             write_json(output, write_plan(plan), terminal)
         if beside is not None:
             write_json(beside, write_problem(problem), terminal, "--problem")
             if beside != "-":
                 terminal.say(f"problem: {beside}")
+        if measured is not None and self._measured is not None:
+            write_json(measured, self._measured, terminal, "--measured")
+            if measured != "-":
+                terminal.say(f"measured: {measured} (loadmaster show draws it over the plan)")
+        elif measured is not None:
+            terminal.say("--measured: the device had no room for a profiled step, and nothing is written")
+
+    def _send(self, plan_id: str, measured: Document) -> None:
+        """Give the service that planned what its plan measured. The step is fitted also where that fails."""
+        try:
+            with connect(self._arguments) as client:
+                client.plan(plan_id).send_measurement(measured)
+        except LoadmasterError as error:
+            self._terminal.say(f"{plan_id}: what it measured did not get to the service: {error}")
+        else:
+            self._terminal.say(f"{plan_id}: its page shows what was measured, too")
 
     def _table(self) -> str:
         """One row per try."""

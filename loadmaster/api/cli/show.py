@@ -1,24 +1,31 @@
-"""``show``: a problem in words, or a plan, in words and as each of the exports that its kind has."""
+"""``show``: a problem in words, or a plan, in words and as each of the exports that its kind has.
+
+The problem of a plan, and what it measured, are found beside it.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from loadmaster.api.cli.files import expect_apart, expect_folder, read_document
 from loadmaster.api.cli.planning import envelope
 from loadmaster.api.cli.terminal import Terminal
-from loadmaster.api.report.views import export_view, views_of
+from loadmaster.api.report.views import export_view, view_of, views_of
 from loadmaster.errors import InputError
-from loadmaster.models.documents import PROBLEM_SCHEMA, load_document
+from loadmaster.models.documents import MEASUREMENT_SCHEMA, PROBLEM_SCHEMA, Document, load_document
 from loadmaster.models.files import expect_writable, write_bytes
 from loadmaster.models.kind import Export, Number
-from loadmaster.models.kinds import Plan, Problem, all_kinds, kind_named, read_plan, read_problem
+from loadmaster.models.kinds import Plan, Problem, all_kinds, kind_named, read_measurement, read_plan, read_problem
 from loadmaster.models.summary import summarize
 
-# Neighbours larger than this are not opened in the search for a plan's problem.
-_LARGEST_NEIGHBOUR_BYTES = 64 << 20
+T = TypeVar("T")
+
+# Larger neighbours are not opened in the search for a plan's problem, and for what it measured.
+_LARGEST_BYTES = {PROBLEM_SCHEMA: 64 << 20, MEASUREMENT_SCHEMA: 1 << 20}
 
 
 def show_arguments(show: argparse.ArgumentParser) -> None:
@@ -26,6 +33,9 @@ def show_arguments(show: argparse.ArgumentParser) -> None:
     show.description = _show.__doc__
     show.add_argument("document", metavar="PLAN.json|PROBLEM.json", help="- is standard input")
     show.add_argument("--problem", metavar="PROBLEM.json", help="of the plan (default: the one beside it)")
+    kinds = ", ".join(kind.name for kind in all_kinds().values() if kind.measurement is not None)
+    said = f"{kinds}: what the plan measured when fit ran it (default: what is beside it)"
+    show.add_argument("--measured", metavar="MEASURED.json", help=said)
     for name, of in exports_by_name().items():
         metavar = f"FILE{next(iter(of.values())).suffix}" if next(iter(of.values())).suffix else "FOLDER"
         words = {export.help for export in of.values()}
@@ -65,7 +75,7 @@ def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if document.get("schema") == PROBLEM_SCHEMA:
         return _show_problem(read_problem(document), arguments, [f"--{name}" for name in asked], terminal)
     plan = read_plan(document)
-    inputs = {"the plan": arguments.document, "the problem": arguments.problem}
+    inputs = {"the plan": arguments.document, "the problem": arguments.problem, "the measurement": arguments.measured}
     expect_apart({f"--{name}": path for name, path in asked.items()}, inputs)
     own = {export.name: export for export in kind_named(plan.kind).exports}
     for name, path in asked.items():
@@ -73,9 +83,10 @@ def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
             raise InputError(f"--{name}", path, f"is of no {plan.kind} plan", "Leave it out.")
         (expect_writable if own[name].suffix else expect_folder)(path, f"--{name}")
     numbers = {name: _numbers_of(own[name], arguments) for name in asked}
-    problem = _problem(plan, arguments, [f"--{name}" for name in asked])
+    measured = ["--measured"] if arguments.measured is not None else []
+    problem = _problem(plan, arguments, [*(f"--{name}" for name in asked), *measured])
     views = views_of(plan.kind)
-    seen = None if problem is None else views.view(problem, plan)
+    seen = None if problem is None else view_of(problem, plan, _measured(plan, arguments))
     if arguments.json:
         terminal.json(envelope(plan))
     else:
@@ -91,7 +102,8 @@ def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 def _show_problem(problem: Problem, arguments: argparse.Namespace, wanted: list[str], terminal: Terminal) -> int:
     """How large a problem is and how much it needs."""
-    for flag in [*wanted, *(["--problem"] if arguments.problem is not None else [])]:
+    given = [flag for flag in ("--problem", "--measured") if getattr(arguments, flag[2:]) is not None]
+    for flag in [*wanted, *given]:
         raise InputError(
             flag, arguments.document, "is for a plan, and this is a problem", "Plan it, and show the plan."
         )
@@ -140,26 +152,35 @@ def _problem(plan: Plan, arguments: argparse.Namespace, wanted: list[str]) -> Pr
             remedy = "Give the one that plan read, or that fit wrote beside the plan."
             raise InputError("--problem", arguments.problem, "is not the problem that this plan is for", remedy)
         return given
-    found = _neighbour(Path(arguments.document), plan)
+    problems = _neighbours(Path(arguments.document), PROBLEM_SCHEMA, read_problem)
+    found = next((problem for problem in problems if problem.sha256 == plan.problem_sha256), None)
     if found is None and wanted:
         remedy = "Give the one that plan read, or that fit wrote, with --problem PROBLEM.json."
         raise InputError(wanted[0], arguments.document, "needs the plan's problem, which is not beside it", remedy)
     return found
 
 
-def _neighbour(path: Path, plan: Plan) -> Problem | None:
-    """The problem document in the plan's folder that the plan was made for."""
+def _measured(plan: Plan, arguments: argparse.Namespace) -> Any:
+    """What the plan measured: as given, or else what is beside it, if anything."""
+    if arguments.measured is None:
+        if kind_named(plan.kind).measurement is None:
+            return None
+        return next(
+            _neighbours(Path(arguments.document), MEASUREMENT_SCHEMA, lambda d: read_measurement(d, plan)), None
+        )
+    if arguments.measured == "-" and "-" in (arguments.document, arguments.problem):
+        raise InputError("--measured", "-", "cannot be standard input too", "Give it as a file.")
+    return read_measurement(read_document(arguments.measured, "--measured"), plan)
+
+
+def _neighbours(path: Path, schema: str, read: Callable[[Document], T]) -> Iterator[T]:
+    """What documents of that schema in the folder of ``path`` hold, as far as ``read`` takes them."""
+    largest_bytes = _LARGEST_BYTES[schema]
     for candidate in sorted(path.parent.glob("*.json")):
-        try:
-            if candidate == path or candidate.stat().st_size > _LARGEST_NEIGHBOUR_BYTES:
+        # Somebody else's file, or one that cannot be used, is not what is looked for.
+        with contextlib.suppress(InputError, OSError):
+            if candidate == path or candidate.stat().st_size > largest_bytes:
                 continue
             document = load_document(candidate)
-            if document.get("schema") != PROBLEM_SCHEMA:
-                continue
-            problem = read_problem(document)
-        except (InputError, OSError):
-            # Somebody else's file, or one that cannot be used: not the problem that is looked for.
-            continue
-        if problem.sha256 == plan.problem_sha256:
-            return problem
-    return None
+            if document.get("schema") == schema:
+                yield read(document)

@@ -127,7 +127,7 @@ class _Session:
         assert self._problem is not None and self._options is not None, "the first problem was taken"
         if "problem" in message:
             problem = read_problem(message["problem"])
-            plan, answer = plan_answer(problem, self._options, self._arguments, self._terminal)
+            plan, _, answer = plan_answer(problem, self._options, self._arguments, self._terminal)
             if plan is not None:
                 assert isinstance(plan, IndexPlan), "of a problem of this kind"
                 self._planned[problem.sha256] = problem, plan

@@ -130,7 +130,7 @@ class RowChart(Chart):
         left, right = self.px(start), self.px(end)
         box = f'x="{left}" y="{self.py(row) + 1:.2f}" width="{max(right - left, 0.4):.2f}"'
         height = f'height="{self._row_height - 2}"'
-        self.add(f"<rect {box} {height} {paint}><title>{escape(words)}</title></rect>")
+        self.add(f'<rect data-row="{row}" {box} {height} {paint}><title>{escape(words)}</title></rect>')
 
     def flight(self, row: int, start: float, end: float, paint: str) -> None:
         """A thin line in the middle of a row; ``paint`` is a colour."""

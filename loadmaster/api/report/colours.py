@@ -16,7 +16,8 @@ LIGHT = {
     "kept": "#3b7dc4",
     "recomputed": "#e08e2b",
     "offloaded": "#8a63c9",
-    "freed": "#c3c9d1",
+    "freed": "#88919e",
+    "shade": "#c3c9d1",
     "reference": "#8a63c9",
 }
 DARK = {
@@ -33,7 +34,8 @@ DARK = {
     "kept": "#5b9be0",
     "recomputed": "#e8a04a",
     "offloaded": "#a98be0",
-    "freed": "#4a525e",
+    "freed": "#636c7a",
+    "shade": "#4a525e",
     "reference": "#a98be0",
 }
 

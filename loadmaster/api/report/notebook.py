@@ -12,12 +12,12 @@ from loadmaster.api.report.extras import Extras, extras_of, feasible
 from loadmaster.api.report.frontier import curve_picture, frontier_rows
 from loadmaster.api.report.measured import Measured, Points, measured_rows, read_measured
 from loadmaster.api.report.picture import Picture, sheet_svg
-from loadmaster.api.report.views import views_of
+from loadmaster.api.report.views import view_of, views_of
 from loadmaster.errors import InputError
 from loadmaster.models.documents import Document, expect_problem
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kind import Problem
-from loadmaster.models.kinds import kind_named, limit_of, read_plan, read_problem
+from loadmaster.models.kinds import kind_named, limit_of, read_measurement, read_plan, read_problem
 from loadmaster.models.units import show_cost, show_limit, show_share
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class ShownPair:
     """A plan with its problem, as a notebook draws it and ``print`` says it."""
 
-    def __init__(self, problem: Problem, plan: Plan) -> None:
-        self.problem, self.plan = problem, plan
+    def __init__(self, problem: Problem, plan: Plan, measured: Any = None) -> None:
+        self.problem, self.plan, self.measured = problem, plan, measured
 
     def __repr__(self) -> str:
         views = views_of(self.plan.kind)
@@ -36,10 +36,10 @@ class ShownPair:
         return words if self.plan.status == "infeasible" else f"{words}\n{views.details(self._view())}"
 
     def _repr_html_(self) -> str:
-        return plan_html(self.plan, self.problem)
+        return plan_html(self.plan, self.problem, self.measured)
 
     def _view(self) -> Any:
-        return views_of(self.plan.kind).view(self.problem, self.plan)
+        return view_of(self.problem, self.plan, self.measured)
 
 
 class ShownFrontier:
@@ -68,30 +68,28 @@ def show(
     problem: Problem | Document | str | Path,
     plan: Plan | Frontier | Document | str | Path,
     *,
-    measured: Points | None = None,
+    measured: Points | Any = None,
 ) -> ShownPair | ShownFrontier:
     """What a plan does to its problem, or what a frontier says of it: with pictures in a notebook, in words elsewhere.
 
     Args:
         measured: points to draw beside a frontier: a file, or rows (see
-            :func:`loadmaster.api.report.measured.read_measured`).
+            :func:`loadmaster.api.report.measured.read_measured`); what a plan measured: ``fitted.measurement``, or the
+            file that ``fit`` wrote.
 
     Raises:
-        InputError: the plan is another problem's, or does not hold; points that cannot be read, or beside a plan.
+        InputError: the plan is another problem's, or does not hold; what was measured cannot be read, or is of another
+            plan.
     """
     typed = read_problem(problem)
     if hasattr(plan, "points"):  # a Frontier, told apart without loading the planner
         return _shown_frontier(typed, cast("Frontier", plan), measured)
-    if measured is not None:
-        raise InputError(
-            "measured", str(measured), "cannot be drawn beside one plan", "Give a frontier of the problem."
-        )
     answer = read_plan(cast(Plan, plan))
     if answer.kind != typed.kind:
         remedy = "Give the problem the plan was made for."
         raise InputError("plan.kind", answer.kind, f"is another kind than the problem's, {typed.kind}", remedy)
     expect_problem(answer.problem_sha256, typed.sha256)
-    shown = ShownPair(typed, answer)
+    shown = ShownPair(typed, answer, None if measured is None else read_measurement(measured, answer))
     if answer.status != "infeasible":
         shown._view()
     return shown
@@ -104,7 +102,7 @@ def _shown_frontier(problem: Problem, found: Frontier, measured: Points | None) 
     return ShownFrontier(problem, found, points)
 
 
-def plan_html(plan: Plan, problem: Problem | None = None) -> str:
+def plan_html(plan: Plan, problem: Problem | None = None, measured: Any = None) -> str:
     """A plan as a table, and in the kind's pictures where its problem is at hand and the plan holds."""
     limit = kind_named(plan.kind).limit
     rows: list[tuple[str, str]] = [("status", plan.status)]
@@ -119,7 +117,7 @@ def plan_html(plan: Plan, problem: Problem | None = None) -> str:
     rows.append(("method", f"{plan.method}, stopped by {plan.stopped_by}"))
     rows.append(("seconds", ", ".join(f"{what} {seconds:.2f}" for what, seconds in plan.seconds.items())))
     body = "".join(f"<tr><th>{escape(what)}</th><td>{escape(text)}</td></tr>" for what, text in rows)
-    return _cell(plan.name, f"<table>{body}</table>", [] if problem is None else _pictures(problem, plan))
+    return _cell(plan.name, f"<table>{body}</table>", [] if problem is None else _pictures(problem, plan, measured))
 
 
 def frontier_html(found: Frontier, problem: Problem | None = None, measured: Sequence[Measured] = ()) -> str:
@@ -148,14 +146,13 @@ def _extras(found: Frontier, problem: Problem | None, measured: Sequence[Measure
     return extras_of(problem, [point.plan for point in found.points]).beside(found, measured)
 
 
-def _pictures(problem: Problem, plan: Plan) -> Sequence[Picture]:
+def _pictures(problem: Problem, plan: Plan, measured: Any) -> Sequence[Picture]:
     """Those of the kind, if it draws any: its views say so by a function ``pictures(view)``."""
-    views = views_of(plan.kind)
-    draw = getattr(views, "pictures", None)
+    draw = getattr(views_of(plan.kind), "pictures", None)
     if draw is None or plan.status == "infeasible":
         return ()
     try:
-        found: Sequence[Picture] = draw(views.view(problem, plan))
+        found: Sequence[Picture] = draw(view_of(problem, plan, measured))
     except InputError:  # of another problem, or one that does not hold: the table is all there is to show
         return ()
     return found

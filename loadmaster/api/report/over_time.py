@@ -34,22 +34,32 @@ class Stretch:
         return self.start_us + self.duration_us
 
 
+@dataclass(frozen=True)
+class Line:
+    """Another step, drawn as a line over the first.
+
+    Attributes:
+        steps: (start, duration, bytes), one after another.
+        dash: as of SVG's ``stroke-dasharray``; empty for a line without gaps.
+    """
+
+    steps: Sequence[tuple[float, float, int]]
+    colour: str
+    dash: str = ""
+
+
 def bytes_over_time(
     stretches: Sequence[Stretch],
     budget_bytes: int,
     peak_bytes: int,
     time_us: float,
-    beside: Sequence[tuple[float, float, int]] = (),
+    lines: Sequence[Line] = (),
 ) -> Chart:
-    """Steps of bytes, one filled shape per run of stretches of the same colour, and the budget.
-
-    Args:
-        beside: (start, duration, bytes) of another step, drawn as a line.
-    """
+    """Steps of bytes, a filled shape per run of stretches of the same colour; other steps as lines; the budget."""
     factor, unit = byte_scale(budget_bytes)
     budget = budget_bytes / factor
-    end_us = max([time_us, *(start + duration for start, duration, _ in beside)])
-    most = max([budget_bytes, peak_bytes, *(size for _, _, size in beside)])
+    end_us = max([time_us, *(start + duration for line in lines for start, duration, _ in line.steps)])
+    most = max([budget_bytes, peak_bytes, *(size for line in lines for _, _, size in line.steps)])
     chart = Chart((0.0, end_us / 1e3), (0.0, most / factor * 1.1))
     chart.axes("milliseconds", unit)
     floor = chart.py(0)
@@ -60,11 +70,12 @@ def bytes_over_time(
             outline += f"H{chart.px(stretch.start_us / 1e3)}V{chart.py(stretch.size_bytes / factor)}"
         outline += f"H{chart.px(run[-1].end_us / 1e3)}V{floor}Z"
         chart.add(f'<path d="{outline}" fill="var(--{colour})"/>')
-    if beside:
-        line = f"M{chart.px(beside[0][0] / 1e3)} {floor}"
-        for start, duration, size in beside:
-            line += f"V{chart.py(size / factor)}H{chart.px((start + duration) / 1e3)}"
-        chart.add(f'<path d="{line}V{floor}" fill="none" stroke="var(--ink)" stroke-dasharray="3 2"/>')
+    for line in lines:
+        path = f"M{chart.px(line.steps[0][0] / 1e3)} {floor}"
+        for start, duration, size in line.steps:
+            path += f"V{chart.py(size / factor)}H{chart.px((start + duration) / 1e3)}"
+        dash = f' stroke-dasharray="{line.dash}"' if line.dash else ' stroke-width="1.5"'
+        chart.add(f'<path d="{path}V{floor}" fill="none" stroke="var(--{line.colour})"{dash}/>')
     for stretch in stretches:
         left, right = chart.px(stretch.start_us / 1e3), chart.px(stretch.end_us / 1e3)
         y = chart.py(stretch.size_bytes / factor)

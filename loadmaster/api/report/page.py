@@ -1,12 +1,15 @@
-"""The frame of every HTML report: one file, no scripts, nothing fetched, readable in light and dark.
+"""The frame of every HTML report: one file, nothing fetched, readable in light and dark.
 
-Pictures are inline SVG; their colours are CSS variables, so that they follow the page.
+Pictures are inline SVG; their colours are CSS variables, so that they follow the page. All there is to read can be read
+without a script; the one there is gives keys and fingers what pointers are told of a picture's marks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from html import escape
+from importlib.resources import files
 
 import loadmaster
 from loadmaster.api.report.colours import css, paint, words_css
@@ -19,7 +22,7 @@ body { background: var(--ground); color: var(--ink); margin: 2.5rem auto; max-wi
 h1 { font-size: 1.45rem; font-weight: 650; margin: 0 0 .2rem; }
 h2 { font-size: 1.05rem; font-weight: 600; margin: 2.2rem 0 .5rem; }
 p.lead, figcaption, footer { color: var(--quiet); }
-p.lead { margin: 0 0 1.4rem; }
+p.lead { margin: 0 0 1.4rem; } .scroll + p.lead { margin-top: .6rem; }
 figure { margin: 0; } figcaption { font-size: .87rem; margin-top: .3rem; }
 figure svg, .key svg { display: block; width: 100%; height: auto; }
 svg text { fill: var(--quiet); font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
@@ -38,16 +41,18 @@ th { color: var(--quiet); font-weight: 500; text-align: left; } th, td { padding
 .scroll { overflow-x: auto; background:
   linear-gradient(to right, var(--ground) 40%, transparent) -2px / 2.5rem 100% no-repeat local,
   linear-gradient(to left, var(--ground) 40%, transparent) calc(100% + 2px) / 2.5rem 100% no-repeat local,
-  linear-gradient(to right, var(--freed), transparent) 0 / .6rem 100% no-repeat,
-  linear-gradient(to left, var(--freed), transparent) 100% / .6rem 100% no-repeat; }
+  linear-gradient(to right, var(--shade), transparent) 0 / .6rem 100% no-repeat,
+  linear-gradient(to left, var(--shade), transparent) 100% / .6rem 100% no-repeat; }
 .scroll:focus-visible { outline: 2px solid var(--plan); outline-offset: 2px; }
 /* Words of a drawing shrink with it: below this width they could not be read, and it is scrolled instead. */
 .worded svg { min-width: 46rem; }
+.said { margin: .3rem 0 0; font-size: .87rem; color: var(--quiet); overflow-wrap: anywhere; }
+svg .at { stroke: var(--ink); stroke-width: 2; stroke-opacity: 1; fill-opacity: 1; }
 @media (max-width: 40rem) { body { margin: 1.2rem auto; padding: 0 .9rem; } h1 { font-size: 1.25rem; }
   dl.facts { grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: .8rem 1rem; }
-  td, th { padding-right: .9rem; } .scroll td { white-space: nowrap; } }
+  td, th { padding-right: .9rem; } .scroll td, .scroll th { white-space: nowrap; } }
 footer { margin-top: 3rem; font-size: .82rem; }
-@media print { body { margin: 0; max-width: none; } }
+@media print { body { margin: 0; max-width: none; } .said { display: none; } }
 """
 
 
@@ -56,9 +61,16 @@ def style() -> str:
     return css() + _STYLE + words_css("svg")
 
 
+@cache
+def script() -> str:
+    """What reads out the marks of pictures."""
+    return (files("loadmaster.api.report") / "marks.js").read_text("utf-8")
+
+
 def page(title: str, lead: str, sections: Sequence[str]) -> str:
     """A whole HTML document. ``title`` and ``lead`` are plain text, ``sections`` are HTML."""
     body = "\n".join(sections)
+    reads_out = f"<script>{script()}</script>\n" if "<title>" in body else ""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -72,7 +84,7 @@ def page(title: str, lead: str, sections: Sequence[str]) -> str:
 <p class="lead">{escape(lead)}</p>
 {body}
 <footer>Loadmaster {loadmaster.__version__}</footer>
-</body>
+{reads_out}</body>
 </html>
 """
 
@@ -87,11 +99,12 @@ def facts(rows: Sequence[tuple[str, str, str]]) -> str:
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """A table of plain text; the columns in ``numbers`` are set to the right."""
+    """A table of plain text; the columns in ``numbers`` are set to the right, and those that are empty left out."""
+    columns = [i for i in range(len(header)) if not rows or any(row[i] for row in rows)]
 
     def cells(tag: str, row: Sequence[str]) -> str:
-        mark = [' class="n"' if i in numbers else "" for i in range(len(row))]
-        return "".join(f"<{tag}{mark[i]}>{escape(text)}</{tag}>" for i, text in enumerate(row))
+        mark = {i: ' class="n"' for i in numbers}
+        return "".join(f"<{tag}{mark.get(i, '')}>{escape(row[i])}</{tag}>" for i in columns)
 
     lines = [f"<tr>{cells('td', row)}</tr>" for row in rows]
     return _scrolled(f"<table><tr>{cells('th', header)}</tr>\n{chr(10).join(lines)}\n</table>", "table")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from loadmaster.models.envelope import Plan
@@ -47,13 +48,25 @@ def views_of(kind: str) -> Views:
     return found
 
 
-def export(problem: Problem, plan: Plan, what: Export, numbers: Mapping[str, int]) -> bytes | Mapping[str, bytes]:
+def view_of(problem: Problem, plan: Plan, measured: Any = None) -> Any:
+    """A feasible plan joined with its problem, and with what it measured when it ran, as its kind has read it.
+
+    Raises:
+        InputError: the plan is of another problem, or does not hold.
+    """
+    view = views_of(plan.kind).view(problem, plan)
+    return view if measured is None else replace(view, measured=measured)
+
+
+def export(
+    problem: Problem, plan: Plan, what: Export, numbers: Mapping[str, int], measured: Any = None
+) -> bytes | Mapping[str, bytes]:
     """A feasible plan as one export of its kind: the file, or file name -> file where it is several.
 
     Raises:
         InputError: the plan does not hold, or cannot be written in this form.
     """
-    return export_view(views_of(plan.kind).view(problem, plan), what, numbers)
+    return export_view(view_of(problem, plan, measured), what, numbers)
 
 
 def export_view(view: Any, what: Export, numbers: Mapping[str, int]) -> bytes | Mapping[str, bytes]:

@@ -14,6 +14,11 @@ def in_rows(head: str, rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join([head, *(f"  {name.ljust(width)}  {text}" for name, text in rows)])
 
 
+def counted(count: int, what: str) -> str:
+    """``1 host``, ``2 hosts``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def proof(plan: Plan) -> str:
     """The bound and the gap."""
     if plan.bound is None:

@@ -11,7 +11,18 @@ from fastapi import FastAPI
 
 from loadmaster.api import telemetry
 from loadmaster.api.planning import load_planner
-from loadmaster.api.server import blobs, events, exports, frontiers, metrics, operations, pages, plans, problems
+from loadmaster.api.server import (
+    blobs,
+    events,
+    exports,
+    frontiers,
+    measurements,
+    metrics,
+    operations,
+    pages,
+    plans,
+    problems,
+)
 from loadmaster.api.server.body import BodyLimit
 from loadmaster.api.server.body_memory import BodyMemory
 from loadmaster.api.server.context import Service
@@ -26,6 +37,7 @@ from loadmaster.api.store.blobs import Blobs
 from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs
 from loadmaster.api.store.keys import Keys
+from loadmaster.api.store.measurements import Measurements
 from loadmaster.api.store.queue import Queue
 from loadmaster.api.worker.supervisor import Supervisor
 
@@ -52,11 +64,20 @@ def create_app(settings: Settings) -> FastAPI:
     jobs, stopping = Jobs(database, settings.max_queued_jobs), threading.Event()
     news = News(jobs.events, jobs.heads, settings.poll_s, stopping)
     readiness = Readiness(lambda: operations.look(database, settings), _LONGEST_LOOK_S)
-    readers = Readers(settings, load_planner(settings.planner))
-    blobs_kept = Blobs(database, settings.max_blobs_bytes)
-    keys = Keys(database)
+    readers, keys = Readers(settings, load_planner(settings.planner)), Keys(database)
     service = Service(
-        settings, database, jobs, blobs_kept, queue, keys, KeysInUse(keys), readers, news, readiness, stopping
+        settings,
+        database,
+        jobs,
+        Blobs(database, settings.max_blobs_bytes),
+        Measurements(database),
+        queue,
+        keys,
+        KeysInUse(keys),
+        readers,
+        news,
+        readiness,
+        stopping,
     )
     asks_for_keys = settings.keys == "required"
 
@@ -95,7 +116,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(KeyCheck, keys=keys if asks_for_keys else None)
     app.add_middleware(HostCheck, host=settings.host, names=settings.allowed_host_names)
     problems.install(app)
-    for module in (plans, events, exports, blobs, frontiers, operations, metrics):
+    for module in (plans, measurements, events, exports, blobs, frontiers, operations, metrics):
         app.include_router(module.router)
     pages.install(app, asks_for_keys=asks_for_keys)
     describe(app, asks_for_keys=asks_for_keys)

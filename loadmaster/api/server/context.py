@@ -18,6 +18,7 @@ from loadmaster.api.store.blobs import Blobs
 from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs
 from loadmaster.api.store.keys import Keys
+from loadmaster.api.store.measurements import Measurements
 from loadmaster.api.store.queue import Queue
 from loadmaster.api.store.records import Job
 
@@ -32,6 +33,7 @@ class Service:
     database: Database
     jobs: Jobs
     blobs: Blobs
+    measurements: Measurements
     queue: Queue
     keys: Keys
     keys_in_use: KeysInUse

@@ -15,6 +15,7 @@ from loadmaster.api.file_names import file_name
 from loadmaster.api.report.views import export
 from loadmaster.api.server.context import JobDep, ServiceDep
 from loadmaster.api.server.description import problem_answers
+from loadmaster.api.server.measurements import measured_of
 from loadmaster.api.server.plans import plan_bytes
 from loadmaster.api.server.problems import Refusal, not_found
 from loadmaster.api.server.security import REPORT_HEADERS
@@ -50,7 +51,7 @@ def export_plan(
     if plan.status == "infeasible":
         raise Refusal(409, ProblemType.NO_PLAN, "The plan is infeasible: there is nothing to export.")
     problem = read_problem(json.loads(service.jobs.document(job.problem_sha256)))
-    written = export(problem, plan, what, numbers)
+    written = export(problem, plan, what, numbers, measured_of(service, job, plan))
     if isinstance(written, bytes):
         return _file(written, what.media_type, file_name(job.name, what.suffix))
     return _file(_archive(written), ARCHIVE, file_name(job.name, f"-{name}.zip"))

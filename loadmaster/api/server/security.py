@@ -18,18 +18,18 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from loadmaster.api.errors import ProblemType
-from loadmaster.api.report.page import style
+from loadmaster.api.report.page import script, style
 from loadmaster.api.server.problems import problem_response
 from loadmaster.api.server.shown import show
 
 __all__ = ["READING", "REPORT_HEADERS", "HostCheck", "is_loopback"]
 
-_STYLE = base64.b64encode(hashlib.sha256(style().encode()).digest()).decode()
-# Of reports: nothing is loaded from anywhere, no script runs, no other page frames them. (Of the service's own pages:
-# :mod:`loadmaster.api.server.pages.frame`.)
+_STYLE, _SCRIPT = (base64.b64encode(hashlib.sha256(of().encode()).digest()).decode() for of in (style, script))
+# Of reports: nothing is loaded from anywhere, no script runs but their own, no other page frames them. (Of the pages of
+# the service: :mod:`loadmaster.api.server.pages.frame`.)
 REPORT_HEADERS = {
-    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_STYLE}'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_STYLE}'; "
+    f"script-src 'sha256-{_SCRIPT}'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }

@@ -224,7 +224,7 @@ class Jobs:
 
     @transaction
     def purge(self, job_id: str) -> bool:
-        """Remove a final job, its events, and its documents unless other jobs use them; False if not known.
+        """Remove a final job, what belongs to it, and its documents unless other jobs use them; False if not known.
 
         Raises:
             NotFinalError: it is queued or running.
@@ -235,7 +235,7 @@ class Jobs:
                 return False
             if not job.state.final:
                 raise NotFinalError(f"{job_id} is {job.state}: cancel it before it can be purged")
-            for table in (schema.event, schema.label):
+            for table in (schema.event, schema.label, schema.measurement):
                 connection.execute(sa.delete(table).where(table.c.job_id == job_id))
             connection.execute(sa.delete(schema.job).where(schema.job.c.id == job_id))
             # What two jobs share is locked before it is asked for users: of two that are purged at the same time, the

@@ -23,6 +23,7 @@ __all__ = [
     "frontier",
     "job",
     "label",
+    "measurement",
     "metadata",
     "new_id",
     "tally",
@@ -158,6 +159,14 @@ event = sa.Table(
     sa.Column("at", sa.Float, nullable=False),
     sa.Column("type", sa.String(12), nullable=False),
     sa.Column("data", sa.JSON, nullable=False),
+)
+
+# What a plan measured when it ran: canonical JSON, compressed. At most one of a job, the latest that was sent.
+measurement = sa.Table(
+    "measurement",
+    metadata,
+    sa.Column("job_id", sa.ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("body", sa.LargeBinary, nullable=False),
 )
 
 worker = sa.Table(

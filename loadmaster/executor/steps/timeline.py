@@ -73,6 +73,13 @@ class Timeline:
         return sum(s.duration_us for s in self.spans if not s.is_product and not s.is_host_copy)
 
     @property
+    def levels(self) -> list[tuple[float, int]]:
+        """The memory, up to the end of what ran."""
+        end_us = max((s.start_us + s.duration_us for s in self.spans), default=0.0)
+        last_us, size_bytes = self.memory[-1]
+        return [*self.memory, (max(end_us, last_us), size_bytes)]
+
+    @property
     def peak_bytes(self) -> int:
         """The highest allocated bytes."""
         return max((size for _, size in self.memory), default=0)

@@ -20,8 +20,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No process is started: solvers solve as HiGHS did once, the others answer."""
     solved = process.solve(_program())
     monkeypatch.setattr(process, "solve", lambda *_, **__: solved)
-    answers = {doctor._ASK_TORCH: '["2.13.0", ["NVIDIA H200"]]', doctor._ASK_INDEX: "compiled\n"}
-    monkeypatch.setattr(doctor, "_ask", lambda code: subprocess.CompletedProcess([], 0, answers[code], ""))
+    answers = {
+        doctor._ASK_TORCH: '["2.13.0", ["NVIDIA H200"]]',
+        doctor._ASK_INDEX: "compiled\n",
+        doctor._ASK_RAY: 'a word of Ray\n["2.60.0", true, 12]\n',
+    }
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: name if name == "ray" else find(name))
+    monkeypatch.setattr(doctor, "_ask", lambda code, *_: subprocess.CompletedProcess([], 0, answers[code], ""))
 
 
 def _program() -> process.Program:
@@ -98,13 +104,46 @@ def test_what_may_be_missing_is_no_failure(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *_: None if name in ("torch", "fastapi") else find(name)
+        importlib.util, "find_spec", lambda name, *_: None if name in ("torch", "fastapi", "ray") else find(name)
     )
-    monkeypatch.setattr(doctor, "_ask", lambda code: subprocess.CompletedProcess([], 0, "numpy\n", ""))
+    monkeypatch.setattr(doctor, "_ask", lambda code, *_: subprocess.CompletedProcess([], 0, "numpy\n", ""))
     status, found = said(capsys)
     assert status == 0
-    assert [found[what]["ok"] for what in ("PyTorch", "service", "index")] == [None, None, None]
-    assert "loadmaster[torch]" in str(found["PyTorch"]["found"])
+    assert [found[what]["ok"] for what in ("PyTorch", "service", "index", "Ray")] == [None] * 4
+    assert "loadmaster[torch]" in str(found["PyTorch"]["found"]) and "loadmaster[ray]" in str(found["Ray"]["found"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "ok", "says"),
+    [
+        ('["2.60.0", true, 12]', 0, True, "2.60.0, --engine ray has a cluster of 12 processors"),
+        (
+            '["2.60.0", null, "has no cluster to join"]',
+            0,
+            None,
+            "2.60.0, --engine ray has no cluster to join: ray start",
+        ),
+        ('["2.60.0", false, "has no cluster to join"]', 1, False, "see RAY_ADDRESS"),
+    ],
+)
+def test_ray_is_told_of_with_its_cluster(
+    quick: None,
+    answer: str,
+    status: int,
+    ok: bool | None,
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = doctor._ask
+
+    def ask(code: str, *_: float) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], 0, answer, "") if code == doctor._ASK_RAY else known(code)
+
+    monkeypatch.setattr(doctor, "_ask", ask)
+    ended, found = said(capsys)
+    assert (ended, found["Ray"]["ok"]) == (status, ok)
+    assert says in str(found["Ray"]["found"])
 
 
 def test_no_solver_at_all_is_a_failure(
@@ -120,7 +159,7 @@ def test_a_package_that_breaks_says_its_last_line(
     quick: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = subprocess.CompletedProcess([], 1, "", "Traceback\n  ...\nOSError: libcuda is too old\n")
-    monkeypatch.setattr(doctor, "_ask", lambda code: broken)
+    monkeypatch.setattr(doctor, "_ask", lambda code, *_: broken)
     status, found = said(capsys)
     assert status == 1
     assert found["PyTorch"]["found"] == "OSError: libcuda is too old"

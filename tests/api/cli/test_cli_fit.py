@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +15,13 @@ import pytest
 from loadmaster import planner
 from loadmaster.api.cli import app, executing
 from loadmaster.api.cli import fit as command
+from loadmaster.api.errors import ServiceError
 from loadmaster.errors import LimitReachedError
-from loadmaster.models.kinds import check_plan, read_plan, read_problem
+from loadmaster.models.kinds import check_plan, read_plan, read_problem, write_plan
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.presets import chain
 from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.units import show_bytes
 
 pytest.importorskip("torch")
 
@@ -79,16 +83,51 @@ def test_a_model_is_planned_run_and_reported(tmp_path: Path, capfd: pytest.Captu
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_start")
-def test_show_finds_the_problem_that_fit_wrote(capfd: pytest.CaptureFixture[str]) -> None:
+def test_show_finds_the_problem_and_the_measurement_that_fit_wrote(capfd: pytest.CaptureFixture[str]) -> None:
     """The plan is for the corrected problem; the one that was captured stays."""
     before = Path("captured.json").read_text()
     assert fit("--budget", "9MiB", "-o", "plan.json") == 0
-    assert "problem: plan.problem.json" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "problem: plan.problem.json" in said and "measured: plan.measured.json" in said
     assert app.main(["check", "plan.problem.json", "plan.json"]) == 0
     assert app.main(["show", "plan.json", "--html", "plan.html"]) == 0
+    measured = json.loads(Path("plan.measured.json").read_text())
+    assert ACTIVATION < max(measured["allocated_bytes"]) == measured["peak_bytes"] <= BUDGET
+    assert f"line: measured, {show_bytes(measured['peak_bytes'])} at its peak" in Path("plan.html").read_text()
     assert fit("--budget", "90%", "-o", "plan.json", "--problem", "captured.json", "--force") == 0
     assert Path("captured.json").read_text() != before
     assert app.main(["check", "captured.json", "plan.json"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_start")
+@pytest.mark.parametrize("takes_it", [True, False])
+def test_what_was_measured_goes_to_the_service_that_planned(
+    takes_it: bool, planning_by_hand: HandPlanner, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A service that does not take it is no reason to lose the fit."""
+    sent: dict[str, Any] = {}
+
+    def send(plan_id: str, measurement: dict[str, Any]) -> None:
+        if not takes_it:
+            raise ServiceError("It is of an earlier release.", status=404)
+        sent[plan_id] = measurement
+
+    def answer(problem: MemoryProblem, *_: Any) -> tuple[MemoryPlan, str, dict[str, Any]]:
+        plan = planning_by_hand(problem)
+        return plan, f"plan_{problem.sha256[:6]}", {"plan": write_plan(plan)}
+
+    def service(_: object) -> Any:
+        handle = lambda plan_id: SimpleNamespace(send_measurement=lambda found: send(plan_id, found))  # noqa: E731
+        return contextlib.nullcontext(SimpleNamespace(plan=handle))
+
+    monkeypatch.setattr(command, "plan_answer", answer)
+    monkeypatch.setattr(command, "connect", service)
+    assert fit("--budget", "9MiB", "-o", "plan.json") == 0
+    measured = json.loads(Path("plan.measured.json").read_text())
+    plan_id = f"plan_{measured['problem_sha256'][:6]}"
+    assert sent == ({plan_id: measured} if takes_it else {})
+    assert ("its page shows what was measured" if takes_it else "an earlier release") in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from loadmaster.api.report.collective.pictures import pictures
 from loadmaster.api.report.collective.view import View
 from loadmaster.api.report.collective.words import show_gbps, show_ns
 from loadmaster.api.report.page import facts, html_table, page, shown
+from loadmaster.api.report.words import counted
 from loadmaster.models.units import show_bytes, show_share
 
 
@@ -32,7 +33,7 @@ def _facts(view: View) -> str:
         (
             "planning",
             f"{sum(plan.seconds.values()):.2f} s",
-            f"{topology.node_count} nodes, {len(topology.links)} links",
+            f"{counted(topology.node_count, 'node')}, {counted(len(topology.links), 'link')}",
         ),
     ]
     if highest is not None:

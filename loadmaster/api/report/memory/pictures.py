@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from html import escape
+from itertools import pairwise
 
 from loadmaster.api.report.bars import labelled_bars
 from loadmaster.api.report.chart import Chart
 from loadmaster.api.report.memory.view import FATES, MEANING, Tensor, View
-from loadmaster.api.report.over_time import Stretch, bytes_over_time
+from loadmaster.api.report.memory.words import measured_words
+from loadmaster.api.report.over_time import Line, Stretch, bytes_over_time
 from loadmaster.api.report.picture import Drawing, Picture, png_bytes
+from loadmaster.models.memory.measurement import MemoryMeasurement
 from loadmaster.models.units import show_bytes, show_cost, show_share
 
 _PHASES = ("forward", "recompute", "backward")
@@ -22,8 +25,8 @@ def plan_png(view: View) -> bytes:
 
 
 def over_time(view: View, other: View | None = None) -> Picture:
-    """Steps of resident bytes, one filled shape per run of operators of the same phase; as a line another plan of the
-    problem, or else the step without a plan."""
+    """Steps of resident bytes, one filled shape per run of operators of the same phase; as lines another plan of the
+    problem, or else the step without a plan and what was measured."""
     stretches = [
         Stretch(
             e.start_us,
@@ -36,18 +39,28 @@ def over_time(view: View, other: View | None = None) -> Picture:
         for e in view.events
     ]
     beside, name = (view.unplanned, "the step without a plan") if other is None else (other.check, "the other plan")
-    line = [(e.start_us, e.duration_us, e.resident_bytes) for e in beside.events]
-    chart = bytes_over_time(stretches, view.plan.budget_bytes, view.check.peak_bytes, view.check.time_us, line)
+    lines = [Line([(e.start_us, e.duration_us, e.resident_bytes) for e in beside.events], "ink", dash="3 2")]
+    legend = [(phase, phase) for phase in _PHASES if any(e.what == phase for e in view.events)]
+    legend.append(("ink", f"dashed line: {name}, {show_bytes(beside.peak_bytes)} at its peak"))
     words = f"Resident bytes over one training step, below a budget of {show_bytes(view.plan.budget_bytes)}"
-    return Picture(
-        chart.drawing(words),
-        heading="Memory over the step",
-        caption="Bytes resident while each operator runs, as the checker replays the plan.",
-        legend=[
-            *((phase, phase) for phase in _PHASES if any(e.what == phase for e in view.events)),
-            ("ink", f"line: {name}, {show_bytes(beside.peak_bytes)} at its peak"),
-        ],
-    )
+    caption = "Bytes resident while each operator runs, as the checker replays the plan."
+    if view.measured is not None and other is None:
+        lines.append(Line(_steps(view.measured), "ink"))
+        legend.append(("ink", f"solid line: measured, {show_bytes(view.measured.peak_bytes)} at its peak"))
+        words += f"; {measured_words(view, view.measured)}"
+        caption += " Measured: bytes allocated during one profiled step, drawn as long as a step takes unprofiled."
+    chart = bytes_over_time(stretches, view.plan.budget_bytes, view.check.peak_bytes, view.check.time_us, lines)
+    return Picture(chart.drawing(words), heading="Memory over the step", caption=caption, legend=legend)
+
+
+def _steps(found: MemoryMeasurement) -> list[tuple[float, float, int]]:
+    """Start, duration and bytes. A profiler makes a step longer: all of it shrinks to what a step takes without."""
+    scale = found.step_us / found.times_us[-1]
+    ends = pairwise(found.times_us)
+    return [
+        (start * scale, (end - start) * scale, size)
+        for (start, end), size in zip(ends, found.allocated_bytes, strict=False)
+    ]
 
 
 def filling(view: View) -> list[Picture]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from loadmaster.api.report.memory.pictures import fates, filling, over_time, residency
 from loadmaster.api.report.memory.view import View
+from loadmaster.api.report.memory.words import off
 from loadmaster.api.report.page import facts, html_table, page, shown
+from loadmaster.api.report.words import counted
 from loadmaster.models.units import show_bytes, show_cost, show_share
 
 _LARGEST = 15
@@ -39,12 +41,18 @@ def _facts(view: View) -> str:
     # What a plan does not do gets no tile.
     price = []
     if check.recomputed:
-        price.append(("recomputing", show_cost(check.recompute_us, "us"), f"{check.recomputed} operators run again"))
+        price.append(
+            ("recomputing", show_cost(check.recompute_us, "us"), f"{counted(check.recomputed, 'operator')} again")
+        )
     if check.offloaded_bytes:
         offloaded = f"{show_bytes(check.offloaded_bytes)} offloaded"
         price.append(("waiting for copies", show_cost(check.stall_us, "us"), offloaded))
     if check.cut_us:
         price.append(("cutting the graph", show_cost(check.cut_us, "us"), "where copies are waited for"))
+    if (found := view.measured) is not None:
+        price.append(("measured peak", show_bytes(found.peak_bytes), off(found.peak_bytes, check.peak_bytes)))
+        took = f"{off(found.step_us, check.time_us)}, on {found.device}"
+        price.append(("measured step", show_cost(found.step_us, "us"), took))
     return facts(
         [
             ("step", show_cost(plan.objective, plan.unit), f"{show_share(over)} over unlimited memory"),

@@ -12,6 +12,7 @@ from typing import Literal
 from loadmaster.errors import InputError
 from loadmaster.models.memory import plain
 from loadmaster.models.memory.checker import Check, Event, check, check_plan
+from loadmaster.models.memory.measurement import MemoryMeasurement
 from loadmaster.models.memory.peak import Parts, at_moment, folded
 from loadmaster.models.memory.plan import MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
@@ -52,6 +53,7 @@ class View:
 
     Attributes:
         unplanned: the replay of the step that nothing was planned for.
+        measured: what the plan measured when it ran, where that is known.
     """
 
     problem: MemoryProblem
@@ -59,6 +61,7 @@ class View:
     check: Check
     unplanned: Check
     tensors: tuple[Tensor, ...]
+    measured: MemoryMeasurement | None = None
 
     @property
     def events(self) -> tuple[Event, ...]:

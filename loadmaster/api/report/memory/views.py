@@ -10,8 +10,7 @@ from loadmaster.api.report.memory.pictures import over_time, plan_png
 from loadmaster.api.report.memory.plan_page import plan_page, sections
 from loadmaster.api.report.memory.trace import chrome_trace
 from loadmaster.api.report.memory.view import View, view
-from loadmaster.api.report.memory.words import fates as details
-from loadmaster.api.report.memory.words import infeasible, summary, verdict
+from loadmaster.api.report.memory.words import details, infeasible, summary, verdict
 from loadmaster.api.report.picture import Picture
 from loadmaster.models.memory import plain
 from loadmaster.models.memory.checker import check

@@ -9,6 +9,7 @@ from loadmaster.api.columns import table
 from loadmaster.api.report.memory.view import FATES, MEANING, View
 from loadmaster.api.report.words import how, in_rows, proof
 from loadmaster.models.memory.checker import Check
+from loadmaster.models.memory.measurement import MemoryMeasurement
 from loadmaster.models.memory.plan import Infeasibility, MemoryPlan
 from loadmaster.models.units import show_at_least, show_bytes, show_cost, show_share
 
@@ -91,10 +92,24 @@ def _infeasible_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     return rows
 
 
-def fates(view: View) -> str:
-    """What becomes of the results: their bytes by fate, and the largest of them."""
+def measured_words(view: View, found: MemoryMeasurement) -> str:
+    """What was measured, and how far that is from what was planned."""
+    peak = f"{show_bytes(found.peak_bytes)} at the peak, {off(found.peak_bytes, view.check.peak_bytes)}"
+    return f"measured {peak}; {show_cost(found.step_us, 'us')} a step, {off(found.step_us, view.check.time_us)}"
+
+
+def off(measured: float, planned: float) -> str:
+    """How far a measured figure is from the planned one."""
+    share = measured / planned - 1 if planned else 0.0
+    shown = show_share(abs(share))
+    return "as planned" if shown == show_share(0.0) else f"{shown} {'above' if share > 0 else 'below'} what was planned"
+
+
+def details(view: View) -> str:
+    """What was measured, where that is known; what becomes of the results: their bytes by fate, and the largest."""
     totals = view.bytes_by_fate()
-    lines = ["", "results"]
+    lines = [] if view.measured is None else ["", f"{measured_words(view, view.measured)}, on {view.measured.device}"]
+    lines += ["", "results"]
     lines += [f"  {fate:<10}  {show_bytes(totals[fate]):>9}  {MEANING[fate]}" for fate in FATES if totals[fate]]
     rows = [
         [

@@ -8,7 +8,7 @@ from html import escape
 import numpy as np
 
 from loadmaster.api.report.chart import Chart, RowChart
-from loadmaster.api.report.over_time import Stretch, bytes_over_time
+from loadmaster.api.report.over_time import Line, Stretch, bytes_over_time
 from loadmaster.api.report.picture import Picture, png_bytes
 from loadmaster.api.report.placement.links import link_rows
 from loadmaster.api.report.placement.view import View
@@ -45,7 +45,8 @@ def over_time(view: View, other: View | None = None) -> Picture:
         beside, name = list(_unplanned(view.problem)), "the step if nothing ever left"
     else:
         beside, name = [(s.start_us, s.duration_us, s.size_bytes) for s in _stretches(other)], "the other plan"
-    chart = bytes_over_time(list(_stretches(view)), budget, check.peak_bytes, view.run.last_us, beside)
+    drawn = [Line(beside, "ink", dash="3 2")]
+    chart = bytes_over_time(list(_stretches(view)), budget, check.peak_bytes, view.run.last_us, drawn)
     most = show_bytes(max(size for _, _, size in beside))
     line = ("ink", f"line: {name}, {most} at its peak")
     return Picture(

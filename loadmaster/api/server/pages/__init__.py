@@ -9,7 +9,7 @@ from __future__ import annotations
 from fastapi import FastAPI, Response
 from starlette.staticfiles import StaticFiles
 
-from loadmaster.api.report.page import style
+from loadmaster.api.report.page import script, style
 from loadmaster.api.server.pages import catalogue, compare, frontier, job, jobs, plan, reference, sign_in
 from loadmaster.api.server.pages.frame import STATIC
 
@@ -22,10 +22,15 @@ def install(app: FastAPI, *, asks_for_keys: bool) -> None:
         app.include_router(module.router)
     if asks_for_keys:
         app.include_router(sign_in.router)
-    # The colours of reports, and what is made of their pieces, are in one place.
+    # The colours of reports, and what is made of their pieces, are in one place; so is what reads their pictures out.
     app.add_api_route("/static/report.css", _report_css, include_in_schema=False)
+    app.add_api_route("/static/report.js", _report_js, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC))
 
 
 def _report_css() -> Response:
     return Response(style(), media_type="text/css")
+
+
+def _report_js() -> Response:
+    return Response(script(), media_type="text/javascript")

@@ -10,8 +10,9 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
 from loadmaster.api.report.page import shown
-from loadmaster.api.report.views import views_of
+from loadmaster.api.report.views import view_of, views_of
 from loadmaster.api.server.context import JobDep, Service, ServiceDep
+from loadmaster.api.server.measurements import measured_of
 from loadmaster.api.server.pages.frame import page_router, render
 from loadmaster.api.server.pages.words import job_words
 from loadmaster.api.server.plans import plan_bytes
@@ -31,11 +32,13 @@ class ShownPlan:
         title: of the problem.
         sections: HTML; none where there is no plan.
         why: there is none, in words.
+        measured: whether it shows what was measured, too.
     """
 
     title: str
     sections: tuple[Markup, ...]
     why: str = ""
+    measured: bool = False
 
 
 @router.get("/plans/{plan_id}")
@@ -64,7 +67,7 @@ def _shown(service: Service, job: Job) -> ShownPlan:
     views, title = views_of(job.kind), problem.title or problem.name
     if plan.status == "infeasible":
         return ShownPlan(title, (), views.infeasible(plan))
-    view = views.view(problem, plan)
+    view = view_of(problem, plan, measured_of(service, job, plan))
     # A kind without pieces of a report may have pictures, and always has words.
     if hasattr(views, "sections"):
         pieces = views.sections(view)
@@ -72,7 +75,7 @@ def _shown(service: Service, job: Job) -> ShownPlan:
         pieces = map(shown, views.pictures(view))
     else:
         pieces = [Markup("<pre>{}\n{}</pre>").format(views.summary(plan), views.details(view))]
-    return ShownPlan(title, tuple(map(Markup, pieces)))
+    return ShownPlan(title, tuple(map(Markup, pieces)), measured=getattr(view, "measured", None) is not None)
 
 
 def _exports(job: Job) -> list[tuple[str, str, str]]:

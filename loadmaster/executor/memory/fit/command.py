@@ -1,8 +1,8 @@
 """The command behind ``loadmaster fit``: a step is fitted here, and planned by the process that started this one.
 
 Lines of JSON go out on standard output, see :mod:`loadmaster.executor.parent`: beside its questions, ``{"tried":
-{...}}`` and ``{"knob_tried": {...}}`` tell of a trial, ``{"fitted": {...}}`` of the end. What the model itself prints
-goes to standard error.
+{...}}`` and ``{"knob_tried": {...}}`` tell of a trial, ``{"fitted": {...}}`` of the end, ``{"measurement": {...}}`` of
+what its plan measured. What the model itself prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from loadmaster.executor.steps.factory import report, users_code
 from loadmaster.executor.steps.made_step import make_step
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.snapshot import expect_history, record_snapshot
+from loadmaster.models.memory.measurement import write_measurement
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
 
@@ -84,6 +85,8 @@ def run(arguments: argparse.Namespace, parent: Parent) -> None:
     told = {"chosen": fitted.chosen, "chosen_knob": fitted.chosen_knob, "report": fitted.report}
     sha256 = None if fitted.problem is None else fitted.problem.sha256
     parent.tell({"fitted": {"problem_sha256": sha256, **told, "seconds": dict(fitted.seconds)}})
+    if fitted.measurement is not None:
+        parent.tell({"measurement": write_measurement(fitted.measurement)})
 
 
 def _planned_by(parent: Parent) -> Callable[[MemoryProblem], MemoryPlan]:

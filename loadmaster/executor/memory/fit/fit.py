@@ -8,6 +8,7 @@ is kept on disk, so that the next call of the same step goes there at once.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,10 +25,10 @@ from loadmaster.executor.memory.fit import kept as on_disk
 from loadmaster.executor.memory.fit.contest import best_of, contest
 from loadmaster.executor.memory.fit.costed import Costed
 from loadmaster.executor.memory.fit.knob import KnobSide, KnobTrial
-from loadmaster.executor.memory.fit.phases import CAPTURING, Phases
+from loadmaster.executor.memory.fit.phases import CAPTURING, PLANS, Phases
 from loadmaster.executor.memory.fit.planned import PlannedSide, Planner
 from loadmaster.executor.memory.fit.setting import AnyStep, Setting
-from loadmaster.executor.memory.fit.state import Fitted
+from loadmaster.executor.memory.fit.state import Candidate, Fitted
 from loadmaster.executor.memory.fit.trials import Correction, Trial
 from loadmaster.executor.memory.fit.words import refusal, report
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
@@ -43,6 +44,7 @@ from loadmaster.executor.steps.timeline import Timeline, record
 from loadmaster.executor.steps.wrappers import ddp_of, own_module
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.kinds import limit_of
+from loadmaster.models.memory.measurement import MemoryMeasurement, measured
 from loadmaster.models.memory.plain import peak_bytes
 from loadmaster.models.units import bytes_of
 
@@ -233,15 +235,25 @@ class Fitter:
     def _fitted(self, planned: PlannedSide | None, knob: KnobSide, said: str) -> Fitted:
         """The faster of the two sides' steps."""
         trials = () if planned is None else planned.state.trials
-        seconds = dict(self.setting.phases.seconds)
-        said = f"{said} {self.setting.phases.words()}"
-        knobs = tuple(knob.tries)
+        phases, knobs = self.setting.phases, tuple(knob.tries)
         if best_of([knob] if planned is None else [planned, knob]) is knob:
             assert knob.step is not None, "it kept the budget"
-            return Fitted(knob.step, None, None, trials, None, knobs, knob.chosen, said, seconds)
+            said = f"{said} {phases.words()}"
+            return Fitted(knob.step, None, None, trials, None, knobs, knob.chosen, said, dict(phases.seconds))
         assert planned is not None and planned.chosen is not None, "it kept the budget"
         best = planned.state.candidates[planned.chosen]
-        return Fitted(best.step, best.plan, best.problem, trials, planned.chosen, knobs, None, said, seconds)
+        found = self._measurement(best)
+        said = f"{said} {phases.words()}"
+        chosen, seconds = planned.chosen, dict(phases.seconds)
+        return Fitted(best.step, best.plan, best.problem, trials, chosen, knobs, None, said, seconds, found)
+
+    def _measurement(self, best: Candidate) -> MemoryMeasurement | None:
+        """What the plan measured, with the curve of one more step."""
+        with self.setting.phases.during(PLANS), contextlib.suppress(torch.OutOfMemoryError):
+            timeline = self.profiled(best.step)
+            found = best.measured
+            return measured(best.plan, timeline.device, found.peak_bytes, found.step_us, timeline.levels)
+        return None
 
 
 def _is_far(planned: PlannedSide, budget_bytes: int) -> bool:

@@ -14,6 +14,7 @@ from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.steps.measure import Measurement
 from loadmaster.models.fit_record import FitRecord, fit_words
 from loadmaster.models.memory.checker import Check
+from loadmaster.models.memory.measurement import MemoryMeasurement
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.shown import one_line, remember
@@ -33,6 +34,8 @@ class Fitted:
         chosen_knob: which of them ``step`` is, if it is one.
         report: in words, which of both the step is, and what both measured.
         seconds: what each part took.
+        measurement: what the plan measured when it ran, with the allocated bytes over one step; None where no plan
+            runs, or where the device had no room for a profiled step.
     """
 
     step: AnyStep
@@ -44,6 +47,7 @@ class Fitted:
     chosen_knob: int | None = None
     report: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
+    measurement: MemoryMeasurement | None = None
 
     @property
     def measured(self) -> Measurement:

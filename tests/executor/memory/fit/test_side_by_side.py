@@ -40,8 +40,9 @@ def test_bytes_are_those_of_the_allocator(recorded):
     _, _, timeline, peak_bytes = recorded
     assert timeline.peak_bytes == peak_bytes
     assert timeline.memory[0][1] == timeline.memory[-1][1]  # a step leaves nothing behind
-    times = [at for at, _ in timeline.memory]
-    assert times == sorted(times)
+    times = [at for at, _ in timeline.levels]
+    assert times == sorted(times) and times[-1] >= max(s.start_us + s.duration_us for s in timeline.spans)
+    assert timeline.levels[:-1] == list(timeline.memory)
 
 
 def test_operators_ran_one_after_another(recorded):

@@ -1,0 +1,63 @@
+"""``/v1/plans/{id}/measurement``: what a plan measured when it ran, for its page and its report."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from loadmaster.api.errors import ProblemType
+from loadmaster.api.server.context import JobDep, OwnJobDep, Service, ServiceDep
+from loadmaster.api.server.description import problem_answers
+from loadmaster.api.server.parsing import parse_object
+from loadmaster.api.server.plans import BodyDep, plan_bytes
+from loadmaster.api.server.problems import Refusal, not_found
+from loadmaster.api.store.records import Job
+from loadmaster.models.documents import MEASUREMENT_SCHEMA, write
+from loadmaster.models.envelope import Plan
+from loadmaster.models.kinds import read_measurement, read_plan
+
+__all__ = ["measured_of", "router"]
+
+# More than any takes that is within what its kind allows.
+LARGEST_BYTES = 1 << 20
+
+router = APIRouter(tags=["plans"])
+
+
+@router.put(
+    "/v1/plans/{plan_id}/measurement",
+    status_code=204,
+    responses=problem_answers(404, 409, 413, 415, 422),
+    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}},
+)
+def put_measurement(service: ServiceDep, job: OwnJobDep, body: BodyDep) -> Response:
+    """Keep what a plan measured, as ``loadmaster fit`` writes it, in the place of what was sent before."""
+    if len(body) > LARGEST_BYTES:
+        raise Refusal(413, ProblemType.TOO_LARGE, f"A measurement has {LARGEST_BYTES} bytes at most.")
+    document = parse_object(body, "body")
+    plan = read_plan(json.loads(plan_bytes(service, job)))
+    if not service.measurements.put(job.id, write(MEASUREMENT_SCHEMA, read_measurement(document, plan))):
+        raise not_found("plan", job.id)
+    return Response(status_code=204)
+
+
+@router.get(
+    "/v1/plans/{plan_id}/measurement",
+    responses={200: {"content": {"application/json": {}}}, **problem_answers(404, 422)},
+    response_class=JSONResponse,
+)
+def get_measurement(service: ServiceDep, job: JobDep) -> Response:
+    """What the plan measured."""
+    found = service.measurements.get(job.id)
+    if found is None:
+        raise not_found("measurement of", job.id)
+    return Response(found, media_type="application/json")
+
+
+def measured_of(service: Service, job: Job, plan: Plan) -> Any:
+    """What the plan of a job measured, as its kind reads it; None where nothing was sent."""
+    found = service.measurements.get(job.id)
+    return None if found is None else read_measurement(json.loads(found), plan)
