@@ -35,6 +35,7 @@ from loadmaster.planner.collective.prune import finish_ns
 from loadmaster.planner.collective.queueing import queued
 from loadmaster.planner.collective.sketches import candidates, chunk_counts
 from loadmaster.planner.collective.solves import solved
+from loadmaster.planner.collective.stepwise import in_steps, merging_matters
 from loadmaster.planner.collective.trees import Messages, TreeClassic, messages
 from loadmaster.planner.effort import Effort
 from loadmaster.solvers.solution import SolverStatus
@@ -50,6 +51,8 @@ TREES_SHARE = 0.2
 # The routing relaxation is solved, for that part of the time left, where there are at most so many ways of a chunk over
 # a link: beyond it takes longer than it is worth.
 PROOF_SHARE, MOST_WAYS = 0.2, 50_000
+# Of the time of a size, for schedules in few steps; a program that is not solved in a third of that is not worth more.
+STEPS_SHARE, STEPS_TURNS = 0.2, 3
 # Restarts that every candidate gets at first, and candidates that get more.
 FIRST_RUNS, FINALISTS = 3, 3
 # What is further than this from the best after that does not catch up.
@@ -116,6 +119,7 @@ class OneSize:
         with self.effort.keep_plan_on_crash(lambda: self.best is not None):
             if method == "auto":
                 self._prove()
+                self._in_steps()
             if method in ("auto", "greedy"):
                 self._restart(RESTART_SHARE if method == "auto" else 1.0)
             if method in ("auto", "cpsat"):
@@ -223,6 +227,19 @@ class OneSize:
                 began_s = self.effort.elapsed_s
                 self._greedy(candidate, seconds, None)
                 candidate.is_exhausted = self.effort.elapsed_s - began_s < GIVES_UP * seconds
+
+    def _in_steps(self) -> None:
+        """Few steps of long messages, for candidates of few chunks first, with more symmetries before fewer."""
+        is_up, share_s = self._clock(STEPS_SHARE), STEPS_SHARE * (self.until_s - self.began_s)
+        for candidate in sorted(self.candidates, key=lambda c: (len(c.instance.chunks), -len(c.instance.generators))):
+            if self.over(1.0) or is_up():
+                return
+            hopeful = self.best is None or candidate.bound.ns < self.best.time_ns
+            if candidate.sends is not None and hopeful and merging_matters(candidate.instance):
+                limit_s = min(share_s / STEPS_TURNS, self.left_s)
+                bound_ns = candidate.bound.ns
+                sends = in_steps(candidate.instance, candidate.sends, bound_ns, limit_s, self.effort)
+                self._offer(candidate, sends, "steps")
 
     def _exact(self) -> None:
         """From the schedule in hand: CP-SAT, and its messages merged anew."""
