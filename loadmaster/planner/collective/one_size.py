@@ -36,7 +36,7 @@ from loadmaster.planner.collective.queueing import queued
 from loadmaster.planner.collective.sketches import candidates, chunk_counts
 from loadmaster.planner.collective.solves import solved
 from loadmaster.planner.collective.stepwise import in_steps, merging_matters
-from loadmaster.planner.collective.trees import Messages, TreeClassic, messages
+from loadmaster.planner.collective.trees import Messages, TreeClassic
 from loadmaster.planner.effort import Effort
 from loadmaster.solvers.solution import SolverStatus
 
@@ -106,7 +106,8 @@ class OneSize:
         self.infeasible = whole.cut
         if whole.cut is not None:
             return None
-        baseline = Baseline(self.problem, self.size_bytes, lambda form, count: self._whole(form, count).instance)
+        instance = lambda form, count: self._whole(form, count).instance  # noqa: E731
+        baseline = Baseline(self.problem, self.size_bytes, instance, self._clock(SYMMETRY_SHARE))
         if method == "auto":
             baseline.first(self._trees)
         for place, candidate in enumerate(self._candidates()):
@@ -138,22 +139,21 @@ class OneSize:
         best_ns = None if self.best is None else self.best.time_ns
         baseline.search(self._trees, best_ns, lambda: is_up() or self.over(1.0))
 
-    def _trees(self, classic: TreeClassic, form: Form, chunk_count: int, made: Messages | None) -> int | None:
+    def _trees(self, classic: TreeClassic, form: Form, chunk_count: int, made: Messages) -> int | None:
         """Take one of them if it is better; its time."""
         if self.effort.cancelled():
             return None
         whole = self._whole(form, chunk_count)
         candidate = Candidate(form, chunk_count, Sketch("classic"), whole.instance.without_symmetry(), whole)
         with self.effort.on_clock("solve"):
-            made = made or messages(candidate.instance, classic)
             # The first is needed, however long it takes.
             over = (lambda: self.over(1.0)) if self.best is not None else self.effort.cancelled
-            sends = None if made is None else queued(candidate.instance, made.sends, made.turns, over)
+            sends = queued(candidate.instance, made.sends, made.turns, over, made.images)
         if sends is None:
             return None
         time_ns = finish_ns(candidate.instance, sends)
         if self.best is None or time_ns < self.best.time_ns:
-            self._offer(candidate, sends, classic.name)
+            self._offer(candidate, sends if made.images is None else made.images.all_of(sends), classic.name)
         return time_ns
 
     def _classics(self) -> None:

@@ -26,6 +26,7 @@ from loadmaster.models.collective.reach import unreachable
 from loadmaster.models.collective.rotations import generator, rotation
 from loadmaster.models.collective.sketch import local_ranks
 from loadmaster.models.topologies.topology import Topology
+from loadmaster.planner.collective.images import orbits_share_nothing
 
 # More chunks than this in all are not tried: what they gain in pipelining is little by then.
 MOST_CHUNKS = 1024
@@ -70,6 +71,19 @@ def candidates(problem: CollectiveProblem, over: Callable[[], bool] = lambda: Fa
             sketch = Sketch(name=name, internode=pattern.internode, relays=pattern.relays, symmetry=rotations)
             by_symmetry.setdefault(place, []).append(sketch)
     return [sketch for _, sketches in sorted(by_symmetry.items()) for sketch in sketches]
+
+
+def turning(problem: CollectiveProblem, over: Callable[[], bool] = lambda: False) -> Sketch | None:
+    """Every link, and rotations that are symmetries of the whole; None where there are none, or a user drew some.
+
+    By twice as many places as must be: what ranks do in turns with their neighbours stays as it is.
+
+    Args:
+        over: as of :func:`candidates`.
+    """
+    chain = () if problem.sketch is not None else _rotations(problem, Pattern("every link"), over)
+    twice = tuple((2 * offset, group) for offset, group in chain if 2 * offset < group and group % (2 * offset) == 0)
+    return Sketch("turning", symmetry=twice) if twice else None
 
 
 def chunk_counts(
@@ -185,7 +199,7 @@ def _rotations(problem: CollectiveProblem, pattern: Pattern, over: Callable[[], 
         while offset < group and not over():
             if group % offset == 0 and _is_symmetry(instance, offset, group):
                 together = _products(elements, rotation(topology.rank_count, offset, group))
-                if _orbits_share_nothing(instance.topology, together):
+                if orbits_share_nothing(instance.topology, together):
                     found.append((offset, group))
                     elements = together
                     group, offset = offset, unit
@@ -201,19 +215,6 @@ def _products(elements: Sequence[Ranks], generator_: Ranks) -> list[Ranks]:
         found += [tuple(power[r] for r in element) for element in elements]
         power = tuple(generator_[r] for r in power)
     return found
-
-
-def _orbits_share_nothing(topology: Topology, elements: Sequence[Ranks]) -> bool:
-    """Whether all images of every link can be in use at one time."""
-    seen: set[int] = set()
-    for index, link in enumerate(topology.links):
-        if index not in seen:
-            orbit = {topology.link_between[ranks[link.source], ranks[link.target]] for ranks in elements}
-            held = [resource for k in orbit for resource in topology.links[k].resources]
-            if len(held) != len(set(held)):
-                return False
-            seen |= orbit
-    return True
 
 
 def _probe(problem: CollectiveProblem, pattern: Pattern) -> Instance:
