@@ -145,11 +145,12 @@ class _Replay:
         """[sends] once for each size and link."""
         sizes, size = np.unique(carried_bytes, return_inverse=True)
         pairs, pair = np.unique(self.link * len(sizes) + size.ravel(), return_inverse=True)
-        found = [
+        each = [
             self.topology.links[k].occupancy_ns(int(sizes[place])) if k >= 0 else 0
             for k, place in (divmod(p, len(sizes)) for p in pairs.tolist())
         ]
-        return np.array(found, dtype=np.int64)[pair.ravel()]
+        found: IntArray = np.array(each, dtype=np.int64)[pair.ravel()]
+        return found
 
     def _senders(self) -> None:
         """Chunks over links that they may not use."""

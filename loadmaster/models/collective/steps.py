@@ -155,11 +155,11 @@ def last_as_long_as_its_resources(b: ProgramBuilder, v: Variables) -> None:
     for held in holders_of(v.instance.topology):
         latency_ns = float(max((links[k].latency_ns for k in held), default=0))
         for s in range(v.steps):
-            terms: dict[int, float] = defaultdict(float)
+            together: dict[int, float] = defaultdict(float)
             for k in held:
                 for column, ns in carried.get((k, s), {}).items():
-                    terms[column] += ns
-            row = tuple(sorted(terms.items()))
+                    together[column] += ns
+            row = tuple(sorted(together.items()))
             if row and (row, latency_ns) not in seen:
                 seen.add((row, latency_ns))
                 columns, values = zip(*row, strict=True)

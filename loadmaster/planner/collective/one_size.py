@@ -35,7 +35,7 @@ from loadmaster.planner.collective.prune import finish_ns
 from loadmaster.planner.collective.queueing import queued
 from loadmaster.planner.collective.sketches import candidates, chunk_counts
 from loadmaster.planner.collective.solves import solved
-from loadmaster.planner.collective.stepwise import in_steps, merging_matters
+from loadmaster.planner.collective.stepwise import columns_of, in_steps
 from loadmaster.planner.collective.trees import Messages, TreeClassic
 from loadmaster.planner.effort import Effort
 from loadmaster.solvers.solution import SolverStatus
@@ -52,7 +52,7 @@ TREES_SHARE = 0.2
 # a link: beyond it takes longer than it is worth.
 PROOF_SHARE, MOST_WAYS = 0.2, 50_000
 # Of the time of a size, for schedules in few steps; a program that is not solved in a third of that is not worth more.
-STEPS_SHARE, STEPS_TURNS = 0.2, 3
+STEPS_SHARE, STEPS_TURNS, MORE_STEPS = 0.2, 3, 1
 # Restarts that every candidate gets at first, and candidates that get more.
 FIRST_RUNS, FINALISTS = 3, 3
 # What is further than this from the best after that does not catch up.
@@ -229,16 +229,16 @@ class OneSize:
                 candidate.is_exhausted = self.effort.elapsed_s - began_s < GIVES_UP * seconds
 
     def _in_steps(self) -> None:
-        """Few steps of long messages, for candidates of few chunks first, with more symmetries before fewer."""
-        is_up, share_s = self._clock(STEPS_SHARE), STEPS_SHARE * (self.until_s - self.began_s)
-        for candidate in sorted(self.candidates, key=lambda c: (len(c.instance.chunks), -len(c.instance.generators))):
+        """Few steps of long messages: small programs first, and the fewest steps before more."""
+        is_up, limit_s = self._clock(STEPS_SHARE), STEPS_SHARE / STEPS_TURNS * (self.until_s - self.began_s)
+        sized = [(columns, place) for place, c in enumerate(self.candidates) if (columns := columns_of(c.instance))]
+        for more, (_, place) in product(range(MORE_STEPS + 1), sorted(sized)):
+            candidate = self.candidates[place]
             if self.over(1.0) or is_up():
                 return
-            hopeful = self.best is None or candidate.bound.ns < self.best.time_ns
-            if candidate.sends is not None and hopeful and merging_matters(candidate.instance):
-                limit_s = min(share_s / STEPS_TURNS, self.left_s)
-                bound_ns = candidate.bound.ns
-                sends = in_steps(candidate.instance, candidate.sends, bound_ns, limit_s, self.effort)
+            if candidate.sends is not None and (self.best is None or candidate.bound.ns < self.best.time_ns):
+                in_hand, bound_ns, seconds = candidate.sends, candidate.bound.ns, min(limit_s, self.left_s)
+                sends = in_steps(candidate.instance, in_hand, bound_ns, seconds, self.effort, more)
                 self._offer(candidate, sends, "steps")
 
     def _exact(self) -> None:

@@ -39,10 +39,12 @@ def counting_bounds(network: Network, meetings: Sequence[Meeting]) -> Iterator[t
     """Both for ranks, and for nodes.
 
     Args:
-        meetings: of all sums with several targets, or none.
+        meetings: of sums with several targets.
     """
-    in_ns = min((int(found.in_ns.min()) for found in meetings), default=0)
-    out_ns = min((int(found.out_ns.min()) for found in meetings), default=0)
+    in_ns = out_ns = 0
+    if meetings and sum(found.count for found in meetings) == sum(c.goes_on for c in network.instance.chunks):
+        in_ns = min(int(found.in_ns.min()) for found in meetings)
+        out_ns = min(int(found.out_ns.min()) for found in meetings)
     for cut in _cuts(network):
         latency_ns = min(k.latency_ns for k in cut.crossing)
         delays = [(k.gbps, k.message_ns + min(k.message_ns, in_ns, out_ns)) for k in cut.machines]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -22,26 +23,26 @@ from loadmaster.models.collective.bounds.network import BoolArray, IntArray, Net
 
 # Every node is looked at; of more nodes than this, none is singled out.
 _MEETING_NODES = 32
-# Sums of more kinds than this are not looked at one by one.
+# Of sums of more kinds than this the first are looked at.
 _MOST_KINDS = 8
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Sums of one size with the same sources and targets: in(w) and out(w) [ranks]."""
+    """Sums of one size with the same sources and targets, so many of them: in(w) and out(w) [ranks]."""
 
-    chunk: int
+    count: int
     in_ns: IntArray
     out_ns: IntArray
 
 
 def meetings(network: Network) -> Sequence[Meeting]:
-    """One for each kind of sums with several targets; none where there are too many kinds."""
-    kinds: dict[object, int] = {}
+    """One for each kind of sums with several targets; of many kinds for the first of them."""
+    kinds: dict[object, list[int]] = {}
     for index, chunk in enumerate(network.instance.chunks):
         if chunk.goes_on:
-            kinds.setdefault((chunk.size_bytes, chunk.senders, chunk.sources, chunk.targets), index)
-    return [_meeting(network, chunk) for chunk in kinds.values()] if len(kinds) <= _MOST_KINDS else []
+            kinds.setdefault((chunk.size_bytes, chunk.senders, chunk.sources, chunk.targets), []).append(index)
+    return [_meeting(network, chunks) for chunks in islice(kinds.values(), _MOST_KINDS)]
 
 
 def meeting_bounds(found: Sequence[Meeting]) -> Iterator[tuple[int, str]]:
@@ -57,7 +58,8 @@ def spread_ns(network: Network, chunk: int) -> int:
     return max(int(_spread(network, chunk, members)[root]) for members in (targets, away))
 
 
-def _meeting(network: Network, chunk: int) -> Meeting:
+def _meeting(network: Network, chunks: Sequence[int]) -> Meeting:
+    chunk = chunks[0]
     sources, targets = network.sources[chunk], network.targets[chunk]
     there, on = _sum(network, chunk, sources), _spread(network, chunk, targets)
     nodes = network.topology.ranks_of_node
@@ -65,7 +67,7 @@ def _meeting(network: Network, chunk: int) -> Meeting:
         away = ~_beside(network, ranks[0])
         there[ranks] = np.maximum(there[ranks], _sum(network, chunk, sources & away)[ranks])
         on[ranks] = np.maximum(on[ranks], _spread(network, chunk, targets & away)[ranks])
-    return Meeting(chunk, there, on)
+    return Meeting(len(chunks), there, on)
 
 
 def _beside(network: Network, rank: int) -> BoolArray:
