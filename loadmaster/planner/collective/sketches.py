@@ -34,6 +34,10 @@ MOST_CHUNKS = 1024
 # on the link, or its latency more than so many times: of that, more parts may be on their way at a time.
 LARGEST_FIXED_SHARE, LARGEST_LATENCY_SHARE = 4.0, 16.0
 
+# Of so few pieces among so few ranks two parts are tried, however small, where links of one node differ in speed: they
+# share a piece.
+FEW_PIECES, FEW_RANKS = 64, 16
+
 Rotation = tuple[int, int]
 Ranks = tuple[int, ...]
 
@@ -92,7 +96,8 @@ def chunk_counts(
     """Parts of each rank's piece worth trying at a size, ascending; what the problem or the sketch says where it does.
 
     Powers of two, and three times those, that divide the size, up to 64 and to parts so small that a message's fixed
-    cost outweighs them. 1 where none divides: the refusal then says which sizes do.
+    cost outweighs them; two parts of few pieces in any case where slow and fast links may share them. 1 where none
+    divides: the refusal then says which sizes do.
     """
     named = named_chunk_counts(problem if sketch is None else replace(problem, sketch=sketch))
     if named:
@@ -109,11 +114,13 @@ def chunk_counts(
     for link in problem.topology.links:
         worth_ns = max(link.message_ns / LARGEST_FIXED_SHARE, link.latency_ns / LARGEST_LATENCY_SHARE)
         least_bytes = max(least_bytes, worth_ns * link.gbps)
+    local_gbps = {link.gbps for link in problem.topology.links if not problem.topology.crosses(link)}
+    at_least = 2 if many <= FEW_PIECES and ranks <= FEW_RANKS and len(local_gbps) > 1 else 1
     found = []
     for parts in sorted({1 << e for e in range(7)} | {3 << e for e in range(5)}):
         small = many * parts > MOST_CHUNKS or size_bytes / cut / parts < least_bytes
         divides = problem.collective == "alltoallv" or size_bytes % (cut * parts) == 0
-        if divides and (parts == 1 or not small):
+        if divides and (parts <= at_least or not small):
             found.append(parts)
     return tuple(found) or (1,)
 
