@@ -50,7 +50,7 @@ def throughput_bound_ns(instance: Instance) -> int:
             best = max(best, _least_time(graphs[True], rank, _sends(network, rank), best))
             if best >= NEVER:
                 return NEVER
-    return max(math.ceil(best), lengths_ns(network), *(math.ceil(ns - _HAIR_NS) for _, ns in least_traffic(network)))
+    return max(math.ceil(best), lengths_ns(network), *(math.ceil(ns - _HAIR_NS) for ns in least_traffic(network)))
 
 
 def _receives(network: Network, rank: int) -> Mapping[tuple[int, ...], int]:

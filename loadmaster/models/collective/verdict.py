@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.topologies.topology import Topology
 
+IntArray = NDArray[np.int64]
 
-@dataclass(frozen=True)
-class Journey:
+
+class Journey(NamedTuple):
     """One send in the replay.
 
     Attributes:
@@ -26,7 +31,7 @@ class Journey:
     arrives_ns: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Check:
     """The verdict on one schedule.
 
@@ -36,16 +41,33 @@ class Check:
         topology: what the schedule is for: the problem's, as far as its sketch leaves it; the links and resources of
             the journeys are of this one.
         time_ns: when the last chunk is where it must be; of chunks that never get there nothing is counted.
-        journeys: the sends over links that exist, by start, then source, then target.
-        arrivals: (chunk, rank) -> when the rank first holds it whole, for every rank that ever does.
+        sends: those over links that exist, by start, then source, then target.
+        links, busy_until_ns, arrives_ns: of each of them, see :class:`Journey`.
+        held, held_ns: chunk * ranks + rank of every rank that ever holds a chunk whole, ascending, and since when.
     """
 
     ok: bool
     violations: tuple[str, ...]
     topology: Topology = field(repr=False)
     time_ns: int
-    journeys: tuple[Journey, ...] = field(repr=False)
-    arrivals: Mapping[tuple[int, int], int] = field(repr=False)
+    sends: tuple[Send, ...] = field(repr=False)
+    links: IntArray = field(repr=False)
+    busy_until_ns: IntArray = field(repr=False)
+    arrives_ns: IntArray = field(repr=False)
+    held: IntArray = field(repr=False)
+    held_ns: IntArray = field(repr=False)
+
+    @cached_property
+    def journeys(self) -> tuple[Journey, ...]:
+        """The sends with what the replay found of them."""
+        columns = (of.tolist() for of in (self.links, self.busy_until_ns, self.arrives_ns))
+        return tuple(map(Journey, self.sends, *columns))
+
+    @cached_property
+    def arrivals(self) -> Mapping[tuple[int, int], int]:
+        """(chunk, rank) -> when the rank first holds it whole, for every rank that ever does."""
+        ranks = self.topology.rank_count
+        return {divmod(key, ranks): ns for key, ns in zip(self.held.tolist(), self.held_ns.tolist(), strict=True)}
 
     @cached_property
     def by_link(self) -> Mapping[int, tuple[Journey, ...]]:
@@ -89,6 +111,6 @@ class PlanCheck:
         return {
             "ok": self.ok,
             "algorithms": len(self.algorithms),
-            "sends": sum(len(check.journeys) for check in self.algorithms),
+            "sends": sum(len(check.sends) for check in self.algorithms),
             "times_ns": [check.time_ns for check in self.algorithms],
         }

@@ -9,15 +9,19 @@ from there, twice and half as many, as long as that is faster.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from loadmaster.errors import InputError
 from loadmaster.models.collective.collectives import ROOTED, chunk_bytes, forms_of, named_chunk_counts
 from loadmaster.models.collective.instance import Instance
+from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Form
-from loadmaster.models.collective.problem import CollectiveProblem
+from loadmaster.models.collective.problem import CollectiveProblem, Sketch
 from loadmaster.planner.collective.plannable import deliveries
+from loadmaster.planner.collective.sketches import turning
 from loadmaster.planner.collective.trees import Messages, TreeClassic, messages, tree_classics
 
 # More messages than this take seconds to order and to check; the fewest chunks are tried whatever they make.
@@ -25,6 +29,8 @@ MOST_MESSAGES = 1 << 17
 MOST_PARTS = 1 << 10
 # Estimates are of no more messages than this, where the fewest chunks make no more.
 ESTIMATED_MESSAGES = 1 << 12
+# Of more deliveries than this, one chunk stands for all that symmetries make of it.
+PLAIN_DELIVERIES = 1 << 13
 # Estimates that are made before the best of them are tried.
 BATCH = 12
 # An estimate adds up what may overlap: it may be twice the time. Beyond that part of the best it is not tried.
@@ -58,9 +64,8 @@ class _Listed:
         return next(count for count, ns in self.likely_ns.items() if ns <= CLOSE * least)
 
 
-# Makes and checks an algorithm in a form with a number of chunks, perhaps from its messages; its time, None where there
-# is none.
-Offer = Callable[[TreeClassic, Form, int, Messages | None], int | None]
+# Orders and checks the messages of an algorithm in a form with a number of chunks; its time, None where there is none.
+Offer = Callable[[TreeClassic, Form, int, Messages], int | None]
 
 
 @dataclass
@@ -69,11 +74,13 @@ class Baseline:
 
     Attributes:
         whole: the instance of a form and a number of chunks.
+        over: whether the time to look for symmetries is up.
     """
 
     problem: CollectiveProblem
     size_bytes: int
     whole: Callable[[Form, int], Instance]
+    over: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         self._unlisted = self._listed()
@@ -83,7 +90,7 @@ class Baseline:
         """The first that there is, with the number of chunks that suits it."""
         for listed, estimated, made in self._unlisted:
             again = made if listed.count == estimated else None
-            listed.known_ns = offer(listed.classic, listed.form, listed.count, again)
+            listed.known_ns = self._offered(offer, listed, listed.count, again)
             self._left.append(listed)
             return
 
@@ -125,7 +132,7 @@ class Baseline:
         start = counts.index(listed.count)
         first_ns = listed.known_ns
         if first_ns is None:
-            first_ns = offer(listed.classic, listed.form, counts[start], None)
+            first_ns = self._offered(offer, listed, counts[start])
         if first_ns is None or (best_ns is not None and first_ns > NEAR * best_ns):
             return first_ns
         time_ns = first_ns
@@ -133,13 +140,29 @@ class Baseline:
         fewer = [count for count in counts[:start][::-1] if deliveries(self.problem, count) <= ESTIMATED_MESSAGES]
         for ways in (counts[start + 1 :], fewer):
             for count in ways:
-                found_ns = None if over() else offer(listed.classic, listed.form, count, None)
+                found_ns = None if over() else self._offered(offer, listed, count)
                 if found_ns is None or found_ns >= time_ns:
                     break
                 time_ns = found_ns
             if time_ns < first_ns:
                 break
         return time_ns
+
+    def _offered(self, offer: Offer, listed: _Listed, count: int, made: Messages | None = None) -> int | None:
+        """The time of an algorithm with a number of chunks; its messages may be made already."""
+        made = made or messages(self._instance(listed.form, count), listed.classic)
+        return None if made is None else offer(listed.classic, listed.form, count, made)
+
+    def _instance(self, form: Form, count: int) -> Instance:
+        """With its symmetries where it is large."""
+        if deliveries(self.problem, count) > PLAIN_DELIVERIES and self._turning is not None:
+            with contextlib.suppress(InputError):
+                return instance_of(self.problem, self.size_bytes, count, form, self._turning)
+        return self.whole(form, count)
+
+    @cached_property
+    def _turning(self) -> Sketch | None:
+        return turning(self.problem, self.over)
 
     def _listed(self) -> Iterator[tuple[_Listed, int, Messages]]:
         """Every algorithm in every form with its estimates; the number of chunks and the messages that they are of."""
@@ -148,7 +171,7 @@ class Baseline:
                 counts = part_counts(self.problem, self.size_bytes, form)
                 few = [count for count in counts if deliveries(self.problem, count) <= ESTIMATED_MESSAGES]
                 estimated = max(few, default=counts[0])
-                instance = self.whole(form, estimated)
+                instance = self._instance(form, estimated)
                 made = messages(instance, classic)
                 if made is None or not made.sends:
                     continue
@@ -156,7 +179,7 @@ class Baseline:
                 likely = {}
                 for count in counts:
                     more = count / estimated
-                    if count == counts[0] or len(made.sends) * more <= MOST_MESSAGES:
+                    if count == counts[0] or made.count * more <= MOST_MESSAGES:
                         likely[count] = work + fixed * more + path + fill / more
                 yield _Listed(classic, form, likely), estimated, made
 
@@ -191,8 +214,9 @@ def _costs(instance: Instance, made: Messages) -> tuple[float, float, float, flo
         link = topology.links[topology.link_between[send.source, send.target]]
         bytes_ns = sizes[c] / link.gbps
         for resource in link.resources:
-            work[resource] += bytes_ns
-            fixed[resource] += link.message_ns
+            stands = resource if made.images is None else made.images.resource[resource]
+            work[stands] += bytes_ns
+            fixed[stands] += link.message_ns
         before, of_bytes = there.get((c, send.source), (0.0, 0.0))
         after = before + bytes_ns + link.message_ns + link.latency_ns, of_bytes + bytes_ns
         key = c, send.target

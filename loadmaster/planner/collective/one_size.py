@@ -35,7 +35,8 @@ from loadmaster.planner.collective.prune import finish_ns
 from loadmaster.planner.collective.queueing import queued
 from loadmaster.planner.collective.sketches import candidates, chunk_counts
 from loadmaster.planner.collective.solves import solved
-from loadmaster.planner.collective.trees import Messages, TreeClassic, messages
+from loadmaster.planner.collective.stepwise import columns_of, in_steps
+from loadmaster.planner.collective.trees import Messages, TreeClassic
 from loadmaster.planner.effort import Effort
 from loadmaster.solvers.solution import SolverStatus
 
@@ -50,6 +51,8 @@ TREES_SHARE = 0.2
 # The routing relaxation is solved, for that part of the time left, where there are at most so many ways of a chunk over
 # a link: beyond it takes longer than it is worth.
 PROOF_SHARE, MOST_WAYS = 0.2, 50_000
+# Of the time of a size, for schedules in few steps; a program that is not solved in a third of that is not worth more.
+STEPS_SHARE, STEPS_TURNS, MORE_STEPS = 0.2, 3, 1
 # Restarts that every candidate gets at first, and candidates that get more.
 FIRST_RUNS, FINALISTS = 3, 3
 # What is further than this from the best after that does not catch up.
@@ -103,7 +106,8 @@ class OneSize:
         self.infeasible = whole.cut
         if whole.cut is not None:
             return None
-        baseline = Baseline(self.problem, self.size_bytes, lambda form, count: self._whole(form, count).instance)
+        instance = lambda form, count: self._whole(form, count).instance  # noqa: E731
+        baseline = Baseline(self.problem, self.size_bytes, instance, self._clock(SYMMETRY_SHARE))
         if method == "auto":
             baseline.first(self._trees)
         for place, candidate in enumerate(self._candidates()):
@@ -116,6 +120,7 @@ class OneSize:
         with self.effort.keep_plan_on_crash(lambda: self.best is not None):
             if method == "auto":
                 self._prove()
+                self._in_steps()
             if method in ("auto", "greedy"):
                 self._restart(RESTART_SHARE if method == "auto" else 1.0)
             if method in ("auto", "cpsat"):
@@ -134,22 +139,21 @@ class OneSize:
         best_ns = None if self.best is None else self.best.time_ns
         baseline.search(self._trees, best_ns, lambda: is_up() or self.over(1.0))
 
-    def _trees(self, classic: TreeClassic, form: Form, chunk_count: int, made: Messages | None) -> int | None:
+    def _trees(self, classic: TreeClassic, form: Form, chunk_count: int, made: Messages) -> int | None:
         """Take one of them if it is better; its time."""
         if self.effort.cancelled():
             return None
         whole = self._whole(form, chunk_count)
         candidate = Candidate(form, chunk_count, Sketch("classic"), whole.instance.without_symmetry(), whole)
         with self.effort.on_clock("solve"):
-            made = made or messages(candidate.instance, classic)
             # The first is needed, however long it takes.
             over = (lambda: self.over(1.0)) if self.best is not None else self.effort.cancelled
-            sends = None if made is None else queued(candidate.instance, made.sends, made.turns, over)
+            sends = queued(candidate.instance, made.sends, made.turns, over, made.images)
         if sends is None:
             return None
         time_ns = finish_ns(candidate.instance, sends)
         if self.best is None or time_ns < self.best.time_ns:
-            self._offer(candidate, sends, classic.name)
+            self._offer(candidate, sends if made.images is None else made.images.all_of(sends), classic.name)
         return time_ns
 
     def _classics(self) -> None:
@@ -223,6 +227,19 @@ class OneSize:
                 began_s = self.effort.elapsed_s
                 self._greedy(candidate, seconds, None)
                 candidate.is_exhausted = self.effort.elapsed_s - began_s < GIVES_UP * seconds
+
+    def _in_steps(self) -> None:
+        """Few steps of long messages: small programs first, and the fewest steps before more."""
+        is_up, limit_s = self._clock(STEPS_SHARE), STEPS_SHARE / STEPS_TURNS * (self.until_s - self.began_s)
+        sized = [(columns, place) for place, c in enumerate(self.candidates) if (columns := columns_of(c.instance))]
+        for more, (_, place) in product(range(MORE_STEPS + 1), sorted(sized)):
+            candidate = self.candidates[place]
+            if self.over(1.0) or is_up():
+                return
+            if candidate.sends is not None and (self.best is None or candidate.bound.ns < self.best.time_ns):
+                in_hand, bound_ns, seconds = candidate.sends, candidate.bound.ns, min(limit_s, self.left_s)
+                sends = in_steps(candidate.instance, in_hand, bound_ns, seconds, self.effort, more)
+                self._offer(candidate, sends, "steps")
 
     def _exact(self) -> None:
         """From the schedule in hand: CP-SAT, and its messages merged anew."""

@@ -17,13 +17,18 @@ from collections.abc import Callable, Sequence
 
 from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.plan import Send
+from loadmaster.planner.collective.images import Images
 
 # Messages between two looks at the clock.
 _LOOK = 1 << 12
 
 
 def queued(
-    instance: Instance, messages: Sequence[Send], turns: Sequence[int], over: Callable[[], bool] = lambda: False
+    instance: Instance,
+    messages: Sequence[Send],
+    turns: Sequence[int],
+    over: Callable[[], bool] = lambda: False,
+    images: Images | None = None,
 ) -> tuple[Send, ...] | None:
     """The messages with their starts, in order; None where the time was up before.
 
@@ -31,18 +36,23 @@ def queued(
         messages: in a sequence that works; what they say of their starts is not looked at.
         turns: per message, how many chunks go before its chunk: 0 for all where none is due before another.
         over: whether the time is up.
+        images: of which these messages make others that start when they do.
     """
-    run = _Run(instance, messages, turns)
+    run = _Run(instance, messages, turns, images)
     return run.schedule() if run.until_over(over) else None
 
 
 class _Run:
     """The state between events."""
 
-    def __init__(self, instance: Instance, messages: Sequence[Send], turns: Sequence[int]) -> None:
+    def __init__(
+        self, instance: Instance, messages: Sequence[Send], turns: Sequence[int], images: Images | None
+    ) -> None:
         topology = instance.topology
         self._messages = messages
         self._held = [link.resources for link in topology.links]
+        if images is not None:
+            self._held = [tuple(images.resource[r] for r in held) for held in self._held]
         self._link = [topology.link_between[send.source, send.target] for send in messages]
         self._busy_ns, self._lasts_ns = _durations(instance, messages, self._link)
         self._opens, self._waits = _dependencies(messages)

@@ -26,12 +26,17 @@ from loadmaster.models.collective.reach import unreachable
 from loadmaster.models.collective.rotations import generator, rotation
 from loadmaster.models.collective.sketch import local_ranks
 from loadmaster.models.topologies.topology import Topology
+from loadmaster.planner.collective.images import orbits_share_nothing
 
 # More chunks than this in all are not tried: what they gain in pipelining is little by then.
 MOST_CHUNKS = 1024
 # Parts are not cut so small that what a message holds its link for besides bytes is more than so many times their time
 # on the link, or its latency more than so many times: of that, more parts may be on their way at a time.
 LARGEST_FIXED_SHARE, LARGEST_LATENCY_SHARE = 4.0, 16.0
+
+# Of so few pieces among so few ranks two parts are tried, however small, where links of one node differ in speed: they
+# share a piece.
+FEW_PIECES, FEW_RANKS = 64, 16
 
 Rotation = tuple[int, int]
 Ranks = tuple[int, ...]
@@ -72,13 +77,27 @@ def candidates(problem: CollectiveProblem, over: Callable[[], bool] = lambda: Fa
     return [sketch for _, sketches in sorted(by_symmetry.items()) for sketch in sketches]
 
 
+def turning(problem: CollectiveProblem, over: Callable[[], bool] = lambda: False) -> Sketch | None:
+    """Every link, and rotations that are symmetries of the whole; None where there are none, or a user drew some.
+
+    By twice as many places as must be: what ranks do in turns with their neighbours stays as it is.
+
+    Args:
+        over: as of :func:`candidates`.
+    """
+    chain = () if problem.sketch is not None else _rotations(problem, Pattern("every link"), over)
+    twice = tuple((2 * offset, group) for offset, group in chain if 2 * offset < group and group % (2 * offset) == 0)
+    return Sketch("turning", symmetry=twice) if twice else None
+
+
 def chunk_counts(
     problem: CollectiveProblem, size_bytes: int, form: Form, sketch: Sketch | None = None
 ) -> tuple[int, ...]:
     """Parts of each rank's piece worth trying at a size, ascending; what the problem or the sketch says where it does.
 
     Powers of two, and three times those, that divide the size, up to 64 and to parts so small that a message's fixed
-    cost outweighs them. 1 where none divides: the refusal then says which sizes do.
+    cost outweighs them; two parts of few pieces in any case where slow and fast links may share them. 1 where none
+    divides: the refusal then says which sizes do.
     """
     named = named_chunk_counts(problem if sketch is None else replace(problem, sketch=sketch))
     if named:
@@ -95,11 +114,13 @@ def chunk_counts(
     for link in problem.topology.links:
         worth_ns = max(link.message_ns / LARGEST_FIXED_SHARE, link.latency_ns / LARGEST_LATENCY_SHARE)
         least_bytes = max(least_bytes, worth_ns * link.gbps)
+    local_gbps = {link.gbps for link in problem.topology.links if not problem.topology.crosses(link)}
+    at_least = 2 if many <= FEW_PIECES and ranks <= FEW_RANKS and len(local_gbps) > 1 else 1
     found = []
     for parts in sorted({1 << e for e in range(7)} | {3 << e for e in range(5)}):
         small = many * parts > MOST_CHUNKS or size_bytes / cut / parts < least_bytes
         divides = problem.collective == "alltoallv" or size_bytes % (cut * parts) == 0
-        if divides and (parts == 1 or not small):
+        if divides and (parts <= at_least or not small):
             found.append(parts)
     return tuple(found) or (1,)
 
@@ -185,7 +206,7 @@ def _rotations(problem: CollectiveProblem, pattern: Pattern, over: Callable[[], 
         while offset < group and not over():
             if group % offset == 0 and _is_symmetry(instance, offset, group):
                 together = _products(elements, rotation(topology.rank_count, offset, group))
-                if _orbits_share_nothing(instance.topology, together):
+                if orbits_share_nothing(instance.topology, together):
                     found.append((offset, group))
                     elements = together
                     group, offset = offset, unit
@@ -201,19 +222,6 @@ def _products(elements: Sequence[Ranks], generator_: Ranks) -> list[Ranks]:
         found += [tuple(power[r] for r in element) for element in elements]
         power = tuple(generator_[r] for r in power)
     return found
-
-
-def _orbits_share_nothing(topology: Topology, elements: Sequence[Ranks]) -> bool:
-    """Whether all images of every link can be in use at one time."""
-    seen: set[int] = set()
-    for index, link in enumerate(topology.links):
-        if index not in seen:
-            orbit = {topology.link_between[ranks[link.source], ranks[link.target]] for ranks in elements}
-            held = [resource for k in orbit for resource in topology.links[k].resources]
-            if len(held) != len(set(held)):
-                return False
-            seen |= orbit
-    return True
 
 
 def _probe(problem: CollectiveProblem, pattern: Pattern) -> Instance:

@@ -16,7 +16,7 @@ settled by :mod:`loadmaster.planner.collective.queueing`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
 import networkx as nx
@@ -25,6 +25,7 @@ from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.plan import Send
 from loadmaster.models.topologies.topology import Topology
 from loadmaster.planner.collective.grids import Dimension, flat, node_grid, torus_grids
+from loadmaster.planner.collective.images import Images, images_of, representatives
 from loadmaster.planner.collective.reversal import choose_roots, gathering, reversed_summing
 from loadmaster.planner.collective.tree_shapes import Edges, Shape, shapes_of, tree
 
@@ -36,6 +37,8 @@ _SCATTERED: tuple[Shape, ...] = ("disjoint", "binary", "relayed", "direct", "bot
 _ALONG: tuple[Shape, ...] = ("both ways", "chains")
 _WITHIN: tuple[Shape, ...] = ("direct", "binomial", "both ways")
 _AROUND: tuple[Shape, ...] = ("chain", "direct")
+# Those that look the same from every other root.
+_ALIKE: tuple[Shape, ...] = ("chain", "both ways", "direct")
 # The turn of a chunk among those with its ends, the place of an edge in its tree, the chunk, from, and to.
 _Step = tuple[int, int, int, int, int]
 
@@ -54,6 +57,11 @@ class TreeClassic:
     phases: tuple[tuple[Dimension, Shape], ...]
     turned: bool = False
     scattered: bool = False
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether trees of one root are those of the next but one, turned."""
+        return not self.turned and not self.scattered and all(shape in _ALIKE for _, shape in self.phases)
 
 
 def tree_classics(topology: Topology, *, rooted: bool) -> Iterator[TreeClassic]:
@@ -90,14 +98,32 @@ class Messages:
 
     Attributes:
         turns: per message, how many chunks with the ends of its chunk come before.
+        images: the symmetries that make all others of these messages; None: these are all.
     """
 
     sends: tuple[Send, ...]
     turns: tuple[int, ...]
+    images: Images | None = None
+
+    @property
+    def count(self) -> int:
+        """Of all messages."""
+        return len(self.sends) * (1 if self.images is None else len(self.images.group))
 
 
 def messages(instance: Instance, classic: TreeClassic) -> Messages | None:
-    """An algorithm on an instance; None where a rank cannot reach another."""
+    """An algorithm on an instance; None where a rank cannot reach another.
+
+    Of an instance with symmetries, where the algorithm has them too, those of which they make the others.
+    """
+    images = images_of(instance) if classic.is_alike else None
+    if images is not None:
+        found = _all_messages(representatives(instance, images), classic)
+        return None if found is None else replace(found, images=images)
+    return _all_messages(instance, classic)
+
+
+def _all_messages(instance: Instance, classic: TreeClassic) -> Messages | None:
     if not instance.combines:
         copies = _down(instance, classic, instance.usable_links)
         return None if copies is None else _in_sequence([], copies)

@@ -13,6 +13,7 @@ from loadmaster.models.collective.checker import check
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective
+from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.topology import Link, Topology
 from tests.models.collective.optimal_schedules import Search
 from tests.models.collective.tiny import problem, ring, switched
@@ -329,9 +330,10 @@ def two_nodes(node_of: tuple[int, ...], local: Costs, remote: Costs, *, one_nic:
     return Topology("nodes", node_of, tuple(links), tuple(f"resource {r}" for r in range(4 * count)))
 
 
-def bus(*gbps: float, node_of: tuple[int, ...] = (0, 0, 0)) -> Topology:
+def bus(*gbps: float, node_of: tuple[int, ...] = (0, 0, 0), latency_ns: int = 0, message_ns: int = 0) -> Topology:
     """Rank 0 and each other rank, there and back, one message at a time in all."""
-    links = [Link(a, b, 0, 0, speed, (0,)) for r, speed in enumerate(gbps, 1) for a, b in ((0, r), (r, 0))]
+    ends = [(a, b, speed) for r, speed in enumerate(gbps, 1) for a, b in ((0, r), (r, 0))]
+    links = [Link(a, b, latency_ns, message_ns, speed, (0,)) for a, b, speed in ends]
     return Topology("bus", node_of, tuple(links), ("bus",))
 
 
@@ -340,6 +342,7 @@ def to_all(size_bytes: int, count: int, *sources: int) -> tuple[Chunk, ...]:
 
 
 ONE_SUM = (Chunk(10, (0, 1, 2), (0, 1, 2), reduces=True),)
+TWO_SUMS = 2 * (Chunk(10, (0, 1), (0, 1), reduces=True),)
 _ONE_WAY = ((0, 1, 3, 2, 0.5), (1, 0, 0, 20, 2.0), (1, 2, 5, 0, 0.5), (2, 0, 5, 0, 0.5))
 _UNEVEN = (
     (0, 1, 0, 20, 0.5, 0),
@@ -364,6 +367,8 @@ TIGHT: list[tuple[str, Topology, tuple[Chunk, ...], int]] = [
     ("links into a node", two_nodes((0, 1), (0, 0, 2.0), (3, 0, 1.0), one_nic=True), to_all(10, 2, 0, 0), 23),
     ("parts to and fro between ranks", bus(2.0, 2.0), ONE_SUM, 20),
     ("parts to and fro between nodes", bus(2.0, 2.0, node_of=(0, 1, 2)), ONE_SUM, 20),
+    ("parts, then copies between ranks", bus(1.0, node_of=(0, 0), latency_ns=30), TWO_SUMS, 30 + 2 * 30),
+    ("parts, then copies between nodes", bus(1.0, node_of=(0, 1), latency_ns=30), TWO_SUMS, 30 + 2 * 30),
     (
         "growth of what ranks know",
         wires(*_WIRES),
@@ -421,6 +426,42 @@ def test_each_bound_is_the_optimum_somewhere(
     bounds = list(all_bounds(found))
     assert max(bound.ns for bound in bounds if bound.by == by) == best_ns
     assert max(bound.ns for bound in bounds) == best_ns
+
+
+def test_parts_and_copies_take_two_messages() -> None:
+    """Of two ranks: a part one way and the sum back, on one bus, or each of two sums on the wires of both."""
+    for topology, chunks, best_ns in (
+        (bus(1.0, node_of=(0, 0), message_ns=7), TWO_SUMS[:1], 2 * (10 + 7)),
+        (wires((0, 1, 0, 7, 1.0), (1, 0, 0, 7, 1.0)), TWO_SUMS, 2 * (10 + 7)),
+    ):
+        found = Instance(topology, chunks)
+        assert Search(found).best_ns == best_ns
+        assert [b.ns for b in all_bounds(found) if b.by == "parts to and fro between ranks"] == [best_ns]
+
+
+def test_parts_of_many_nodes_are_in_before_the_first_copy_has_left() -> None:
+    """Sixteen nodes, 8 NICs of 50 GB/s each, on rails: parts over NICs, 5 us and 1 us to all; copies as long.
+
+    A part over a NIC within the first 1 us is of one rank alone, and all 8 of its node must go so.
+    """
+    size_bytes = 1 << 20
+    found = instance(preset("hgx-h200", 16), "allreduce", size_bytes)
+    one_way_ns = 5000 + size_bytes * 15 / 16 / 400
+    (bound,) = (b.ns for b in all_bounds(found, divisible=True) if b.by == "parts, then copies between nodes")
+    assert 5000 + 1000 + one_way_ns + 1000 * 7 / 8 < bound < 5000 + 1000 + one_way_ns + 1000 * 7 / 8 + 10
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None)
+@given(clusters(), st.sampled_from([1, 3]), st.integers(1, 2))
+def test_no_bound_of_sums_for_all_is_above_the_best_schedule(topology: Topology, size_bytes: int, count: int) -> None:
+    everyone = tuple(range(topology.rank_count))
+    found = Instance(topology, count * (Chunk(size_bytes, everyone, everyone, reduces=True),))
+    search = Search(found, limit=6000)
+    if search.best_ns is not None:
+        assert check(found, search.sends).ok
+        for bound in all_bounds(found):
+            assert bound.ns <= search.best_ns, bound
 
 
 def test_a_shared_resource_counts_at_the_speed_of_its_fastest_link() -> None:

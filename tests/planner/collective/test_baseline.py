@@ -35,7 +35,7 @@ class Offers:
     def offer(self, classic: TreeClassic, form: Form, count: int, made: Messages | None = None) -> int | None:
         instance = instance_of(self.problem, self.size_bytes, count, form)
         assert made is None or made == messages(instance, classic)
-        made = messages(instance, classic)
+        made = made or messages(instance, classic)
         sends = None if made is None else queued(instance, made.sends, made.turns)
         if sends is None:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from loadmaster.models.collective.bounds import lower_bound
 from loadmaster.models.collective.checker import check
 from loadmaster.models.collective.collectives import forms_of
 from loadmaster.models.collective.logical import instance_of
@@ -32,11 +33,13 @@ def test_every_classic_is_right_on_every_network(machine: Topology, collective: 
     whole = posed(machine, collective, machine.rank_count * 120)
     for form in forms_of(whole):
         instance = instance_of(whole, whole.sizes_bytes[0], 2, form)
+        bound_ns = lower_bound(instance).ns
         for classic in classics(machine):
             sends = schedule(instance, classic)
             assert sends is not None
             verdict = check(instance, sends)
             assert verdict.ok, (classic.name, form, verdict.violations[:2])
+            assert verdict.time_ns >= bound_ns
             assert not replay(instance, sends, range(1))
 
 

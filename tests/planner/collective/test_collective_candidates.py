@@ -137,6 +137,9 @@ def test_chunk_counts_divide_and_start_with_one(collective: Collective) -> None:
 def test_small_sizes_are_not_cut_and_users_choose() -> None:
     whole = problem(preset("hgx-h200", 1), "allgather", 8 * 1024)
     assert chunk_counts(whole, 8 * 1024, "direct") == (1,)
+    wired = problem(preset("dgx1", 1), "allgather", 8 * 1024)
+    assert chunk_counts(wired, 8 * 1024, "direct") == (1, 2), "slow and fast links share a piece"
+    assert chunk_counts(wired, 8, "direct") == (1,)
     assert chunk_counts(whole, 7, "direct") == (1,), "the refusal then names what divides"
     assert chunk_counts(whole, 8 << 30, "direct") == (1, 2, 4, 8, 16, 32, 64)
     assert chunk_counts(whole, 8 << 30, "direct", Sketch(chunk_count=3)) == (3,)

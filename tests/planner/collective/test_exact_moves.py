@@ -12,16 +12,22 @@ from hypothesis import strategies as st
 from loadmaster.errors import InputError
 from loadmaster.models.collective.checker import check
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
+from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Send
+from loadmaster.models.collective.problem import Sketch
 from loadmaster.models.collective.taccl.earliest import alone, sends
 from loadmaster.models.collective.taccl.ordering import order
+from loadmaster.models.topologies.presets import preset
+from loadmaster.planner.collective.classics import classics
+from loadmaster.planner.collective.classics import schedule as classic_schedule
 from loadmaster.planner.collective.exact import improve
 from loadmaster.planner.collective.pipeline import polish, schedule
+from loadmaster.planner.collective.stepwise import in_steps
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from tests.models.collective.routes import random_routes, small_instances
 from tests.models.collective.schedules import random_schedule, ring_allgather
-from tests.models.collective.tiny import ring, switched
+from tests.models.collective.tiny import problem, ring, switched
 
 few = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -49,6 +55,7 @@ def test_no_move_makes_a_schedule_slower_or_wrong(instance: Instance, seed: int)
     before = sends(ordered, alone(ordered))
     before_ns = time_of(instance, before)
     assert time_of(instance, polish(instance, before, 0, 5.0, effort())) <= before_ns
+    assert time_of(instance, in_steps(instance, before, 0, 5.0, effort())) <= before_ns
     routes = random_routes(instance, seed)
     scheduled = time_of(instance, schedule(instance, routes, 0, 5.0, effort()))
     assert scheduled <= before_ns
@@ -126,6 +133,25 @@ def test_random_sums_stay_right_phase_by_phase(seed: int) -> None:
     before_ns = time_of(instance, before)
     assert time_of(instance, polish(instance, before, 0, 4.0, effort())) <= before_ns
     assert time_of(instance, improve(instance, before, 0, 4.0, effort())) <= before_ns
+    assert time_of(instance, in_steps(instance, before, 0, 4.0, effort())) <= before_ns
+
+
+def test_few_steps_for_sums_and_for_what_follows_on_a_dgx1() -> None:
+    """Two steps until sums are whole and two on, each of 700 ns and 1.5 pieces over single NVLinks together."""
+    size_bytes = 1 << 19
+    whole = problem(preset("dgx1"), "allreduce", size_bytes)
+    instance = instance_of(whole, size_bytes, 2, sketch=Sketch(symmetry=((4, 8), (2, 4))))
+    before = queued_ring(instance)
+    found = time_of(instance, in_steps(instance, before, 0, 20.0, Effort(PlanOptions(gap=0.2))))
+    expected_ns = 2 * (2 * 700 + 1.5 * size_bytes / 8 * 46e3 / 2**20)
+    assert found <= expected_ns + 4 < time_of(instance, before)
+
+
+def queued_ring(instance: Instance) -> tuple[Send, ...]:
+    """A classic schedule to start from."""
+    found = classic_schedule(instance, next(c for c in classics(instance.topology) if c.name == "ring"))
+    assert found is not None
+    return found
 
 
 @pytest.mark.slow

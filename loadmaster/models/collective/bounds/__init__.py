@@ -16,6 +16,7 @@ from loadmaster.models.collective.bounds.counting import counting_bounds
 from loadmaster.models.collective.bounds.cuts import cut_bounds, dilation_ns
 from loadmaster.models.collective.bounds.gathering import gathering_bounds
 from loadmaster.models.collective.bounds.lengths import moves, timed_lengths_ns
+from loadmaster.models.collective.bounds.meeting import meeting_bounds, meetings
 from loadmaster.models.collective.bounds.mirror import mirrored
 from loadmaster.models.collective.bounds.network import NEVER, Network
 from loadmaster.models.collective.instance import Instance
@@ -41,7 +42,13 @@ def all_bounds(instance: Instance, *, divisible: bool = False) -> Iterator[Bound
     yield Bound(dilation_ns(network), "dilation")
     if moves(network):
         yield Bound(timed_lengths_ns(network), "lengths of ways")
-    for bounds in (cut_bounds(network), counting_bounds(network), gathering_bounds(network)):
+    sums = meetings(network)
+    for bounds in (
+        cut_bounds(network),
+        meeting_bounds(sums),
+        counting_bounds(network, sums),
+        gathering_bounds(network),
+    ):
         for ns, by in bounds:
             yield Bound(ns, by)
     backwards = mirrored(instance)

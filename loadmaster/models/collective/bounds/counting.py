@@ -1,61 +1,144 @@
-"""AllReduce moves every chunk at least 2 (p - 1) times between p parties.
+"""AllReduce moves every chunk at least 2 (p - 1) times between p parties: p - 1 times in parts, p - 1 times whole.
 
-Cut the ranks into p parts, each with both sources and targets of a sum. Messages that carry it from part to part number
-2 (p - 1) or more. Take the first moment at which the ranks of one part together know of the parts of all sources: the
-messages so far connect all p parts, which takes p - 1. Each of the other p - 1 parts, not knowing all yet, must be told
-by one more message at least. (Gossip by one-way calls takes 2 p - 2 of them: Harary and Schwenk, 1974.)
+Cut the ranks into p parties, each with both sources and targets of a sum. The ways of parts to the rank where the sum
+is first whole (meeting.py) join all parties, which takes p - 1 messages between them; each of the other p - 1 parties
+gets the whole by one more at least. (Gossip by one-way calls takes 2 p - 2 of them: Harary and Schwenk, 1974.)
 
-The links into part i have capacity B_i together (gbps of their machines), and what counts has left them a latency
-before the end. So time >= 2 (p - 1) bytes / sum of B_i, one message_ns and one latency. The parts here are single
-ranks, and nodes.
+Machines cover the links into all parties; S bytes of sums, B = sum of gbps. What counts has left them L, the least
+latency, before the end. Parts have arrived by time - out, copies start at in or later.
+
+(1) **To and fro.** A machine that carries one message has an idle time besides, for it is too late for copies or too
+    early for parts: its message starts at in or later, or has left it by time - out - L. One that carries more spends
+    message_ns on each. So it carries gbps (time - L - message_ns - min(message_ns, in, out)) at most, and all of them
+    2 (p - 1) S at least.
+(2) **There, or on.** Parts alone take L + message_ns + u, u = (p - 1) S / B, up to time - out; copies take as long from
+    in on. Where every party has r sources, and the least local transfer takes l, parts take a little longer. Either a
+    message with parts leaves the party at l or later; or all its ranks' parts left before l, when none had come to
+    another rank there, and that took r messages. With F bytes of the second sort,
+
+        (p - 1) S - F <= B (x - l)+,    (p - 1) S + (r - 1) F <= B x,    x = time - out - L - message_ns;
+
+    r - 1 times the first and the second give x >= min(r u, u + l (r - 1) / r). Copies the same from the end: a first
+    copy comes l before the end, or all r targets of the party get theirs over the entries.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from loadmaster.models.collective.bounds.network import Machine, Network
+from loadmaster.models.collective.bounds.meeting import Meeting
+from loadmaster.models.collective.bounds.network import NEVER, Machine, Network
+from loadmaster.models.topologies.topology import Link
 
 _HAIR_NS = 1e-3
 
 
-def counting_bounds(network: Network) -> Iterator[tuple[int, str]]:
-    """The bound for ranks, and for nodes."""
-    links = [network.topology.links[k] for k in network.used_links]
-    for between, ns in least_traffic(network):
-        counted = [k for k in links if between == "ranks" or network.topology.crosses(k)]
-        beside_ns = min(k.message_ns for k in counted) + min(k.latency_ns for k in counted)
-        yield beside_ns + math.ceil(ns - _HAIR_NS), f"parts to and fro between {between}"
+def counting_bounds(network: Network, meetings: Sequence[Meeting]) -> Iterator[tuple[int, str]]:
+    """Both for ranks, and for nodes.
+
+    Args:
+        meetings: of sums with several targets.
+    """
+    in_ns = out_ns = 0
+    if meetings and sum(found.count for found in meetings) == sum(c.goes_on for c in network.instance.chunks):
+        in_ns = min(int(found.in_ns.min()) for found in meetings)
+        out_ns = min(int(found.out_ns.min()) for found in meetings)
+    for cut in _cuts(network):
+        latency_ns = min(k.latency_ns for k in cut.crossing)
+        delays = [(k.gbps, k.message_ns + min(k.message_ns, in_ns, out_ns)) for k in cut.machines]
+        to_and_fro = latency_ns + _filled(delays, 2 * cut.bytes_between)
+        yield math.ceil(to_and_fro - _HAIR_NS), f"parts to and fro between {cut.between}"
+        one_way = latency_ns + min(k.message_ns for k in cut.machines) + cut.bytes_between / cut.gbps
+        there, on = (one_way + _learning_ns(network, cut, ranks) for ranks in (cut.sources, cut.targets))
+        yield math.ceil(max(out_ns + there, in_ns + on) - _HAIR_NS), f"parts, then copies between {cut.between}"
 
 
-def least_traffic(network: Network) -> Iterator[tuple[str, float]]:
-    """The bytes alone, in nanoseconds, where there are any."""
-    ranks = [{r} for r in range(network.rank_count)]
-    nodes = [set(ranks) for ranks in network.topology.ranks_of_node.values()]
-    for between, parts, entries in (
-        ("ranks", ranks, network.entries),
-        ("nodes", nodes, list(network.node_entries.values())),
-    ):
-        size_bytes = _size_of_sums(network, parts)
-        if size_bytes and len(parts) > 1:
-            yield between, 2 * (len(parts) - 1) * size_bytes / _speed(entries)
+def least_traffic(network: Network) -> Iterator[float]:
+    """The bytes of (1) alone, in nanoseconds, where there are any."""
+    for cut in _cuts(network):
+        yield 2 * cut.bytes_between / cut.gbps
 
 
-def _size_of_sums(network: Network, parts: Sequence[set[int]]) -> int:
-    """Bytes of the sums that every part has sources and targets of."""
-    return sum(
-        chunk.size_bytes
-        for chunk in network.instance.chunks
-        if chunk.reduces
-        and all(part.intersection(chunk.sources) and part.intersection(chunk.targets) for part in parts)
-    )
+@dataclass(frozen=True)
+class _Cut:
+    """Parties.
+
+    Attributes:
+        bytes_between: (p - 1) S.
+        machines: of the links into all parties. A resource may serve several; it works for all at its one speed.
+        crossing, local: links between parties, and within one.
+        sources, targets: of a sum, in every party at least.
+    """
+
+    between: str
+    bytes_between: int
+    machines: Sequence[Machine]
+    crossing: Sequence[Link]
+    local: Sequence[Link]
+    sources: int
+    targets: int
+
+    @property
+    def gbps(self) -> float:
+        """B"""
+        return math.fsum(machine.gbps for machine in self.machines)
 
 
-def _speed(entries: Iterable[Sequence[Machine]]) -> float:
-    """GB/s of all machines. A resource may serve several parts; it works for all of them at its one speed."""
-    speed: dict[int, float] = {}
-    for of_part in entries:
-        for machine in of_part:
-            speed[machine.resource] = max(machine.gbps, speed.get(machine.resource, 0.0))
-    return math.fsum(speed.values())
+def _cuts(network: Network) -> Iterator[_Cut]:
+    """Into ranks, and into nodes, where every party has a part of some sum."""
+    topology = network.topology
+    links = [topology.links[k] for k in network.used_links]
+    ranks = tuple(range(network.rank_count))
+    cuts = (("ranks", ranks, network.entries), ("nodes", topology.node_of, list(network.node_entries.values())))
+    for between, party_of, entries in cuts:
+        parties = [{r for r in ranks if party_of[r] == party} for party in dict.fromkeys(party_of)]
+        sums = [
+            (chunk.size_bytes, *(min(len(party.intersection(of)) for party in parties) for of in ends))
+            for chunk in network.instance.chunks
+            if chunk.reduces
+            for ends in [(chunk.sources, chunk.targets)]
+        ]
+        counted = [found for found in sums if min(found[1:]) > 0]
+        machines = _joined(entries)
+        if counted and len(parties) > 1 and machines:
+            yield _Cut(
+                between,
+                (len(parties) - 1) * sum(size_bytes for size_bytes, _, _ in counted),
+                machines,
+                [k for k in links if party_of[k.source] != party_of[k.target]],
+                [k for k in links if party_of[k.source] == party_of[k.target]],
+                min(sources for _, sources, _ in counted),
+                min(targets for _, _, targets in counted),
+            )
+
+
+def _joined(entries: Iterable[Sequence[Machine]]) -> list[Machine]:
+    """One machine for each resource."""
+    found: dict[int, Machine] = {}
+    for of_party in entries:
+        for machine in of_party:
+            other = found.get(machine.resource, machine)
+            links = tuple(sorted({*machine.links, *other.links}))
+            costs = min(machine.message_ns, other.message_ns), max(machine.gbps, other.gbps)
+            found[machine.resource] = Machine(machine.resource, links, *costs)
+    return list(found.values())
+
+
+def _filled(delays: Sequence[tuple[float, int]], size_bytes: int) -> float:
+    """When machines that start after a delay each have carried so much together: the first that are needed do it."""
+    best, gbps, late = math.inf, 0.0, 0.0
+    for speed, delay_ns in sorted(delays, key=lambda machine: machine[1]):
+        gbps += speed
+        late += speed * delay_ns
+        best = min(best, (size_bytes + late) / gbps)
+    return best
+
+
+def _learning_ns(network: Network, cut: _Cut, ranks: int) -> float:
+    """What (2) adds to u, of parties of r ranks."""
+    one_bytes = min(network.least_bytes(chunk.size_bytes) for chunk in network.instance.chunks if chunk.reduces)
+    local_ns = min((k.transfer_ns(one_bytes) for k in cut.local), default=NEVER)
+    one_way = cut.bytes_between / cut.gbps
+    return min((ranks - 1) * one_way, local_ns * (ranks - 1) / ranks)

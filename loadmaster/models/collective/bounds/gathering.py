@@ -10,9 +10,7 @@
 - **Spread** (backwards, flat). One chunk must get from a source to all its targets, and to those outside its node:
   units are targets. None is nearer than its distance.
 - **Sum** (forwards, flat). A rank where a sum is to be whole must hear of all its parts, and of those outside its node:
-  units are sources. None is nearer than its distance.
-- **Meeting.** Parts are sent on once and never grow afterwards, so each goes one way, and all ways end on the one rank
-  where the sum is first whole. A sum with several targets takes the way there (sum) and on (spread), at the best rank.
+  units are sources. None is nearer than its distance. Of sums with several targets: meeting.py.
 - **Pipelined broadcast.** k chunks of b bytes start on one rank whose links all hold one resource. The one that is sent
   first last is in a message that starts once the others have left, (k - j) b / gbps at least where it has j chunks
   itself, which lengthens it by (j - 1) b / gbps; so time >= (k - 1) b / gbps + spread of one chunk. Sums to one rank:
@@ -33,7 +31,8 @@ import numpy as np
 
 from loadmaster.models.collective.bounds.few_messages import few_messages_ns
 from loadmaster.models.collective.bounds.growth import Growth, Units, open_links
-from loadmaster.models.collective.bounds.network import BoolArray, IntArray, Network
+from loadmaster.models.collective.bounds.meeting import spread_ns
+from loadmaster.models.collective.bounds.network import BoolArray, Network
 from loadmaster.models.collective.bounds.only_entry import only_entry_ns
 from loadmaster.models.collective.bounds.pipelining import pipelining_ns
 from loadmaster.models.collective.bounds.relaying import relaying_ns
@@ -43,8 +42,6 @@ from loadmaster.models.collective.bounds.totals import totals_ns
 
 # The engine's time grows with the square of the units; more chunks than this at one rank are bounded by cuts alone.
 LARGEST_COUNT = 1024
-# Of sums that meet anywhere every node is looked at; of more nodes than this, none is singled out.
-_MEETING_NODES = 32
 
 
 def gathering_bounds(network: Network, *, mirrored: bool = False) -> Iterator[tuple[int, str]]:
@@ -104,48 +101,8 @@ def delivery_ns(network: Network, chunks: BoolArray) -> int:
     return max((growth.time_ns(int(u), units.count) for u in having), default=0)
 
 
-def spread_ns(network: Network, chunk: int) -> int:
-    """From the source of a chunk to all its targets, and to those outside the source's node."""
-    root, targets = int(np.argmax(network.sources[chunk])), network.targets[chunk]
-    away = targets & ~_beside(network, root)
-    return max(int(_spread(network, chunk, members)[root]) for members in (targets, away))
-
-
-def meeting_ns(network: Network, chunk: int) -> int:
-    """From all sources of a sum to the best rank for it to become whole on, and from there to all targets."""
-    sources, targets = network.sources[chunk], network.targets[chunk]
-    there, on = _sum(network, chunk, sources), _spread(network, chunk, targets)
-    nodes = network.topology.ranks_of_node
-    for ranks in map(list, nodes.values()) if 1 < len(nodes) <= _MEETING_NODES else ():
-        away = ~_beside(network, ranks[0])
-        there[ranks] = np.maximum(there[ranks], _sum(network, chunk, sources & away)[ranks])
-        on[ranks] = np.maximum(on[ranks], _spread(network, chunk, targets & away)[ranks])
-    return int((there + on).min())
-
-
-def _beside(network: Network, rank: int) -> BoolArray:
-    """[ranks] those of the node of a rank."""
-    return np.asarray(network.node_of == network.node_of[rank])
-
-
-def _spread(network: Network, chunk: int, members: BoolArray) -> IntArray:
-    """[ranks] from each to some of the targets of a chunk, the farthest of them among others."""
-    growth = Growth(network, _flat(network, chunk, members, backwards=True))
-    found = [growth.time_ns(r, int(members.sum())) for r in range(network.rank_count)]
-    distance_ns = network.distance_ns[network.kind_of[chunk]]
-    return np.asarray(np.maximum(found, distance_ns[:, members].max(axis=1, initial=0)))
-
-
-def _sum(network: Network, chunk: int, members: BoolArray) -> IntArray:
-    """[ranks] to each from some of the sources of a sum, the farthest of them among others."""
-    growth = Growth(network, _flat(network, chunk, members, backwards=False))
-    found = [growth.time_ns(r, int(members.sum())) for r in range(network.rank_count)]
-    distance_ns = network.distance_ns[network.kind_of[chunk]]
-    return np.asarray(np.maximum(found, distance_ns[members].max(axis=0, initial=0)))
-
-
 def _one_chunk(network: Network, chunk: int) -> Iterator[tuple[int, str]]:
-    """Spread and sum of one chunk, with those of its kind that start and end where it does."""
+    """Spread of one chunk, with those of its kind that start and end where it does."""
     topology, sources, targets = network.topology, network.sources[chunk], network.targets[chunk]
     together = (network.kind_of == network.kind_of[chunk]) & (network.reduces == network.reduces[chunk])
     together &= (network.sources == sources).all(axis=1) & (network.targets == targets).all(axis=1)
@@ -159,8 +116,6 @@ def _one_chunk(network: Network, chunk: int) -> Iterator[tuple[int, str]]:
         if rest_bytes and not network.divisible and not np.any(~targets & ~sources):
             ports_ns = pipelining_ns(network, root, one_bytes, int(together.sum()), found_ns)
             yield ports_ns, "pipelined broadcast on all ports"
-    elif network.reduces[chunk] and targets.sum() > 1:
-        yield meeting_ns(network, chunk), "sum at one rank, then spread"
 
 
 def _sends_ns(network: Network, links: tuple[int, ...], rest_bytes: int) -> int:
@@ -189,13 +144,6 @@ def _units(network: Network, chunks: BoolArray, held: BoolArray, *, backwards: b
         np.minimum(limit, count),
         backwards,
     )
-
-
-def _flat(network: Network, chunk: int, members: BoolArray, *, backwards: bool) -> Units:
-    count, size_bytes = int(members.sum()), network.least_bytes(int(network.size_bytes[chunk]))
-    limit = network.usable[network.kind_of[chunk]].astype(np.int64) * count
-    message_bytes = np.full(count, size_bytes, dtype=np.int64)
-    return Units(members.astype(np.int64), count, message_bytes, size_bytes, False, limit, backwards)
 
 
 def _typical_chunks(network: Network) -> list[int]:

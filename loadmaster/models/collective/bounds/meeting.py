@@ -1,0 +1,98 @@
+"""A sum with several targets becomes whole at one rank: parts travel before, copies after.
+
+Parts are sent on once and never grow afterwards, so each goes one way, and all ways end on the one rank w where the sum
+is first whole, at t. A message with a part of it has arrived by t, or that part would be missing there; one with the
+whole of it starts at t or later. Let in(w) be the least time to w from all sources, and out(w) that from w to all
+targets, by the growth engine (flat) and by distance, of all and of those outside the node of w alone. So
+
+(1) time >= in(w) + out(w) at the best w;
+(2) parts have arrived by time - out, the least out(w), and copies start at in, the least in(w), or later. What follows
+    from there being two phases is said in counting.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from loadmaster.models.collective.bounds.growth import Growth, Units
+from loadmaster.models.collective.bounds.network import BoolArray, IntArray, Network
+
+# Every node is looked at; of more nodes than this, none is singled out.
+_MEETING_NODES = 32
+# Of sums of more kinds than this the first are looked at.
+_MOST_KINDS = 8
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Sums of one size with the same sources and targets, so many of them: in(w) and out(w) [ranks]."""
+
+    count: int
+    in_ns: IntArray
+    out_ns: IntArray
+
+
+def meetings(network: Network) -> Sequence[Meeting]:
+    """One for each kind of sums with several targets; of many kinds for the first of them."""
+    kinds: dict[object, list[int]] = {}
+    for index, chunk in enumerate(network.instance.chunks):
+        if chunk.goes_on:
+            kinds.setdefault((chunk.size_bytes, chunk.senders, chunk.sources, chunk.targets), []).append(index)
+    return [_meeting(network, chunks) for chunks in islice(kinds.values(), _MOST_KINDS)]
+
+
+def meeting_bounds(found: Sequence[Meeting]) -> Iterator[tuple[int, str]]:
+    """(1)"""
+    for meeting in found:
+        yield int((meeting.in_ns + meeting.out_ns).min()), "sum at one rank, then spread"
+
+
+def spread_ns(network: Network, chunk: int) -> int:
+    """From the source of a chunk to all its targets, and to those outside the source's node."""
+    root, targets = int(np.argmax(network.sources[chunk])), network.targets[chunk]
+    away = targets & ~_beside(network, root)
+    return max(int(_spread(network, chunk, members)[root]) for members in (targets, away))
+
+
+def _meeting(network: Network, chunks: Sequence[int]) -> Meeting:
+    chunk = chunks[0]
+    sources, targets = network.sources[chunk], network.targets[chunk]
+    there, on = _sum(network, chunk, sources), _spread(network, chunk, targets)
+    nodes = network.topology.ranks_of_node
+    for ranks in map(list, nodes.values()) if 1 < len(nodes) <= _MEETING_NODES else ():
+        away = ~_beside(network, ranks[0])
+        there[ranks] = np.maximum(there[ranks], _sum(network, chunk, sources & away)[ranks])
+        on[ranks] = np.maximum(on[ranks], _spread(network, chunk, targets & away)[ranks])
+    return Meeting(len(chunks), there, on)
+
+
+def _beside(network: Network, rank: int) -> BoolArray:
+    """[ranks] those of the node of a rank."""
+    return np.asarray(network.node_of == network.node_of[rank])
+
+
+def _spread(network: Network, chunk: int, members: BoolArray) -> IntArray:
+    """[ranks] from each to some of the targets of a chunk, the farthest of them among others."""
+    growth = Growth(network, _flat(network, chunk, members, backwards=True))
+    found = [growth.time_ns(r, int(members.sum())) for r in range(network.rank_count)]
+    distance_ns = network.distance_ns[network.kind_of[chunk]]
+    return np.asarray(np.maximum(found, distance_ns[:, members].max(axis=1, initial=0)))
+
+
+def _sum(network: Network, chunk: int, members: BoolArray) -> IntArray:
+    """[ranks] to each from some of the sources of a sum, the farthest of them among others."""
+    growth = Growth(network, _flat(network, chunk, members, backwards=False))
+    found = [growth.time_ns(r, int(members.sum())) for r in range(network.rank_count)]
+    distance_ns = network.distance_ns[network.kind_of[chunk]]
+    return np.asarray(np.maximum(found, distance_ns[members].max(axis=0, initial=0)))
+
+
+def _flat(network: Network, chunk: int, members: BoolArray, *, backwards: bool) -> Units:
+    count, size_bytes = int(members.sum()), network.least_bytes(int(network.size_bytes[chunk]))
+    limit = network.usable[network.kind_of[chunk]].astype(np.int64) * count
+    message_bytes = np.full(count, size_bytes, dtype=np.int64)
+    return Units(members.astype(np.int64), count, message_bytes, size_bytes, False, limit, backwards)
