@@ -20,7 +20,8 @@ SAME_PEAK = 0.005  # of a peak: the knob does not move what takes so nearly the 
 LEAST_GAIN = 0.02  # of the step's time: less is not worth a compilation
 _COMPILED = 1.25  # by how much a knob may lie above the share that the captured step tells of
 NOISE = 0.03  # of a time: how far times are from monotone
-# Of the forward pass at most all is computed again, which is about a third of a step.
+# Of the forward pass at most all is computed again, which is about a third of a step: of six models on an H200 no step
+# took more than 1.29 of the one at 1.
 RECOMPUTED_SHARE = 1 / 3
 
 
@@ -72,11 +73,22 @@ def _same_peak(one: Probe, other: Probe) -> bool:
 
 
 def at_least_us(probes: Sequence[Probe], knob: float) -> float:
-    """What a step at the knob takes at least: as long as one at a higher knob did."""
-    return (1.0 - NOISE) * max((p.step_us for p in probes if p.knob >= knob and not p.ran_out), default=0.0)
+    """What a step at the knob takes at least: as long as one at a higher knob did, or as one at a lower knob did that
+    computed the whole forward pass again.
+    """
+    timed = [p for p in probes if not p.ran_out]
+    return (1.0 - NOISE) * max(
+        max((p.step_us for p in timed if p.knob >= knob), default=0.0),
+        max((p.step_us for p in timed if p.knob < knob), default=0.0) / (1.0 + RECOMPUTED_SHARE),
+    )
 
 
 def expected_us(probes: Sequence[Probe], knob: float) -> float:
-    """What it may take: more than at the next higher one by what is computed again. 0 where nothing is known."""
-    above = min((p for p in probes if p.knob >= knob and not p.ran_out), key=lambda p: p.knob, default=None)
-    return 0.0 if above is None else above.step_us * (1.0 + RECOMPUTED_SHARE * (above.knob - knob))
+    """What it may take: more than at the next higher one by what is computed again, or less than at the next lower one
+    by what is not. 0 where nothing is known.
+    """
+    timed = sorted((p for p in probes if not p.ran_out), key=lambda p: p.knob)
+    above = next((p for p in timed if p.knob >= knob), None)
+    if above is not None:
+        return above.step_us * (1.0 + RECOMPUTED_SHARE * (above.knob - knob))
+    return timed[-1].step_us / (1.0 + RECOMPUTED_SHARE * (knob - timed[-1].knob)) if timed else 0.0

@@ -14,6 +14,12 @@ class ListedSide:
     def __init__(self, steps):
         self.steps, self.run = steps, []
 
+    def begin(self):
+        pass
+
+    def is_at_work(self):
+        return False
+
     def offer(self):
         if len(self.run) == len(self.steps):
             return None

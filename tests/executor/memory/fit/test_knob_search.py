@@ -25,7 +25,7 @@ def rising(low, high, longest):
     return lambda knob: (round(low + (high - low) * knob), longest - (longest - 100.0) * knob)
 
 
-@given(low=st.integers(100, 900), share=st.floats(0.02, 0.99), longest=st.floats(110.0, 140.0))
+@given(low=st.integers(100, 700), share=st.floats(0.02, 0.99), longest=st.floats(110.0, 140.0))
 def test_on_a_rising_curve_the_best_of_all_knobs_is_nearly_found(low, share, longest):
     curve = rising(low, 1000, longest)
     budget = round(low + (1000 - low) * share)
@@ -34,7 +34,8 @@ def test_on_a_rising_curve_the_best_of_all_knobs_is_nearly_found(low, share, lon
     kept = [p for p in probes if p.keeps(budget)]
     assert best_us is not None and len({p.knob for p in probes}) == len(probes)
     if share >= 0.25:
-        # Four tries leave an eighth of the knob open, and the search ends where little can be won.
+        # Four tries leave an eighth of the knob open, and the search ends where little can be won: in the last
+        # hundredths of a budget, a tenth of the knob at most on these curves.
         assert kept and min(p.step_us for p in kept) <= best_us + (longest - 100.0) * 0.26
     assert all(p.knob >= SPREAD[-1] for p in probes)
 
