@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 CAPTURING, COSTING, PLANNING = "capturing", "adding up costs", "planning"
 PLANS, KNOB = "plans", "torch.compile's own partition"
 
-_SAID_FROM_S = 0.05
+SAID_FROM_S = 0.05
 
 
 def compiling(what: str) -> str:
@@ -72,6 +72,6 @@ class Phases:
         if not self.seconds:
             return ""
         said = {phase: f"{phase} took {seconds:.1f} s" for phase, seconds in self.seconds.items()}
-        if self.beside_s >= _SAID_FROM_S:
+        if self.beside_s >= SAID_FROM_S:
             said[PLANNING] += f" ({self.beside_s:.1f} s of it beside a compilation)"
         return f"Of {time.perf_counter() - self._began:.1f} s, {', '.join(said.values())}."
