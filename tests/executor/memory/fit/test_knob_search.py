@@ -34,7 +34,7 @@ def test_on_a_rising_curve_the_best_of_all_knobs_is_nearly_found(low, share, lon
     kept = [p for p in probes if p.keeps(budget)]
     assert best_us is not None and len({p.knob for p in probes}) == len(probes)
     if share >= 0.25:
-        # Four tries leave an eighth of the knob open, and the last hundredths of a budget a tenth of it at most on these
+        # Four tries leave an eighth of the knob open, the last hundredths of a budget a tenth of it at most on these
         # curves. The search also ends where half of what is open is not worth a compilation.
         assert kept and min(p.step_us for p in kept) <= best_us + max((longest - 100.0) * 0.26, 0.04 * longest)
     assert all(p.knob >= SPREAD[-1] for p in probes)
