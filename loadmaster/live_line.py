@@ -1,6 +1,7 @@
 """What goes on right now, as one line that is written over: of the command line, and of Python in terminals, notebooks.
 
-Where nobody watches (a log file, CI) it is a plain line now and then, if it is asked for at all.
+Where nobody watches (a log file, CI) it is a plain line now and then, if it is asked for at all. What goes on at the
+same time, in several threads, shares the line.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 import time
+import weakref
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -17,6 +20,11 @@ from loadmaster.printable import printable
 _PLAIN_EVERY_S = 5.0
 _LIVE_EVERY_S = 0.1
 _NOTEBOOK_COLUMNS = 120
+_BESIDE = " | "
+# What is shown right now, and how much of a notebook's line was written last. Both under the lock.
+_lock = threading.Lock()
+_shown: weakref.WeakKeyDictionary[LiveLine, str] = weakref.WeakKeyDictionary()
+_widths: weakref.WeakKeyDictionary[TextIO, int] = weakref.WeakKeyDictionary()
 
 
 class LiveLine:
@@ -27,7 +35,6 @@ class LiveLine:
         self._terminal = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
         self.live = self._terminal or (stream is not None and in_notebook())
         self.quiet = stream is None
-        self._written = 0
         self._shown_at = -_PLAIN_EVERY_S
 
     def __enter__(self) -> Self:
@@ -48,25 +55,31 @@ class LiveLine:
         self._shown_at = now
         text = printable(text)
         if self.live:
-            columns = shutil.get_terminal_size().columns - 1 if self._terminal else _NOTEBOOK_COLUMNS
-            self._write(text[:columns])
+            with _lock:
+                _shown[self] = text
+                self._write()
         else:
             self._stream.write(text + "\n")
             self._stream.flush()
 
     def settle(self) -> None:
-        """Clear the line, if there is one."""
-        if self._written:
-            self._write("")
+        """Clear the line, if there is one; what others show stays."""
+        with _lock:
+            if _shown.pop(self, None) is not None:
+                self._write()
 
-    def _write(self, text: str) -> None:
+    def _write(self) -> None:
         """Over what is there. A notebook knows no escape that clears a line."""
         assert self._stream is not None
+        texts = [text for line, text in _shown.items() if line._stream is self._stream]
+        columns = shutil.get_terminal_size().columns - 1 if self._terminal else _NOTEBOOK_COLUMNS
+        each = max(0, columns + len(_BESIDE)) // max(1, len(texts)) - len(_BESIDE)
+        text = _BESIDE.join(text[: max(0, each)] for text in texts)
         if self._terminal:
             self._stream.write("\r\x1b[2K" + text)
         else:
-            self._stream.write("\r" + text.ljust(self._written) + ("" if text else "\r"))
-        self._written = len(text)
+            self._stream.write("\r" + text.ljust(_widths.get(self._stream, 0)) + ("" if text else "\r"))
+            _widths[self._stream] = len(text)
         self._stream.flush()
 
 

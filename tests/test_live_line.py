@@ -96,3 +96,15 @@ def test_what_begins_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         line.show("one", begins=True)
         line.show("two", begins=True)
     assert terminal.getvalue().split("\r\x1b[2K") == ["", "one", "two", ""]
+
+
+def test_what_goes_on_at_once_shares_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = looked_at(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "24")
+    with live_line.line(None) as one:
+        one.show("compiling the step", begins=True)
+        with live_line.line(None) as other:
+            other.show("planning the problem", begins=True)
+            assert left(terminal) == "compiling  | planning t"
+        assert left(terminal) == "compiling the step"
+    assert left(terminal) == ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from typing import Any, TextIO
 
@@ -21,6 +22,7 @@ class Parent:
 
     def __init__(self, questions: TextIO, answers: TextIO) -> None:
         self._questions, self._answers = questions, answers
+        self._writing = threading.Lock()
 
     @classmethod
     def of_this_process(cls) -> Parent:
@@ -39,9 +41,11 @@ class Parent:
         return self._next()
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """One line."""
-        self._questions.write(json.dumps(message) + "\n")
-        self._questions.flush()
+        """One line, also where a thread beside asks."""
+        line = json.dumps(message) + "\n"
+        with self._writing:
+            self._questions.write(line)
+            self._questions.flush()
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """One line, and the one that answers it.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from loadmaster.cancelling import is_cancelled
 from loadmaster.errors import SolverError
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.solvers.process import solve
@@ -61,7 +62,7 @@ class Effort:
 
     def cancelled(self) -> bool:
         """Whether the caller wants no more."""
-        if self.asked_to_stop is not None and self.asked_to_stop():
+        if is_cancelled() or (self.asked_to_stop is not None and self.asked_to_stop()):
             self.was_cancelled = True
         return self.was_cancelled
 

@@ -1,7 +1,8 @@
 """Two ways to keep one budget, plans and torch.compile's own knob: the one that promises more is tried first.
 
 Each try is a compilation, so that nothing is tried that cannot win: a side says how long its next step takes at least,
-and it is not run where another has measured less.
+and it is not run where another has measured less. While one side is still working out what to try, the other tries what
+it would try in any case.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class Offer:
 
     Attributes:
         at_least_us: it takes no less, as far as is known.
-        expected_us: what it may take.
+        expected_us: what it may take; 0: nothing is known of it.
         run: measures it.
     """
 
@@ -31,6 +32,14 @@ WORTH_A_TRY = 0.98  # of the best time: what cannot take less than that is no be
 
 class Side(Protocol):
     """One way to keep the budget."""
+
+    def begin(self) -> None:
+        """Begin to work out the next offer, beside what other sides try."""
+        ...
+
+    def is_at_work(self) -> bool:
+        """Whether the next offer would have to be waited for."""
+        ...
 
     def offer(self) -> Offer | None:
         """What to try next; None: nothing."""
@@ -49,12 +58,23 @@ def contest(sides: Sequence[Side]) -> Side | None:
     """
     while True:
         best = best_of(sides)
-        offers = [offer for side in sides if (offer := side.offer()) is not None]
-        if best is not None and best.best_us is not None:
-            offers = [o for o in offers if o.at_least_us < WORTH_A_TRY * best.best_us]
+        for side in sides:
+            side.begin()
+        ready = [side for side in sides if not side.is_at_work()]
+        # Nothing that comes can promise more than what nothing is known of.
+        offers = [o for o in _offers(ready, best) if o.expected_us <= 0.0] if len(ready) < len(sides) else []
+        offers = offers or _offers(sides, best)
         if not offers:
             return best
         min(offers, key=lambda o: o.expected_us).run()
+
+
+def _offers(sides: Sequence[Side], best: Side | None) -> list[Offer]:
+    """What sides offer that can win."""
+    offers = [offer for side in sides if (offer := side.offer()) is not None]
+    if best is None or best.best_us is None:
+        return offers
+    return [o for o in offers if o.at_least_us < WORTH_A_TRY * best.best_us]
 
 
 def best_of(sides: Sequence[Side]) -> Side | None:

@@ -18,14 +18,15 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from loadmaster.errors import BudgetError, InputError
+from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.memory.capture import CapturedStep, capture_step
 from loadmaster.executor.memory.fit import kept as on_disk
+from loadmaster.executor.memory.fit.beside import Beside
 from loadmaster.executor.memory.fit.contest import best_of, contest
 from loadmaster.executor.memory.fit.costed import Costed
 from loadmaster.executor.memory.fit.knob import KnobSide, KnobTrial
-from loadmaster.executor.memory.fit.phases import CAPTURING, PLANS, Phases
+from loadmaster.executor.memory.fit.phases import CAPTURING, COSTING, PLANS, Phases
 from loadmaster.executor.memory.fit.planned import PlannedSide, Planner
 from loadmaster.executor.memory.fit.setting import AnyStep, Setting
 from loadmaster.executor.memory.fit.state import Candidate, Fitted
@@ -46,6 +47,7 @@ from loadmaster.models.hardware import HostLink
 from loadmaster.models.kinds import limit_of
 from loadmaster.models.memory.measurement import MemoryMeasurement, measured
 from loadmaster.models.memory.plain import peak_bytes
+from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.units import bytes_of
 
 Found = TypeVar("Found")
@@ -55,7 +57,6 @@ logger = logging.getLogger(__name__)
 KNOB_TRIES = 4
 # The step is no graph that can be planned, or one that nobody foresaw: what torch.compile makes of it may still run.
 _NO_PLAN = (UntraceableError, RuntimeError, AssertionError, LookupError)
-_FAR = 1.25  # of a budget: so much more is needed than where torch.compile may still keep it, and plans do not
 _SLOWER_THAN_BEFORE = 1.1  # what was taken the last time is looked into again where it takes so much longer now
 
 
@@ -100,6 +101,7 @@ class Fitter:
             time_tolerance,
             repeats,
             Phases(),
+            Beside(),
         )
         self._path = on_disk.path_of(self.setting)
         self._kept = on_disk.read(self._path)
@@ -147,7 +149,7 @@ class Fitter:
             return self._fitted(None, knob, f"{report(None, knob)} It won the last time, too.")
         why_no_plan: Exception | None = None
         try:
-            size_bytes = limit.value(budget_bytes, self.costed.plain, "budget_bytes")
+            size_bytes = limit.value(budget_bytes, self._plain, "budget_bytes")
         except _NO_PLAN as error:
             given = limit.read(budget_bytes, "budget_bytes")
             if isinstance(given, float) or not knob_tries:
@@ -158,9 +160,12 @@ class Fitter:
         if knob is None or knob.budget_bytes != size_bytes:
             knob = self._knob_side(size_bytes, knob_tries)
         planned = None if why_no_plan is not None else self._planned_side(planner, size_bytes, tries, knob)
-        if planned is not None and _is_far(planned, size_bytes):
-            knob.most = len(knob.tries)
-        winner = contest([knob] if planned is None else [planned, knob])
+        if planned is not None:
+            knob.is_hopeless = planned.is_far
+        try:
+            winner = contest([knob] if planned is None else [planned, knob])
+        finally:
+            self.setting.beside.end()
         self._keep(budget_bytes, knob, taken=winner is knob)
         if winner is None:
             raise refusal(why_no_plan if planned is None else planned.error(), knob)
@@ -179,6 +184,13 @@ class Fitter:
     def alone(self, step: AnyStep, look: Callable[[Callable[[], None]], Found]) -> Found:
         """Warm up, then look at one forward and backward pass; the model is as it was afterwards."""
         return self.setting.alone(step, look)
+
+    @property
+    def _plain(self) -> MemoryProblem:
+        """As captured. Operators are measured now, where capturing has not measured them."""
+        costed = self.costed
+        with self.setting.phases.during(COSTING):
+            return costed.plain
 
     @property
     def _is_measured(self) -> bool:
@@ -256,13 +268,6 @@ class Fitter:
         return None
 
 
-def _is_far(planned: PlannedSide, budget_bytes: int) -> bool:
-    """Whether every plan is proved to need much more than the budget: no partition of the same graph will do."""
-    planned.offer()
-    needed_bytes = planned.failed.needed_bytes if isinstance(planned.failed, BudgetError) else 0
-    return needed_bytes > _FAR * budget_bytes
-
-
 def _expect_one_process(model: nn.Module) -> None:
     """Refuse a wrapper whose trial steps would wait for other ranks: each may measure, correct and try differently."""
     ddp = ddp_of(model)
@@ -311,7 +316,8 @@ def fit(
         budget_bytes: what the measured peak must not exceed: bytes, a size (``"6GiB"``), or a share (``"50%"``) of the
             peak that the captured step has with nothing planned.
         planner: plans a problem under the budget it comes with, for example
-            ``lambda p: loadmaster.plan(p, time_limit_s=60)``.
+            ``lambda p: loadmaster.plan(p, time_limit_s=60)``. It is called in a thread of its own while torch.compile's
+            own partition is compiled, where there are cores to spare.
         fragmentation_reserve_bytes: part of the budget that the step must leave free, for what CUDA's allocator
             reserves beyond what it hands out. None: count the reserved bytes themselves, as measured in the trial.
         time_tolerance: plan again when the measured step time is off by more than this share.

@@ -76,6 +76,7 @@ class KnobSide:
     Args:
         known: what other budgets and runs measured: it steers the search; what would win is measured again.
         share: where the search begins, see :func:`~loadmaster.executor.memory.fit.knob_search.next_knob`.
+        is_hopeless: says that no knob will keep the budget.
         most: compilations at most.
         on_try: called with each trial.
     """
@@ -88,9 +89,10 @@ class KnobSide:
         most: int,
         on_try: Callable[[KnobTrial], None] | None,
         share: float = 1.0,
+        is_hopeless: Callable[[], bool] = lambda: False,
     ) -> None:
         self.setting, self.budget_bytes, self.most, self.on_try = setting, budget_bytes, most, on_try
-        self.share = share
+        self.share, self.is_hopeless = share, is_hopeless
         self.known = tuple(known)
         self.tries: list[KnobTrial] = []
         self.failed: str | None = None
@@ -115,9 +117,16 @@ class KnobSide:
         """Its time."""
         return None if self.chosen is None else self.tries[self.chosen].measured.step_us
 
+    def begin(self) -> None:
+        """Nothing: what to try next is known at once."""
+
+    def is_at_work(self) -> bool:
+        """Never."""
+        return False
+
     def offer(self) -> Offer | None:
         """What to try next: a knob that has kept the budget before, or the next of the search."""
-        if self.failed is not None or len(self.tries) >= self.most:
+        if self.failed is not None or len(self.tries) >= self.most or self.is_hopeless():
             return None
         before = [p for p in self.known if p.keeps(self.budget_bytes) and p.knob not in {t.knob for t in self.tries}]
         knob = next_knob(self.probes, self.budget_bytes, self.share)
@@ -131,9 +140,9 @@ class KnobSide:
     def measure(self, knob: float) -> None:
         """Compile the step under the knob, and run it."""
         step = KnobStep(self.setting.model, self.setting.loss, knob=knob)
-        doing = f"{KNOB}, activation_memory_budget {knob:.3g}"
+        name = f"{KNOB}, activation_memory_budget {knob:.3g}"
         try:
-            measured = self.setting.run(step, self.budget_bytes, KNOB, doing)
+            measured = self.setting.run(step, self.budget_bytes, KNOB, name)
         except Exception as error:  # noqa: BLE001 - the model's own, or of what a compiler wrote
             self.failed = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             logger.info("torch.compile's own partition cannot be tried: %s", self.failed)

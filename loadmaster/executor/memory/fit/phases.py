@@ -7,8 +7,20 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-CAPTURING, PLANNING = "capturing", "planning"
-PLANS, KNOB = "running plans", "running torch.compile's own partition"
+CAPTURING, COSTING, PLANNING = "capturing", "adding up costs", "planning"
+PLANS, KNOB = "plans", "torch.compile's own partition"
+
+SAID_FROM_S = 0.05
+
+
+def compiling(what: str) -> str:
+    """The phase in which the steps of a side are compiled: each trial's first steps."""
+    return f"compiling {what}"
+
+
+def timing(what: str) -> str:
+    """The phase in which they are measured."""
+    return f"timing {what}"
 
 
 class Phases:
@@ -16,19 +28,24 @@ class Phases:
 
     Attributes:
         seconds: by phase, so far.
+        beside_s: of planning, what went on beside another phase.
         before: by phase, what it took the last time, each time.
     """
 
     def __init__(self, before: Mapping[str, float] | None = None) -> None:
         self.seconds: dict[str, float] = {}
+        self.beside_s = 0.0
         self.before = dict(before or {})
         self._times: Counter[str] = Counter()
+        self._began = time.perf_counter()
 
     def begin(self) -> None:
         """Count from here on."""
         self.before = self.each_s
         self.seconds.clear()
+        self.beside_s = 0.0
         self._times.clear()
+        self._began = time.perf_counter()
 
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -51,8 +68,10 @@ class Phases:
         return "" if known is None else f" ({known:.0f} s the last time)"
 
     def words(self) -> str:
-        """One sentence: what took how long."""
+        """One sentence: what took how long, of all since the beginning."""
         if not self.seconds:
             return ""
-        parts = [f"{phase} {seconds:.1f} s" for phase, seconds in self.seconds.items()]
-        return f"Of {sum(self.seconds.values()):.1f} s, {', '.join(parts)}."
+        said = {phase: f"{phase} took {seconds:.1f} s" for phase, seconds in self.seconds.items()}
+        if self.beside_s >= SAID_FROM_S:
+            said[PLANNING] += f" ({self.beside_s:.1f} s of it beside a compilation)"
+        return f"Of {time.perf_counter() - self._began:.1f} s, {', '.join(said.values())}."

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from loadmaster.errors import BudgetError, CheckFailedError, InputError, LimitReachedError
+from loadmaster.executor.memory.fit.beside import Work
 from loadmaster.executor.memory.fit.contest import Offer
 from loadmaster.executor.memory.fit.costed import Costed
 from loadmaster.executor.memory.fit.fallback import fallback
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 IDLE_SHARE = 0.02  # of the budget: less than this left of a planned peak is not worth another plan
 # No first plan of those recorded under benchmarks/results took less than 0.89 of the time it was planned to take.
 PESSIMISM = 0.15
+FAR = 1.25  # of a budget: so much more is needed than where torch.compile may still keep it, and plans do not
 
 
 class PlannedSide:
@@ -72,6 +74,8 @@ class PlannedSide:
         """Why no plan could be run, or no other one."""
         self._next: Proposal | None = None
         self._done = False
+        self._asked: tuple[MemoryProblem, Work[MemoryPlan]] | None = None
+        """What the planner is at, or has found and nobody has looked at yet."""
 
     @property
     def chosen(self) -> int | None:
@@ -89,6 +93,16 @@ class PlannedSide:
         """What a plan that was proposed and not run is planned to take."""
         return None if self._next is None else self._next.verdict.time_us
 
+    def begin(self) -> None:
+        """Have the next plan made, beside what others try."""
+        if self._lacks_a_plan and self._asked is None and not self.alone:
+            problem = self._problem(self.state)
+            self._asked = problem, self.setting.beside.begin(lambda: self._plan(problem))
+
+    def is_at_work(self) -> bool:
+        """Whether the planner is still at it."""
+        return self._asked is not None and self._asked[1].is_pending()
+
     def offer(self) -> Offer | None:
         """The next plan, as the planner proposes it for the problem as corrected so far.
 
@@ -96,26 +110,35 @@ class PlannedSide:
             CheckFailedError: the planner gave a plan that breaks its own problem.
             InputError: the planner gave no plan, or one for another problem or budget.
         """
-        if self._next is None and not self._done and len(self.state.trials) < self.most:
+        while self._lacks_a_plan:
             try:
                 self.state, self._next = self._proposed(self.state)
             except (BudgetError, LimitReachedError) as error:
                 self.failed = error
             self._done = self._next is None
+            if self._next is not None and not self._is_new(self._next):
+                self._try()  # no compilation: what it measured is known
         if self._next is None:
             return None
         planned_us = self._next.verdict.time_us
-        off = self.setting.time_tolerance if self.state.trials else PESSIMISM if self._was_profiled else 1.0
-        return Offer((1.0 - off) * planned_us, planned_us, self._try)
+        return Offer((1.0 - self._most_off) * planned_us, planned_us, self._try)
+
+    def is_far(self) -> bool:
+        """Whether every plan is proved to need much more than the budget: no partition of the same graph will do."""
+        needed_bytes = self.failed.needed_bytes if isinstance(self.failed, BudgetError) else 0
+        return needed_bytes > FAR * self.state.budget_bytes
 
     def error(self) -> Exception:
         """Why no plan keeps the budget."""
         return self.failed or broken(self.state.trials)
 
+    def _is_new(self, proposal: Proposal) -> bool:
+        return all(c.plan.schedule != proposal.plan.schedule for c in self.state.candidates)
+
     def _try(self) -> None:
         proposal, self._next = self._next, None
         assert proposal is not None
-        is_new = all(c.plan.schedule != proposal.plan.schedule for c in self.state.candidates)
+        is_new = self._is_new(proposal)
         try:
             self.state = self._measured(self.state, proposal)
         except Exception as error:  # of what a compiler wrote, too: assertions
@@ -137,10 +160,10 @@ class PlannedSide:
             LimitReachedError: the planner's limit came before any plan that keeps the budget was found.
         """
         while True:
-            problem = self.costed.problem(state.correction).with_budget(state.budget_bytes)
+            problem, work = self._asked or (self._problem(state), None)
+            self._asked = None
             try:
-                with self.setting.phases.during(PLANNING):
-                    plan = _expect_plan(self.planner(problem), state.budget_bytes)
+                plan = self._plan(problem) if work is None else work.result()
             except LimitReachedError as error:
                 if state.kept:
                     logger.info("no better plan: %s", error)
@@ -148,6 +171,8 @@ class PlannedSide:
                 if state.refused is None:
                     raise
                 raise infeasible(*state.refused, state.trials) from error
+            finally:
+                self.setting.phases.beside_s += 0.0 if work is None else work.beside_s
             if plan.schedule is not None:
                 return state, Proposal(problem, plan, _expect_valid(problem, plan))
             if state.margin_bytes:
@@ -160,6 +185,13 @@ class PlannedSide:
                     return state, None
                 raise infeasible(*refused, state.trials)
             state = replace(state, refused=refused, correction=looser)
+
+    def _problem(self, state: State) -> MemoryProblem:
+        return self.costed.problem(state.correction).with_budget(state.budget_bytes)
+
+    def _plan(self, problem: MemoryProblem) -> MemoryPlan:
+        with self.setting.phases.during(PLANNING):
+            return _expect_plan(self.planner(problem), self.state.budget_bytes)
 
     def _measured(self, state: State, proposal: Proposal) -> State:
         """With one more trial: that of the plan, or the one that there was, of a plan with the same schedule."""
@@ -212,8 +244,23 @@ class PlannedSide:
             backend=options.backend,
             implementations=options.implementations,
         )
-        measured = self.setting.run(step, plan.budget_bytes, PLANS, f"{problem.name}: running the plan")
+        measured = self.setting.run(step, plan.budget_bytes, PLANS, f"{problem.name}, the plan")
         return Candidate(step, plan, problem, measured)
+
+    @property
+    def _lacks_a_plan(self) -> bool:
+        return self._next is None and not self._done and len(self.state.trials) < self.most
+
+    @property
+    def _most_off(self) -> float:
+        """By which share a plan may take less than planned.
+
+        Where one kept the budget, times are as it measured, and another is there to be faster than it: one that is
+        not planned to be is no better.
+        """
+        if self.state.trials:
+            return 0.0 if self.state.kept else self.setting.time_tolerance
+        return PESSIMISM if self._was_profiled else 1.0
 
     @property
     def _was_profiled(self) -> bool:

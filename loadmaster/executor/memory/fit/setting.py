@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from loadmaster import live_line
-from loadmaster.executor.memory.fit.phases import Phases
+from loadmaster.executor.memory.fit.beside import Beside
+from loadmaster.executor.memory.fit.phases import Phases, compiling, timing
 from loadmaster.executor.memory.fit.trial_run import ran_out, run_trial, runner, unchanged
 from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.apply import PlannedStep
@@ -33,6 +34,7 @@ class Setting:
         time_tolerance: share that a planned time may be off.
         repeats: timed steps of a trial.
         phases: what its time is spent on.
+        beside: what goes on beside the trials' compilations.
     """
 
     model: nn.Module
@@ -44,6 +46,7 @@ class Setting:
     time_tolerance: float
     repeats: int
     phases: Phases
+    beside: Beside
 
     @property
     def reserve_bytes(self) -> int:
@@ -56,20 +59,30 @@ class Setting:
             return measured.reserved_bytes
         return measured.peak_bytes + self.fragmentation_reserve_bytes
 
-    def run(self, step: AnyStep, budget_bytes: int, phase: str, doing: str) -> Measurement:
-        """Compile and measure a step. One for which the device has too little memory ran out.
+    def run(self, step: AnyStep, budget_bytes: int, side: str, name: str) -> Measurement:
+        """Compile a step, and measure it once nothing runs beside. One that takes more than the device has ran out.
 
         Args:
-            phase, doing: what this counts as, and what to say meanwhile.
+            side, name: whose phases this counts as, and what to call the step meanwhile.
         """
         measured = None
-        last_time = self.phases.last_time(phase)
+        last_time = self.phases.last_time(compiling(side))
         with (
             live_line.line(self.options.progress) as line,
-            self.phases.during(phase),
             contextlib.suppress(torch.OutOfMemoryError),
+            contextlib.ExitStack() as phase,
         ):
-            line.show(f"{doing}, {self.repeats} steps timed{last_time}", begins=True)
+            phase.enter_context(self.phases.during(compiling(side)))
+            line.show(f"{name}: compiling{last_time}", begins=True)
+
+            def alone() -> None:
+                phase.close()
+                if self.beside.is_busy():
+                    line.show(f"{name}: compiled, timed when planning ends", begins=True)
+                    self.beside.settle()
+                phase.enter_context(self.phases.during(timing(side)))
+                line.show(f"{name}: timing {self.repeats} steps", begins=True)
+
             measured = run_trial(
                 step,
                 step.step,
@@ -77,6 +90,7 @@ class Setting:
                 optimizer=self.options.optimizer,
                 gradients_held=self.options.gradients_held,
                 repeats=self.repeats,
+                warmed_up=alone,
             )
         return measured or ran_out(self.device, budget_bytes)
 

@@ -91,6 +91,7 @@ def run_trial(
     optimizer: torch.optim.Optimizer | None = None,
     gradients_held: bool = False,
     repeats: int = 5,
+    warmed_up: Callable[[], None] = lambda: None,
 ) -> Measurement:
     """Measure a step, inside :func:`unchanged`.
 
@@ -102,6 +103,7 @@ def run_trial(
         call: what takes the batch and returns the loss.
         step: model and loss.
         repeats: timed steps.
+        warmed_up: called when it is compiled, before anything is measured.
     """
     device = device_of(step, batch)
     state = [] if optimizer is None else [t for s in optimizer.state.values() for t in tensors(list(s.values()))]
@@ -110,6 +112,7 @@ def run_trial(
         run = runner(call, step, batch, gradients_held=gradients_held)
         for _ in range(WARM_UP):
             run()
+        warmed_up()
         if device.type == "cuda":
             torch.cuda.empty_cache()
         gradients = [p.grad for p in step.parameters() if p.grad is not None]

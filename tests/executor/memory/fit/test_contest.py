@@ -14,6 +14,12 @@ class ListedSide:
     def __init__(self, steps):
         self.steps, self.run = steps, []
 
+    def begin(self):
+        pass
+
+    def is_at_work(self):
+        return False
+
     def offer(self):
         if len(self.run) == len(self.steps):
             return None
@@ -56,6 +62,38 @@ def test_the_one_that_promises_more_goes_first_and_spares_the_other():
     assert not slow.run
     over = ListedSide([(50.0, 40.0, 60.0, False)])
     assert contest([slow, over]) is slow and over.run and slow.run
+
+
+class SlowSide(ListedSide):
+    """Works out its next offer until the other side has run so many steps, or it is waited for."""
+
+    def __init__(self, steps, other, until):
+        super().__init__(steps)
+        self.other, self.until = other, until
+        self.begun, self.waited = 0, 0
+
+    def begin(self):
+        self.begun += 1
+
+    def is_at_work(self):
+        return len(self.other.run) < self.until
+
+    def offer(self):
+        self.waited += self.is_at_work()
+        return super().offer()
+
+
+def test_what_nothing_is_known_of_is_tried_while_the_other_side_is_at_work():
+    other = ListedSide([(60.0, 0.0, 0.0, True), (70.0, 40.0, 30.0, True)])
+    slow = SlowSide([(50.0, 45.0, 50.0, True)], other, until=1)
+    assert contest([slow, other]) is slow
+    assert slow.begun and not slow.waited and other.run[0] == (60.0, True)
+
+
+def test_what_the_other_side_may_beat_waits_for_it():
+    other = ListedSide([(60.0, 55.0, 56.0, True)])
+    slow = SlowSide([(50.0, 45.0, 50.0, True)], other, until=1)
+    assert contest([slow, other]) is slow and slow.waited and not other.run
 
 
 def test_the_first_wins_of_two_alike():

@@ -283,16 +283,26 @@ def test_what_was_set_aside_by_guess_gives_way(faked, problem, monkeypatch):
 
 def test_bytes_that_a_plan_sets_aside_in_vain_are_given_back(faked, problem):
     """A step that measures less than planned, and recomputes: the next plan may have what was left, and is faster."""
-    budget = keep_everything_peak(problem) - 1
+    budget = (9 * keep_everything_peak(problem) + keep_nothing_peak(problem)) // 10
     unused = budget // 30
     fitted, _ = faked(budget, HandPlanner(step=1), hidden_bytes=-unused)
     first, second = fitted.tries[:2]
     assert first.kept and first.excess_bytes == -unused
     assert second.correction.resident_bytes == -unused
-    assert second.kept and second.measured.peak_bytes == budget + 1 - unused
-    assert second.measured.step_us < first.measured.step_us
+    assert second.kept and first.measured.peak_bytes < second.measured.peak_bytes <= budget
+    assert second.measured.step_us < 0.98 * first.measured.step_us
     assert fitted.chosen == 1 and len(fitted.tries) == 2
     assert check(fitted.problem, fitted.plan.schedule, budget).ok
+
+
+@pytest.mark.slow
+def test_a_plan_that_promises_next_to_nothing_more_is_not_compiled(faked, problem):
+    """By hand: a byte less than all that is kept costs one operator of 0.7 % of the step, once more."""
+    budget = keep_everything_peak(problem) - 1
+    planner = HandPlanner(step=1)
+    fitted, trial = faked(budget, planner, hidden_bytes=-budget // 30)
+    assert len(planner.asked) == 2 and len(fitted.tries) == trial.runs == 1
+    assert 0 < check(problem, fitted.plan.schedule, budget).recompute_us < 0.02 * fitted.measured.step_us
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def rising(low, high, longest):
     return lambda knob: (round(low + (high - low) * knob), longest - (longest - 100.0) * knob)
 
 
-@given(low=st.integers(100, 900), share=st.floats(0.02, 0.99), longest=st.floats(110.0, 140.0))
+@given(low=st.integers(100, 700), share=st.floats(0.02, 0.99), longest=st.floats(110.0, 140.0))
 def test_on_a_rising_curve_the_best_of_all_knobs_is_nearly_found(low, share, longest):
     curve = rising(low, 1000, longest)
     budget = round(low + (1000 - low) * share)
@@ -34,8 +34,9 @@ def test_on_a_rising_curve_the_best_of_all_knobs_is_nearly_found(low, share, lon
     kept = [p for p in probes if p.keeps(budget)]
     assert best_us is not None and len({p.knob for p in probes}) == len(probes)
     if share >= 0.25:
-        # Four tries leave an eighth of the knob open, and the search ends where little can be won.
-        assert kept and min(p.step_us for p in kept) <= best_us + (longest - 100.0) * 0.26
+        # Four tries leave an eighth of the knob open, the last hundredths of a budget a tenth of it at most on these
+        # curves. The search also ends where half of what is open is not worth a compilation.
+        assert kept and min(p.step_us for p in kept) <= best_us + max((longest - 100.0) * 0.26, 0.04 * longest)
     assert all(p.knob >= SPREAD[-1] for p in probes)
 
 
@@ -64,11 +65,27 @@ def test_the_search_begins_where_the_budget_lies():
     assert [p.knob for p in searched(measured.__getitem__, 640, share=0.5)] == [0.5]
     assert [p.knob for p in searched(measured.__getitem__, 700, share=0.18)][:2] == [0.2, 0.5]
     assert searched(measured.__getitem__, 1200, share=1.1)[0].knob == 1.0
+    # 0.75 is nearer than 0.5; a step that keeps all is not tried where it cannot have room.
+    assert [p.knob for p in searched(measured.__getitem__, 900, share=0.62)][:2] == [0.75, 1.0]
+    assert [p.knob for p in searched(measured.__getitem__, 700, share=0.48)] == [0.5, 0.75]
 
 
 def test_a_knob_that_moves_no_peak_is_left_alone():
     assert [p.knob for p in searched(lambda knob: (1000, 100.0 + knob), 900)] == [1.0, 0.5]
     assert [p.knob for p in searched(lambda knob: (1000 - round(100 * (1 - knob)), 100.0), 900, 2)] == [1.0, 0.5]
+
+
+def test_budgets_far_below_every_peak_end_the_search():
+    """As measured of U-Net on an H200, in hundredths of GiB and ms: peaks hardly fall below 0.5."""
+    measured = {1.0: (1460, 99.0), 0.75: (1090, 100.3), 0.5: (1040, 103.8), 0.2: (940, 113.7), 0.1: (980, 117.7)}
+    assert [p.knob for p in searched(measured.__getitem__, 700, share=0.3)] == [0.2, 0.1]
+    assert [p.knob for p in searched(measured.__getitem__, 800, share=0.3)] == [0.2, 0.1, 0.5, 0.75]
+
+
+def test_half_of_a_gain_must_be_worth_a_compilation():
+    above = Probe(1.0, 1000, 100.0)
+    assert next_knob([above, Probe(0.5, 500, 104.0)], 900) is None
+    assert next_knob([above, Probe(0.5, 500, 104.5)], 900) == 0.75
 
 
 def test_a_time_that_cannot_fall_ends_the_search():
@@ -92,3 +109,6 @@ def test_bounds_by_hand():
     assert at_least_us(probes, 0.75) == pytest.approx(0.97 * 90.0)
     assert expected_us(probes, 0.75) == pytest.approx(90.0 * (1 + 0.25 / 3))
     assert expected_us([], 1.0) == at_least_us([], 1.0) == 0.0
+    # Of a higher one than all that were tried: no faster than by the whole forward pass, expected by its share.
+    assert at_least_us(probes[1:2], 0.75) == pytest.approx(0.97 * 99.0 * 3 / 4)
+    assert expected_us(probes[1:2], 0.75) == pytest.approx(99.0 / (1 + 0.25 / 3))
