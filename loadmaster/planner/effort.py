@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadmaster.errors import SolverError
+from loadmaster.models.envelope import Plan
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import Program
@@ -17,6 +18,7 @@ from loadmaster.solvers.solution import Solution, SolveOptions, relative_gap
 
 logger = logging.getLogger(__name__)
 LEAST_SECONDS = 0.1  # that a solver gets to begin with
+GOING_ON = "nothing"  # what has stopped a search that goes on
 
 
 @dataclass
@@ -27,6 +29,7 @@ class Effort:
         seconds: wall seconds spent on ``build``, ``solve`` and ``check``.
         solver, cpu_seconds, nodes, solves: of the solves so far.
         crashed: a solver failed while a plan was in hand, and the run ended with that.
+        plan: makes the best plan in hand, see :meth:`hold`.
     """
 
     options: PlanOptions
@@ -39,6 +42,7 @@ class Effort:
     nodes: int = 0
     solves: int = 0
     crashed: bool = False
+    plan: Callable[[], Plan] | None = None
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
@@ -73,7 +77,17 @@ class Effort:
         """Report to the caller; objective and bound in the unit of the problem."""
         if self.on_progress is not None:
             gap = relative_gap(objective, bound)
-            self.on_progress(PlanProgress(self.elapsed_s, phase, message, objective, bound, gap))
+            self.on_progress(PlanProgress(self.elapsed_s, phase, message, objective, bound, gap, self.plan))
+
+    def hold(self, make: Callable[[], Plan]) -> None:
+        """A better plan is in hand: reports from now on carry ``make``.
+
+        Args:
+            make: builds that plan, whatever was found since, with :data:`GOING_ON` for what stopped it. It may be
+                called at any point of the search that asks the caller something, so it changes nothing there, neither
+                clocks nor reports.
+        """
+        self.plan = make
 
     def count(self, solution: Solution) -> None:
         """Take the cost of a solve into the account."""

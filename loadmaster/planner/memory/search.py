@@ -23,11 +23,13 @@ from loadmaster.models.memory.bands import band, everything, slots_of_stages, wi
 from loadmaster.models.memory.checker import Check, check
 from loadmaster.models.memory.completion import complete
 from loadmaster.models.memory.groups import groups_by_mass, groups_of
-from loadmaster.models.memory.plan import Schedule
+from loadmaster.models.memory.plan import MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.rows import OutOfTimeError
 from loadmaster.models.memory.unconstrained import unconstrained_cost
-from loadmaster.planner.effort import Effort
+from loadmaster.planner.effort import GOING_ON, Effort
+from loadmaster.planner.memory import answer
+from loadmaster.planner.memory.answer import ROUNDING
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import FloatArray, Program
 from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, relative_gap
@@ -51,8 +53,6 @@ TO_THE_BYTE_CELLS = 1_500
 # A restriction under way is ended early only by a plan this good: a caller who asks for less proof still gets what the
 # solve at hand can find.
 GOOD_GAP = 0.01
-# Objectives that differ by this share are the same one, summed in another order.
-ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,14 @@ class Search:
             self.best, self.verdict, self.method = schedule, verdict, method
             if verdict.objective <= self.unconstrained * (1 + ROUNDING):
                 self.raise_bound(verdict.objective)
+            if self.fallback is None or _lesser(self.objective, self.fallback.objective) == verdict.objective:
+                self.effort.hold(lambda: self.plan_of((schedule, verdict, method), GOING_ON))
         return verdict
+
+    def plan_of(self, found: tuple[Schedule, Check, str], stopped_by: str) -> MemoryPlan:
+        """The plan of a checked schedule that a method found, with the bound so far."""
+        problem, budget_bytes = self.problem, self.budget_bytes
+        return answer.plan_of(problem, budget_bytes, self.effort, found, self.bound, self.unconstrained, stopped_by)
 
     def take_fallback(self) -> None:
         """Take the fallback's plan if it is better, and have no fallback any more."""
