@@ -11,7 +11,18 @@ from fastapi import FastAPI
 
 from loadmaster.api import telemetry
 from loadmaster.api.planning import load_planner
-from loadmaster.api.server import blobs, events, exports, frontiers, metrics, operations, pages, plans, problems
+from loadmaster.api.server import (
+    blobs,
+    events,
+    exports,
+    frontiers,
+    metrics,
+    operations,
+    pages,
+    plans,
+    problems,
+    results,
+)
 from loadmaster.api.server.body import BodyLimit
 from loadmaster.api.server.body_memory import BodyMemory
 from loadmaster.api.server.context import Service
@@ -90,7 +101,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(KeyCheck, keys=service.keys if asks_for_keys else None)
     app.add_middleware(HostCheck, host=settings.host, names=settings.allowed_host_names)
     problems.install(app)
-    for module in (plans, events, exports, blobs, frontiers, operations, metrics):
+    for module in (plans, results, events, exports, blobs, frontiers, operations, metrics):
         app.include_router(module.router)
     pages.install(app, asks_for_keys=asks_for_keys)
     describe(app, asks_for_keys=asks_for_keys)

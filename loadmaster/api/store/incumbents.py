@@ -21,7 +21,7 @@ _ROW = schema.incumbent.c
 
 
 def keep(connection: Connection, job_id: str, objective: float, plan: PackedDocument) -> bool:
-    """Keep a plan of a job in the place of a worse one; False, and nothing is changed, where the one kept is as good."""
+    """Keep a plan of a job in the place of a worse one; False, and nothing changes, where the one kept is as good."""
     columns = schema.job.c
     worse = sa.or_(columns.incumbent_objective.is_(None), columns.incumbent_objective > objective)
     better = sa.update(schema.job).where(columns.id == job_id, worse).values(incumbent_objective=objective)

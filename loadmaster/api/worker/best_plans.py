@@ -78,7 +78,7 @@ class BestPlans:
                 self._parent.send("best_plan", (self._sent, pack(document)))
         except (CheckFailedError, MemoryError) as error:
             # The search is not at fault, and its answer is checked by itself.
-            logger.error("no more plans are handed over before the end: %s", error or "out of memory")
+            logger.error("no more plans are handed over before the end: %s", str(error) or "out of memory")
             self._due = math.inf
             return
         now = time.monotonic()

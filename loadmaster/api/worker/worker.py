@@ -143,9 +143,7 @@ class Worker:
     def _record(self, job: Job, messages: Sequence[Message]) -> bool:
         """Write down what the job says before its end; False when the lease is lost."""
         events = [
-            (kind, {"line": content} if kind == "log" else content)
-            for kind, content in messages
-            if kind in _EVENTS
+            (kind, {"line": content} if kind == "log" else content) for kind, content in messages if kind in _EVENTS
         ]
         if events and not self._ask(self._queue.record, job.id, self.id, events):
             return False
