@@ -83,9 +83,8 @@ class Effort:
         """A better plan is in hand: reports from now on carry ``make``.
 
         Args:
-            make: builds that plan, whatever was found since, with :data:`GOING_ON` for what stopped it. It may be
-                called at any point of the search that asks the caller something, so it changes nothing there, neither
-                clocks nor reports.
+            make: builds that plan, or a better one that was found since, with :data:`GOING_ON` for what stopped it. It
+                is called wherever the search has a word for its caller, if at all, and uses neither clock nor reports.
         """
         self.plan = make
 

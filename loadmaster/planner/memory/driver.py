@@ -30,8 +30,10 @@ from loadmaster.planner.effort import Effort
 from loadmaster.planner.memory.eviction_search import evict, least_planned
 from loadmaster.planner.memory.feasibility import find_feasible
 from loadmaster.planner.memory.large_neighbourhood import improve
-from loadmaster.planner.memory.search import Search, Slots
+from loadmaster.planner.memory.search import Search
+from loadmaster.planner.memory.slots import Slots
 from loadmaster.planner.options import PlanOptions, PlanProgress
+from loadmaster.solvers.program import FloatArray
 from loadmaster.solvers.solution import Progress, SolveOptions, SolverStatus
 
 # Restrictions in the order tried. Few slots first: they answer in seconds on graphs of hundreds of operators. The later
@@ -195,7 +197,11 @@ def _exact(search: Search, limit_s: float = math.inf) -> None:
             search.raise_bound(progress.bound)
         search.say("exact", f"{progress.nodes} nodes", progress.objective)
 
-    solution = search.solved(full.program, limit_s, search.effort.options.gap / 2, live, search.gap_is_proved, start)
+    def found(values: FloatArray) -> None:
+        search.offer(lambda: full.schedule(values), "monet")
+
+    gap = search.effort.options.gap / 2
+    solution = search.solved(full.program, limit_s, gap, live, search.gap_is_proved, start, found)
     if proves:
         search.raise_bound(solution.bound)
         # Under a cutoff, infeasible only means that nothing better exists.
