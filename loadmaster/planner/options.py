@@ -139,7 +139,7 @@ class PlanProgress:
             at which it is made; None before the first. Reports carry the same function until a better plan is in hand.
             A search that nobody asks for plans does nothing for them. Who calls it has the plan built, and checked
             where that was not done before, in the time of the search: from a tenth of a millisecond to half a second
-            for a collective of a hundred thousand messages. So call it seldom, in the thread that plans.
+            (a collective of 65,000 messages). So call it seldom, in the thread that plans.
     """
 
     seconds: float
