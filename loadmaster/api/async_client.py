@@ -201,9 +201,13 @@ class AsyncPlanHandle:
             raise protocol.failure(plan)
         return protocol.json_object(await self._client.call(Call("GET", plan.links["result"])))
 
-    async def export(self, name: str, **numbers: int) -> bytes:
+    async def incumbent(self) -> kinds.Plan:
+        """See :meth:`loadmaster.api.client.PlanHandle.incumbent`."""
+        return kinds.read_plan(protocol.json_object(await self._client.call(protocol.incumbent_call(self.id))))
+
+    async def export(self, name: str, *, incumbent: bool = False, **numbers: int) -> bytes:
         """See :meth:`loadmaster.api.client.PlanHandle.export`."""
-        return (await self._client.call(protocol.export_call(self.id, name, numbers))).content
+        return (await self._client.call(protocol.export_call(self.id, name, numbers, incumbent=incumbent))).content
 
     async def log(self, offset: int = 0) -> str:
         """See :meth:`loadmaster.api.client.PlanHandle.log`."""

@@ -239,15 +239,29 @@ class PlanHandle:
             raise protocol.failure(plan)
         return protocol.json_object(self._client.call(Call("GET", plan.links["result"])))
 
-    def export(self, name: str, **numbers: int) -> bytes:
+    def incumbent(self) -> kinds.Plan:
+        """The best plan so far, without waiting: checked, with the gap of its moment. Of one that is done, the result.
+
+        It may be older than the latest figures of :meth:`state` by some seconds. Of a job that failed it is the last.
+
+        Raises:
+            NotReadyError: none was found yet, or it was not handed over yet.
+            NoPlanError: it has ended, and nothing was found.
+        """
+        return kinds.read_plan(protocol.json_object(self._client.call(protocol.incumbent_call(self.id))))
+
+    def export(self, name: str, *, incumbent: bool = False, **numbers: int) -> bytes:
         """The plan as a report, a picture, a trace, or for other programs: its kind says as what (``links`` of
         :meth:`state`), and which numbers that takes. Several files come as one ZIP archive.
+
+        Args:
+            incumbent: of one that is not done, the best so far (see :meth:`incumbent`).
 
         Raises:
             ServiceError: there is no plan to export, or no such export.
             InputError: the plan cannot be written so, or a number is wrong.
         """
-        return self._client.call(protocol.export_call(self.id, name, numbers)).content
+        return self._client.call(protocol.export_call(self.id, name, numbers, incumbent=incumbent)).content
 
     def send_measurement(self, measurement: Any) -> None:
         """Give the service what the plan measured when it ran, to be drawn over it: ``fitted.measurement``, or the

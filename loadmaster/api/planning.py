@@ -72,6 +72,10 @@ class Planner(Protocol):
         """Plan, and give the plan's document. Raises any LoadmasterError."""
         ...
 
+    def document(self, plan: Any) -> dict[str, Any]:
+        """The document of a plan that a report makes (:attr:`PlanProgress.plan`)."""
+        ...
+
 
 class FloorPlanner:
     """The planner floor in this process."""
@@ -116,6 +120,9 @@ class FloorPlanner:
     ) -> dict[str, Any]:
         asked = PlanOptions.from_document(options)
         plan = planner.plan(kinds.read_problem(problem), asked, on_progress=on_progress, cancelled=cancelled)
+        return kinds.write_plan(plan)
+
+    def document(self, plan: Any) -> dict[str, Any]:
         return kinds.write_plan(plan)
 
 

@@ -55,6 +55,7 @@ REQUEST_TIMEOUT_S = 60.0
 _CONNECT_TIMEOUT_S = 10.0
 LONG_POLL_S = 20.0
 FRONTIER_POLL_S = 1.0
+_LATEST = {"incumbent": "latest"}
 
 _RETRIED_STATUSES = frozenset({429, 502, 503, 504})
 _LONGEST_RETRY_AFTER_S = 60.0
@@ -234,11 +235,17 @@ def wait_call(plan_id: str, remaining_s: float | None) -> Call:
     return Call("GET", plan_path(plan_id), {"wait": f"{wait:.3f}"})
 
 
-def export_call(plan_id: str, name: str, numbers: Mapping[str, int]) -> Call:
+def incumbent_call(plan_id: str) -> Call:
+    """GET /v1/plans/{id}/result, or the best plan so far."""
+    return Call("GET", plan_path(plan_id, "/result"), _LATEST)
+
+
+def export_call(plan_id: str, name: str, numbers: Mapping[str, int], *, incumbent: bool) -> Call:
     """GET /v1/plans/{id}/export/{name}."""
     if not name.isidentifier():
         raise InputError("name", name, "is no name of an export", "Give one that the plan's links name, as in html.")
-    return Call("GET", plan_path(plan_id, f"/export/{name}"), {key: str(value) for key, value in numbers.items()})
+    params = {key: str(value) for key, value in numbers.items()} | (_LATEST if incumbent else {})
+    return Call("GET", plan_path(plan_id, f"/export/{name}"), params)
 
 
 def measurement_call(plan_id: str, measurement: Any) -> Call:

@@ -24,6 +24,7 @@ class Plan(ShownPlan):
         objective, bound, gap: of what the kind minimizes, in ``unit``; the bound is proved.
         method: the strategy whose plan this is.
         stopped_by: gap, time, cancel, crash (of a solver), proof, or method: all that it has to try has been tried.
+            ``nothing``: the search went on when this was its best plan.
         seconds: wall seconds of ``build``, ``solve``, ``check``.
         solver: name, version, cpu_seconds, nodes.
         check: the checker's verdict, in short.

@@ -55,7 +55,7 @@ KINDS: dict[str, Kind] = {
             whole="loadmaster.models.memory.plain:peak_bytes",
             whole_words="the peak with memory to spare",
             points="loadmaster.models.memory.budgets:spread",
-            with_bound="loadmaster.planner.memory.driver:with_bound",
+            with_bound="loadmaster.planner.memory.answer:with_bound",
             extras="loadmaster.api.report.memory.views:frontier_extras",
             restrictions="loadmaster.models.memory.restricted:restrictions",
         ),

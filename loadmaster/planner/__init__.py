@@ -5,7 +5,7 @@ No torch, no web; every solve runs in a process of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from loadmaster import live_line
 from loadmaster.errors import InputError
 from loadmaster.models.canonical import sha256
 from loadmaster.models.documents import Document
+from loadmaster.models.envelope import Plan as AnyPlan
 from loadmaster.models.kind import resolve
 from loadmaster.models.kinds import Plan, Problem, kind_named, read_problem
 from loadmaster.models.shown import remember
@@ -40,7 +41,8 @@ def plan(
     Args:
         options: see :class:`PlanOptions`; single ones may be given by keyword (``budget_bytes=8 << 30``, or
             ``budget_bytes="50%"``).
-        on_progress: called with each report, in this thread.
+        on_progress: called with each report, in this thread. Reports carry the best plan so far, made when it is asked
+            for (:attr:`PlanProgress.plan`).
         cancelled: asked several times a second; once true, the best plan so far is returned.
         progress: whether to say where the search is, in a line on standard error. None: in a terminal or a notebook,
             unless ``on_progress`` is given.
@@ -174,6 +176,25 @@ def _planned(
     """A problem that was found good, planned by its kind's planner."""
     plan_kind = resolve(kind_named(problem.kind).plan)
     remember(problem)
-    found: Plan = plan_kind(problem, settled(problem, options), on_progress=on_progress, cancelled=cancelled)
     captured_with = getattr(problem, "captured_with", None)
+    if on_progress is not None and captured_with is not None:
+        on_progress = _with_origin(on_progress, captured_with)
+    found: Plan = plan_kind(problem, settled(problem, options), on_progress=on_progress, cancelled=cancelled)
     return found if captured_with is None else replace(found, captured_with=captured_with)
+
+
+def _with_origin(
+    on_progress: Callable[[PlanProgress], None], captured_with: Mapping[str, str]
+) -> Callable[[PlanProgress], None]:
+    """Reports whose plans say what their problem was captured with."""
+    known: list[tuple[Callable[[], AnyPlan], Callable[[], AnyPlan]]] = []
+
+    def report(progress: PlanProgress) -> None:
+        if (make := progress.plan) is not None:
+            # The same function for the same plan.
+            if not known or known[0][0] is not make:
+                known[:] = [(make, lambda: replace(make(), captured_with=captured_with))]
+            progress = replace(progress, plan=known[0][1])
+        on_progress(progress)
+
+    return report

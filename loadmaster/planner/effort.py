@@ -11,6 +11,7 @@ from typing import Any
 
 from loadmaster.cancelling import is_cancelled
 from loadmaster.errors import SolverError
+from loadmaster.models.envelope import Plan
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import Program
@@ -18,6 +19,7 @@ from loadmaster.solvers.solution import Solution, SolveOptions, relative_gap
 
 logger = logging.getLogger(__name__)
 LEAST_SECONDS = 0.1  # that a solver gets to begin with
+GOING_ON = "nothing"  # what has stopped a search that goes on
 
 
 @dataclass
@@ -28,6 +30,7 @@ class Effort:
         seconds: wall seconds spent on ``build``, ``solve`` and ``check``.
         solver, cpu_seconds, nodes, solves: of the solves so far.
         crashed: a solver failed while a plan was in hand, and the run ended with that.
+        plan: makes the best plan in hand, see :meth:`hold`.
     """
 
     options: PlanOptions
@@ -40,6 +43,7 @@ class Effort:
     nodes: int = 0
     solves: int = 0
     crashed: bool = False
+    plan: Callable[[], Plan] | None = None
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
@@ -74,7 +78,16 @@ class Effort:
         """Report to the caller; objective and bound in the unit of the problem."""
         if self.on_progress is not None:
             gap = relative_gap(objective, bound)
-            self.on_progress(PlanProgress(self.elapsed_s, phase, message, objective, bound, gap))
+            self.on_progress(PlanProgress(self.elapsed_s, phase, message, objective, bound, gap, self.plan))
+
+    def hold(self, make: Callable[[], Plan]) -> None:
+        """A better plan is in hand: reports from now on carry ``make``.
+
+        Args:
+            make: builds that plan, or a better one that was found since, with :data:`GOING_ON` for what stopped it. It
+                is called wherever the search has a word for its caller, if at all, and uses neither clock nor reports.
+        """
+        self.plan = make
 
     def count(self, solution: Solution) -> None:
         """Take the cost of a solve into the account."""

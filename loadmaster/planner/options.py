@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from types import UnionType
 from typing import Any
 
 from loadmaster.errors import InputError
+from loadmaster.models.envelope import Plan
 from loadmaster.models.kinds import all_kinds
 from loadmaster.models.units import bytes_of, show_cost, show_share
 
@@ -129,7 +130,17 @@ def _between(field: str, value: float, low: float, high: float, meaning: str) ->
 
 @dataclass(frozen=True)
 class PlanProgress:
-    """One report from a planning run. ``objective`` and ``bound`` are the best so far, None before the first."""
+    """One report from a planning run.
+
+    Attributes:
+        objective, bound: the best so far, None before the first. The objective may be that of a solve under way, of
+            which there is no plan yet.
+        plan: makes the best plan in hand: checked, with its own objective and with the bound and the gap of the moment
+            at which it is made; None before the first. Reports carry the same function until a better plan is in hand.
+            A search that nobody asks for plans does nothing for them. Who calls it has the plan built, and checked
+            where that was not done before, in the time of the search: from a tenth of a millisecond to half a second
+            (a collective of 65,000 messages). So call it seldom, in the thread that plans.
+    """
 
     seconds: float
     phase: str
@@ -137,6 +148,11 @@ class PlanProgress:
     objective: float | None = None
     bound: float | None = None
     gap: float | None = None
+    plan: Callable[[], Plan] | None = field(default=None, repr=False, compare=False)
+
+    def figures(self) -> dict[str, Any]:
+        """All of it but the plan, as JSON has it."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "plan"}
 
     def line(self, unit: str) -> str:
         """Where the search is, in one line."""

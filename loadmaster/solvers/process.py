@@ -52,6 +52,7 @@ def solve(
     *,
     solver: str = "auto",
     on_progress: Callable[[Progress], None] | None = None,
+    on_point: Callable[[FloatArray], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Solution:
     """Solve and wait for the answer.
@@ -59,6 +60,7 @@ def solve(
     Args:
         solver: ``auto``, ``highs``, ``cpsat`` or ``pulp:NAME``.
         on_progress: called in this thread with each new report, at most about twice a second.
+        on_point: called so with the best point [columns] so far, where that is a better one.
         cancelled: asked several times a second; once true, the solve ends within a second with what it has.
 
     Raises:
@@ -68,9 +70,14 @@ def solve(
     """
     with start(program, options, solver=solver) as running:
         seen: Progress | None = None
+        known: FloatArray | None = None
         while True:
             solution = running.poll(0.1)
-            latest = running.progress()
+            # The report first: the point comes before the report that counts it.
+            latest, point = running.progress(), running.incumbent()
+            if on_point is not None and point is not None and point is not known:
+                known = point
+                on_point(point)
             if on_progress is not None and latest is not None and latest is not seen:
                 seen = latest
                 on_progress(latest)

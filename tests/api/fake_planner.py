@@ -5,6 +5,7 @@ A problem is ``{"kind": "fake", "name": ..., "behaviour": ..., ...}``; see :meth
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -69,7 +70,10 @@ class FakePlanner:
         on_progress: Callable[[PlanProgress], None],
         cancelled: Callable[[], bool],
     ) -> dict[str, Any]:
-        """Two incumbents, then the end that ``behaviour`` names. ``marker`` is a file that notes each start."""
+        """Two incumbents, then the end that ``behaviour`` names. ``marker`` is a file that notes each start.
+
+        With ``hands_out``, the incumbents come with their plans, and then a worse one.
+        """
         started = time.monotonic()
         starts = self._note_start(problem.get("marker"))
         behaviour = problem["behaviour"]
@@ -86,10 +90,12 @@ class FakePlanner:
             raise CancelledError("nothing was found")
         logger.info("two incumbents follow")
         objective = OPTIMUM
-        for objective in (1.2 * OPTIMUM, 1.1 * OPTIMUM):
+        hands_out = problem.get("hands_out", False)
+        for objective in (1.2 * OPTIMUM, 1.1 * OPTIMUM, *([1.3 * OPTIMUM] if hands_out else [])):
             seconds = time.monotonic() - started
             gap = (objective - OPTIMUM) / objective
-            on_progress(PlanProgress(seconds, "search", "looking", objective, OPTIMUM, gap))
+            plan: Any = functools.partial(_plan, objective, "nothing") if hands_out else None
+            on_progress(PlanProgress(seconds, "search", "looking", objective, OPTIMUM, gap, plan))
         if behaviour == "forking":
             self._note_start(problem["marker"], subprocess.Popen(["sleep", "600"]).pid)
         if behaviour in ("deaf", "forking"):
@@ -102,6 +108,9 @@ class FakePlanner:
         # More room, better plans: but not always, so that a frontier has something to mend.
         budget_bytes = options.get("budget_bytes") or options.get("limit") or 0
         return _plan(OPTIMUM + problem.get("worse_by", {}).get(str(budget_bytes), 0.0), "gap", OPTIMUM)
+
+    def document(self, plan: Any) -> dict[str, Any]:
+        return dict(plan)
 
     @staticmethod
     def _note_start(marker: str | None, pid: int | None = None) -> int:

@@ -102,8 +102,9 @@ def untimed(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_cancelled_job_stops_and_keeps_its_plan(on_ray: Client, tmp_path: Path) -> None:
-    handle = on_ray.submit(problem("slow", marker=str(tmp_path / "m")))
-    wait_until(lambda: handle.state().objective)
+    handle = on_ray.submit(problem("slow", hands_out=True, marker=str(tmp_path / "m")))
+    so_far = wait_until(lambda: handle.state().links.get("incumbent"))
+    assert on_ray.get(so_far)["stopped_by"] == "nothing"
     handle.cancel()
     assert handle.wait(HANG_S).state == "cancelled"
     assert handle.document()["objective"] == pytest.approx(1.1 * OPTIMUM)

@@ -73,6 +73,14 @@ def test_it_is_sound(description: dict[str, Any]) -> None:
             assert all(response["description"] for response in operation["responses"].values())
 
 
+def test_the_best_plan_so_far_is_described(description: dict[str, Any]) -> None:
+    for path in ("result", "export/{name}"):
+        read = description["paths"][f"/v1/plans/{{plan_id}}/{path}"]["get"]
+        (asked,) = [parameter for parameter in read["parameters"] if parameter["name"] == "incumbent"]
+        assert "latest" in str(asked["schema"]) and "best plan so far" in asked["description"]
+        assert {"200", "404", "409", "422"} <= set(read["responses"])
+
+
 def test_bodies_and_refusals_are_described(description: dict[str, Any]) -> None:
     submit = description["paths"]["/v1/plans"]["post"]
     body = submit["requestBody"]["content"]["application/json"]["schema"]

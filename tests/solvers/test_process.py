@@ -339,12 +339,17 @@ def test_a_solvers_noise_goes_nowhere(solver: str, loud: dict[str, bool], capfd:
 @BOTH
 def test_progress_and_the_callers_wish_to_stop(solver: str) -> None:
     reports: list[Progress] = []
+    points: list[FloatArray] = []
     solution = solve(
         hard(),
         solver=solver,
         on_progress=reports.append,
+        on_point=points.append,
         cancelled=lambda: len(reports) >= 3,
     )
+    reached = [hard().objective(point) for point in points]
+    assert reached and reached == sorted(set(reached), reverse=True)
+    assert solution.objective is not None and solution.objective <= reached[-1] + 1e-6
     assert solution.stopped_by is StoppedBy.CANCEL
     assert [r.seconds for r in reports] == sorted(r.seconds for r in reports)
     objectives = [r.objective for r in reports if r.objective is not None]

@@ -6,14 +6,12 @@ import argparse
 
 from loadmaster.api.cli.files import read_document
 from loadmaster.api.cli.planning import envelope
-from loadmaster.api.cli.server import add_service, connect
+from loadmaster.api.cli.server import add_service, connect, is_plan_id
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.columns import table
 from loadmaster.api.comparison import plan_rows
 from loadmaster.errors import InputError
 from loadmaster.models.kinds import Plan, read_plan
-
-_ID = "plan_"
 
 
 def compare_arguments(compare: argparse.ArgumentParser) -> None:
@@ -49,7 +47,7 @@ def _compare(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 def _read(given: str, arguments: argparse.Namespace) -> Plan:
     """A plan from a file, or from a service when it is done."""
-    if not (given.startswith(_ID) and given.isidentifier()):
+    if not is_plan_id(given):
         return read_plan(read_document(given, "PLAN.json"))
     with connect(arguments) as client:
         return client.plan(given).result()

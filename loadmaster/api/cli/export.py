@@ -25,6 +25,8 @@ def export_arguments(export: argparse.ArgumentParser) -> None:
     for name, (number, formats) in export_numbers().items():
         said = f"of {', '.join(formats)}: {number.help} ({number.default})"
         export.add_argument(f"--{name}", dest=f"number_{name}", type=int, metavar="N", help=said)
+    said = "of one that is not done, the best plan so far"
+    export.add_argument("--incumbent", action="store_true", help=said)
     add_service(export)
     export.set_defaults(run=_export)
 
@@ -44,7 +46,7 @@ def _export(arguments: argparse.Namespace, terminal: Terminal) -> int:
         export = own.get(arguments.format)
         if export is None:
             raise InputError("FORMAT", arguments.format, "is none that this plan has", f"Give one of {', '.join(own)}.")
-        content = handle.export(export.name, **numbers)
+        content = handle.export(export.name, incumbent=arguments.incumbent, **numbers)
     if arguments.output == "-":
         sys.stdout.buffer.write(content)
         return 0

@@ -8,7 +8,7 @@ import os
 from loadmaster.api.client import Client
 from loadmaster.api.protocol import DEFAULT_URL, KEY_VARIABLE
 
-__all__ = ["add_server", "add_service", "connect"]
+__all__ = ["add_server", "add_service", "connect", "is_plan_id"]
 
 SERVER_VARIABLE = "LOADMASTER_SERVER"
 
@@ -29,6 +29,11 @@ def add_server(command: argparse.ArgumentParser, purpose: str = "plan on a runni
 def connect(arguments: argparse.Namespace) -> Client:
     """A client of the service that was asked for."""
     return Client(arguments.server, api_key=arguments.api_key)
+
+
+def is_plan_id(given: str) -> bool:
+    """Whether what may be a file's path as well is the id of a plan of a service."""
+    return given.startswith("plan_") and given.isidentifier()
 
 
 def _add_key(command: argparse.ArgumentParser) -> None:

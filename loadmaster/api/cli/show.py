@@ -1,6 +1,6 @@
-"""``show``: a problem in words, or a plan, in words and as each of the exports that its kind has.
+"""``show``: a problem in words, or a plan, of a file or of a service, in words and as each export that its kind has.
 
-The problem of a plan, and what it measured, are found beside it.
+The problem of a plan in a file, and what it measured, are found beside it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from loadmaster.api.cli.files import expect_apart, expect_folder, read_document
+from loadmaster.api.cli.files import expect_apart, expect_folder, read_document, write_json
 from loadmaster.api.cli.planning import envelope
+from loadmaster.api.cli.server import add_service, connect, is_plan_id
 from loadmaster.api.cli.terminal import Terminal
+from loadmaster.api.protocol import plan_path
 from loadmaster.api.report.views import export_view, view_of, views_of
 from loadmaster.errors import InputError
 from loadmaster.models.documents import MEASUREMENT_SCHEMA, PROBLEM_SCHEMA, Document, load_document
 from loadmaster.models.files import expect_writable, write_bytes
 from loadmaster.models.kind import Export, Number
-from loadmaster.models.kinds import Plan, Problem, all_kinds, kind_named, read_measurement, read_plan, read_problem
+from loadmaster.models.kinds import (
+    Plan,
+    Problem,
+    all_kinds,
+    kind_named,
+    read_measurement,
+    read_plan,
+    read_problem,
+    write_plan,
+)
 from loadmaster.models.summary import summarize
 
 T = TypeVar("T")
@@ -31,7 +42,11 @@ _LARGEST_BYTES = {PROBLEM_SCHEMA: 64 << 20, MEASUREMENT_SCHEMA: 1 << 20}
 def show_arguments(show: argparse.ArgumentParser) -> None:
     """The arguments of ``show``."""
     show.description = _show.__doc__
-    show.add_argument("document", metavar="PLAN.json|PROBLEM.json", help="- is standard input")
+    said = "a file, - for standard input, or a plan of a service"
+    show.add_argument("document", metavar="PLAN.json|PROBLEM.json|ID", help=said)
+    said = "of a plan of a service that is not done: the best so far"
+    show.add_argument("--incumbent", action="store_true", help=said)
+    show.add_argument("-o", "--output", metavar="PLAN.json", help="of a plan of a service: write it here")
     show.add_argument("--problem", metavar="PROBLEM.json", help="of the plan (default: the one beside it)")
     kinds = ", ".join(kind.name for kind in all_kinds().values() if kind.measurement is not None)
     said = f"{kinds}: what the plan measured when fit ran it (default: what is beside it)"
@@ -46,6 +61,7 @@ def show_arguments(show: argparse.ArgumentParser) -> None:
         said = f"of {', '.join(f'--{export}' for export in exports)}: {number.help} ({number.default})"
         show.add_argument(f"--{name}", dest=f"number_{name}", type=int, metavar="N", help=said)
     show.add_argument("--json", action="store_true", help="print the plan without its schedule as JSON")
+    add_service(show)
     show.set_defaults(run=_show)
 
 
@@ -71,10 +87,24 @@ def export_numbers() -> dict[str, tuple[Number, list[str]]]:
 def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Show how much a problem needs, or what a plan does: in words, as a report, a picture, a trace, or for others."""
     asked = {name: path for name in exports_by_name() if (path := getattr(arguments, f"export_{name}")) is not None}
+    if is_plan_id(arguments.document):
+        return _show_plan(*_from_service(arguments, terminal), asked, arguments, terminal)
+    _expect_no_service(arguments)
     document = read_document(arguments.document, "PLAN.json")
     if document.get("schema") == PROBLEM_SCHEMA:
         return _show_problem(read_problem(document), arguments, [f"--{name}" for name in asked], terminal)
-    plan = read_plan(document)
+    return _show_plan(read_plan(document), None, asked, arguments, terminal)
+
+
+def _show_plan(
+    plan: Plan, problem: Problem | None, asked: dict[str, str], arguments: argparse.Namespace, terminal: Terminal
+) -> int:
+    """A plan, in words and as what was asked for.
+
+    Args:
+        problem: of the plan, where that came with it; otherwise it is looked for.
+        asked: paths, by export.
+    """
     inputs = {"the plan": arguments.document, "the problem": arguments.problem, "the measurement": arguments.measured}
     expect_apart({f"--{name}": path for name, path in asked.items()}, inputs)
     own = {export.name: export for export in kind_named(plan.kind).exports}
@@ -83,8 +113,9 @@ def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
             raise InputError(f"--{name}", path, f"is of no {plan.kind} plan", "Leave it out.")
         (expect_writable if own[name].suffix else expect_folder)(path, f"--{name}")
     numbers = {name: _numbers_of(own[name], arguments) for name in asked}
-    measured = ["--measured"] if arguments.measured is not None else []
-    problem = _problem(plan, arguments, [*(f"--{name}" for name in asked), *measured])
+    if problem is None or plan.status == "infeasible":
+        measured = ["--measured"] if arguments.measured is not None else []
+        problem = _problem(plan, arguments, [*(f"--{name}" for name in asked), *measured])
     views = views_of(plan.kind)
     seen = None if problem is None else view_of(problem, plan, _measured(plan, arguments))
     if arguments.json:
@@ -98,6 +129,37 @@ def _show(arguments: argparse.Namespace, terminal: Terminal) -> int:
     for name, path in asked.items():
         _write(own[name], export_view(seen, own[name], numbers[name]), path, terminal)
     return 0
+
+
+def _from_service(arguments: argparse.Namespace, terminal: Terminal) -> tuple[Plan, Problem]:
+    """A plan of a service with its problem: the result, or the best so far."""
+    if arguments.problem is not None:
+        raise InputError("--problem", arguments.problem, "is for plans in files", "Leave it out: the service has it.")
+    expect_writable(arguments.output, "-o")
+    with connect(arguments) as client:
+        handle = client.plan(arguments.document)
+        if arguments.incumbent:
+            plan = handle.incumbent()
+        elif (state := handle.state()).final:
+            plan = handle.result()
+        else:
+            remedy = "Give --incumbent for the best plan so far, or watch it to its end."
+            raise InputError("ID", arguments.document, f"is {state.state}", remedy)
+        problem = read_problem(client.get(plan_path(arguments.document, "/problem")))
+    if arguments.output is not None:
+        write_json(arguments.output, write_plan(plan), terminal)
+    return plan, problem
+
+
+def _expect_no_service(arguments: argparse.Namespace) -> None:
+    """Refuse for a file what is for a plan of a service.
+
+    Raises:
+        InputError: naming the flag.
+    """
+    for flag, given in (("--incumbent", arguments.incumbent), ("-o", arguments.output)):
+        if given:
+            raise InputError(flag, arguments.document, "is for a plan of a service, and this is a file", "Give an ID.")
 
 
 def _show_problem(problem: Problem, arguments: argparse.Namespace, wanted: list[str], terminal: Terminal) -> int:

@@ -22,6 +22,7 @@ from loadmaster.api.server import (
     pages,
     plans,
     problems,
+    results,
 )
 from loadmaster.api.server.body import BodyLimit
 from loadmaster.api.server.body_memory import BodyMemory
@@ -116,7 +117,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(KeyCheck, keys=keys if asks_for_keys else None)
     app.add_middleware(HostCheck, host=settings.host, names=settings.allowed_host_names)
     problems.install(app)
-    for module in (plans, measurements, events, exports, blobs, frontiers, operations, metrics):
+    for module in (plans, results, measurements, events, exports, blobs, frontiers, operations, metrics):
         app.include_router(module.router)
     pages.install(app, asks_for_keys=asks_for_keys)
     describe(app, asks_for_keys=asks_for_keys)

@@ -16,8 +16,8 @@ from loadmaster.api.report.views import export
 from loadmaster.api.server.context import JobDep, ServiceDep
 from loadmaster.api.server.description import problem_answers
 from loadmaster.api.server.measurements import measured_of
-from loadmaster.api.server.plans import plan_bytes
 from loadmaster.api.server.problems import Refusal, not_found
+from loadmaster.api.server.results import Incumbent, found_plan
 from loadmaster.api.server.security import REPORT_HEADERS
 from loadmaster.errors import InputError
 from loadmaster.models.kind import Export
@@ -40,14 +40,15 @@ def export_plan(
     job: JobDep,
     name: Annotated[str, Path(max_length=64, description="of the export: its kind says which there are")],
     request: Request,
+    incumbent: Incumbent = None,
 ) -> Response:
     """A feasible plan in another form; several files come as one ZIP archive. Its numbers are query parameters."""
     kind = find_kind(job.kind)
     what = next((e for e in kind.exports if e.name == name), None) if kind is not None else None
     if what is None:
         raise not_found("export", name)
-    numbers = _numbers(what, request.query_params)
-    plan = read_plan(json.loads(plan_bytes(service, job)))
+    numbers = _numbers(what, {key: text for key, text in request.query_params.items() if key != "incumbent"})
+    plan = read_plan(json.loads(found_plan(service, job, incumbent).content))
     if plan.status == "infeasible":
         raise Refusal(409, ProblemType.NO_PLAN, "The plan is infeasible: there is nothing to export.")
     problem = read_problem(json.loads(service.jobs.document(job.problem_sha256)))

@@ -12,8 +12,9 @@ from loadmaster.api.errors import ProblemType
 from loadmaster.api.server.context import JobDep, OwnJobDep, Service, ServiceDep
 from loadmaster.api.server.description import problem_answers
 from loadmaster.api.server.parsing import parse_object
-from loadmaster.api.server.plans import BodyDep, plan_bytes
+from loadmaster.api.server.plans import BodyDep
 from loadmaster.api.server.problems import Refusal, not_found
+from loadmaster.api.server.results import found_plan
 from loadmaster.api.store.records import Job
 from loadmaster.models.documents import MEASUREMENT_SCHEMA, write
 from loadmaster.models.envelope import Plan
@@ -38,7 +39,7 @@ def put_measurement(service: ServiceDep, job: OwnJobDep, body: BodyDep) -> Respo
     if len(body) > LARGEST_BYTES:
         raise Refusal(413, ProblemType.TOO_LARGE, f"A measurement has {LARGEST_BYTES} bytes at most.")
     document = parse_object(body, "body")
-    plan = read_plan(json.loads(plan_bytes(service, job)))
+    plan = read_plan(json.loads(found_plan(service, job).content))
     if not service.measurements.put(job.id, write(MEASUREMENT_SCHEMA, read_measurement(document, plan))):
         raise not_found("plan", job.id)
     return Response(status_code=204)

@@ -1,4 +1,5 @@
-"""``/v1/plans``: submit, look, list, result, log, cancel, purge. (Events: :mod:`loadmaster.api.server.events`.)"""
+"""``/v1/plans``: submit, look, list, log, cancel, purge. (:mod:`~loadmaster.api.server.results` and
+:mod:`~loadmaster.api.server.events` have modules of their own.)"""
 
 from __future__ import annotations
 
@@ -148,7 +149,7 @@ async def show_plan(
     if_none_match: Annotated[str | None, Header(max_length=255)] = None,
 ) -> Response:
     """State and figures of a plan."""
-    known = {tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")} - {""}
+    known = known_tags(if_none_match)
     deadline = time.monotonic() + wait
     while True:
         job = await anyio.to_thread.run_sync(service.jobs.get, plan_id)
@@ -163,31 +164,6 @@ async def show_plan(
     if _etag(job) in known:
         return Response(status_code=304, headers={"ETag": _etag(job)})
     return _plan_response(job, 200)
-
-
-@router.get(
-    "/v1/plans/{plan_id}/result",
-    responses={200: {"content": {"application/json": {}}}, **problem_answers(404, 409, 422)},
-    response_class=JSONResponse,
-)
-def plan_result(service: ServiceDep, job: JobDep) -> Response:
-    """The plan document. Of a cancelled plan it is the best one found before."""
-    return Response(plan_bytes(service, job), media_type="application/json")
-
-
-def plan_bytes(service: Service, job: Job) -> bytes:
-    """The plan document of a job.
-
-    Raises:
-        Refusal: 409, there is none yet, or none at all.
-    """
-    if job.plan_sha256 is not None:
-        return service.jobs.document(job.plan_sha256)
-    if not job.state.final:
-        detail = f"The plan is {job.state}; its result comes when it is done."
-        raise Refusal(409, ProblemType.NOT_READY, detail, {"Retry-After": RETRY_AFTER_S})
-    why = job.error["detail"] if job.error is not None else "It was cancelled before any plan was found."
-    raise Refusal(409, ProblemType.NO_PLAN, f"The plan is {job.state} and has no result. {why}")
 
 
 @router.get(
@@ -232,6 +208,11 @@ def purge_plan(service: ServiceDep, job: OwnJobDep) -> Response:
     if not known:
         raise not_found("plan", job.id)
     return Response(status_code=204)
+
+
+def known_tags(if_none_match: str | None) -> set[str]:
+    """The tags of what a caller has already."""
+    return {tag.strip().removeprefix("W/") for tag in (if_none_match or "").split(",")} - {""}
 
 
 def _etag(job: Job) -> str:

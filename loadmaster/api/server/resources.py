@@ -9,6 +9,9 @@ from loadmaster.models.kinds import find_kind
 from loadmaster.planner.sweep import Figures, monotone
 from loadmaster.solvers.solution import relative_gap
 
+# Asks for the best plan so far.
+LATEST = "?incumbent=latest"
+
 
 def plan_resource(job: Job) -> PlanResource:
     """A job with its links."""
@@ -16,6 +19,8 @@ def plan_resource(job: Job) -> PlanResource:
     links = {"self": address, "events": f"{address}/events", "log": f"{address}/log"}
     if job.plan_sha256 is not None:
         links["result"] = f"{address}/result"
+    if job.incumbent_objective is not None:
+        links["incumbent"] = incumbent_address(job)
     links |= {f"export/{name}": href for name, href in exports_of(job).items()}
     if not job.state.final:
         links["cancel"] = f"{address}:cancel"
@@ -107,11 +112,18 @@ def budget_bytes(kind: str, value: int | None) -> int | None:
 
 
 def exports_of(job: Job) -> dict[str, str]:
-    """The addresses of what the job's plan can be had as, by name."""
+    """The addresses of what the job's plan, or its best so far, can be had as, by name."""
     known = find_kind(job.kind)
-    if known is None or job.plan_sha256 is None or job.objective is None:
+    is_result = job.plan_sha256 is not None and job.objective is not None
+    if known is None or not (is_result or job.incumbent_objective is not None):
         return {}
-    return {export.name: f"/v1/plans/{job.id}/export/{export.name}" for export in known.exports}
+    query = "" if is_result else LATEST
+    return {export.name: f"/v1/plans/{job.id}/export/{export.name}{query}" for export in known.exports}
+
+
+def incumbent_address(job: Job) -> str:
+    """Where the best plan so far is."""
+    return f"/v1/plans/{job.id}/result{LATEST}"
 
 
 def frontier_state(states: list[State]) -> State:

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loadmaster.api.documents import FrontierRequest, PlanRequest
+from loadmaster.api.packed import PackedDocument, pack
 from loadmaster.api.planning import Planner
 from loadmaster.api.planning import Request as Planning
 from loadmaster.api.server.parsing import parse_body, parse_object
-from loadmaster.api.store.records import PackedDocument, pack
 from loadmaster.errors import InputError
 from loadmaster.models.documents import Document
 from loadmaster.models.kinds import find_kind, limit_of

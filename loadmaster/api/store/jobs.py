@@ -11,10 +11,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from loadmaster.api.store import keys, records, schema
+from loadmaster.api.packed import PackedDocument, unpack
+from loadmaster.api.store import incumbents, keys, records, schema
 from loadmaster.api.store.database import Database, transaction
 from loadmaster.api.store.keys import Owner
-from loadmaster.api.store.records import Event, Job, Outcome, PackedDocument, State
+from loadmaster.api.store.records import Event, Job, Outcome, State
 from loadmaster.errors import InputError, LoadmasterError
 
 __all__ = ["Frontier", "Jobs", "NewJob", "NotFinalError", "QueueFullError", "QuotaError"]
@@ -198,6 +199,12 @@ class Jobs:
         with self._database.read() as connection:
             return records.get_document(connection, key)
 
+    def incumbent(self, job_id: str) -> tuple[str, bytes] | None:
+        """The best plan so far of a job without a result, by its hash; None where there is none, or a result."""
+        with self._database.read() as connection:
+            found = incumbents.packed_plan(connection, job_id)
+        return None if found is None else (found.sha256, unpack(found.body))
+
     def events(self, job_id: str, after: int = 0, *, type_: str | None = None, limit: int | None = 500) -> list[Event]:
         """The events of a job that follow event ``after``, in order."""
         columns = schema.event.c
@@ -235,7 +242,7 @@ class Jobs:
                 return False
             if not job.state.final:
                 raise NotFinalError(f"{job_id} is {job.state}: cancel it before it can be purged")
-            for table in (schema.event, schema.label, schema.measurement):
+            for table in (schema.event, schema.label, schema.measurement, schema.incumbent):
                 connection.execute(sa.delete(table).where(table.c.job_id == job_id))
             connection.execute(sa.delete(schema.job).where(schema.job.c.id == job_id))
             # What two jobs share is locked before it is asked for users: of two that are purged at the same time, the

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
-
 import sqlalchemy as sa
 
+from loadmaster.api.packed import pack, unpack
 from loadmaster.api.store import records, schema
 from loadmaster.api.store.database import Database, transaction
 from loadmaster.models.documents import Document
@@ -22,7 +21,7 @@ class Measurements:
     @transaction
     def put(self, job_id: str, document: Document) -> bool:
         """Keep what the plan of a job measured, in the place of what was there; False if the job is not known."""
-        table, body = schema.measurement, records.pack(document).body
+        table, body = schema.measurement, pack(document).body
         with self._database.write() as connection:
             if records.get_job(connection, job_id, lock=True) is None:
                 return False
@@ -35,4 +34,4 @@ class Measurements:
         table = schema.measurement
         with self._database.read() as connection:
             body = connection.execute(sa.select(table.c.body).where(table.c.job_id == job_id)).scalar()
-        return None if body is None else zlib.decompress(body)
+        return None if body is None else unpack(body)

@@ -18,7 +18,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from loadmaster.api.store import keys, records, schema
+from loadmaster.api.packed import PackedDocument
+from loadmaster.api.store import incumbents, keys, records, schema
 from loadmaster.api.store.database import Database, transaction
 from loadmaster.api.store.records import Job, Outcome, State
 from loadmaster.models.documents import Document
@@ -157,6 +158,19 @@ class Queue:
                 if type_ in ("progress", "incumbent"):
                     figures = {name: data.get(name) for name in ("objective", "bound", "gap")}
                     connection.execute(sa.update(schema.job).where(schema.job.c.id == job_id).values(**figures))
+            return True
+
+    @transaction
+    def keep(self, job_id: str, owner: str, objective: float, plan: PackedDocument) -> bool:
+        """Keep the best plan so far of a running job, where it is better than the one that is kept.
+
+        Returns False, and writes nothing, when the lease is lost.
+        """
+        with self._database.write() as connection:
+            if not _holds(connection, job_id, owner):
+                return False
+            if incumbents.keep(connection, job_id, objective, plan):
+                records.append_event(connection, job_id, "log", {"line": f"a plan of {objective:g} can be looked at"})
             return True
 
     def problem(self, job: Job) -> bytes:

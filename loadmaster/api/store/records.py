@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import enum
-import hashlib
 import json
 import time
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,15 +12,14 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from loadmaster.api.store import schema
-from loadmaster.models.canonical import canonical_json
+from loadmaster.api.packed import PackedDocument, pack, unpack
+from loadmaster.api.store import incumbents, schema
 from loadmaster.models.documents import Document
 
 __all__ = [
     "Event",
     "Job",
     "Outcome",
-    "PackedDocument",
     "State",
     "append_event",
     "count",
@@ -32,7 +29,6 @@ __all__ = [
     "get_job",
     "lock",
     "observe",
-    "pack",
     "put_document",
     "put_event",
     "require_job",
@@ -91,6 +87,7 @@ class Job:
     event_seq: int
     owner: str | None
     traceparent: str | None
+    incumbent_objective: float | None
 
     @classmethod
     def from_row(cls, row: Row[Any]) -> Job:
@@ -109,14 +106,6 @@ class Event:
     at: float
     type: str
     data: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class PackedDocument:
-    """A document as the store keeps it: canonical JSON, compressed, under its hash."""
-
-    sha256: str
-    body: bytes
 
 
 @dataclass(frozen=True)
@@ -180,12 +169,6 @@ def put_event(connection: Connection, job_id: str, seq: int, type_: str, data: M
     connection.execute(_NEW_EVENT, row)
 
 
-def pack(body: Document) -> PackedDocument:
-    """Hash and compress a document: the slow part of keeping it, done before a transaction begins."""
-    text = canonical_json(body)
-    return PackedDocument(hashlib.sha256(text).hexdigest(), zlib.compress(text))
-
-
 def put_document(connection: Connection, packed: PackedDocument) -> str:
     """Keep a document under the hash of its content; returns the hash."""
     if connection.execute(_IS_KEPT, {"key": packed.sha256}).scalar() is None:
@@ -196,7 +179,7 @@ def put_document(connection: Connection, packed: PackedDocument) -> str:
 def get_document(connection: Connection, key: str) -> bytes:
     """The canonical JSON of a document."""
     packed = connection.execute(sa.select(schema.document.c.body).where(schema.document.c.sha256 == key)).scalar_one()
-    return zlib.decompress(packed)
+    return unpack(packed)
 
 
 def count(connection: Connection, metric: str) -> None:
@@ -217,7 +200,12 @@ def _add(metric: str, amount: float) -> sa.Update:
 
 
 def finish(connection: Connection, job: Job, outcome: Outcome, *, cached: bool = False) -> None:
-    """Make a job final: state, figures of its plan, the last two events, the counters."""
+    """Make a job final: state, figures of its plan, the last two events, the counters.
+
+    What was cancelled and hands nothing over ends with the best plan that was kept of it.
+    """
+    if outcome.plan is None and outcome.state is State.CANCELLED:
+        outcome = replace(outcome, plan=incumbents.best_plan(connection, job.id))
     if cached and outcome.plan is not None:
         # The name is no part of what makes two requests equal.
         outcome = replace(outcome, plan={**outcome.plan, "name": job.name})
@@ -226,6 +214,8 @@ def finish(connection: Connection, job: Job, outcome: Outcome, *, cached: bool =
     gap = plan.get("gap")
     proved = outcome.state is State.INFEASIBLE or (gap is not None and gap <= job.asked_gap)
     figures = {name: plan.get(name) for name in ("status", "objective", "bound", "gap", "unit")}
+    if outcome.plan is not None:
+        incumbents.drop(connection, job.id)
     connection.execute(
         sa.update(schema.job)
         .where(schema.job.c.id == job.id)
@@ -237,6 +227,7 @@ def finish(connection: Connection, job: Job, outcome: Outcome, *, cached: bool =
             reusable=proved and outcome.state in (State.SUCCEEDED, State.INFEASIBLE),
             lease_owner=None,
             finished_at=now,
+            incumbent_objective=job.incumbent_objective if outcome.plan is None else None,
             **figures,
         )
     )

@@ -21,6 +21,7 @@ __all__ = [
     "document",
     "event",
     "frontier",
+    "incumbent",
     "job",
     "label",
     "measurement",
@@ -130,6 +131,8 @@ job = sa.Table(
     sa.Column("owner", sa.String(64)),
     # The span of the request that submitted it, as W3C Trace Context writes it.
     sa.Column("traceparent", sa.String(64)),
+    # Of the plan in the table ``incumbent``; none where nothing is there.
+    sa.Column("incumbent_objective", sa.Float),
     # Keys and owners of those that run, lists of a state, and counts.
     sa.Index("job_by_state_and_owner", "state", "id", "cache_key", "owner"),
     # The jobs of one owner: lists, and what counts towards quotas.
@@ -166,6 +169,15 @@ measurement = sa.Table(
     "measurement",
     metadata,
     sa.Column("job_id", sa.ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+
+# The best plan of a job that has no result, as a document: see :mod:`loadmaster.api.store.incumbents`.
+incumbent = sa.Table(
+    "incumbent",
+    metadata,
+    sa.Column("job_id", sa.ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("sha256", sa.String(64), nullable=False),
     sa.Column("body", sa.LargeBinary, nullable=False),
 )
 

@@ -1,14 +1,13 @@
 """The process of one job: ``python -m loadmaster.api.worker.child FD MEMORY_BYTES FOLDER``.
 
 Started by :mod:`loadmaster.api.worker.process`, never by hand. It reads the job from the inherited connection FD,
-plans in FOLDER, and sends messages back: ("progress", ...), ("log", line), and at the end ("plan", document) or
-("error", document). It ends itself, and everything it has started, when its parent is gone.
+plans in FOLDER, and sends messages back: ("progress", ...), ("log", line), now and then ("best_plan", ...), and at the
+end ("plan", document) or ("error", document). It ends itself, and everything it has started, when its parent is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import math
@@ -24,6 +23,7 @@ from typing import Any
 
 from loadmaster import priority
 from loadmaster.api.planning import load_planner
+from loadmaster.api.worker.best_plans import BestPlans
 from loadmaster.errors import InputError, LoadmasterError, SolverError
 from loadmaster.models.documents import Document
 from loadmaster.orphans import wake_when_orphaned
@@ -66,7 +66,7 @@ class ParentConnection:
             self.send("log", f"{progress.seconds:.1f} s  {progress.phase}: a plan of {progress.objective:g}")
         elif new_phase:
             self.send("log", f"{progress.seconds:.1f} s  {progress.phase}: {progress.message}"[:_LONGEST_LINE])
-        self.send("incumbent" if better else "progress", _finite(dataclasses.asdict(progress)))
+        self.send("incumbent" if better else "progress", _finite(progress.figures()))
 
     def cancel(self) -> None:
         """Note that the parent wants no more."""
@@ -125,7 +125,8 @@ def plan_job(parent: ParentConnection, planner_path: str, problem: bytes, option
     package.addHandler(handler)
     try:
         planner = load_planner(planner_path)
-        plan = planner.plan(json.loads(problem), options, on_progress=parent.progress, cancelled=parent.cancelled)
+        best = BestPlans(parent, planner.document)
+        plan = planner.plan(json.loads(problem), options, on_progress=best.progress, cancelled=best.cancelled)
         parent.send("plan", plan)
     except LoadmasterError as error:
         parent.send("error", error_document(error))

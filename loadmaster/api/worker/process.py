@@ -38,7 +38,8 @@ class RunningJob(Protocol):
     def listen(self, timeout_s: float) -> list[Message]:
         """What it has said, waiting up to ``timeout_s`` for a first word.
 
-        Kinds: progress, incumbent, log; then exactly one of plan, error, or crash (with the reason as text).
+        Kinds: progress, incumbent (figures alone), log, best_plan (objective and packed document); then exactly one
+        of plan, error, or crash (with the reason as text).
         """
         ...
 

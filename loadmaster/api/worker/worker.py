@@ -32,7 +32,8 @@ _WAIT_SHARE = 0.2
 _DATABASE_PAUSE_S = 2.0
 _RETRY_PAUSE_S = 0.5
 _STATES = {"optimal": State.SUCCEEDED, "feasible": State.SUCCEEDED, "infeasible": State.INFEASIBLE}
-_LIVE_EVENTS = ("progress", "incumbent", "log")
+_EVENTS = ("progress", "incumbent", "log")
+_BEST_PLAN = "best_plan"
 
 
 def new_worker_id() -> str:
@@ -113,7 +114,7 @@ class Worker:
             has_plan = has_plan or any(kind == "incumbent" for kind, _ in messages)
             if not self._record(job, messages):
                 return
-            if messages and messages[-1][0] not in _LIVE_EVENTS:
+            if messages and messages[-1][0] not in (*_EVENTS, _BEST_PLAN):
                 self._conclude(job, messages[-1], cancelling)
                 return
             now = time.monotonic()
@@ -140,12 +141,14 @@ class Worker:
                 kill_at = now + (self._settings.cancel_grace_s if has_plan else 0.0)
 
     def _record(self, job: Job, messages: Sequence[Message]) -> bool:
+        """Write down what the job says before its end; False when the lease is lost."""
         events = [
-            (kind, {"line": content} if kind == "log" else content)
-            for kind, content in messages
-            if kind in _LIVE_EVENTS
+            (kind, {"line": content} if kind == "log" else content) for kind, content in messages if kind in _EVENTS
         ]
-        return not events or self._ask(self._queue.record, job.id, self.id, events)
+        if events and not self._ask(self._queue.record, job.id, self.id, events):
+            return False
+        plans = [content for kind, content in messages if kind == _BEST_PLAN]
+        return not plans or self._ask(self._queue.keep, job.id, self.id, *plans[-1])
 
     def _conclude(self, job: Job, last: Message, cancelling: bool) -> None:
         kind, content = last

@@ -17,10 +17,11 @@ from loadmaster.errors import CancelledError, CheckFailedError, LimitReachedErro
 from loadmaster.models.collective.checker import check_plan
 from loadmaster.models.collective.plan import Algorithm, CollectivePlan, Unreachable
 from loadmaster.models.collective.problem import CollectiveProblem
+from loadmaster.planner.collective.in_hand import InHand
 from loadmaster.planner.collective.one_size import OneSize
 from loadmaster.planner.collective.plannable import expect_plannable
 from loadmaster.planner.collective.table import shared, with_crossovers
-from loadmaster.planner.effort import Effort
+from loadmaster.planner.effort import GOING_ON, Effort
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.solvers.solution import relative_gap
 
@@ -42,10 +43,15 @@ def plan_collective(
     """
     expect_plannable(problem)
     effort = Effort(options, on_progress, cancelled)
-    found: list[Algorithm] = []
+    in_hand = InHand(problem)
+
+    def told() -> None:
+        if in_hand.is_whole():
+            effort.hold(lambda: _plan(problem, effort, in_hand.table(), GOING_ON))
+
     for place, size_bytes in enumerate(problem.sizes_bytes):
         share_s = effort.left_s / (len(problem.sizes_bytes) - place)
-        search = OneSize(problem, size_bytes, effort, effort.elapsed_s + share_s)
+        search = in_hand.turn = OneSize(problem, size_bytes, effort, effort.elapsed_s + share_s, told)
         algorithm = search.run()
         if search.infeasible is not None:
             return _infeasible(problem, effort, search.infeasible)
@@ -56,12 +62,16 @@ def plan_collective(
                 f"no schedule of {size_bytes} bytes within {share_s:.3g} s. Give more time (--time-limit), fewer "
                 "sizes, or a sketch with more links or fewer symmetries."
             )
-        found.append(algorithm)
-    table = with_crossovers(problem, shared(problem, found))
-    return _answer(problem, effort, table)
+        in_hand.found[size_bytes] = algorithm
+    in_hand.turn = None
+    table = with_crossovers(problem, shared(problem, in_hand.table()))
+    proved = all(algorithm.gap <= options.gap for algorithm in table)
+    with effort.on_clock("check"):
+        plan = _plan(problem, effort, table, effort.stopped_by(proved=proved))
+    return replace(plan, seconds=dict(effort.seconds))
 
 
-def _answer(problem: CollectiveProblem, effort: Effort, table: tuple[Algorithm, ...]) -> CollectivePlan:
+def _plan(problem: CollectiveProblem, effort: Effort, table: tuple[Algorithm, ...], stopped_by: str) -> CollectivePlan:
     """The table as a checked plan."""
     objective, bound = (sum(ns) / 1e3 for ns in zip(*((a.time_ns, a.bound_ns) for a in table), strict=True))
     proved = all(algorithm.gap <= effort.options.gap for algorithm in table)
@@ -72,16 +82,15 @@ def _answer(problem: CollectiveProblem, effort: Effort, table: tuple[Algorithm, 
         bound=bound,
         gap=relative_gap(objective, bound),
         method="+".join(sorted({algorithm.method for algorithm in table})),
-        stopped_by=effort.stopped_by(proved=proved),
+        stopped_by=stopped_by,
         algorithms=table,
     )
-    with effort.on_clock("check"):
-        verdict = check_plan(problem, plan)
+    verdict = check_plan(problem, plan)
     if not verdict.ok:
         raise CheckFailedError(
             f"the plan of {problem.name} fails its check: {verdict.violations[0]}. Please report it."
         )
-    return replace(plan, check=verdict.summary(), seconds=dict(effort.seconds))
+    return replace(plan, check=verdict.summary())
 
 
 def _infeasible(problem: CollectiveProblem, effort: Effort, cut: Unreachable) -> CollectivePlan:

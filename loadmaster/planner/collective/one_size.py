@@ -63,6 +63,8 @@ GIVES_UP = 0.9
 CHECKS = 4
 # CP-SAT and contiguity do not go through schedules of more messages than that.
 MOST_EXACT = 1 << 13
+# By what a bound of 0 is proved.
+NOTHING_YET = "nothing yet"
 # Of the time of a size, the most that symmetries are looked for, and that bounds of one form and number of chunks take.
 SYMMETRY_SHARE, BOUND_SHARE = 0.2, 0.2
 
@@ -72,16 +74,25 @@ class OneSize:
 
     Args:
         until_s: on the effort's clock: when the time of this size is up.
+        told: called when there is a better algorithm.
 
     Attributes:
         check_s: the longest that a check took so far.
     """
 
-    def __init__(self, problem: CollectiveProblem, size_bytes: int, effort: Effort, until_s: float) -> None:
+    def __init__(
+        self,
+        problem: CollectiveProblem,
+        size_bytes: int,
+        effort: Effort,
+        until_s: float,
+        told: Callable[[], None] = lambda: None,
+    ) -> None:
         self.problem = problem
         self.size_bytes = size_bytes
         self.effort = effort
         self.until_s = until_s
+        self.told = told
         self.began_s = effort.elapsed_s
         self.candidates: list[Candidate] = []
         self.best: Candidate | None = None
@@ -129,7 +140,12 @@ class OneSize:
                 self._baseline(baseline, TREES_SHARE)
                 self._restart(1.0)
                 self._baseline(baseline, 1.0)
-        return None if self.best is None else self._algorithm(self.best)
+        return None if self.best is None else self._algorithm(self.best, self.proof)
+
+    @property
+    def algorithm(self) -> Algorithm | None:
+        """The best so far, with what is proved by now."""
+        return None if self.best is None else self._algorithm(self.best, self._proof)
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
@@ -320,9 +336,11 @@ class OneSize:
             )
         if candidate.sends is not None and verdict.time_ns >= candidate.time_ns:
             return
+        is_best = self.best is None or verdict.time_ns < self.best.time_ns
         candidate.sends, candidate.time_ns, candidate.method = tuple(sends), verdict.time_ns, method
-        if self.best is None or verdict.time_ns < self.best.time_ns:
+        if is_best:
             self.best = candidate
+            self.told()
             self._say(method, candidate, verdict.time_ns)
 
     # -- candidates --------------------------------------------------------------------------------------------------
@@ -378,7 +396,7 @@ class OneSize:
         form = "" if candidate.form == "direct" else f", {candidate.form}"
         return f"{self.size_bytes} bytes, {candidate.sketch.name}, {candidate.chunk_count} chunks{form}"
 
-    def _algorithm(self, candidate: Candidate) -> Algorithm:
+    def _algorithm(self, candidate: Candidate, proof: Proof | None) -> Algorithm:
         assert candidate.sends is not None
         return Algorithm(
             size_bytes=self.size_bytes,
@@ -386,9 +404,9 @@ class OneSize:
             form=candidate.form,
             sends=candidate.sends,
             time_ns=candidate.time_ns,
-            bound_ns=self.proof.bound.ns,
-            bound_by=self.proof.bound.by,
-            throughput_bound_ns=self.proof.throughput_ns,
+            bound_ns=0 if proof is None else proof.bound.ns,
+            bound_by=NOTHING_YET if proof is None else proof.bound.by,
+            throughput_bound_ns=0 if proof is None else proof.throughput_ns,
             method=candidate.method,
             seconds=round(self.effort.elapsed_s - self.began_s, 3),
         )

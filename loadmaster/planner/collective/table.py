@@ -17,7 +17,7 @@ from loadmaster.models.collective.instance import Instance
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Algorithm
 from loadmaster.models.collective.problem import CollectiveProblem
-from loadmaster.planner.collective.prune import retime, time_at
+from loadmaster.planner.collective.prune import finish_ns, retime, time_at
 
 # Timing an algorithm of more messages than this at every size takes longer than it is worth.
 MOST_MESSAGES = 20_000
@@ -32,20 +32,23 @@ def shared(problem: CollectiveProblem, algorithms: Sequence[Algorithm]) -> tuple
             if other is algorithm or len(other.sends) > MOST_MESSAGES:
                 continue
             instance = _instance(problem, other, algorithm.size_bytes)
-            if instance is None or (time_ns := time_at(instance, other.sends)) >= best.time_ns:
+            if instance is None or time_at(instance, other.sends) >= best.time_ns:
                 continue
-            sends = retime(instance, other.sends)
             best = replace(
-                other,
-                size_bytes=algorithm.size_bytes,
-                sends=sends,
-                time_ns=time_ns,
+                at_size(problem, other, algorithm.size_bytes),
                 bound_ns=algorithm.bound_ns,
                 bound_by=algorithm.bound_by,
                 throughput_bound_ns=algorithm.throughput_bound_ns,
             )
         found.append(best)
     return tuple(found)
+
+
+def at_size(problem: CollectiveProblem, algorithm: Algorithm, size_bytes: int) -> Algorithm:
+    """An algorithm at another size, that divides into its chunks. What was proved of its own size is left as it was."""
+    instance = instance_of(problem, size_bytes, algorithm.chunk_count, algorithm.form)
+    sends = retime(instance, algorithm.sends)
+    return replace(algorithm, size_bytes=size_bytes, sends=sends, time_ns=finish_ns(instance, sends))
 
 
 def with_crossovers(problem: CollectiveProblem, algorithms: Sequence[Algorithm]) -> tuple[Algorithm, ...]:

@@ -32,7 +32,7 @@ from loadmaster.models.graph.residence import largest_at, over_time, peak_bytes
 from loadmaster.models.graph.schedule import Kernel, Schedule
 from loadmaster.models.graph.sequence import Fact, Sequences, in_sequence
 from loadmaster.models.units import show_bytes
-from loadmaster.planner.effort import Effort
+from loadmaster.planner.effort import GOING_ON, Effort
 from loadmaster.planner.graph.by_rule import METHODS
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.solvers.solution import Solution, SolverStatus, relative_gap
@@ -240,7 +240,9 @@ class _Run:
                 choices = self.orders[order].choices
                 verdict = check(self.problem, choices, program, schedule, hot_rows, self.budget_bytes)
                 assert verdict.ok, verdict.violations
-                self.best = _Found(self.orders[order], program, schedule, hot_rows, verdict)
+                best = _Found(self.orders[order], program, schedule, hot_rows, verdict)
+                self.best = best
+                self.effort.hold(lambda: self._plan(best, GOING_ON))
         self._say(phase, f"{show_bytes(peak)} at the most")
         return found.is_least
 
@@ -249,6 +251,10 @@ class _Run:
 
     def _is_proved(self) -> bool:
         gap = None if self.best is None else relative_gap(self.best.verdict.objective, self.bound)
+        return self._is_within(gap)
+
+    def _is_within(self, gap: float | None) -> bool:
+        """Whether a gap is no more than what was asked for."""
         return gap is not None and gap <= self.effort.options.gap + _CLOSE
 
     def _say(self, phase: str, message: str) -> None:
@@ -263,13 +269,19 @@ class _Run:
         return Infeasibility(peak, peak - self.budget_bytes, kernel_words(program, schedule, at), largest)
 
     def _answer(self, lacking: Infeasibility | None) -> GraphPlan:
-        plan = GraphPlan(
+        if self.best is None:
+            return self._empty("proof", lacking)
+        return self._plan(self.best, self.effort.stopped_by(proved=self._is_proved()))
+
+    def _empty(self, stopped_by: str, lacking: Infeasibility | None = None) -> GraphPlan:
+        """What every answer says of the run."""
+        return GraphPlan(
             name=self.problem.name,
             problem_sha256=self.problem.sha256,
             status="infeasible",
             unit=self.problem.unit,
             method=self.effort.options.method,
-            stopped_by="proof" if lacking else self.effort.stopped_by(proved=self._is_proved()),
+            stopped_by=stopped_by,
             seconds=dict(self.effort.seconds),
             solver=self.effort.solver_facts(),
             check={},
@@ -277,19 +289,20 @@ class _Run:
             budget_bytes=self.budget_bytes,
             infeasibility=lacking,
         )
-        if self.best is None:
-            return plan
-        verdict = self.best.verdict
+
+    def _plan(self, found: _Found, stopped_by: str) -> GraphPlan:
+        verdict = found.verdict
+        gap = relative_gap(verdict.objective, self.bound)
         return replace(
-            plan,
-            status="optimal" if self._is_proved() else "feasible",
+            self._empty(stopped_by),
+            status="optimal" if self._is_within(gap) else "feasible",
             objective=verdict.objective,
             bound=self.bound,
-            gap=relative_gap(verdict.objective, self.bound),
+            gap=gap,
             check=verdict.summary(),
-            choices=dict(self.best.order.choices),
-            program=self.best.program,
-            schedule=self.best.schedule,
+            choices=dict(found.order.choices),
+            program=found.program,
+            schedule=found.schedule,
             kernels=verdict.kernels,
-            hot_rows=self.best.hot_rows,
+            hot_rows=found.hot_rows,
         )

@@ -19,7 +19,7 @@ from loadmaster.models.index.options import Option, options
 from loadmaster.models.index.plan import Choice, IndexPlan, Infeasibility
 from loadmaster.models.index.problem import IndexProblem
 from loadmaster.models.units import show_bytes
-from loadmaster.planner.effort import Effort
+from loadmaster.planner.effort import GOING_ON, Effort
 from loadmaster.planner.index.by_rule import greedy, on_threads, one_for_all
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.solvers.solution import Solution, relative_gap
@@ -130,7 +130,7 @@ class _Run:
         No plan's longest thread is shorter than the least sum on all threads alike.
         """
         assert self.best is not None, "rules found a plan"
-        if self.problem.objective == "sum" or self._is_proved() or self.effort.over():
+        if self.problem.objective == "sum" or self._is_proved(self.best) or self.effort.over():
             return
         scale_us = self.best.verdict.total_us
         with self.effort.on_clock("build"):
@@ -143,7 +143,7 @@ class _Run:
         """The program; what its rows let pass though it is too much is excluded, and it is solved again."""
         assert self.best is not None, "rules found a plan"
         scale_us = self.best.verdict.objective
-        if self._is_proved() or self.effort.over():
+        if self._is_proved(self.best) or self.effort.over():
             return
         with self.effort.on_clock("build"):
             formulated = formulate(self.problem, self.options, self.budget_bytes, scale_us)
@@ -207,11 +207,11 @@ class _Run:
             raise CheckFailedError(f"a plan of {name} fails its check: {first}. Please report it.")
         if self.best is None or found.rank < self.best.rank:
             self.best = found
+            self.effort.hold(lambda: self._plan(found, GOING_ON))
             self._say(phase, "a better plan")
 
-    def _is_proved(self) -> bool:
-        assert self.best is not None, "asked when there is a plan"
-        gap = relative_gap(self.best.verdict.objective, self._bound_below())
+    def _is_proved(self, found: _Found) -> bool:
+        gap = relative_gap(found.verdict.objective, self._bound_below())
         return gap is not None and gap <= self.effort.options.gap + _CLOSE
 
     def _bound_below(self) -> float:
@@ -222,13 +222,20 @@ class _Run:
         self.effort.say(phase, message, None if self.best is None else self.best.verdict.objective, self._bound_below())
 
     def _answer(self, lacking: Infeasibility | None) -> IndexPlan:
-        plan = IndexPlan(
+        if lacking is not None:
+            return self._empty("proof", lacking)
+        assert self.best is not None, "rules found a plan"
+        return self._plan(self.best, self.effort.stopped_by(proved=self._is_proved(self.best)))
+
+    def _empty(self, stopped_by: str, lacking: Infeasibility | None = None) -> IndexPlan:
+        """What every answer says of the run."""
+        return IndexPlan(
             name=self.problem.name,
             problem_sha256=self.problem.sha256,
             status="infeasible",
             unit=self.problem.unit,
             method=self.effort.options.method,
-            stopped_by="proof" if lacking else self.effort.stopped_by(proved=self._is_proved()),
+            stopped_by=stopped_by,
             seconds=dict(self.effort.seconds),
             solver=self.effort.solver_facts(),
             check={},
@@ -236,16 +243,16 @@ class _Run:
             budget_bytes=self.budget_bytes,
             infeasibility=lacking,
         )
-        if self.best is None:
-            return plan
-        verdict, bound = self.best.verdict, self._bound_below()
+
+    def _plan(self, found: _Found, stopped_by: str) -> IndexPlan:
+        verdict, bound = found.verdict, self._bound_below()
         return replace(
-            plan,
-            status="optimal" if self._is_proved() else "feasible",
+            self._empty(stopped_by),
+            status="optimal" if self._is_proved(found) else "feasible",
             objective=verdict.objective,
             bound=bound,
             gap=relative_gap(verdict.objective, bound),
             check=verdict.summary(),
-            choices=self.best.choices,
-            changes=tuple(changes(self.problem, [c.candidate for c in self.best.choices], self.budget_bytes)),
+            choices=found.choices,
+            changes=tuple(changes(self.problem, [c.candidate for c in found.choices], self.budget_bytes)),
         )

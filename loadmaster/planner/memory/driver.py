@@ -25,15 +25,16 @@ from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.plan import Infeasibility, MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.rows import MIB
-from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.memory.eviction_search import all_again, evict, least_planned, planned_budget
 from loadmaster.planner.memory.feasibility import find_feasible
 from loadmaster.planner.memory.large_neighbourhood import improve
-from loadmaster.planner.memory.search import ROUNDING, Search, Slots
+from loadmaster.planner.memory.search import Search
+from loadmaster.planner.memory.slots import Slots
 from loadmaster.planner.options import PlanOptions, PlanProgress
-from loadmaster.solvers.solution import Progress, SolveOptions, SolverStatus, relative_gap
+from loadmaster.solvers.program import FloatArray
+from loadmaster.solvers.solution import Progress, SolveOptions, SolverStatus
 
 # Restrictions in the order tried. Few slots first: they answer in seconds on graphs of hundreds of operators. The later
 # ones have finer slots, wider bands, or reach further back for long skips; each starts from the best plan so far.
@@ -207,7 +208,11 @@ def _exact(search: Search, limit_s: float = math.inf) -> None:
             search.raise_bound(progress.bound)
         search.say("exact", f"{progress.nodes} nodes", progress.objective)
 
-    solution = search.solved(full.program, limit_s, search.effort.options.gap / 2, live, search.gap_is_proved, start)
+    def found(values: FloatArray) -> None:
+        search.offer(lambda: full.schedule(values), "monet")
+
+    gap = search.effort.options.gap / 2
+    solution = search.solved(full.program, limit_s, gap, live, search.gap_is_proved, start, found)
     if proves:
         search.raise_bound(solution.bound)
         # Under a cutoff, infeasible only means that nothing better exists.
@@ -258,26 +263,10 @@ def _answer(search: Search) -> MemoryPlan:
         if search.effort.was_cancelled:
             raise CancelledError("cancelled before a plan was found")
         raise LimitReachedError(_no_plan(search))
-    objective, gap = search.verdict.objective, search.gap
-    proved = gap is not None and gap <= search.effort.options.gap
-    return MemoryPlan(
-        name=search.problem.name,
-        problem_sha256=search.problem.sha256,
-        budget_bytes=search.budget_bytes,
-        status="optimal" if proved else "feasible",
-        objective=objective,
-        bound=search.bound,
-        gap=gap,
-        overhead_gap=_overhead_gap(objective, search.bound, search.unconstrained),
-        unconstrained=search.unconstrained,
-        unit=search.problem.unit,
-        method=search.method,
-        stopped_by=search.effort.stopped_by(proved=proved, least_s=1.0 + search.effort.left_s - search.left_s),
-        seconds=dict(search.effort.seconds),
-        solver=search.effort.solver_facts(),
-        check=search.verdict.summary(),
-        schedule=search.best,
-        options=search.effort.options.to_document(),
+    least_s = 1.0 + search.effort.left_s - search.left_s
+    return search.plan_of(
+        (search.best, search.verdict, search.method),
+        search.effort.stopped_by(proved=search.gap_is_proved(), least_s=least_s),
     )
 
 
@@ -293,34 +282,6 @@ def _no_plan(search: Search) -> str:
         f"{text}The least peak found takes {show_bytes(found)}, the proved minimum is {show_bytes(least)}: "
         f"give at least {found} bytes, or more time (--time-limit)."
     )
-
-
-def with_bound(plan: MemoryPlan, bound: float | None, problem: MemoryProblem) -> MemoryPlan:
-    """A plan with another proved bound, and the gaps that follow from it.
-
-    It may be a restriction's plan, whose step with memory to spare is another one.
-    """
-    assert plan.objective is not None
-    gap, least = relative_gap(plan.objective, bound), unconstrained_cost(problem)
-    proved = gap is not None and gap <= float(plan.options.get("gap", 0.0))
-    return replace(
-        plan,
-        bound=bound,
-        gap=gap,
-        overhead_gap=_overhead_gap(plan.objective, bound, least),
-        unconstrained=least,
-        status="optimal" if proved else "feasible",
-    )
-
-
-def _overhead_gap(objective: float, bound: float | None, unconstrained: float) -> float | None:
-    """The gap on what the budget costs beyond the unconstrained step."""
-    if bound is None:
-        return None
-    overhead = objective - unconstrained
-    if overhead <= ROUNDING * unconstrained:
-        return 0.0
-    return relative_gap(overhead, max(0.0, bound - unconstrained))
 
 
 def _infeasible(search: Search) -> MemoryPlan:

@@ -18,7 +18,8 @@ from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.completion import complete
 from loadmaster.models.memory.rows import MIB
 from loadmaster.planner.memory.large_neighbourhood import NEIGHBOURHOOD_SHARE, outside_fixed
-from loadmaster.planner.memory.search import RESTRICTION_GAP, Search, Slots
+from loadmaster.planner.memory.search import RESTRICTION_GAP, Search
+from loadmaster.planner.memory.slots import Slots
 from loadmaster.solvers.solution import Progress, SolveOptions
 
 # On each side of the stage that takes most, so many of all slots; after n fruitless solves in a row, n + 1 times that.

@@ -12,7 +12,8 @@ import numpy as np
 
 from loadmaster.models.memory.banded_points import Banded
 from loadmaster.models.memory.plan import Schedule
-from loadmaster.planner.memory.search import Search, Slots
+from loadmaster.planner.memory.search import Search
+from loadmaster.planner.memory.slots import Slots
 from loadmaster.solvers.program import Program
 
 # Which slots are planned anew, as shares of a restriction's: thirds, then across their borders.

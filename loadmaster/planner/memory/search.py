@@ -17,17 +17,19 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from loadmaster.errors import CheckFailedError
-from loadmaster.models.memory import banded, plain, relaxation, unconstrained
+from loadmaster.models.memory import plain, relaxation, unconstrained
 from loadmaster.models.memory.banded_points import Banded
-from loadmaster.models.memory.bands import band, everything, slots_of_stages, with_pairs
 from loadmaster.models.memory.checker import Check, check
 from loadmaster.models.memory.completion import complete
-from loadmaster.models.memory.groups import groups_by_mass, groups_of
-from loadmaster.models.memory.plan import Schedule
+from loadmaster.models.memory.groups import groups_by_mass
+from loadmaster.models.memory.plan import MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.rows import OutOfTimeError
 from loadmaster.models.memory.unconstrained import unconstrained_cost
-from loadmaster.planner.effort import Effort
+from loadmaster.planner.effort import GOING_ON, Effort
+from loadmaster.planner.memory import answer
+from loadmaster.planner.memory.answer import ROUNDING
+from loadmaster.planner.memory.slots import Slots
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import FloatArray, Program
 from loadmaster.solvers.solution import Progress, Solution, SolveOptions, SolverStatus, relative_gap
@@ -51,22 +53,6 @@ TO_THE_BYTE_CELLS = 1_500
 # A restriction under way is ended early only by a plan this good: a caller who asks for less proof still gets what the
 # solve at hand can find.
 GOOD_GAP = 0.01
-# Objectives that differ by this share are the same one, summed in another order.
-ROUNDING = 1e-9
-
-
-@dataclass(frozen=True)
-class Slots:
-    """One member of the portfolio of restrictions.
-
-    Attributes:
-        count: slots of equal mass to ask for.
-        width, reach: of the band, see :func:`loadmaster.models.memory.bands.band`; width None considers everything.
-    """
-
-    count: int
-    width: int | None
-    reach: int
 
 
 @dataclass
@@ -219,7 +205,11 @@ class Search:
         if self.best is not None:
             columns, values = restriction.start(self.best)
             options = replace(options, start_columns=columns, start_values=values)
-        solution = self.solved(program, limit_s, RESTRICTION_GAP, live, enough, options)
+
+        def found(values: FloatArray) -> None:
+            self.offer(lambda: complete(self.problem, self.budget_bytes, restriction.decisions(values)), "banded")
+
+        solution = self.solved(program, limit_s, RESTRICTION_GAP, live, enough, options, found)
         return solution.status, None if solution.values is None else self.take(restriction, solution.values)
 
     @property
@@ -254,35 +244,19 @@ class Search:
         Args:
             budget_bytes: None to minimize it.
         """
-        starts = set(groups_by_mass(self.problem, slots.count))
-        stages = [] if self.incumbent is None else list(enumerate(self.incumbent.stages))[1:]
-        starts |= {t for t, stage in stages if stage.computes or stage.fetches}
-        groups = groups_of(sorted(starts), self.problem.stage_count)
-        slot = slots_of_stages(groups)
-        pairs = [(slot[t], c.forward) for t, stage in stages for c in stage.computes]
-
-        until = self.build_deadline()
-
-        def make() -> Banded:
-            if slots.width is None:
-                allowed = everything(self.problem, groups)
-            else:
-                allowed = band(self.problem, groups, slots.width, slots.reach)
-            wider = with_pairs(allowed, pairs)
-            return banded.build(
-                self.problem,
-                budget_bytes,
-                sorted(starts),
-                wider,
-                offload=offload,
-                to_the_byte=to_the_byte,
-                out_of_time=until,
-            )
-
+        make = functools.partial(
+            slots.restriction,
+            self.problem,
+            self.incumbent,
+            budget_bytes,
+            offload=offload,
+            to_the_byte=to_the_byte,
+            out_of_time=self.build_deadline(),
+        )
         try:
             return self.built(make)
         except OutOfTimeError:
-            self.say(f"plans, {len(groups)} slots", "no time left to write it")
+            self.say(f"plans, {slots.count} slots", "no time left to write it")
             return None
 
     def adopt(self, schedule: Schedule, method: str) -> Check:
@@ -291,11 +265,51 @@ class Search:
             verdict = check(self.problem, schedule, self.budget_bytes)
         if not verdict.ok:
             self.say("check", f"a {method} schedule was refused: {verdict.violations[0]}")
-        elif self.verdict is None or verdict.objective < self.verdict.objective:
-            self.best, self.verdict, self.method = schedule, verdict, method
-            if verdict.objective <= self.unconstrained * (1 + ROUNDING):
-                self.raise_bound(verdict.objective)
+        else:
+            self._keep(schedule, verdict, method)
         return verdict
+
+    def offer(self, make: Callable[[], Schedule], method: str) -> None:
+        """A point of a solve under way, which may make a better plan: looked at when somebody asks for the best so far,
+        or, while there is none, at once."""
+
+        def look() -> None:
+            # The clock of the solve goes on.
+            schedule = make()
+            verdict = check(self.problem, schedule, self.budget_bytes)
+            if verdict.ok:
+                self._keep(schedule, verdict, method)
+
+        def in_hand() -> MemoryPlan:
+            look()
+            return self.in_hand()
+
+        if self.best is None:
+            look()
+        else:
+            self.effort.hold(in_hand)
+
+    def _keep(self, schedule: Schedule, verdict: Check, method: str) -> None:
+        """Take a schedule that holds if it is better."""
+        if self.verdict is not None and verdict.objective >= self.verdict.objective:
+            return
+        self.best, self.verdict, self.method = schedule, verdict, method
+        if verdict.objective <= self.unconstrained * (1 + ROUNDING):
+            self.raise_bound(verdict.objective)
+        self.effort.hold(lambda: self.in_hand())
+
+    def in_hand(self) -> MemoryPlan:
+        """The best plan so far, the fallback's among them."""
+        best = self
+        if self.fallback is not None and _lesser(self.objective, self.fallback.objective) != self.objective:
+            best = self.fallback
+        assert best.best is not None and best.verdict is not None, "a plan is in hand"
+        return best.plan_of((best.best, best.verdict, best.method), GOING_ON)
+
+    def plan_of(self, found: tuple[Schedule, Check, str], stopped_by: str) -> MemoryPlan:
+        """The plan of a checked schedule that a method found, with the bound so far."""
+        problem, budget_bytes = self.problem, self.budget_bytes
+        return answer.plan_of(problem, budget_bytes, self.effort, found, self.bound, self.unconstrained, stopped_by)
 
     def take_fallback(self) -> None:
         """Take the fallback's plan if it is better, and have no fallback any more."""
@@ -341,6 +355,7 @@ class Search:
         on_progress: Callable[[Progress], None],
         enough: Callable[[], bool],
         options: SolveOptions | None = None,
+        on_point: Callable[[FloatArray], None] | None = None,
     ) -> Solution:
         """Solve in a process of its own, within the time left; ends early when the caller cancels or has enough."""
 
@@ -355,7 +370,14 @@ class Search:
             memory_limit_bytes=self.effort.options.solver_memory_bytes,
         )
         with self.effort.on_clock("solve"):
-            solution = solve(program, asked, solver=self.effort.options.solver, on_progress=on_progress, cancelled=stop)
+            solution = solve(
+                program,
+                asked,
+                solver=self.effort.options.solver,
+                on_progress=on_progress,
+                on_point=on_point,
+                cancelled=stop,
+            )
         self.effort.count(solution)
         return solution
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from loadmaster.models.partition.moments import Memory, Moment
 from loadmaster.models.partition.plan import Infeasibility, PartitionPlan, Splits
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.units import show_bytes
-from loadmaster.planner.effort import Effort
+from loadmaster.planner.effort import GOING_ON, Effort
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.planner.partition.elimination import TooWideError, minimize
 from loadmaster.planner.partition.lagrangian import search
@@ -58,8 +59,11 @@ def plan_partition(
 
 
 class _Run:
-    def __init__(self, choices: Choices, budget_bytes: int, effort: Effort) -> None:
+    """One run, or with ``whole`` a part of that one among fewer choices, whose own bound bounds no other plan."""
+
+    def __init__(self, choices: Choices, budget_bytes: int, effort: Effort, whole: _Run | None = None) -> None:
         self.choices, self.problem, self.budget_bytes, self.effort = choices, choices.problem, budget_bytes, effort
+        self.whole = whole
         with effort.on_clock("build"):
             self.memory = Memory(choices)
             self.rules = Rules(self.problem)
@@ -143,7 +147,7 @@ class _Run:
                     _, optimum = minimize(choices.unary, choices.pairs, cancelled=self.effort.cancelled)
             except TooWideError:
                 optimum = 0.0
-            run = _Run(choices, self.budget_bytes, self.effort)
+            run = _Run(choices, self.budget_bytes, self.effort, self)
             if math.isfinite(optimum) and run.least_bytes <= self.budget_bytes:
                 runs.append((optimum, run))
         runs.sort(key=lambda one: one[0])
@@ -243,6 +247,7 @@ class _Run:
             return max(self.memory.moments(at), key=lambda moment: moment.bytes_of(chosen))
         if self.best is None or verdict.objective < self.best[0]:
             self.best, self.verdict = (verdict.objective, splits), verdict
+            self.effort.hold(lambda: self._plan(splits, verdict, GOING_ON))
         self._say(phase, f"{show_bytes(verdict.peak_bytes)} at the most")
         return None
 
@@ -250,31 +255,51 @@ class _Run:
         return self.effort.over() or self._is_proved()
 
     def _is_proved(self) -> bool:
-        gap = None if self.best is None else relative_gap(self.best[0], self.bound)
+        return self._is_within(None if self.best is None else relative_gap(self.best[0], self.bound))
+
+    def _is_within(self, gap: float | None) -> bool:
+        """Whether a gap is no more than what was asked for."""
         return gap is not None and gap <= self.effort.options.gap + _CLOSE
 
+    @property
+    def bound_of_all(self) -> float | None:
+        """What no plan goes below, among all choices."""
+        return self.bound if self.whole is None else self.whole.bound
+
     def _say(self, phase: str, message: str) -> None:
-        self.effort.say(phase, message, None if self.best is None else self.best[0], self.bound)
+        self.effort.say(phase, message, None if self.best is None else self.best[0], self.bound_of_all)
 
     def _answer(self, lacking: Infeasibility | None) -> PartitionPlan:
-        objective = None if self.best is None else self.best[0]
-        splits = None if self.best is None else self.best[1]
+        if self.best is None or self.verdict is None:
+            return self._empty("proof", lacking)
+        return self._plan(self.best[1], self.verdict, self.effort.stopped_by(proved=self._is_proved()))
+
+    def _empty(self, stopped_by: str, lacking: Infeasibility | None = None) -> PartitionPlan:
+        """What every answer says of the run."""
         return PartitionPlan(
             name=self.problem.name,
             problem_sha256=self.problem.sha256,
-            status="infeasible" if splits is None else "optimal" if self._is_proved() else "feasible",
-            objective=objective,
-            bound=None if splits is None else self.bound,
-            gap=relative_gap(objective, self.bound),
+            status="infeasible",
             unit=self.problem.unit,
             method=self.effort.options.method,
-            stopped_by="proof" if splits is None else self.effort.stopped_by(proved=self._is_proved()),
+            stopped_by=stopped_by,
             seconds=dict(self.effort.seconds),
             solver=self.effort.solver_facts(),
-            check={} if self.verdict is None else self.verdict.summary(),
+            check={},
             options=self.effort.options.to_document(),
             budget_bytes=self.budget_bytes,
-            splits=splits,
-            redistributions=() if self.verdict is None else self.verdict.redistributions,
             infeasibility=lacking,
+        )
+
+    def _plan(self, splits: Splits, verdict: Check, stopped_by: str) -> PartitionPlan:
+        gap = relative_gap(verdict.objective, self.bound_of_all)
+        return replace(
+            self._empty(stopped_by),
+            status="optimal" if self._is_within(gap) else "feasible",
+            objective=verdict.objective,
+            bound=self.bound_of_all,
+            gap=gap,
+            check=verdict.summary(),
+            splits=splits,
+            redistributions=verdict.redistributions,
         )

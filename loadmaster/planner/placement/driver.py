@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from loadmaster.errors import CancelledError, LimitReachedError
+from loadmaster.errors import CancelledError, CheckFailedError, LimitReachedError
 from loadmaster.models.placement import slots as slots_of
 from loadmaster.models.placement import timed
 from loadmaster.models.placement.accesses import Accesses
@@ -17,7 +17,7 @@ from loadmaster.models.placement.limits import least_bytes
 from loadmaster.models.placement.plan import Infeasibility, Moves, PlacementPlan
 from loadmaster.models.placement.problem import PlacementProblem
 from loadmaster.models.units import show_bytes
-from loadmaster.planner.effort import Effort
+from loadmaster.planner.effort import GOING_ON, Effort
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.planner.placement.clock import Clock, of_fluid
 from loadmaster.planner.placement.evictions import Evictions, TiersFullError
@@ -163,7 +163,7 @@ class _Run:
         for _ in range(CLOCKS):
             found = self.search.evaluate(evictions, clock)
             if self.best is None or found.step_us < self.best.step_us:
-                self.best = found
+                self._keep(found)
             clock = self.search.clock(found)
         self._say(phase, f"{len(found.moves.absences)} blocks away")
 
@@ -172,10 +172,15 @@ class _Run:
             return
 
         def told(found: Found) -> None:
-            self.best = found
+            self._keep(found)
             self._say("search", f"{len(found.moves.absences)} blocks away")
 
         self.search.improve(self.best, self._done, told)
+
+    def _keep(self, found: Found) -> None:
+        """The best so far."""
+        self.best = found
+        self.effort.hold(lambda: self._in_hand(found.moves))
 
     def _done(self) -> bool:
         return self.effort.over() or (self.best is not None and self._is_proved(self.best.step_us))
@@ -187,12 +192,29 @@ class _Run:
     def _say(self, phase: str, message: str) -> None:
         self.effort.say(phase, message, None if self.best is None else self.best.step_us, self.bound)
 
+    def _in_hand(self, moves: Moves) -> PlacementPlan:
+        """A plan of the search while it goes on.
+
+        Raises:
+            CheckFailedError: the checker refuses it.
+        """
+        verdict = check(self.problem, moves, self.budget_bytes)
+        if not verdict.ok:
+            name, first = self.problem.name, verdict.violations[0]
+            raise CheckFailedError(f"a plan of {name} fails its check: {first}. Please report it.")
+        return self._plan(moves, verdict, None, GOING_ON)
+
     def _answer(self, moves: Moves | None, verdict: Check | None, lacking: Infeasibility | None) -> PlacementPlan:
+        if verdict is None:
+            return self._plan(moves, verdict, lacking, "proof")
+        self.effort.say("solved", f"{show_bytes(verdict.peak_bytes)} at the most", verdict.objective, self.bound)
+        return self._plan(moves, verdict, lacking, self.effort.stopped_by(proved=self._is_proved(verdict.objective)))
+
+    def _plan(
+        self, moves: Moves | None, verdict: Check | None, lacking: Infeasibility | None, stopped_by: str
+    ) -> PlacementPlan:
         objective = None if verdict is None else verdict.objective
         proved = objective is not None and self._is_proved(objective)
-        if lacking is None and verdict is not None:
-            at = show_bytes(verdict.peak_bytes)
-            self.effort.say("solved", f"{at} at the most", objective, self.bound)
         return PlacementPlan(
             name=self.problem.name,
             problem_sha256=self.problem.sha256,
@@ -202,7 +224,7 @@ class _Run:
             gap=relative_gap(objective, self.bound),
             unit=self.problem.unit,
             method=self.effort.options.method,
-            stopped_by="proof" if moves is None else self.effort.stopped_by(proved=proved),
+            stopped_by=stopped_by,
             seconds=dict(self.effort.seconds),
             solver=self.effort.solver_facts(),
             check={} if verdict is None else verdict.summary(),

@@ -5,6 +5,7 @@ The seed says how: 0 at once, 1 only when it is cancelled, 2 that no plan exists
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,7 +43,8 @@ class HandPlanner:
     ) -> dict[str, Any]:
         asked = PlanOptions.from_document(options)
         budget_bytes = asked.given_limit or 0
-        on_progress(PlanProgress(0.0, "by hand", "thinking", 12_000.0, 9_000.0, 0.25))
+        first: Any = functools.partial(plan_by_hand, problem, budget_bytes, stopped_by="nothing")
+        on_progress(PlanProgress(0.0, "by hand", "thinking", 12_000.0, 9_000.0, 0.25, first))
         if asked.seed == 2:
             blocker = Blocker("forward 4", "block", MEGABYTE)
             why = Infeasibility(budget_bytes + MEGABYTE, MEGABYTE, "backward 2 (block)", (blocker,))
@@ -53,3 +55,6 @@ class HandPlanner:
                 time.sleep(0.02)
             stopped_by = "cancel"
         return write_plan(plan_by_hand(problem, budget_bytes, stopped_by=stopped_by))
+
+    def document(self, plan: Any) -> dict[str, Any]:
+        return write_plan(plan)

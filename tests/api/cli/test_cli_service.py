@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_service import HANG_S
+from running_service import HANG_S, wait_until
 
 from loadmaster.api.cli import app
 from loadmaster.api.client import Client
@@ -111,6 +111,35 @@ def test_cancel(service: str, problem: Path, capsys: pytest.CaptureFixture[str])
         assert run("cancel", plan_id) == 0
         assert client.plan(plan_id).wait(HANG_S).state == "cancelled"
     assert run("watch", plan_id) == 130
+
+
+def test_the_best_plan_so_far_of_a_job_that_runs(
+    service: str, problem: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(problem.parent)
+    with Client(service) as client:
+        handle = client.submit(problem, {"budget_bytes": 8 * MEGABYTE, "seed": 1})
+        assert run("show", handle.id) == 2
+        assert "Give --incumbent for the best plan so far" in capsys.readouterr().err
+        wait_until(lambda: "incumbent" in handle.state().links)
+        assert run("show", handle.id, "--incumbent", "-o", "plan.json", "--html", "report.html") == 0
+        shown = capsys.readouterr()
+        assert "gap 10.00 %" in shown.out and "stopped by nothing" in shown.out
+        assert read_plan(problem.parent / "plan.json") == handle.incumbent()
+        assert (problem.parent / "report.html").read_text().startswith("<!doctype html>")
+        assert run("export", handle.id, "trace", "--incumbent", "-o", "trace.json") == 0
+        assert json.loads((problem.parent / "trace.json").read_text())["traceEvents"]
+        assert run("export", handle.id, "trace") == 1
+        handle.cancel()
+        assert handle.wait(HANG_S).state == "cancelled"
+    capsys.readouterr()
+    for more in ([], ["--incumbent"]):
+        assert run("show", handle.id, "--json", *more) == 0
+        assert json.loads(capsys.readouterr().out)["stopped_by"] == "cancel"
+    for refused in (["show", "plan.json", "--incumbent"], ["show", "plan.json", "-o", "other.json"]):
+        assert run(*refused) == 2
+        assert "is for a plan of a service" in capsys.readouterr().err
+    assert run("show", handle.id, "--problem", "problem.json") == 2
 
 
 @pytest.mark.slow

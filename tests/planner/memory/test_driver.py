@@ -33,7 +33,8 @@ from loadmaster.planner import PlanOptions, PlanProgress
 from loadmaster.planner.effort import Effort
 from loadmaster.planner.memory import driver
 from loadmaster.planner.memory import search as search_room
-from loadmaster.planner.memory.search import Search, Slots
+from loadmaster.planner.memory.search import Search
+from loadmaster.planner.memory.slots import Slots
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus, StoppedBy
 from tests.models.memory.brute_force import best_objective

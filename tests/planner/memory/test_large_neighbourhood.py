@@ -16,7 +16,8 @@ from loadmaster.planner.effort import Effort
 from loadmaster.planner.memory import driver, feasibility
 from loadmaster.planner.memory.feasibility import find_feasible
 from loadmaster.planner.memory.large_neighbourhood import improve, outside_fixed
-from loadmaster.planner.memory.search import Search, Slots
+from loadmaster.planner.memory.search import Search
+from loadmaster.planner.memory.slots import Slots
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.solution import Solution, SolveOptions, SolverStatus, StoppedBy
 

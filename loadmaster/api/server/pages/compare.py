@@ -17,6 +17,7 @@ from loadmaster.api.server.context import ServiceDep, existing_job
 from loadmaster.api.server.pages.frame import page_router, render
 from loadmaster.api.server.pages.plan import read_pair
 from loadmaster.api.server.pages.words import job_words
+from loadmaster.api.server.results import found_plan
 from loadmaster.api.store.records import Job, State
 from loadmaster.errors import InputError
 from loadmaster.models.envelope import Plan
@@ -42,7 +43,7 @@ def compare_page(service: ServiceDep, plan: Annotated[list[str] | None, Query(ma
     if first.kind != second.kind:
         remedy = "Tick two of one kind."
         raise InputError("query.plan", f"{first.kind} and {second.kind}", "are plans of two kinds", remedy)
-    pairs = [read_pair(service, job) for job in jobs]
+    pairs = [read_pair(service, job, found_plan(service, job)) for job in jobs]
     checks = [{} if pair is None else pair[1].check for pair in pairs]
     rows = [*asked_rows(first.options, second.options), *_figures(first, second), *checked_rows(*checks)]
     views = _views(pairs)

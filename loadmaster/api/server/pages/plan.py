@@ -15,8 +15,8 @@ from loadmaster.api.server.context import JobDep, Service, ServiceDep
 from loadmaster.api.server.measurements import measured_of
 from loadmaster.api.server.pages.frame import page_router, render
 from loadmaster.api.server.pages.words import job_words
-from loadmaster.api.server.plans import plan_bytes
-from loadmaster.api.server.resources import exports_of
+from loadmaster.api.server.resources import LATEST, exports_of
+from loadmaster.api.server.results import Found, Incumbent, found_plan
 from loadmaster.api.store.records import Job
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kinds import find_kind, read_plan, read_problem
@@ -42,25 +42,29 @@ class ShownPlan:
 
 
 @router.get("/plans/{plan_id}")
-def plan_page(service: ServiceDep, job: JobDep) -> HTMLResponse:
+def plan_page(service: ServiceDep, job: JobDep, incumbent: Incumbent = None) -> HTMLResponse:
     """A plan with its pictures and tables. Of a cancelled job it is the best that was found before."""
-    return render("plan.html", job=job_words(job), plan=_shown(service, job), exports=_exports(job))
+    found = found_plan(service, job, incumbent)
+    return render(
+        "plan.html",
+        job=job_words(job),
+        plan=_shown(service, job, found),
+        is_result=found.is_result,
+        query="" if found.is_result else LATEST,
+        exports=_exports(job),
+    )
 
 
-def read_pair(service: Service, job: Job) -> tuple[Any, Plan] | None:
-    """The problem and the plan of a job, or None where its kind is not known here.
-
-    Raises:
-        Refusal: there is no plan yet, or none at all.
-    """
-    plan = json.loads(plan_bytes(service, job))
+def read_pair(service: Service, job: Job, found: Found) -> tuple[Any, Plan] | None:
+    """The problem and a plan of a job, or None where its kind is not known here."""
     if find_kind(job.kind) is None:
         return None
-    return read_problem(json.loads(service.jobs.document(job.problem_sha256))), read_plan(plan)
+    problem = read_problem(json.loads(service.jobs.document(job.problem_sha256)))
+    return problem, read_plan(json.loads(found.content))
 
 
-def _shown(service: Service, job: Job) -> ShownPlan:
-    pair = read_pair(service, job)
+def _shown(service: Service, job: Job, found: Found) -> ShownPlan:
+    pair = read_pair(service, job, found)
     if pair is None:
         return ShownPlan(job.name, ())
     problem, plan = pair

@@ -25,6 +25,7 @@ class JobWords:
         labels: as they are filtered by.
         owner: the name of the key that it was submitted with, if any.
         has_plan: whether there is a plan to open, be it the answer that none exists.
+        has_incumbent: whether there is none of the end, but a best so far.
     """
 
     id: str
@@ -42,6 +43,7 @@ class JobWords:
     created_at: str
     ran: str
     has_plan: bool
+    has_incumbent: bool
     frontier_id: str
     labels: tuple[str, ...]
     owner: str
@@ -66,6 +68,7 @@ def job_words(job: Job) -> JobWords:
         created_at=moment(job.created_at),
         ran="" if job.started_at is None else age((job.finished_at or time.time()) - job.started_at),
         has_plan=job.plan_sha256 is not None,
+        has_incumbent=job.incumbent_objective is not None,
         frontier_id=job.frontier_id or "",
         labels=tuple(f"{name}:{value}" for name, value in job.labels.items()),
         owner=job.owner or "",

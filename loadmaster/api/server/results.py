@@ -1,0 +1,89 @@
+"""``/v1/plans/{id}/result``: the plan document of a job, or of one that goes on the best that it has so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Header, Query, Response
+from fastapi.responses import JSONResponse
+
+from loadmaster.api.errors import ProblemType
+from loadmaster.api.server.context import JobDep, Service, ServiceDep
+from loadmaster.api.server.description import problem_answers
+from loadmaster.api.server.plans import RETRY_AFTER_S, known_tags
+from loadmaster.api.server.problems import Refusal, not_found
+from loadmaster.api.server.resources import incumbent_address
+from loadmaster.api.store.records import Job
+
+__all__ = ["Found", "Incumbent", "found_plan", "router"]
+
+router = APIRouter(tags=["plans"])
+
+Incumbent = Annotated[
+    Literal["latest"] | None,
+    Query(description="latest: the best plan so far of a job that has no result; of one that has, the result"),
+]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan document by its hash; whether it is the job's result, or the best so far."""
+
+    sha256: str
+    content: bytes
+    is_result: bool
+
+
+@router.get(
+    "/v1/plans/{plan_id}/result",
+    responses={
+        200: {"content": {"application/json": {}}},
+        304: {"description": "not changed since the given ETag"},
+        **problem_answers(404, 409, 422),
+    },
+    response_class=JSONResponse,
+)
+def plan_result(
+    service: ServiceDep,
+    job: JobDep,
+    incumbent: Incumbent = None,
+    if_none_match: Annotated[str | None, Header(max_length=255)] = None,
+) -> Response:
+    """The plan document. Of a cancelled plan it is the best one found before; with incumbent=latest the best so far."""
+    found = found_plan(service, job, incumbent)
+    headers = {"ETag": f'"{found.sha256}"'}
+    if headers["ETag"] in known_tags(if_none_match):
+        return Response(status_code=304, headers=headers)
+    return Response(found.content, media_type="application/json", headers=headers)
+
+
+def found_plan(service: Service, job: Job, incumbent: Literal["latest"] | None = None) -> Found:
+    """The result of a job; asked for the incumbent, the best plan so far where there is no result.
+
+    Raises:
+        Refusal: 409, there is none yet, or none at all.
+    """
+    if incumbent is not None and job.plan_sha256 is None:
+        best = service.jobs.incumbent(job.id)
+        if best is not None:
+            return Found(*best, is_result=False)
+        # It may have come to its end since it was read.
+        now = service.jobs.get(job.id)
+        if now is None:
+            raise not_found("plan", job.id)
+        job = now
+    if job.plan_sha256 is not None:
+        return Found(job.plan_sha256, service.jobs.document(job.plan_sha256), is_result=True)
+    if not job.state.final:
+        detail = f"The plan is {job.state}; its result comes when it is done."
+        if incumbent is not None:
+            detail = f"The plan is {job.state}, and none was found yet that could be looked at."
+        elif job.incumbent_objective is not None:
+            detail += f" The best so far is at {incumbent_address(job)}"
+        raise Refusal(409, ProblemType.NOT_READY, detail, {"Retry-After": RETRY_AFTER_S})
+    why = job.error["detail"] if job.error is not None else "It was cancelled before any plan was found."
+    detail = f"The plan is {job.state} and has no result. {why}"
+    if job.incumbent_objective is not None:
+        detail += f" The best that it had found is at {incumbent_address(job)}"
+    raise Refusal(409, ProblemType.NO_PLAN, detail)

@@ -1,0 +1,81 @@
+"""A checked schedule as a plan: what the search knows of it, and what follows from its bound."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from loadmaster.models.memory.checker import Check
+from loadmaster.models.memory.plan import MemoryPlan, Schedule
+from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.memory.unconstrained import unconstrained_cost
+from loadmaster.planner.effort import Effort
+from loadmaster.solvers.solution import relative_gap
+
+# Objectives that differ by this share are the same one, summed in another order.
+ROUNDING = 1e-9
+
+
+def plan_of(
+    problem: MemoryProblem,
+    budget_bytes: int,
+    effort: Effort,
+    found: tuple[Schedule, Check, str],
+    bound: float | None,
+    unconstrained: float,
+    stopped_by: str,
+) -> MemoryPlan:
+    """The plan of a schedule, as the run stands.
+
+    Args:
+        found: the schedule, the verdict on it, and the method that found it.
+        unconstrained: objective of the step with memory to spare.
+    """
+    schedule, verdict, method = found
+    gap = relative_gap(verdict.objective, bound)
+    return MemoryPlan(
+        name=problem.name,
+        problem_sha256=problem.sha256,
+        budget_bytes=budget_bytes,
+        status="optimal" if gap is not None and gap <= effort.options.gap else "feasible",
+        objective=verdict.objective,
+        bound=bound,
+        gap=gap,
+        overhead_gap=_overhead_gap(verdict.objective, bound, unconstrained),
+        unconstrained=unconstrained,
+        unit=problem.unit,
+        method=method,
+        stopped_by=stopped_by,
+        seconds=dict(effort.seconds),
+        solver=effort.solver_facts(),
+        check=verdict.summary(),
+        schedule=schedule,
+        options=effort.options.to_document(),
+    )
+
+
+def with_bound(plan: MemoryPlan, bound: float | None, problem: MemoryProblem) -> MemoryPlan:
+    """A plan with another proved bound, and the gaps that follow from it.
+
+    It may be a restriction's plan, whose step with memory to spare is another one.
+    """
+    assert plan.objective is not None
+    gap, least = relative_gap(plan.objective, bound), unconstrained_cost(problem)
+    proved = gap is not None and gap <= float(plan.options.get("gap", 0.0))
+    return replace(
+        plan,
+        bound=bound,
+        gap=gap,
+        overhead_gap=_overhead_gap(plan.objective, bound, least),
+        unconstrained=least,
+        status="optimal" if proved else "feasible",
+    )
+
+
+def _overhead_gap(objective: float, bound: float | None, unconstrained: float) -> float | None:
+    """The gap on what the budget costs beyond the unconstrained step."""
+    if bound is None:
+        return None
+    overhead = objective - unconstrained
+    if overhead <= ROUNDING * unconstrained:
+        return 0.0
+    return relative_gap(overhead, max(0.0, bound - unconstrained))
