@@ -13,12 +13,13 @@ import sqlalchemy as sa
 from alembic import command
 from private_postgresql import PrivatePostgresql, each_database_url
 
+from loadmaster.api.packed import pack
 from loadmaster.api.settings import Settings
 from loadmaster.api.store import figures, migrate, schema
 from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs, NewJob
 from loadmaster.api.store.queue import Queue
-from loadmaster.api.store.records import State, pack
+from loadmaster.api.store.records import State
 from loadmaster.api.worker.process import Message
 from loadmaster.api.worker.worker import Worker
 from loadmaster.errors import InputError

@@ -55,7 +55,7 @@ class Run:
     def __init__(self, app: FastAPI, document: dict[str, Any], id_: str = "") -> None:
         self.service = app.state.service
         new = NewJob(document["kind"], document["name"], {}, 0.02, 60.0, BUDGET, "k" * 64, "us")
-        self.id = id_ or self.service.jobs.submit(new, document, {}, request_sha256="r" * 64).id
+        self.id = id_ or self.service.jobs.submit(new, pack(document), {}, request_sha256="r" * 64).id
         assert self.service.queue.claim("w").id == self.id
 
     @property
@@ -288,7 +288,7 @@ async def test_a_worker_keeps_what_the_search_hands_out(
 def test_a_deaf_job_is_cancelled_with_the_plan_that_it_had_handed_out(app: FastAPI) -> None:
     service = app.state.service
     new = NewJob("fake", "a name", {}, 0.02, 60.0, None, "k" * 64, "us")
-    job_id = service.jobs.submit(new, problem(), {}, request_sha256="r" * 64).id
+    job_id = service.jobs.submit(new, pack(problem()), {}, request_sha256="r" * 64).id
 
     class Deaf:
         waiting = False

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from test_service_pages import end, new_job, planned, planned_ring, submit
 
 from loadmaster.api.async_client import AsyncClient
+from loadmaster.api.packed import pack
 from loadmaster.api.server.app import create_app
 from loadmaster.api.server.measurements import LARGEST_BYTES
 from loadmaster.api.settings import Settings
@@ -88,7 +89,7 @@ async def test_only_the_owner_sends_it(make_settings: Callable[..., Settings]) -
     app = create_app(make_settings(keys="required"))
     keys = Keys(app.state.service.database)
     job = app.state.service.jobs.submit(
-        new_job(DOCUMENT, PLAN.budget_bytes), DOCUMENT, {}, request_sha256="r" * 64, owner="ann"
+        new_job(DOCUMENT, PLAN.budget_bytes), pack(DOCUMENT), {}, request_sha256="r" * 64, owner="ann"
     )
     end(app, PLAN)
     found = []

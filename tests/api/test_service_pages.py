@@ -11,10 +11,11 @@ import pytest
 from fake_planner import problem
 from fastapi import FastAPI
 
+from loadmaster.api.packed import pack
 from loadmaster.api.server.pages.frame import STATIC
 from loadmaster.api.store import progress
 from loadmaster.api.store.jobs import Frontier, NewJob
-from loadmaster.api.store.records import Job, State, pack
+from loadmaster.api.store.records import Job, State
 from loadmaster.api.worker.worker import Worker
 from loadmaster.models.hardware import catalogue
 from loadmaster.models.kinds import read_problem, write_plan

@@ -11,11 +11,12 @@ import pytest
 import sqlalchemy as sa
 from private_postgresql import each_database_url
 
+from loadmaster.api.packed import pack
 from loadmaster.api.store import figures, schema
 from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs, NewJob
 from loadmaster.api.store.queue import Beat, Queue
-from loadmaster.api.store.records import State, pack
+from loadmaster.api.store.records import State
 
 PLAN = {"status": "optimal", "objective": 1.0, "bound": 1.0, "gap": 0.0, "unit": "us"}
 

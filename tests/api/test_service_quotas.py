@@ -14,13 +14,14 @@ from fake_planner import problem
 from fastapi import FastAPI
 from private_postgresql import each_database_url
 
+from loadmaster.api.packed import pack
 from loadmaster.api.server.app import create_app
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs, NewJob, QuotaError
 from loadmaster.api.store.keys import Keys, Scope
 from loadmaster.api.store.queue import Queue
-from loadmaster.api.store.records import State, pack
+from loadmaster.api.store.records import State
 
 PLAN = {"status": "optimal", "objective": 1.0, "bound": 1.0, "gap": 0.0, "unit": "us"}
 

@@ -12,11 +12,12 @@ import pytest
 import sqlalchemy as sa
 from private_postgresql import each_database_url
 
+from loadmaster.api.packed import pack
 from loadmaster.api.store import figures, schema
 from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs, NewJob, QueueFullError
 from loadmaster.api.store.queue import Queue
-from loadmaster.api.store.records import Job, State, pack
+from loadmaster.api.store.records import Job, State
 from loadmaster.models.documents import Document
 
 ResultT = TypeVar("ResultT")

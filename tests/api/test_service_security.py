@@ -13,10 +13,11 @@ import pytest
 from fake_planner import problem
 from fastapi import FastAPI
 
+from loadmaster.api.packed import pack
 from loadmaster.api.server.app import create_app
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.jobs import NewJob
-from loadmaster.api.store.records import State, pack
+from loadmaster.api.store.records import State
 from loadmaster.models.kinds import read_problem, write_plan
 from loadmaster.planner import PlanOptions
 from tests.api.collective_by_hand import plan_by_hand, ring_document

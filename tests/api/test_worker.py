@@ -14,13 +14,14 @@ from fake_planner import OPTIMUM, problem
 from private_postgresql import each_database_url
 from running_service import alive, pids, wait_until
 
+from loadmaster.api.packed import pack
 from loadmaster.api.planning import load_planner
 from loadmaster.api.settings import Settings
 from loadmaster.api.store import schema
 from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs, NewJob
 from loadmaster.api.store.queue import Queue
-from loadmaster.api.store.records import Job, State, pack
+from loadmaster.api.store.records import Job, State
 from loadmaster.api.worker.crew import Crew
 from loadmaster.api.worker.process import Message
 from loadmaster.api.worker.worker import Worker

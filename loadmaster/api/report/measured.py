@@ -42,7 +42,7 @@ def read_measured(source: Points, problem: Problem, limit: Limit, field: str = "
     Raises:
         InputError: naming ``field`` or a row of it: there is no such file, or a value cannot be used.
     """
-    if not isinstance(source, Iterable):
+    if not isinstance(source, str | Path | Iterable):
         raise InputError(field, source, "is no list of points", f"Give rows with {_columns(problem, limit)}.")
     rows = _rows_of(Path(source), field) if isinstance(source, str | Path) else list(source)
     if not rows:

@@ -11,29 +11,28 @@ candidate's own form and number only says whether it can still become the best.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 
-from loadmaster.errors import CheckFailedError, InputError
-from loadmaster.models.collective.bounds import Bound, lower_bound
+from loadmaster.errors import CheckFailedError
+from loadmaster.models.collective.bounds import Bound
 from loadmaster.models.collective.checker import check
-from loadmaster.models.collective.collectives import forms_of, named_chunk_counts
+from loadmaster.models.collective.collectives import forms_of
 from loadmaster.models.collective.instance import Instance
-from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import Algorithm, Form, Send, Unreachable
-from loadmaster.models.collective.problem import CollectiveProblem, Sketch
+from loadmaster.models.collective.problem import CollectiveProblem
 from loadmaster.models.collective.proof import Proof, prove
 from loadmaster.models.collective.reach import unreachable
 from loadmaster.models.collective.routing_bound import formulate
 from loadmaster.planner.collective.baseline import Baseline
 from loadmaster.planner.collective.candidate import Candidate, Whole
+from loadmaster.planner.collective.candidates import BOUND_SHARE, SYMMETRY_SHARE, Candidates
 from loadmaster.planner.collective.classics import MOST_TARGETS, classics, schedule
 from loadmaster.planner.collective.exact import improve
 from loadmaster.planner.collective.greedy import Searcher
 from loadmaster.planner.collective.pipeline import pipeline, polish
 from loadmaster.planner.collective.prune import finish_ns
 from loadmaster.planner.collective.queueing import queued
-from loadmaster.planner.collective.sketches import candidates, chunk_counts
 from loadmaster.planner.collective.solves import solved
 from loadmaster.planner.collective.stepwise import columns_of, in_steps
 from loadmaster.planner.collective.trees import Messages, TreeClassic
@@ -65,8 +64,6 @@ CHECKS = 4
 MOST_EXACT = 1 << 13
 # By what a bound of 0 is proved.
 NOTHING_YET = "nothing yet"
-# Of the time of a size, the most that symmetries are looked for, and that bounds of one form and number of chunks take.
-SYMMETRY_SHARE, BOUND_SHARE = 0.2, 0.2
 
 
 class OneSize:
@@ -98,7 +95,7 @@ class OneSize:
         self.best: Candidate | None = None
         self.check_s = 0.0
         self.infeasible: Unreachable | None = None
-        self._wholes: dict[tuple[Form, int], Whole] = {}
+        self._all = Candidates(problem, size_bytes, effort, self._clock, lambda form: self.proof.of(form).bound)
         self._proof: Proof | None = None
 
     @property
@@ -113,15 +110,14 @@ class OneSize:
         """The best algorithm; None where none was found, or there is none (``infeasible`` says why)."""
         method = self.effort.options.method
         form = forms_of(self.problem)[0]
-        whole = self._whole(form, chunk_counts(self.problem, self.size_bytes, form)[0])
-        self.infeasible = whole.cut
-        if whole.cut is not None:
+        self.infeasible = self._all.whole(form, self._all.fewest(form)).cut
+        if self.infeasible is not None:
             return None
-        instance = lambda form, count: self._whole(form, count).instance  # noqa: E731
+        instance = lambda form, count: self._all.whole(form, count).instance  # noqa: E731
         baseline = Baseline(self.problem, self.size_bytes, instance, self._clock(SYMMETRY_SHARE))
         if method == "auto":
             baseline.first(self._trees)
-        for place, candidate in enumerate(self._candidates()):
+        for place, candidate in enumerate(self._all):
             if self.effort.cancelled() or (self.best is not None and self.over(FIRST_SHARE)):
                 break
             self._first(candidate, method, FIRST_TURN if place == 0 else FIRST_SHARE)
@@ -159,8 +155,7 @@ class OneSize:
         """Take one of them if it is better; its time."""
         if self.effort.cancelled():
             return None
-        whole = self._whole(form, chunk_count)
-        candidate = Candidate(form, chunk_count, Sketch("classic"), whole.instance.without_symmetry(), whole)
+        candidate = self._all.classic(form, chunk_count)
         with self.effort.on_clock("solve"):
             # The first is needed, however long it takes.
             over = (lambda: self.over(1.0)) if self.best is not None else self.effort.cancelled
@@ -177,7 +172,7 @@ class OneSize:
         until_s = self.effort.elapsed_s + CLASSICS_SHARE * (self.until_s - self.began_s)
         wholes: dict[Form, Whole] = {}
         for form in forms_of(self.problem):
-            wholes[form] = self._whole(form, chunk_counts(self.problem, self.size_bytes, form)[0])
+            wholes[form] = self._all.whole(form, self._all.fewest(form))
         for classic, (form, whole) in product(classics(self.problem.topology), wholes.items()):
             targets = sum(len(chunk.targets) for chunk in whole.instance.chunks)
             # Those of one dimension take no time worth counting on small instances.
@@ -186,9 +181,7 @@ class OneSize:
                 return
             if self.best is not None and self.proof.of(form).bound.ns >= self.best.time_ns:
                 continue
-            # They are not their own images under the symmetries of a sketch.
-            chunk_count = chunk_counts(self.problem, self.size_bytes, form)[0]
-            candidate = Candidate(form, chunk_count, Sketch("classic"), whole.instance.without_symmetry(), whole)
+            candidate = self._all.classic(form, self._all.fewest(form))
             with self.effort.on_clock("solve"):
                 sends = schedule(candidate.instance, classic)
             if sends is not None and (self.best is None or finish_ns(candidate.instance, sends) < self.best.time_ns):
@@ -342,51 +335,6 @@ class OneSize:
             self.best = candidate
             self.told()
             self._say(method, candidate, verdict.time_ns)
-
-    # -- candidates --------------------------------------------------------------------------------------------------
-
-    def _candidates(self) -> Iterator[Candidate]:
-        """Built when their turn comes, the plainest first; what does not divide is left out unless it was asked for."""
-        problem = self.problem
-        tried = []
-        for place, sketch in enumerate(candidates(problem, self._clock(SYMMETRY_SHARE))):
-            for form in forms_of(problem):
-                counts = chunk_counts(problem, self.size_bytes, form, sketch)
-                tried += [(place + turn, form, count, sketch) for turn, count in enumerate(counts)]
-        tried.sort(key=lambda choice: choice[0])
-        for _, form, chunk_count, sketch in tried:
-            with self.effort.on_clock("build"):
-                candidate = self._candidate(form, chunk_count, sketch)
-            if candidate is not None:
-                yield candidate
-
-    def _candidate(self, form: Form, chunk_count: int, sketch: Sketch) -> Candidate | None:
-        """None where an automatic sketch has symmetries that this form has not."""
-        problem = self.problem
-        whole = self._whole(form, chunk_count)
-        if sketch is problem.sketch:
-            return Candidate(form, chunk_count, sketch, whole.instance, whole)
-        try:
-            instance = instance_of(problem, self.size_bytes, chunk_count, form, sketch)
-        except InputError:
-            return None
-        return Candidate(form, chunk_count, sketch, instance, whole)
-
-    def _whole(self, form: Form, chunk_count: int) -> Whole:
-        """Once for all sketches."""
-        if (form, chunk_count) not in self._wholes:
-            instance = instance_of(self.problem, self.size_bytes, chunk_count, form)
-            alone = len(named_chunk_counts(self.problem)) == 1
-
-            def bound() -> Bound:
-                if alone:
-                    # What is proved of a form's only number of chunks is known already.
-                    return self.proof.of(form).bound
-                with self.effort.on_clock("build"):
-                    return lower_bound(instance, over=self._clock(BOUND_SHARE))
-
-            self._wholes[form, chunk_count] = Whole(instance, unreachable(instance), bound)
-        return self._wholes[form, chunk_count]
 
     def _say(self, phase: str, candidate: Candidate, time_ns: int) -> None:
         bound_us = None if self._proof is None else self._proof.bound.ns / 1e3

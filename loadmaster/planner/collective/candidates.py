@@ -1,0 +1,91 @@
+"""All candidates of one size, made when their turn comes, and the whole problems that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from loadmaster.errors import InputError
+from loadmaster.models.collective.bounds import Bound, lower_bound
+from loadmaster.models.collective.collectives import forms_of, named_chunk_counts
+from loadmaster.models.collective.logical import instance_of
+from loadmaster.models.collective.plan import Form
+from loadmaster.models.collective.problem import CollectiveProblem, Sketch
+from loadmaster.models.collective.reach import unreachable
+from loadmaster.planner.collective.candidate import Candidate, Whole
+from loadmaster.planner.collective.sketches import candidates, chunk_counts
+from loadmaster.planner.effort import Effort
+
+# Of the time of a size, the most that symmetries are looked for, and that bounds of one form and number of chunks take.
+SYMMETRY_SHARE, BOUND_SHARE = 0.2, 0.2
+
+
+class Candidates:
+    """Iterate over it once.
+
+    Args:
+        clock: says whether a share of the time of this size, from now on, is up.
+        proved: what is proved of a form, for every number of chunks.
+    """
+
+    def __init__(
+        self,
+        problem: CollectiveProblem,
+        size_bytes: int,
+        effort: Effort,
+        clock: Callable[[float], Callable[[], bool]],
+        proved: Callable[[Form], Bound],
+    ) -> None:
+        self.problem, self.size_bytes, self.effort = problem, size_bytes, effort
+        self._clock, self._proved = clock, proved
+        self._wholes: dict[tuple[Form, int], Whole] = {}
+
+    def __iter__(self) -> Iterator[Candidate]:
+        """The plainest first; what does not divide is left out unless it was asked for."""
+        problem = self.problem
+        tried = []
+        for place, sketch in enumerate(candidates(problem, self._clock(SYMMETRY_SHARE))):
+            for form in forms_of(problem):
+                counts = chunk_counts(problem, self.size_bytes, form, sketch)
+                tried += [(place + turn, form, count, sketch) for turn, count in enumerate(counts)]
+        tried.sort(key=lambda choice: choice[0])
+        for _, form, chunk_count, sketch in tried:
+            with self.effort.on_clock("build"):
+                candidate = self._candidate(form, chunk_count, sketch)
+            if candidate is not None:
+                yield candidate
+
+    def classic(self, form: Form, chunk_count: int) -> Candidate:
+        """That of a classic algorithm. They are not their own images under the symmetries of a sketch."""
+        whole = self.whole(form, chunk_count)
+        return Candidate(form, chunk_count, Sketch("classic"), whole.instance.without_symmetry(), whole)
+
+    def fewest(self, form: Form) -> int:
+        """The number of chunks that is tried first."""
+        return chunk_counts(self.problem, self.size_bytes, form)[0]
+
+    def whole(self, form: Form, chunk_count: int) -> Whole:
+        """Once for all sketches."""
+        if (form, chunk_count) not in self._wholes:
+            instance = instance_of(self.problem, self.size_bytes, chunk_count, form)
+            alone = len(named_chunk_counts(self.problem)) == 1
+
+            def bound() -> Bound:
+                if alone:
+                    # What is proved of a form's only number of chunks is known already.
+                    return self._proved(form)
+                with self.effort.on_clock("build"):
+                    return lower_bound(instance, over=self._clock(BOUND_SHARE))
+
+            self._wholes[form, chunk_count] = Whole(instance, unreachable(instance), bound)
+        return self._wholes[form, chunk_count]
+
+    def _candidate(self, form: Form, chunk_count: int, sketch: Sketch) -> Candidate | None:
+        """None where an automatic sketch has symmetries that this form has not."""
+        whole = self.whole(form, chunk_count)
+        if sketch is self.problem.sketch:
+            return Candidate(form, chunk_count, sketch, whole.instance, whole)
+        try:
+            instance = instance_of(self.problem, self.size_bytes, chunk_count, form, sketch)
+        except InputError:
+            return None
+        return Candidate(form, chunk_count, sketch, instance, whole)
