@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.slow,  # a browser, servers and workers are started
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here (Debian: apt-get install chromium)"),
 ]
-PHONE = {"width": 390, "height": 800}
+PHONE = {"width": 360, "height": 800}
 
 
 @pytest.fixture(scope="module")

@@ -37,8 +37,9 @@ th { color: var(--quiet); font-weight: 500; text-align: left; } th, td { padding
   border-bottom: 1px solid var(--line); } td.n, th.n { text-align: right; }
 .key { display: inline-block; width: .72em; height: .72em; border-radius: 2px; overflow: hidden; margin-right: .4em; }
 .keys span.item { display: inline-block; margin-right: 1.3em; font-size: .87rem; color: var(--quiet); }
-/* A shadow at the side where there is more: what lies over it moves with the content. */
-.scroll { overflow-x: auto; background:
+/* A shadow at the side where there is more: what lies over it moves with the content. What is placed by itself in it
+   (words that are not seen) belongs to it: else it makes the whole page wider. */
+.scroll { overflow-x: auto; position: relative; background:
   linear-gradient(to right, var(--ground) 40%, transparent) -2px / 2.5rem 100% no-repeat local,
   linear-gradient(to left, var(--ground) 40%, transparent) calc(100% + 2px) / 2.5rem 100% no-repeat local,
   linear-gradient(to right, var(--shade), transparent) 0 / .6rem 100% no-repeat,
