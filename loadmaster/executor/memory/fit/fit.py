@@ -8,7 +8,6 @@ is kept on disk, so that the next call of the same step goes there at once.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -260,12 +259,18 @@ class Fitter:
         return Fitted(best.step, best.plan, best.problem, trials, chosen, knobs, None, said, seconds, found)
 
     def _measurement(self, best: Candidate) -> MemoryMeasurement | None:
-        """What the plan measured, with the curve of one more step."""
-        with self.setting.phases.during(PLANS), contextlib.suppress(torch.OutOfMemoryError):
-            timeline = self.profiled(best.step)
-            found = best.measured
-            return measured(best.plan, timeline.device, found.peak_bytes, found.step_us, timeline.levels)
-        return None
+        """What the plan measured, with the curve of one more step; None where the profiler broke, and the log has why.
+
+        The step is measured and there: nothing that happens here takes it away.
+        """
+        try:
+            with self.setting.phases.during(PLANS):
+                timeline = self.profiled(best.step)
+        except Exception as error:  # noqa: BLE001 - of a profiler, a driver, or the device's memory
+            logger.warning("no curve of the step's memory: %s: %s", type(error).__name__, error)
+            return None
+        found = best.measured
+        return measured(best.plan, timeline.device, found.peak_bytes, found.step_us, timeline.levels)
 
 
 def _expect_one_process(model: nn.Module) -> None:
