@@ -189,6 +189,7 @@ KINDS: dict[str, Kind] = {
             page("graph"),
             picture("graph", "the time of each kernel as a picture"),
             table("graph", "every kernel's time, bytes and products as a table"),
+            program("graph"),
         ),
         new="loadmaster.api.cli.new_graph",
         capture="loadmaster.executor.graph.command:main",

@@ -14,8 +14,10 @@ from loadmaster import planner
 from loadmaster.api.report.memory import program
 from loadmaster.api.report.views import export
 from loadmaster.errors import InputError
+from loadmaster.models.graph.limits import enough_bytes, whole_bytes
 from loadmaster.models.kinds import Plan, Problem, kind_named, read_problem
 from loadmaster.models.memory.presets import chain
+from tests.models.graph.problems import rgcn, with_store
 from tests.models.index.index_instances import random_problem
 
 MEGABYTE = 1_000_000
@@ -77,6 +79,34 @@ def test_an_index_program_has_the_plans_objective(tmp_path: Path) -> None:
     path = tmp_path / "program.mps"
     path.write_bytes(exported(problem, plan))
     assert optimum(path) == pytest.approx(plan.objective, rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_graph_program_bounds_the_plan_and_has_its_objective_where_memory_is_to_spare(
+    seed: int, tmp_path: Path
+) -> None:
+    """Under a tight budget a plan keeps whole rows, and more than its kernels take at a time."""
+    for problem in (rgcn(seed, training=True), with_store(seed)):
+        optima = []
+        enough, whole = enough_bytes(problem), whole_bytes(problem)
+        for budget_bytes in (10 * whole, (enough + whole) // 2):
+            plan = planner.plan(problem, budget_bytes=budget_bytes, gap=1e-6, time_limit_s=60)
+            assert plan.status == "optimal" and plan.objective is not None
+            path = tmp_path / "program.mps"
+            path.write_bytes(exported(problem, plan))
+            optima.append(optimum(path))
+            assert optima[-1] <= plan.objective * (1 + 1e-6)
+            if budget_bytes > whole:
+                assert optima[-1] == pytest.approx(plan.objective, rel=1e-5)
+        assert optima[1] >= optima[0] * (1 - 1e-6)
+
+
+def test_a_graph_of_too_many_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = rgcn(0)
+    plan = planner.plan(problem, budget_bytes=1 << 40, time_limit_s=60)
+    monkeypatch.setattr("loadmaster.models.graph.candidates.MOST", 3)
+    with pytest.raises(InputError, match="too many for one file"):
+        exported(problem, plan)
 
 
 def test_a_program_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

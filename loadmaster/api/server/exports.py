@@ -46,7 +46,7 @@ def export_plan(
     kind = find_kind(job.kind)
     what = next((e for e in kind.exports if e.name == name), None) if kind is not None else None
     if what is None:
-        raise not_found("export", name)
+        raise not_found("export", name, beside=[] if kind is None else [e.name for e in kind.exports])
     numbers = _numbers(what, {key: text for key, text in request.query_params.items() if key != "incumbent"})
     plan = read_plan(json.loads(found_plan(service, job, incumbent).content))
     if plan.status == "infeasible":

@@ -56,9 +56,10 @@ class NoMoreEvents(Exception):
     """Raised for a stream that its reader has seen to the end: 204 tells browsers not to reconnect."""
 
 
-def not_found(what: str, identifier: str) -> Refusal:
-    """404 for an id that is not known."""
-    return Refusal(404, ProblemType.NOT_FOUND, f"There is no {what} {identifier[:_LONGEST_ID]!r}.")
+def not_found(what: str, identifier: str, *, beside: Sequence[str] = ()) -> Refusal:
+    """404 for an id that is not known, or a name that is none of a few."""
+    known = f" of this plan; there are {', '.join(beside)}" if beside else ""
+    return Refusal(404, ProblemType.NOT_FOUND, f"There is no {what} {identifier[:_LONGEST_ID]!r}{known}.")
 
 
 def problem_response(
