@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from loadmaster.errors import BudgetError, CheckFailedError, InputError, LimitReachedError
 from loadmaster.executor.memory.fit.beside import Work
-from loadmaster.executor.memory.fit.contest import Offer
+from loadmaster.executor.memory.fit.contest import WORTH_A_TRY, Offer
 from loadmaster.executor.memory.fit.costed import Costed
 from loadmaster.executor.memory.fit.fallback import fallback
 from loadmaster.executor.memory.fit.phases import PLANNING, PLANS
@@ -146,10 +146,11 @@ class PlannedSide:
                 raise
             self.failed, self._done = error, True
             return
-        latest = self.state.trials[-1]
-        self._done = latest.kept and not (is_new and (self._is_off(latest) or _is_idle(latest, proposal.verdict)))
+        latest, corrected = self.state.trials[-1], self._corrected(self.state, proposal.verdict)
+        may_gain = _may_gain(proposal, latest.correction, corrected.correction) or _is_idle(latest, proposal.verdict)
+        self._done = latest.kept and not (is_new and may_gain)
         if not self._done:
-            self.state = self._corrected(self.state, proposal.verdict)
+            self.state = corrected
 
     def _proposed(self, state: State) -> tuple[State, Proposal | None]:
         """A plan for the problem as corrected so far, less is resident where there is none; None: keep what there is.
@@ -288,6 +289,20 @@ class PlannedSide:
             if (warning := launches_bind(busy_us, sum(measured))) is not None:
                 logger.warning("%s", warning)
         return factors(busy_us, measured, planned)
+
+
+def _may_gain(proposal: Proposal, before: Correction, after: Correction) -> bool:
+    """Whether corrected times may make another plan faster by what is worth a compilation.
+
+    Every plan computes the step once, whatever that takes; they differ in what they spend beside that, and are ranked
+    anew as far as one sort of kernels was off by more than the other. Copies overlap with all of it.
+    """
+    products, moves = after.products / before.products, after.moves / before.moves
+    if proposal.problem.may_offload:
+        return (products, moves) != (1.0, 1.0)
+    verdict = proposal.verdict
+    spent = (verdict.recompute_us + verdict.stall_us + verdict.cut_us) / verdict.time_us
+    return spent * (1.0 - min(products, moves) / max(products, moves)) > 1.0 - WORTH_A_TRY
 
 
 def _is_idle(latest: Trial, verdict: Check) -> bool:

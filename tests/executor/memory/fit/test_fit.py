@@ -120,16 +120,24 @@ def test_what_one_budget_taught_spares_the_next_a_trial(problem, monkeypatch, sh
     assert trial.runs == runs + (1 if first.kept else 2)
 
 
-@pytest.mark.slow
-def test_times_that_are_off_are_scaled_and_planned_again(faked, problem):
-    budget = halfway(problem)
+def test_times_that_are_off_are_planned_again_where_that_may_gain(problem, monkeypatch):
+    """Factors alike rank no plan anew, but the next fit knows them; unlike ones do, of a plan that recomputes much."""
+    trial = FakeTrial(problem, slower=1.5)
+    monkeypatch.setattr(setting, "run_trial", trial)
+    fitter = Fitter(*convnet(), CaptureOptions(costs=roofline("cpu"), backend="eager"))
+    planner, budget = HandPlanner(step=1), halfway(problem)
+    assert [round(t.time_error, 6) for t in fitter.fit(planner, budget).tries] == [0.5]
+    assert len(planner.asked) == 1
+    known = fitter.fit(planner, budget).tries
+    assert [round(t.time_error, 6) for t in known] == [0.0]
+    assert known[0].correction == Correction(0, pytest.approx(1.5), pytest.approx(1.5))
+    monkeypatch.setattr(planned, "factors", lambda *_: (3.0, 1.0))
+    trial.slower = 2.0
     planner = HandPlanner(step=1)
-    fitted, trial = faked(budget, planner, slower=1.5)
-    assert [round(t.time_error, 6) for t in fitted.tries] == [0.5, 0.0]
-    assert fitted.tries[1].correction == Correction(0, pytest.approx(1.5), pytest.approx(1.5))
-    # The same schedule is not run twice: only what is expected of it has changed.
-    assert trial.runs == 1
-    assert len(planner.asked) == 2
+    fitted = fitter.fit(planner, budget)
+    assert fitted.tries[0].time_error == pytest.approx(1 / 3)
+    first, second = planner.asked
+    assert first.sha256 != second.sha256
 
 
 @pytest.mark.slow
