@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from loadmaster.errors import CancelledError
 from loadmaster.models.kind import Kind, resolve
 from loadmaster.models.kinds import all_kinds
 
@@ -74,4 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # while PyTorch is imported, mostly; who started this process says so
+        sys.exit(CancelledError.exit_status)

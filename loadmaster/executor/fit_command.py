@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import sys
 
-from loadmaster.executor.memory.fit.command import main
+from loadmaster.errors import CancelledError
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        # Here, because PyTorch takes its time to import, and whoever interrupts that needs no traceback.
+        from loadmaster.executor.memory.fit.command import main
+
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(CancelledError.exit_status)

@@ -123,9 +123,14 @@ def _of_its_type(name: str, value: object) -> None:
         raise InputError(f"options.{name}", value, f"is not {kind}", f"Give {kind}.")
 
 
+def _shown(end: float) -> str:
+    """Whole numbers in full: someone has to give one of them."""
+    return str(end) if isinstance(end, int) else f"{end:g}"
+
+
 def _between(field: str, value: float, low: float, high: float, meaning: str) -> None:
     if not low <= value <= high:
-        raise InputError(field, value, f"is outside {low:g}..{high:g}", f"Give {meaning} in that range.")
+        raise InputError(field, value, f"is outside {_shown(low)}..{_shown(high)}", f"Give {meaning} in that range.")
 
 
 @dataclass(frozen=True)

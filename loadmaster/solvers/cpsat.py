@@ -130,7 +130,7 @@ def _add_intervals(model: Any, intervals: Intervals, first: int) -> None:
 
 def _domains(program: Program) -> tuple[IntArray, IntArray]:
     for wrong, problem, remedy in (
-        (~program.integer, "continuous", "Make every column integer, or use highs."),
+        (~program.integer, "continuous", "Use auto or highs: it takes whole numbers only."),
         (~np.isfinite(program.lower), "without a lower bound", "Give every column finite bounds, or use highs."),
         (~np.isfinite(program.upper), "without an upper bound", "Give every column finite bounds, or use highs."),
         (

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -97,3 +100,19 @@ def test_the_help_names_the_kinds(capsys: pytest.CaptureFixture[str]) -> None:
     assert end.value.code == 0
     said = capsys.readouterr().out
     assert "own" in said and "under a byte budget" in said
+
+
+def interrupted(*_: object) -> int:
+    """A kind's command, in the middle of which somebody presses Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("command", ["capture_command", "fit_command"])
+def test_an_interrupt_ends_the_process_without_a_traceback(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "memory", replace(KINDS["memory"], capture=f"{__name__}:interrupted"))
+    monkeypatch.setitem(sys.modules, "loadmaster.executor.memory.fit.command", SimpleNamespace(main=interrupted))
+    monkeypatch.delitem(sys.modules, f"loadmaster.executor.{command}", raising=False)
+    monkeypatch.setattr(sys, "argv", [command, "m:f"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(f"loadmaster.executor.{command}", run_name="__main__")
+    assert ended.value.code == 130

@@ -134,7 +134,7 @@ def test_limits_as_people_write_them() -> None:
         ("budget_bytes", "0%", "Give more than 0%"),
         ("limit", "6 gigs", "as in 5GiB"),
         ("memory_limit_bytes", "50%", "nothing here to take it of"),
-        ("memory_limit_bytes", "1KiB", "is outside"),
+        ("memory_limit_bytes", "1KiB", f"is outside {1 << 28}..{1 << 60}"),
     ],
 )
 def test_limits_that_are_none_name_the_option_and_the_remedy(name: str, value: str, says: str) -> None:

@@ -188,6 +188,8 @@ def _cancel(arguments: argparse.Namespace, terminal: Terminal) -> int:
 def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """The plans of a service, newest first."""
     label = None if arguments.label is None else _label(arguments.label)
+    if arguments.limit < 1:
+        raise InputError("--limit", arguments.limit, "is less than 1", "Give a whole number of at least 1.")
     with connect(arguments) as client:
         found = client.list(state=arguments.state, kind=arguments.kind, label=label, owner=arguments.owner)
         resources = [plan for plan, _ in zip(found, range(arguments.limit), strict=False)]

@@ -44,6 +44,9 @@ def load_factory(spec: str) -> Callable[[], Any]:
     module_name, _, function_name = spec.partition(":")
     if not module_name or not function_name:
         raise InputError(FIELD, spec, "is not MODULE:FUNCTION", _REMEDY)
+    if module_name.endswith(".py") or "/" in module_name:
+        remedy = f"Give {Path(module_name).stem}:{function_name}, in the folder of that file."
+        raise InputError(FIELD, spec, "names a file, not a module", remedy)
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     with users_code(spec, entirely=True):

@@ -174,6 +174,7 @@ def test_an_interrupt_cancels_the_job_and_keeps_the_plan(service: str, problem: 
         (["cancel", "no/such"], "id"),
         (["submit", "problem.json", "--budget", "8MB", "--label", "x"], "--label"),
         (["list", "--state", "asleep"], "state"),
+        (["list", "--limit", "-3"], "--limit"),
     ],
 )
 def test_bad_input_is_two(

@@ -229,6 +229,10 @@ def test_command(tmp_path):
         ("nowhere:make", "cannot be imported"),
         ("other_factory:broken", "no tuple"),
         ("other_factory", "is not MODULE:FUNCTION"),
+        (
+            "other_factory.py:make",
+            "names a file, not a module (found 'other_factory.py:make'). Give other_factory:make",
+        ),
         ("other_factory:fails", "MODULE:FACTORY: raised KeyError: 'layers', at other_factory.py:9 in fails"),
         ("other_factory:leaves", "raised SystemExit: 3, at other_factory.py:11 in leaves"),
         ("unfinished:make", "raised ModuleNotFoundError: No module named 'no_such_library', at unfinished.py:2 in"),
