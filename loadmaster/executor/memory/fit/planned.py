@@ -301,8 +301,8 @@ def _may_gain(proposal: Proposal, before: Correction, after: Correction) -> bool
     if proposal.problem.may_offload:
         return (products, moves) != (1.0, 1.0)
     verdict = proposal.verdict
-    spent = (verdict.recompute_us + verdict.stall_us + verdict.cut_us) / verdict.time_us
-    return spent * (1.0 - min(products, moves) / max(products, moves)) > 1.0 - WORTH_A_TRY
+    spent_us = verdict.recompute_us + verdict.stall_us + verdict.cut_us
+    return spent_us * (1.0 - min(products, moves) / max(products, moves)) > (1.0 - WORTH_A_TRY) * verdict.time_us
 
 
 def _is_idle(latest: Trial, verdict: Check) -> bool:
