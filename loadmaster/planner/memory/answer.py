@@ -79,3 +79,9 @@ def _overhead_gap(objective: float, bound: float | None, unconstrained: float) -
     if overhead <= ROUNDING * unconstrained:
         return 0.0
     return relative_gap(overhead, max(0.0, bound - unconstrained))
+
+
+def lesser(a: float | None, b: float | None) -> float | None:
+    """The less of two objectives, each of which may not be there."""
+    values = [v for v in (a, b) if v is not None]
+    return min(values) if values else None

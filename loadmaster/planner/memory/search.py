@@ -29,7 +29,7 @@ from loadmaster.models.memory.rows import OutOfTimeError
 from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.planner.effort import GOING_ON, Effort
 from loadmaster.planner.memory import answer
-from loadmaster.planner.memory.answer import ROUNDING
+from loadmaster.planner.memory.answer import ROUNDING, lesser
 from loadmaster.planner.memory.slots import Slots
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import FloatArray, Program
@@ -104,8 +104,8 @@ class Search:
 
     def say(self, phase: str, message: str, objective: float | None = None) -> None:
         """Report to the caller."""
-        best = _lesser(self.objective, None if self.fallback is None else self.fallback.objective)
-        self.effort.say(phase, message, _lesser(objective, best), self.bound)
+        best = lesser(self.objective, None if self.fallback is None else self.fallback.objective)
+        self.effort.say(phase, message, lesser(objective, best), self.bound)
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class Search:
     def in_hand(self) -> MemoryPlan:
         """The best plan so far, the fallback's among them."""
         best = self
-        if self.fallback is not None and _lesser(self.objective, self.fallback.objective) != self.objective:
+        if self.fallback is not None and lesser(self.objective, self.fallback.objective) != self.objective:
             best = self.fallback
         assert best.best is not None and best.verdict is not None, "a plan is in hand"
         return best.plan_of((best.best, best.verdict, best.method), GOING_ON)
@@ -344,7 +344,7 @@ class Search:
 
     def _good(self, objective: float | None) -> bool:
         """Whether an objective that is still being solved is good enough to end that solve."""
-        gap = relative_gap(_lesser(objective, self.objective), self.bound)
+        gap = relative_gap(lesser(objective, self.objective), self.bound)
         return gap is not None and gap <= min(self.effort.options.gap, GOOD_GAP)
 
     # -- tools -------------------------------------------------------------------------------------------------------
@@ -396,8 +396,3 @@ class Search:
             )
         self.effort.count(solution)
         return solution
-
-
-def _lesser(a: float | None, b: float | None) -> float | None:
-    values = [v for v in (a, b) if v is not None]
-    return min(values) if values else None
