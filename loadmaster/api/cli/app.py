@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import loadmaster
 from loadmaster.api.cli.lazy import LazyParser
-from loadmaster.api.cli.terminal import Terminal
+from loadmaster.api.cli.terminal import OutputError, Terminal
 from loadmaster.errors import CancelledError, LoadmasterError, MissingExtraError
 from loadmaster.models.kind import resolve
 
@@ -96,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except LoadmasterError as error:
+        if isinstance(error, OutputError):
+            _forget_output()
         terminal.error(str(error))
         return error.exit_status
     except ModuleNotFoundError as error:
@@ -109,5 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return CancelledError.exit_status
     except BrokenPipeError:
         # The reader of stdout has gone (``| head``): nothing is wrong, and nothing more can be said there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return 0
+
+
+def _forget_output() -> None:
+    """What is left for stdout is tried again when Python ends, and would fail again: it goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

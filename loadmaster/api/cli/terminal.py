@@ -12,8 +12,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from loadmaster.errors import LoadmasterError
 from loadmaster.live_line import LiveLine
 from loadmaster.printable import printable
+
+
+class OutputError(LoadmasterError):
+    """Standard output takes no more, as on a full disk."""
 
 
 class Terminal:
@@ -26,9 +31,18 @@ class Terminal:
         self._colour = self._line.live and not os.environ.get("NO_COLOR")
 
     def data(self, text: str) -> None:
-        """One line or block of data."""
+        """One line or block of data.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
         self.settle()
-        self._write(_writable(text, self._out), self._out)
+        try:
+            self._write(_writable(text, self._out), self._out)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(f"standard output cannot be written: {error.strerror}. Write elsewhere.") from None
 
     def json(self, document: Mapping[str, Any] | list[Any]) -> None:
         """A JSON document, one per call."""
