@@ -14,7 +14,6 @@ Variables (binary unless said):
     y0[i,c], y[g,i,c]  with implementation c, where the choice trades noticeable workspace for time; y continuous
     d[k,l]  backward k uses implementation l
     q[i]    forward i runs in place in the forward pass
-    q[g,i], y[g,e]  i runs in place in group g of one stage; encoded e beside it, continuous
     o[i], f[g,i]  i is sent to the host; is fetched in group g (only with a host link)
     w[g,i,k], e[g,i], v[k,i]  continuous presences, defined below
     b[j], w[j], p[g]  continuous: bytes waiting for the link when forward j starts; those of them left over when j-1
@@ -40,11 +39,7 @@ Constraints; each holds for every schedule the checker accepts, so the optimum i
 (R9)  backward k: workspace + gradients + sum(m_i v[k,i] or m_i w[g,i,k]) <= M - `backward_memory`
 (R10) e[g,i] >= s[g+1,i] - r[g,i], and needs of i at b_g - r[g,i]: there throughout the group - `recompute_memory`
 (R11) recomputing j: r[g,j] (workspace + m_j + |L_j|) + sum(m_i e[g,i], i not in L_j or j) <= M - `recompute_memory`
-(R12) in a group of one stage, (R11) has s[g,i] for i > j and v[a_g,i] for i < j, not e; for i in L_j that is of use
-      later, v[a_g,i] - s[g+1,i]: what backward reads and the stage does not keep counts again - `recompute_memory`
-(R17) in a group of one stage, j saves the bytes of running in place only if it does: q[g,j] <= r[g,j]; with u what it
-      overwrites, q[g,j] excludes s[g+1,u], needs of u at a_g, and r[g,n] for later readers n of u; an encoded result
-      runs in place, y[g,e], only if its parent does - `in_place_alone`
+(R12) in a group of one stage, (R11) has s[g,i] for i > j and s[g+1,i] for i < j, not e - `recompute_memory`
 (R13) b[j] >= bytes last read by j-1 and sent + w[j] - bandwidth (stall[j] + sum(c_i o[i], i last read by j-1));
       w[j] >= b[j-1] - bandwidth (time of j-1), 0 where nothing joins the queue; b[V] = 0; f[g,i] <= o[i];
       o[i] + s[0,i] <= 1; bytes sent <= host capacity; (R5) has b[j] too - `drain_queue`, `sending`
@@ -119,8 +114,8 @@ def build(
     forward = forward_memory(w, grouped, columns.stored[0], rules)
     for g in range(len(grouped.groups)):
         group_start_memory(w, grouped, columns, links, g)
-        present = backward_memory(w, grouped, columns, backward, links, g)
-        recompute_memory(w, grouped, columns, backward, links, g, present)
+        backward_memory(w, grouped, columns, backward, links, g)
+        recompute_memory(w, grouped, columns, backward, links, g)
     if links is not None:
         drain_queue(w, grouped, links.queue, forward.costs)
         sending(w, grouped, links, columns.stored[0])
@@ -211,20 +206,16 @@ def group_start_memory(w: RowWriter, grouped: GroupedProblem, c: Columns, links:
 
 def backward_memory(
     w: RowWriter, grouped: GroupedProblem, c: Columns, backward: BackwardColumns, links: LinkColumns | None, g: int
-) -> dict[int, int]:
+) -> None:
     """(R7) to (R9): backward operators, with what must be there beside their own needs.
 
     From the group's last stage to its first. ``lasting`` holds the column of w for each result that some later stage
     of the group wants: before the last stage, each w is at least the one after it.
-
-    Returns:
-        The columns of v for what the group's first stage may read.
     """
     a, b = grouped.groups[g]
     sizes = grouped.sizes
     carried = [i for i in range(grouped.count) if c.later(g, i)]
     lasting: dict[int, int] = {}
-    presences: dict[int, int] = {}
 
     def lasts(i: int) -> int:
         """w of (R7) for a result that is only carried to the group's end."""
@@ -238,10 +229,9 @@ def backward_memory(
         operator = grouped.problem.backward[k - 1]
         row = on_the_way(grouped, links, g, k)
         wanted = grouped.wanted(k)
-        presences.clear()
         for i in {*wanted, *lasting, *carried}:
             if i in wanted:
-                present = presences[i] = w.share("present")
+                present = w.share("present")
                 w.at_most("present", Row(backward.needs[k, i]).also(present, -1.0), 0.0)
                 if k == b and c.later(g, i):
                     w.at_most("present", c.later(g, i).also(present, -1.0), 0.0)
@@ -263,7 +253,6 @@ def backward_memory(
             elif c.later(g, i):
                 not_made_again(w, c, "lasting", g, i, c.later(g, i), column)
             lasting[i] = column
-    return presences
 
 
 def not_made_again(w: RowWriter, c: Columns, name: str, g: int, i: int, wanted: Row, column: int) -> None:
@@ -272,19 +261,9 @@ def not_made_again(w: RowWriter, c: Columns, name: str, g: int, i: int, wanted: 
 
 
 def recompute_memory(
-    w: RowWriter,
-    grouped: GroupedProblem,
-    c: Columns,
-    backward: BackwardColumns,
-    links: LinkColumns | None,
-    g: int,
-    present: dict[int, int],
+    w: RowWriter, grouped: GroupedProblem, c: Columns, backward: BackwardColumns, links: LinkColumns | None, g: int
 ) -> None:
-    """(R10) to (R12): what must be there while j is recomputed in the group.
-
-    Args:
-        present: v at the group's first stage, of what that may read.
-    """
+    """(R10) to (R12): what must be there while j is recomputed in the group."""
     a, b = grouped.groups[g]
     sizes = grouped.sizes
     through = Row() if a == b else _throughout(w, grouped, c, backward, g)
@@ -296,17 +275,14 @@ def recompute_memory(
             row.also(int(column), -sizes[i])
         w.equal("throughout_bytes", row)
     gradients = min(grouped.problem.gradient_bytes(k) for k in range(a, b + 1)) / MIB
-    in_place = in_place_alone(w, grouped, c, backward, g) if a == b else {}
     for j in map(int, np.flatnonzero(c.recompute[g] >= 0)):
         w.look_at_the_clock()
         f = grouped.problem.forward[j]
         held = sizes[j] + f.live_bytes / MIB
-        row = Row(c.recompute_workspace.get((g, j), {}))
-        if f.in_place is not None and a < b:
+        if f.in_place is not None:
             held += min(0.0, f.in_place.workspace_delta_bytes / MIB)
-        elif f.in_place is not None and j in in_place:
-            row.also(in_place[j], f.in_place.workspace_delta_bytes / MIB)
-        if not c.recompute_workspace.get((g, j)):
+        row = Row(c.recompute_workspace.get((g, j), {}))
+        if not row:
             held += least_workspace_bytes(f.recompute_implementations) / MIB
         row.also(int(c.recompute[g, j]), held)
         live = set(f.live_inputs)
@@ -316,38 +292,13 @@ def recompute_memory(
                 if i > j and c.stored[g, i] >= 0:
                     row.also(int(c.stored[g, i]), sizes[i])
                 elif i < j and i not in live:
-                    row.plus(Row({present[i]: 1.0}) if i in present else c.later(g, i), sizes[i])
-                elif i < j and i in present and c.later(g, i):
-                    row.also(present[i], sizes[i]).plus(c.later(g, i), -sizes[i])
+                    row.plus(c.later(g, i), sizes[i])
         elif through:
             row.also(total)
             for i in live | {j}:
                 if i in through:
                     row.also(int(through[i]), -sizes[i])
         w.fits("recompute", row, gradients)
-
-
-def in_place_alone(
-    w: RowWriter, grouped: GroupedProblem, c: Columns, backward: BackwardColumns, g: int
-) -> dict[int, int]:
-    """(R17): q and y of a group of one stage, by result."""
-    k, _ = grouped.groups[g]
-    problem, found = grouped.problem, dict[int, int]()
-    for j in map(int, np.flatnonzero(c.recompute[g] >= 0)):
-        f = problem.forward[j]
-        if f.in_place is None or (f.encodes is not None and f.encodes not in found):
-            continue
-        inside = found[j] = w.binary("recompute_in_place") if f.encodes is None else w.share("recompute_in_place")
-        w.at_most("in_place_alone", Row({inside: 1.0}).plus(term(c.recompute, g, j), -1.0), 0.0)
-        if f.encodes is not None:
-            w.at_most("in_place_alone", Row({inside: 1.0, found[f.encodes]: -1.0}), 0.0)
-            continue
-        u = f.in_place.overwrites
-        readers = (term(c.recompute, g, n) for n in problem.consumers[u] if n > j)
-        for other in (c.later(g, u), backward.needs.get((k, u), Row()), *readers):
-            if other:
-                w.at_most("in_place_alone", Row(other).also(inside), 1.0)
-    return found
 
 
 def _throughout(w: RowWriter, grouped: GroupedProblem, c: Columns, backward: BackwardColumns, g: int) -> Row:

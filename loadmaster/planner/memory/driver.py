@@ -72,7 +72,7 @@ MOST_SEEKING_S = 2.0
 # The shares of the time limit after which a relaxation, a sequence of refined ones, or a restriction has had its
 # chance. The refined ones have a second chance, twice as long.
 RELAX_SHARE = 0.25
-REFINE_SHARE = 0.35
+REFINE_SHARE = 0.25
 RESTRICT_SHARE = 0.4
 
 

@@ -95,7 +95,7 @@ class _Common:
 def relaxation_twin(
     problem: MemoryProblem, budget_bytes: int, groups: Groups, *, whole: bool = False
 ) -> pulp.LpProblem:
-    """(R1) to (R15) and (R17), and (R16) if results travel whole."""
+    """(R1) to (R15), and (R16) if results travel whole."""
     c = _Common("relaxation", problem, budget_bytes)
     model, V, m, budget, forward = c.model, c.V, c.m, c.budget, problem.forward
     link = problem.host_link if problem.objective == "time" else None
@@ -171,9 +171,9 @@ def relaxation_twin(
         start = c.gradients(a) + pulp.lpSum(m[i] * s[g, i] for i in V)
         model += start + (on_the_way if a == b else 0) <= budget  # (R6)
         for k in range(a, b + 1):
-            present, at_k = [], {}
+            present = []
             for i in V:
-                v = at_k[i] = share(f"v_{k}_{i}")
+                v = share(f"v_{k}_{i}")
                 present.append(m[i] * v)
                 model += v >= c.need(k, i)  # (R8)
                 if k == b:
@@ -191,28 +191,12 @@ def relaxation_twin(
             model += e[i] >= later(g, i) - r[g, i] - f[g, i]  # (R10)
             model += e[i] >= c.need(b, i) - r[g, i] - f[g, i]  # (R10)
         lightest = min(c.gradients(k) for k in range(a, b + 1))
-        inside = {j: binary(f"q_{g}_{j}") for j in V if a == b and forward[j].in_place is not None}
-        for j, q_j in inside.items():  # (R17)
-            model += q_j <= r[g, j]
-            if forward[j].encodes is not None:
-                model += q_j <= inside.get(forward[j].encodes, 0)
-                continue
-            overwritten = forward[j].in_place.overwrites
-            for other in (later(g, overwritten), c.need(a, overwritten)):
-                model += q_j + other <= 1
-            for n in range(j + 1, len(V)):
-                if overwritten in forward[n].inputs:
-                    model += q_j + r[g, n] <= 1
         for j in V:
             live, in_place = forward[j].live_inputs, forward[j].in_place
-            delta = 0.0 if in_place is None else in_place.workspace_delta_bytes / MIB
-            held = m[j] + c.live[j] + (min(0, delta) if a < b else 0.0)
+            held = m[j] + c.live[j] + (min(0, in_place.workspace_delta_bytes) / MIB if in_place is not None else 0.0)
             if a == b:  # (R12)
-                beside = pulp.lpSum(m[i] * s[g, i] for i in V if i > j) + on_the_way
-                beside += pulp.lpSum(m[i] * at_k[i] for i in range(j) if i not in live)
-                counted_again = [i for i in live if g < last and _matters(problem, i, b + 1)]
-                beside += pulp.lpSum(m[i] * (at_k[i] - later(g, i)) for i in counted_again)
-                beside += delta * inside.get(j, 0)
+                beside = pulp.lpSum(m[i] * s[g, i] for i in V if i > j)
+                beside += pulp.lpSum(m[i] * later(g, i) for i in range(j) if i not in live) + on_the_way
             else:  # (R11)
                 beside = pulp.lpSum(m[i] * e[i] for i in V if i != j and i not in live)
             if forward[j].recomputable and _matters(problem, j, a):
