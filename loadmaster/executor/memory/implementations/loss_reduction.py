@@ -42,17 +42,12 @@ class Chain:
     weights: list[tuple[fx.Node, str, torch.Size]] = field(default_factory=list)
     between: list[fx.Node] = field(default_factory=list)
 
-    @property
-    def is_number(self) -> bool:
-        """Whether one number is left, and so it is on the way back."""
-        return all(n.meta["val"].dim() == 0 for n in (self.value, self.gradient))
-
     def to_number(self) -> bool:
-        """Climb until one number is left; whether there is one."""
-        while not self.is_number:
+        """Climb until one number is left; whether there is one, and its gradient is one, too."""
+        while self.value.meta["val"].dim():
             if not self.climb():
                 return False
-        return True
+        return bool(self.gradient.meta["val"].dim() == 0)
 
     def climb(self) -> bool:
         """Go on to the only reader; False where it is none that is known, or more read the value."""
@@ -65,8 +60,9 @@ class Chain:
 
     @property
     def only_reader(self) -> fx.Node | None:
-        """The one node that reads the value."""
-        return next(iter(self.value.users)) if len(self.value.users) == 1 else None
+        """The one operator that reads the value."""
+        readers = list(self.value.users)
+        return readers[0] if len(readers) == 1 and readers[0].op == "call_function" else None
 
     def _pass(self, reader: fx.Node) -> bool:
         """Go back over the reader's gradient, and note what it multiplies with."""
