@@ -22,7 +22,7 @@ from loadmaster.executor.memory.implementations.cross_entropy_match import (
 from loadmaster.executor.memory.implementations.cross_entropy_rows import scaled
 from loadmaster.executor.memory.implementations.emitting import aten, call
 from loadmaster.executor.memory.implementations.logit_maps import by_tensor
-from loadmaster.executor.memory.implementations.loss_reduction import number, row_weights
+from loadmaster.executor.memory.implementations.loss_reduction import number, row_weights, without_dropped
 from loadmaster.executor.memory.implementations.loss_rows import BACKWARD_STEPS, STEPS, laid_out
 from loadmaster.executor.memory.implementations.z_loss import ZLoss
 
@@ -57,6 +57,7 @@ def _replace(graph: fx.Graph, match: Match) -> None:
         read, added = (one if None in (one, by) else call(graph, aten.mul.Tensor, one, by) for one in (hidden, bias))
         weights = row_weights(graph, chain, targets.meta["val"].shape, precise)
         scale = number(graph, chain, precise)
+        targets = without_dropped(graph, chain, targets, ignored)
         arguments = (
             *(read, weight, added, laid_out(graph, targets, behind.steps, ignored), class_weights),
             None if weights is None else laid_out(graph, weights, behind.steps, 0.0),
@@ -142,7 +143,7 @@ def _z_weights(graph: fx.Graph, z: ZLoss, hidden: fx.Node, factor: float, scale:
     if scale is not None:
         weights = call(graph, aten.div.Tensor, weights, scale)
     weights = call(graph, aten.mul.Scalar, weights, z.chain.factor / factor)
-    return laid_out(graph, weights, z.steps, 0.0)
+    return laid_out(graph, without_dropped(graph, z.chain, weights, 0.0), z.steps, 0.0)
 
 
 def _bias(graph: fx.Graph, added: fx.Node, hidden: fx.Node) -> fx.Node:

@@ -42,17 +42,12 @@ class Chain:
     weights: list[tuple[fx.Node, str, torch.Size]] = field(default_factory=list)
     between: list[fx.Node] = field(default_factory=list)
 
-    @property
-    def is_number(self) -> bool:
-        """Whether one number is left, and so it is on the way back."""
-        return all(n.meta["val"].dim() == 0 for n in (self.value, self.gradient))
-
     def to_number(self) -> bool:
-        """Climb until one number is left; whether there is one."""
-        while not self.is_number:
+        """Climb until one number is left; whether there is one, and its gradient is one, too."""
+        while self.value.meta["val"].dim():
             if not self.climb():
                 return False
-        return True
+        return bool(self.gradient.meta["val"].dim() == 0)
 
     def climb(self) -> bool:
         """Go on to the only reader; False where it is none that is known, or more read the value."""
@@ -65,8 +60,9 @@ class Chain:
 
     @property
     def only_reader(self) -> fx.Node | None:
-        """The one node that reads the value."""
-        return next(iter(self.value.users)) if len(self.value.users) == 1 else None
+        """The one operator that reads the value."""
+        readers = list(self.value.users)
+        return readers[0] if len(readers) == 1 and readers[0].op == "call_function" else None
 
     def _pass(self, reader: fx.Node) -> bool:
         """Go back over the reader's gradient, and note what it multiplies with."""
@@ -86,7 +82,7 @@ class Chain:
         if target is aten._to_copy.default:
             self._back_over_spreads()
             return self._back_over({aten._to_copy.default})
-        if target is aten.masked_fill.Scalar and reader.args[0] is self.value and reader.args[2] == 0:
+        if target is aten.masked_fill.Scalar and shape and reader.args[0] is self.value and reader.args[2] == 0:
             return self._weighs(reader.args[1], _DROPS, {target}, shape)
         if target in _PRODUCTS:
             other = reader.args[1] if reader.args[0] is self.value else reader.args[0]
@@ -144,17 +140,28 @@ def row_weights(graph: fx.Graph, chain: Chain, shape: torch.Size, dtype: torch.d
     """
     rows: fx.Node | None = None
     for weight, how, seen in chain.weights:
-        if not seen:  # once there is one number
-            continue
-        other = call(graph, aten.expand.default, weight, list(seen))
-        if how is _DROPS:
-            other = call(graph, aten.logical_not.default, other)
-        other = call(graph, aten._to_copy.default, other, dtype=dtype)
-        if seen != shape:
-            other = call(graph, aten.clone.default, other, memory_format=torch.contiguous_format)
-            other = call(graph, aten.view.default, other, list(shape))
-        rows = _combined(graph, rows, other, how)
+        if seen and how is not _DROPS:
+            other = call(graph, aten._to_copy.default, _of_rows(graph, weight, seen, shape), dtype=dtype)
+            rows = _combined(graph, rows, other, how)
     return rows
+
+
+def without_dropped(graph: fx.Graph, chain: Chain, rows: fx.Node, instead: float) -> fx.Node:
+    """Emit what is given for the rows, with another number where a chain drops a row's loss, even an infinite one."""
+    for weight, how, seen in chain.weights:
+        if how is _DROPS:
+            dropped = _of_rows(graph, weight, seen, rows.meta["val"].shape)
+            rows = call(graph, aten.masked_fill.Scalar, rows, dropped, instead)
+    return rows
+
+
+def _of_rows(graph: fx.Graph, weight: fx.Node, seen: torch.Size, shape: torch.Size) -> fx.Node:
+    """A tensor that losses of the shape ``seen`` meet, for losses of another shape."""
+    rows = call(graph, aten.expand.default, weight, list(seen))
+    if seen == shape:
+        return rows
+    rows = call(graph, aten.clone.default, rows, memory_format=torch.contiguous_format)
+    return call(graph, aten.view.default, rows, list(shape))
 
 
 def number(graph: fx.Graph, chain: Chain, dtype: torch.dtype) -> fx.Node | None:
@@ -168,10 +175,6 @@ def number(graph: fx.Graph, chain: Chain, dtype: torch.dtype) -> fx.Node | None:
 
 
 def _combined(graph: fx.Graph, product: fx.Node | None, other: fx.Node, how: str) -> fx.Node:
-    if how is _DIVIDES:
-        return (
-            call(graph, aten.reciprocal.default, other)
-            if product is None
-            else call(graph, aten.div.Tensor, product, other)
-        )
-    return other if product is None else call(graph, aten.mul.Tensor, product, other)
+    if product is None:
+        return call(graph, aten.reciprocal.default, other) if how is _DIVIDES else other
+    return call(graph, aten.div.Tensor if how is _DIVIDES else aten.mul.Tensor, product, other)

@@ -194,6 +194,14 @@ def rows_set_to_zero(logits: Tensor, labels: Tensor) -> Tensor:
     return losses.masked_fill(labels < 5, 0.0).sum() / 77
 
 
+def infinite_losses_set_to_zero(logits: Tensor, labels: Tensor) -> Tensor:
+    impossible = torch.zeros(V, dtype=logits.dtype).index_fill(0, torch.tensor([3]), float("-inf"))
+    flat, targets = (logits + impossible).view(-1, V), labels.view(-1)
+    losses = F.cross_entropy(flat, targets, reduction="none")
+    squares = flat.logsumexp(-1).square().masked_fill(targets > 30, 0.0)
+    return losses.masked_fill(targets == 3, 0.0).sum() / 77 + 0.1 * squares.mean()
+
+
 def weighted_by_sequence(logits: Tensor, labels: Tensor) -> Tensor:
     # each sequence counts as much as every other: weights first, one sum
     losses = F.cross_entropy(logits.view(-1, V), labels.view(-1), reduction="none").view(labels.shape)
@@ -206,6 +214,7 @@ WRITTEN: list[Loss] = [
     cohere,
     gemma2,
     granite,
+    infinite_losses_set_to_zero,
     masked_in_shape,
     modded_nanogpt,
     masked_rows,
@@ -288,8 +297,18 @@ class Tempered(Model):
         return scaled[self.how]()
 
 
-@pytest.mark.parametrize(("biased", "frozen"), [(False, False), (True, False), (False, True), (True, True)])
-@pytest.mark.parametrize("how", ["divided", "multiplied", "exponential", "by one row, then capped", "not learned"])
+@pytest.mark.parametrize(
+    ("how", "biased", "frozen"),
+    [
+        *(
+            ("divided", True, False),
+            ("divided", False, True),
+            ("multiplied", True, True),
+            ("exponential", False, False),
+        ),
+        *(("by one row, then capped", True, False), ("not learned", False, False)),
+    ],
+)
 def test_a_learned_temperature_has_the_gradient_of_pytorch(how: str, biased: bool, frozen: bool) -> None:
     got, want, operators = both(gpt2 if biased else open_lm, Tempered(how, biased=biased, frozen=frozen))
     assert sum("linear_cross_entropy" in o for o in operators) == 1
@@ -390,6 +409,10 @@ def mean_of_sequences(logits: Tensor, labels: Tensor) -> Tensor:
     return ((losses * mask).sum(1) / mask.sum(1)).mean()
 
 
+def a_sum_in_a_row_of_its_own(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.view(-1, V), labels.view(-1), reduction="none").sum().view(1)
+
+
 def two_caps(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.tanh().tanh().view(-1, V), labels.view(-1))
 
@@ -405,7 +428,7 @@ def over_positions(logits: Tensor, labels: Tensor) -> Tensor:
         *(read_twice, fewer_classes, a_bias_for_each_row, two_biases, two_caps, over_positions),
         *(scaled_by_themselves, scaled_by_row, z_loss_of_a_sigmoid),
         *(z_loss_of_unscaled_logits, z_loss_without_a_square, z_loss_of_another_slope),
-        *(focal, masked_by_the_losses, mean_of_sequences),
+        *(focal, masked_by_the_losses, mean_of_sequences, a_sum_in_a_row_of_its_own),
     ],
     ids=lambda loss: loss.__name__,
 )
