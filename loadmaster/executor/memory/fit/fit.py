@@ -325,7 +325,7 @@ def fit(
             own partition is compiled, where there are cores to spare.
         fragmentation_reserve_bytes: part of the budget that the step must leave free, for what CUDA's allocator
             reserves beyond what it hands out. None: count the reserved bytes themselves, as measured in the trial.
-        time_tolerance: plan again when the measured step time is off by more than this share, and it may gain by it.
+        time_tolerance: plan again when the measured step time is off by more than this share, where that may gain.
         tries: plans that are run at most.
         knob_tries: values of torch.compile's own knob, ``activation_memory_budget``, that are run at most beside the
             plans; each is a compilation. 0: plans alone. With ``backend="eager"`` there are plans alone.

@@ -5,8 +5,7 @@ is computed again. Peaks are not: below some knob the backward pass computes muc
 a higher one (measured on an H200: BERT-large 17.4, 12.9, 15.1, 12.8, 13.9 GiB at 1, 0.7, 0.5, 0.3, 0.1). So the highest
 knob that keeps the budget is looked for. The search begins where the budget lies between nothing kept and everything,
 goes on at points spread over the range until one keeps it, then towards the lowest one above that does not. It ends
-where little can be won: the constants below are of the seven models and their knobs that README.md of the benchmarks
-tells of.
+where little can be won: the constants below suit the models and knobs in ``benchmarks/results/memory_gpu.json``.
 """
 
 from __future__ import annotations
