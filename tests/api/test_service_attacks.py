@@ -21,7 +21,7 @@ from running_service import RunningService, alive, parent, pids, wait_until
 from loadmaster.api.documents import PlanRequest
 from loadmaster.api.planning import FloorPlanner, Request
 from loadmaster.api.server.app import create_app
-from loadmaster.api.server.submissions import Asked, Reader
+from loadmaster.api.server.reading.submissions import Asked, Reader
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.database import Database
 from loadmaster.api.worker.process import LocalJob

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from fake_planner import problem
 
-from loadmaster.api.server import submissions
 from loadmaster.api.server.app import create_app
+from loadmaster.api.server.reading import submissions
 from loadmaster.api.settings import Settings
 
 BODY = json.dumps({"problem": problem(name="n", data="x" * 1000)}).encode()

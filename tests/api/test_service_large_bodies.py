@@ -18,9 +18,9 @@ from fake_planner import problem
 from fastapi import FastAPI
 from running_service import RunningService, alive, pids, wait_until
 
-from loadmaster.api.server import reader_process
 from loadmaster.api.server.app import create_app
-from loadmaster.api.server.readers import LARGEST_HERE_BYTES
+from loadmaster.api.server.reading import reader_process
+from loadmaster.api.server.reading.readers import LARGEST_HERE_BYTES
 from loadmaster.api.settings import Settings
 from loadmaster.models.canonical import canonical_json
 
@@ -84,7 +84,7 @@ async def test_what_is_wrong_is_told_in_the_same_words(
     for body in WRONG:
         there = await post(http, body + LARGE, path)
         with monkeypatch.context() as patch:
-            patch.setattr("loadmaster.api.server.readers.LARGEST_HERE_BYTES", 1 << 30)
+            patch.setattr("loadmaster.api.server.reading.readers.LARGEST_HERE_BYTES", 1 << 30)
             here = await post(http, body + LARGE, path)
         assert there.status_code == 422
         assert (there.json(), there.headers) == (here.json(), here.headers)
@@ -203,7 +203,7 @@ def test_a_server_that_stops_leaves_no_process(start_service: Callable[..., Runn
 def test_a_process_does_not_outlive_the_server_that_was_killed(tmp_path: Path) -> None:
     program = """
 import os
-from loadmaster.api.server.reader_process import ReaderProcess
+from loadmaster.api.server.reading.reader_process import ReaderProcess
 from loadmaster.api.settings import Settings
 print(ReaderProcess(Settings(database_url="sqlite://")).pid, flush=True)
 os.kill(os.getpid(), 9)
@@ -216,7 +216,7 @@ os.kill(os.getpid(), 9)
 async def test_idle_processes_are_ended(
     app: FastAPI, http: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadmaster.api.server.readers._IDLE_S", 0.0)
+    monkeypatch.setattr("loadmaster.api.server.reading.readers._IDLE_S", 0.0)
     body, marker = odd(tmp_path, "is noted")
     assert (await post(http, body)).status_code == 202
     while alive(pids(marker)[0]):

@@ -24,14 +24,14 @@ from loadmaster.api.server import (
     problems,
     results,
 )
-from loadmaster.api.server.body import BodyLimit
-from loadmaster.api.server.body_memory import BodyMemory
 from loadmaster.api.server.context import Service
 from loadmaster.api.server.description import describe
 from loadmaster.api.server.keys import KeyCheck, KeysInUse
 from loadmaster.api.server.news import News
-from loadmaster.api.server.readers import Readers
 from loadmaster.api.server.readiness import Readiness
+from loadmaster.api.server.reading.body import BodyLimit
+from loadmaster.api.server.reading.body_memory import BodyMemory
+from loadmaster.api.server.reading.readers import Readers
 from loadmaster.api.server.security import HostCheck
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.blobs import Blobs

@@ -15,14 +15,14 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.responses import StreamingResponse
 
 from loadmaster.api.errors import ProblemType
-from loadmaster.api.server.body import expect_plain
-from loadmaster.api.server.body_memory import NO_ROOM, NO_ROOM_RETRY_AFTER_S, Held
 from loadmaster.api.server.context import Service, ServiceDep
 from loadmaster.api.server.description import problem_answers
-from loadmaster.api.server.parsing import MOST_VALUES, count_values
 from loadmaster.api.server.problems import Refusal, not_found
+from loadmaster.api.server.reading.body import expect_plain
+from loadmaster.api.server.reading.body_memory import NO_ROOM, NO_ROOM_RETRY_AFTER_S, Held
+from loadmaster.api.server.reading.parsing import MOST_VALUES, count_values
+from loadmaster.api.server.reading.submissions import BLOB, Asked, NamedBlob, Submission
 from loadmaster.api.server.security import REPORT_HEADERS
-from loadmaster.api.server.submissions import BLOB, Asked, NamedBlob, Submission
 from loadmaster.api.store.blobs import BlobPacker
 from loadmaster.errors import InputError
 

@@ -11,8 +11,8 @@ from fastapi import Depends, Path, Request
 from loadmaster.api.server.keys import CallerDep, KeysInUse
 from loadmaster.api.server.news import News
 from loadmaster.api.server.problems import not_found
-from loadmaster.api.server.readers import Readers
 from loadmaster.api.server.readiness import Readiness
+from loadmaster.api.server.reading.readers import Readers
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.blobs import Blobs
 from loadmaster.api.store.database import Database

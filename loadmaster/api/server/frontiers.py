@@ -19,8 +19,8 @@ from loadmaster.api.server.plans import (
     new_job,
 )
 from loadmaster.api.server.problems import not_found
+from loadmaster.api.server.reading.submissions import Asked, Submission
 from loadmaster.api.server.resources import frontier_resource
-from loadmaster.api.server.submissions import Asked, Submission
 from loadmaster.api.store.jobs import Frontier
 
 router = APIRouter(tags=["frontiers"])

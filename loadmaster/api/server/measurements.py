@@ -11,9 +11,9 @@ from fastapi.responses import JSONResponse
 from loadmaster.api.errors import ProblemType
 from loadmaster.api.server.context import JobDep, OwnJobDep, Service, ServiceDep
 from loadmaster.api.server.description import problem_answers
-from loadmaster.api.server.parsing import parse_object
 from loadmaster.api.server.plans import BodyDep
 from loadmaster.api.server.problems import Refusal, not_found
+from loadmaster.api.server.reading.parsing import parse_object
 from loadmaster.api.server.results import found_plan
 from loadmaster.api.store.records import Job
 from loadmaster.models.documents import MEASUREMENT_SCHEMA, write

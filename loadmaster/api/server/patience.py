@@ -1,6 +1,6 @@
 """How long a connection may take to say what it wants: half of a request's headers would hold a place for ever.
 
-Bodies have their own limit (``server/body.py``), and idle connections that of uvicorn.
+Bodies have their own limit (``server/reading/body.py``), and idle connections that of uvicorn.
 """
 
 from __future__ import annotations

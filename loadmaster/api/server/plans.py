@@ -18,13 +18,13 @@ from loadmaster.api.documents import PlanPage, PlanRequest, PlanResource, Sizing
 from loadmaster.api.errors import ProblemType
 from loadmaster.api.planning import Request as Planning
 from loadmaster.api.server.blobs import HeldDep, answer_submission
-from loadmaster.api.server.body import json_bytes
 from loadmaster.api.server.context import JobDep, OwnJobDep, PlanId, Service, ServiceDep
 from loadmaster.api.server.description import problem_answers
 from loadmaster.api.server.keys import CallerDep
 from loadmaster.api.server.problems import Refusal, not_found
+from loadmaster.api.server.reading.body import json_bytes
+from loadmaster.api.server.reading.submissions import Asked, Submission
 from loadmaster.api.server.resources import budget_bytes, limit_document, plan_resource
-from loadmaster.api.server.submissions import Asked, Submission
 from loadmaster.api.store.jobs import NewJob, NotFinalError
 from loadmaster.api.store.records import Job, State
 from loadmaster.errors import InputError

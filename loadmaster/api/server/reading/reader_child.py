@@ -1,8 +1,8 @@
-"""A process that reads large requests to plan: ``python -m loadmaster.api.server.reader_child FD MEMORY_BYTES``.
+"""A process that reads large requests to plan: ``python -m loadmaster.api.server.reading.reader_child FD BYTES``.
 
-Started by :mod:`loadmaster.api.server.reader_process`, never by hand. Over the inherited connection FD come one request
-after the other, and each is answered by what it says, or by the exception that says why not. It ends when its parent is
-gone.
+Started by :mod:`loadmaster.api.server.reading.reader_process`, never by hand. It may take so many bytes of memory. Over
+the inherited connection FD come one request after the other, and each is answered by what it says, or by the exception
+that says why not. It ends when its parent is gone.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from loadmaster.api.planning import load_planner
+from loadmaster.api.server.reading.submissions import Asked, NamedBlob, Reader, Submission
 from loadmaster.api.server.shown import with_shown_value
-from loadmaster.api.server.submissions import Asked, NamedBlob, Reader, Submission
 from loadmaster.errors import InputError
 from loadmaster.orphans import wake_when_orphaned
 

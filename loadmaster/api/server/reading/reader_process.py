@@ -13,7 +13,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from loadmaster.api.server.submissions import Asked, NamedBlob, Submission
+from loadmaster.api.server.reading.submissions import Asked, NamedBlob, Submission
 from loadmaster.api.settings import Settings
 from loadmaster.solvers.registry import python_path
 
@@ -46,7 +46,7 @@ class ReaderProcess:
         with theirs:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-P", "-m", "loadmaster.api.server.reader_child"),
+                    *(sys.executable, "-P", "-m", "loadmaster.api.server.reading.reader_child"),
                     *(str(theirs.fileno()), str(settings.max_job_memory_bytes)),
                 ],
                 pass_fds=[theirs.fileno()],

@@ -10,9 +10,9 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loadmaster.api.errors import ProblemType
-from loadmaster.api.server.body_memory import NO_ROOM, NO_ROOM_RETRY_AFTER_S, BodyMemory
-from loadmaster.api.server.parsing import MOST_VALUES, count_values
 from loadmaster.api.server.problems import Refusal, problem_response
+from loadmaster.api.server.reading.body_memory import NO_ROOM, NO_ROOM_RETRY_AFTER_S, BodyMemory
+from loadmaster.api.server.reading.parsing import MOST_VALUES, count_values
 
 __all__ = ["BodyLimit", "expect_plain", "json_bytes"]
 

@@ -2,7 +2,7 @@
 
 To parse, check and pack a large body holds the interpreter for seconds, and nobody else in this process is answered
 meanwhile, whatever the thread. So a process does it, one of a few that are started when they are needed, and gives back
-what the store keeps. The bodies, in whichever process, are counted together (``server/body_memory.py``).
+what the store keeps. The bodies, in whichever process, are counted together (``server/reading/body_memory.py``).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import anyio.to_thread
 from loadmaster.api.errors import ProblemType
 from loadmaster.api.planning import Planner
 from loadmaster.api.server.problems import Refusal
-from loadmaster.api.server.reader_process import BrokenReaderError, ReaderProcess
-from loadmaster.api.server.submissions import Asked, NamedBlob, Reader, Submission
+from loadmaster.api.server.reading.reader_process import BrokenReaderError, ReaderProcess
+from loadmaster.api.server.reading.submissions import Asked, NamedBlob, Reader, Submission
 from loadmaster.api.settings import Settings
 
 __all__ = ["LARGEST_HERE_BYTES", "Readers"]

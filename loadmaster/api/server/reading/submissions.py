@@ -1,7 +1,7 @@
 """What a request to plan says: read from its bytes, found good, and packed as the store keeps it.
 
 All of this holds the interpreter for as long as it takes, seconds for a large body. It asks neither the store nor the
-server anything, so that a process of its own can do it (:mod:`loadmaster.api.server.readers`).
+server anything, so that a process of its own can do it (:mod:`loadmaster.api.server.reading.readers`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from loadmaster.api.documents import FrontierRequest, PlanRequest
 from loadmaster.api.packed import PackedDocument, pack
 from loadmaster.api.planning import Planner
 from loadmaster.api.planning import Request as Planning
-from loadmaster.api.server.parsing import parse_body, parse_object
+from loadmaster.api.server.reading.parsing import parse_body, parse_object
 from loadmaster.errors import InputError
 from loadmaster.models.documents import Document
 from loadmaster.models.kinds import find_kind, limit_of
