@@ -10,7 +10,7 @@ and 8 and 9:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -79,6 +79,22 @@ def last_uses(problem: MemoryProblem) -> IntArray:
         for j in (*problem.consumers[i], *problem.encodings[i]):
             last[i] = max(last[i], last[j])
     return last
+
+
+def missing(problem: MemoryProblem, wanted: Collection[int], there: Collection[int]) -> set[int]:
+    """What must be computed so that everything wanted is there; encoded results beside their parents."""
+    made: set[int] = set()
+    waiting = [i for i in wanted if i not in there]
+    while waiting:
+        i = waiting.pop()
+        if i in made:
+            continue
+        made.add(i)
+        f = problem.forward[i]
+        waiting += [u for u in f.inputs if u not in there and u not in made]
+        if f.encodes is not None and f.encodes not in made:
+            waiting.append(f.encodes)
+    return made
 
 
 def groups_of(starts: Sequence[int], stage_count: int) -> list[tuple[int, int]]:

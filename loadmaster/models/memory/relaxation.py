@@ -56,7 +56,6 @@ Constraints; each holds for every schedule the checker accepts, so the optimum i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -76,44 +75,13 @@ from loadmaster.models.memory.groups import (
 )
 from loadmaster.models.memory.problem import ForwardOperator, MemoryProblem
 from loadmaster.models.memory.relaxation_links import LinkColumns, fetching, link_columns, on_the_way, sending
+from loadmaster.models.memory.relaxation_points import Columns, Relaxation
 from loadmaster.models.memory.rows import MIB, Row, RowWriter, term
 from loadmaster.models.memory.send_queue import drain_queue, held_bytes
-from loadmaster.solvers.program import IntArray, Program
 
 # A choice of implementation gets variables when it moves at least this share of the budget; below it, the relaxation
 # assumes the cheapest time and the least workspace at once, which is still a lower bound.
 NOTICEABLE = 0.01
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The columns of s, r, o and f, -1 where there is none.
-
-    Attributes:
-        stored, recompute, fetch: [groups, V].
-        offload: [V].
-        recompute_workspace: of recomputations with a choice: the workspace chosen, in MiB.
-        spent: for each group, the objective of its recomputations.
-    """
-
-    stored: IntArray
-    recompute: IntArray
-    offload: IntArray
-    fetch: IntArray
-    recompute_workspace: dict[tuple[int, int], Row]
-    spent: list[Row]
-
-    def available(self, g: int, i: int) -> Row:
-        """s + r + f of result i in group g."""
-        return term(self.stored, g, i).plus(self.made_again(g, i))
-
-    def made_again(self, g: int, i: int) -> Row:
-        """r + f of result i in group g."""
-        return term(self.recompute, g, i).plus(term(self.fetch, g, i))
-
-    def later(self, g: int, i: int) -> Row:
-        """s of result i at the end of group g; empty after the last group."""
-        return term(self.stored, g + 1, i) if g + 1 < len(self.stored) else Row()
 
 
 def build(
@@ -122,8 +90,8 @@ def build(
     starts: Sequence[int],
     *,
     out_of_time: Callable[[], bool] | None = None,
-) -> Program:
-    """The program of one relaxation.
+) -> Relaxation:
+    """One relaxation.
 
     Args:
         budget_bytes: None to minimize the budget itself.
@@ -152,7 +120,7 @@ def build(
         drain_queue(w, grouped, links.queue, forward.costs)
         sending(w, grouped, links, columns.stored[0])
         fetching(w, grouped, links, backward, columns.spent)
-    return w.build()
+    return Relaxation(w.build(), problem, grouped.groups, columns, backward)
 
 
 def _columns(w: RowWriter, grouped: GroupedProblem) -> Columns:

@@ -2,9 +2,10 @@
 
 ``auto`` first plays the step through, evicting what does not fit (a plan in a second, where there is any), and asks the
 boundary relaxation for a bound (a second more), then a portfolio of banded restrictions for plans,
-each started from the best so far, in turn with relaxations of more boundaries, and on small graphs the exact
-formulation. Under a tight budget a restriction may have no plan, or show none for long: bytes are minimized then, until
-the budget holds them. Where a large restriction is not solved to its end, large neighbourhood search goes on from it.
+each started from the best so far, in turn with relaxations of more boundaries. On middling graphs these stand where
+they tell most (:mod:`~loadmaster.planner.memory.refinement`); small ones have the exact formulation. Under a tight
+budget a restriction may have no plan, or show none for long: bytes are minimized then, until the budget holds them.
+Where a large restriction is not solved to its end, large neighbourhood search goes on from it.
 The other methods are baselines; their bound is that of the relaxation too, so gaps compare.
 """
 
@@ -21,6 +22,7 @@ import numpy as np
 from loadmaster.errors import CancelledError, CheckFailedError, InputError, LimitReachedError
 from loadmaster.models.memory import checkmate, chen, gist, monet, plain, relaxation
 from loadmaster.models.memory.checker import check
+from loadmaster.models.memory.groups import groups_by_mass
 from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.plan import Infeasibility, MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
@@ -31,6 +33,7 @@ from loadmaster.planner.effort import Effort
 from loadmaster.planner.memory.eviction_search import evict, least_planned
 from loadmaster.planner.memory.feasibility import find_feasible
 from loadmaster.planner.memory.large_neighbourhood import improve
+from loadmaster.planner.memory.refinement import Refinement
 from loadmaster.planner.memory.search import ROUNDING, Search, Slots
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.solvers.solution import Progress, SolveOptions, SolverStatus, relative_gap
@@ -52,8 +55,8 @@ SMALL_CELLS = 4_000
 EVERY_STAGE = Slots(500, None, 0)
 # Boundaries of the relaxations after the first, tried in turn while the gap is open.
 MORE_BOUNDARIES = (4, 2, 6, 9)
-# Up to this many stage-by-operator cells the exact formulation proves more than further boundaries do; up to the
-# smaller number it also solves to the end.
+# Up to this many stage-by-operator cells boundaries are refined, and the exact formulation is tried after that; up to
+# the smaller number it solves to the end, and is all that is needed.
 PROVABLE_CELLS = 12_000
 EXACT_CELLS = 1_500
 # A schedule lists what every stage keeps. With more stage-by-operator cells than this (two thousand operators and
@@ -65,8 +68,10 @@ MOST_EXACT_CELLS = 250_000
 EVICT_SHARE = 0.1
 # Where no plan exists, a budget that has one is looked for this long at most.
 MOST_SEEKING_S = 2.0
-# The shares of the time limit after which a relaxation, or a restriction, has had its chance.
+# The shares of the time limit after which a relaxation, a sequence of refined ones, or a restriction has had its
+# chance. The refined ones have a second chance, twice as long.
 RELAX_SHARE = 0.25
+REFINE_SHARE = 0.25
 RESTRICT_SHARE = 0.4
 
 
@@ -125,7 +130,7 @@ def _auto(search: Search) -> None:
     evict(search, EVICT_SHARE * limit_s)
     if search.best is None and not search.done():
         least_planned(search, search.budget_bytes, EVICT_SHARE * limit_s)
-    search.relax(1, RELAX_SHARE * limit_s)
+    relaxed = search.relax([1], RELAX_SHARE * limit_s)
     is_large = _cells(problem) > LARGE_CELLS
     first, *others = (NARROW, *PORTFOLIO) if is_large else PORTFOLIO
     early = (EVERY_STAGE,) if _cells(problem) <= SMALL_CELLS else ()
@@ -137,7 +142,8 @@ def _auto(search: Search) -> None:
         search.fallback.restrict(PORTFOLIO[0], FALLBACK_SHARE * limit_s, offload=False)
         if search.fallback.done():
             search.take_fallback()
-    proofs = iter(_proofs(search))
+    proofs = iter(_proofs(search, Refinement(search, [1], relaxed)))
+    bound_first = _is_refined(problem)
     fruitless, enough = 0, len(portfolio) if _cells(problem) <= EXACT_CELLS else math.inf
     for rounds in itertools.count():
         # On the smallest graphs every move is solved to the end: once all have failed, another seed changes nothing.
@@ -150,12 +156,14 @@ def _auto(search: Search) -> None:
         search.take_fallback()
         if search.may_minimize_bytes and not search.done():
             find_feasible(search, portfolio, share_s)
+        proof = next(proofs, None)
+        if bound_first and proof is not None and not search.done():
+            proof()
         if status is not SolverStatus.OPTIMAL and not search.is_small:
             while search.best is not None and not search.done():
                 if not improve(search, slots, share_s, seed=seed, offload=rounds > 0):
                     break
-        proof = next(proofs, None)
-        if proof is not None and not search.done():
+        if not bound_first and proof is not None and not search.done():
             proof()
         fruitless = fruitless + 1 if proof is None and (search.objective, search.bound) == before else 0
 
@@ -165,18 +173,25 @@ def _cells(problem: MemoryProblem) -> int:
     return problem.stage_count * len(problem.forward)
 
 
-def _proofs(search: Search) -> list[Callable[[], None]]:
+def _is_refined(problem: MemoryProblem) -> bool:
+    """Whether boundaries are put where they tell most: worth it where such a relaxation is solved within its time."""
+    return EXACT_CELLS < _cells(problem) <= PROVABLE_CELLS and not problem.may_offload
+
+
+def _proofs(search: Search, refinement: Refinement) -> list[Callable[[], object]]:
     """Ways to a better bound, most promising first."""
-    limit_s = RELAX_SHARE * search.effort.options.time_limit_s
-    cells = _cells(search.problem)
-    more = [functools.partial(search.relax, groups, limit_s) for groups in MORE_BOUNDARIES]
-    if search.problem.may_offload:
+    problem, whole_s = search.problem, search.effort.options.time_limit_s
+    limit_s, cells = RELAX_SHARE * whole_s, _cells(problem)
+    more = [functools.partial(search.relax, groups_by_mass(problem, n), limit_s) for n in MORE_BOUNDARIES]
+    if problem.may_offload:
         # The exact formulation knows no offload; a boundary at every stage that reads something new comes nearest.
-        return [functools.partial(search.relax, EVERY_STAGE.count, limit_s), *more] if cells <= EXACT_CELLS else [*more]
+        every_stage = functools.partial(search.relax, groups_by_mass(problem, EVERY_STAGE.count), limit_s)
+        return [every_stage, *more] if cells <= EXACT_CELLS else [*more]
     if cells <= EXACT_CELLS:
         return [functools.partial(_exact, search, math.inf), *more]
-    if cells <= PROVABLE_CELLS:
-        return [more[0], functools.partial(_exact, search, 1.5 * limit_s), *more[1:]]
+    if _is_refined(problem):
+        refine = [functools.partial(refinement.go_on, n * REFINE_SHARE * whole_s) for n in (1, 2)]
+        return [*refine, functools.partial(_exact, search, 1.5 * limit_s)]
     return [*more]
 
 
@@ -209,7 +224,7 @@ def _exact(search: Search, limit_s: float = math.inf) -> None:
 def _baseline(search: Search) -> None:
     """One baseline's schedule, as it is: no better one is looked for."""
     problem, method = search.problem, search.effort.options.method
-    search.relax(1, RELAX_SHARE * search.effort.options.time_limit_s)
+    search.relax([1], RELAX_SHARE * search.effort.options.time_limit_s)
     if search.infeasible:
         return
     schedule: Schedule
@@ -319,7 +334,7 @@ def _infeasible(search: Search) -> MemoryPlan:
     needed, where = floor.budget_bytes, floor.where
     if needed <= search.budget_bytes:
         # No single operator is in the way: the least budget of the relaxation is.
-        program = search.built(lambda: relaxation.build(problem, None, [1]))
+        program = search.built(lambda: relaxation.build(problem, None, [1]).program)
         solution = search.solved(program, 10.0, 1e-3, lambda _: None, lambda: False)
         if solution.bound is not None:
             needed = max(needed, math.ceil(solution.bound * MIB))

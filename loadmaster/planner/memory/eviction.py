@@ -19,7 +19,7 @@ import numpy as np
 
 from loadmaster.models.memory import baselines
 from loadmaster.models.memory.completion import Decisions
-from loadmaster.models.memory.groups import last_uses
+from loadmaster.models.memory.groups import last_uses, missing
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.unconstrained import unconstrained
 from loadmaster.solvers.program import FloatArray
@@ -167,7 +167,7 @@ class _Play:
 
     def _stage(self, t: int, needs: frozenset[int]) -> set[int] | None:
         """Play stage t, evicting until it fits; what it computes, or None."""
-        made = set(range(self.given.count)) if t == 0 else self._missing(needs)
+        made = set(range(self.given.count)) if t == 0 else missing(self.problem, needs, self.stored)
         evicted: set[int] = set()
         scores: dict[int, float] = {}
         while True:
@@ -189,7 +189,7 @@ class _Play:
             elif dropped := [i for i in through if i not in self.stays and self.given.once_until[i] == 0]:
                 i = self._cheapest(dropped, t, keep, scores)
                 self.stored.discard(i)
-                made = self._missing(needs)
+                made = missing(self.problem, needs, self.stored)
             else:
                 return None
         self.stored, self.stays = keep, needs - made
@@ -199,21 +199,6 @@ class _Play:
         """The next stage after t that reads i."""
         at = bisect.bisect_right(self.readers[i], t)
         return self.readers[i][at] if at < len(self.readers[i]) else math.inf
-
-    def _missing(self, needs: frozenset[int]) -> set[int]:
-        """What must be computed so that all needs are there; encoded results beside their parents."""
-        made: set[int] = set()
-        waiting = [i for i in needs if i not in self.stored]
-        while waiting:
-            i = waiting.pop()
-            if i in made:
-                continue
-            made.add(i)
-            f = self.problem.forward[i]
-            waiting += [u for u in f.inputs if u not in self.stored and u not in made]
-            if f.encodes is not None and f.encodes not in made:
-                waiting.append(f.encodes)
-        return made
 
     def _in_the_way(
         self, t: int, made: set[int], keep: set[int], needs: frozenset[int]

@@ -1,7 +1,8 @@
 """The state of one search for a memory plan: the best checked schedule, the best proved bound, the clock.
 
 Two moves: *relax* raises the bound (:mod:`loadmaster.models.memory.relaxation`), *restrict* finds plans
-(:mod:`loadmaster.models.memory.banded`). Three more stand on them:
+(:mod:`loadmaster.models.memory.banded`). Four more stand on them:
+:mod:`~loadmaster.planner.memory.refinement` puts the boundaries of relaxations where they tell most,
 :mod:`~loadmaster.planner.memory.eviction_search` finds first plans,
 :mod:`~loadmaster.planner.memory.large_neighbourhood` solves parts of a restriction around the best plan,
 :mod:`~loadmaster.planner.memory.feasibility` finds a first plan where memory leaves little room. Every plan is
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ from loadmaster.models.memory.completion import complete
 from loadmaster.models.memory.groups import groups_by_mass, groups_of
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.models.memory.relaxation_points import Relaxation
 from loadmaster.models.memory.rows import OutOfTimeError
 from loadmaster.models.memory.unconstrained import unconstrained_cost
 from loadmaster.planner.effort import Effort
@@ -132,27 +134,42 @@ class Search:
     def _unconstrained_step(self, problem: MemoryProblem) -> Schedule:
         return unconstrained.formulate(problem, self.budget_bytes)
 
-    def relax(self, groups: int, limit_s: float) -> None:
-        """Raise the bound with that many groups of backward stages; learn whether a plan can exist at all."""
-        phase = f"bound, {groups} boundar{'y' if groups == 1 else 'ies'}"
-        starts = groups_by_mass(self.problem, groups)
+    def relax(
+        self, starts: Sequence[int], limit_s: float, gap: float = RELAXATION_GAP, cutoff: float | None = None
+    ) -> tuple[Relaxation, FloatArray] | None:
+        """Raise the bound with groups of backward stages; learn whether a plan can exist at all.
+
+        Args:
+            starts: first stages of the groups.
+            gap: to solve it to.
+            cutoff: no optimum beyond it is of interest. There is a plan that costs so much.
+
+        Returns:
+            The relaxation and its optimum; None if that was not reached.
+        """
+        phase = f"bound, {len(starts)} boundar{'y' if len(starts) == 1 else 'ies'}"
         until = self.build_deadline()
         try:
             make = functools.partial(relaxation.build, self.problem, self.budget_bytes, starts, out_of_time=until)
-            program = self.built(make)
+            relaxed = self.built(make)
         except OutOfTimeError:
             self.say(phase, "no time left to write it")
-            return
+            return None
 
         def live(progress: Progress) -> None:
             self.raise_bound(progress.bound)
             self.say(phase, f"{progress.nodes} nodes")
 
-        solution = self.solved(program, limit_s, RELAXATION_GAP, live, self.gap_is_proved)
-        if solution.status is SolverStatus.INFEASIBLE:
+        options = SolveOptions(seed=self.effort.options.seed, cutoff=cutoff)
+        solution = self.solved(relaxed.program, limit_s, gap, live, self.gap_is_proved, options)
+        # Under a cutoff, infeasible only means that nothing better exists.
+        if solution.status is SolverStatus.INFEASIBLE and cutoff is None:
             self.prove_infeasible(phase)
         self.raise_bound(solution.bound)
         self.say(phase, "done")
+        if solution.status is not SolverStatus.OPTIMAL or solution.values is None:
+            return None
+        return relaxed, solution.values
 
     def raise_bound(self, bound: float | None) -> None:
         """Take a proved lower bound if it is better (one from a relaxation, never from a restriction)."""

@@ -159,7 +159,7 @@ def test_every_formulation_is_right_about_it(name: str, monkeypatch: pytest.Monk
         if point.values is not None:
             assert check(problem, exact.schedule(point.values), budget).violations == ()
         for starts in ([1], list(range(1, last + 1))):
-            assert objective(solved(relaxation.build(problem, budget, starts))) <= optimum + 1e-6
+            assert objective(solved(relaxation.build(problem, budget, starts).program)) <= optimum + 1e-6
             allowed = everything(problem, groups_of(starts, problem.stage_count))
             restriction = banded.build(problem, budget, starts, allowed, offload=False, to_the_byte=True)
             found = solved(restriction.program)

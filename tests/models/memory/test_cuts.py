@@ -79,7 +79,7 @@ def test_only_what_is_worth_its_cut_is_sent(seed: int) -> None:
         assert objective == pytest.approx(best, abs=1e-3)
         assert check(cutting(problem, cut_us), schedule, budget).time_us == pytest.approx(best, abs=1e-3)
         starts = list(range(1, problem.stage_count))
-        program = relaxation.build(cutting(problem, cut_us), budget, starts)
+        program = relaxation.build(cutting(problem, cut_us), budget, starts).program
         bound = solve(program, SolveOptions(gap=0.0), solver="highs").objective
         assert bound is not None and bound <= best + 1e-3
         sent.append(len(schedule.offload))

@@ -108,7 +108,7 @@ def test_plans_keep_to_budget_and_host(seed: int) -> None:
     assert verdict.offloaded_bytes == sum(problem.forward[i].output_bytes for i in travels[1].offload) <= room
     assert verdict.objective == pytest.approx(verdict.time_us)
     for starts in ([1], [1, 4, 7]):
-        lower = solve(relaxation.build(problem, budget, starts), SolveOptions(gap=0.0), solver="highs")
+        lower = solve(relaxation.build(problem, budget, starts).program, SolveOptions(gap=0.0), solver="highs")
         assert lower.objective is not None
         assert lower.objective <= verdict.time_us + 1e-6
 
@@ -175,7 +175,7 @@ def test_no_journeys_beat_the_relaxation(seed: int) -> None:
     at_ease = check(problem, journeys, 1 << 50)
     assert at_ease.violations == ()
     for starts in ([1], [1, 3, 6], list(range(1, problem.stage_count))):
-        program = relaxation.build(problem, at_ease.peak_bytes, starts)
+        program = relaxation.build(problem, at_ease.peak_bytes, starts).program
         lower = solve(program, SolveOptions(gap=0.0, time_limit_s=20), solver="highs")
         assert lower.bound is not None
         assert lower.bound <= at_ease.time_us + 1e-6

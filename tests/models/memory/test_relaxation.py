@@ -37,7 +37,7 @@ CUTTING = replace(LINK, cut_us=1.5, cut_gbps=UNIT / 1e3)
 
 def bound(problem: MemoryProblem, budget: int, starts: Sequence[int]) -> float:
     """The optimum; infinite if the relaxation has no point."""
-    solution = solved(relaxation.build(problem, budget, starts))
+    solution = solved(relaxation.build(problem, budget, starts).program)
     if solution.status is SolverStatus.INFEASIBLE:
         return math.inf
     assert solution.objective is not None
@@ -100,11 +100,11 @@ def test_no_schedule_of_larger_graphs_beats_it(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_least_budget_is_below_every_budget_that_has_a_schedule(seed: int) -> None:
     problem = random_problem(seed, operators=3, in_place=0.5, encodings=0.5, unit_bytes=UNIT)
-    solution = solved(relaxation.build(problem, None, [1]))
+    solution = solved(relaxation.build(problem, None, [1]).program)
     assert solution.objective is not None
     least = math.ceil(solution.objective * MIB - 1e-3)
     assert math.isinf(best_objective(problem, least - UNIT))
-    assert solved(relaxation.build(problem, least + 1, [1])).status is SolverStatus.OPTIMAL
+    assert solved(relaxation.build(problem, least + 1, [1]).program).status is SolverStatus.OPTIMAL
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -132,7 +132,7 @@ def test_dividing_groups_never_lowers_it(seed: int, monkeypatch: pytest.MonkeyPa
 def bound_within(problem: MemoryProblem, budget: int, seconds: float) -> float:
     """What the relaxation with one boundary proves in that time."""
     options = SolveOptions(gap=5e-4, time_limit_s=seconds)
-    solution = solve(relaxation.build(problem, budget, [1]), options, solver="highs")
+    solution = solve(relaxation.build(problem, budget, [1]).program, options, solver="highs")
     assert solution.bound is not None
     return solution.bound
 

@@ -417,7 +417,7 @@ def test_a_time_limit_includes_the_last_solve_and_its_check(monkeypatch: pytest.
 
     monkeypatch.setattr(search_room, "solve", endless)
     search = Search(mobilenet(), 6 * GIB, Effort(PlanOptions(time_limit_s=2)), closing_s=0.5)
-    search.relax(1, 100.0)
+    search.relax([1], 100.0)
     assert len(left) == 1 and left[0] < 2
     assert search.done() and search.left_s <= 0 < search.closing_s
 
