@@ -9,11 +9,17 @@ import sys
 
 from loadmaster.errors import CancelledError
 
-if __name__ == "__main__":
+
+def main() -> int:
+    """Run it; returns its exit status."""
     try:
         # Here, because PyTorch takes its time to import, and whoever interrupts that needs no traceback.
-        from loadmaster.executor.memory.fit.command import main
+        from loadmaster.executor.memory.fit import command
 
-        sys.exit(main())
+        return command.main()
     except KeyboardInterrupt:
-        sys.exit(CancelledError.exit_status)
+        return CancelledError.exit_status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
