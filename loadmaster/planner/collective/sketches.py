@@ -13,6 +13,7 @@ Source: [Shah23], sections 5.4.1 and 5.8.2.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -96,8 +97,8 @@ def chunk_counts(
     """Parts of each rank's piece worth trying at a size, ascending; what the problem or the sketch says where it does.
 
     Powers of two, and three times those, that divide the size, up to 64 and to parts so small that a message's fixed
-    cost outweighs them; two parts of few pieces in any case where slow and fast links may share them. 1 where none
-    divides: the refusal then says which sizes do.
+    cost outweighs them; two parts of few pieces in any case where slow and fast links may share them. Of a size that
+    none of those divide, what divides it and is next to them. 1 where nothing does: the refusal then says what would.
     """
     named = named_chunk_counts(problem if sketch is None else replace(problem, sketch=sketch))
     if named:
@@ -116,13 +117,20 @@ def chunk_counts(
         least_bytes = max(least_bytes, worth_ns * link.gbps)
     local_gbps = {link.gbps for link in problem.topology.links if not problem.topology.crosses(link)}
     at_least = 2 if many <= FEW_PIECES and ranks <= FEW_RANKS and len(local_gbps) > 1 else 1
-    found = []
-    for parts in sorted({1 << e for e in range(7)} | {3 << e for e in range(5)}):
+
+    def worth(parts: int) -> bool:
+        """Whether so many divide the size, and are not too small."""
         small = many * parts > MOST_CHUNKS or size_bytes / cut / parts < least_bytes
         divides = problem.collective == "alltoallv" or size_bytes % (cut * parts) == 0
-        if divides and (parts <= at_least or not small):
-            found.append(parts)
-    return tuple(found) or (1,)
+        return divides and (parts <= at_least or not small)
+
+    usual = sorted({1 << e for e in range(7)} | {3 << e for e in range(5)})
+    found = {parts for parts in usual if worth(parts)}
+    if found == {1}:
+        for parts in usual[1:]:
+            near = range(math.ceil(parts / 1.5), int(parts * 1.5) + 1)
+            found |= set(sorted(filter(worth, near), key=lambda n: abs(n - parts))[:1])
+    return tuple(sorted(found)) or (1,)
 
 
 def _patterns(problem: CollectiveProblem) -> list[Pattern]:

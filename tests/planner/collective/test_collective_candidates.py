@@ -147,3 +147,11 @@ def test_small_sizes_are_not_cut_and_users_choose() -> None:
     assert chunk_counts(asked, 8 * 1024, "direct", Sketch(chunk_count=3)) == (2, 6)
     custom = problem(ring(2), "custom", 8, custom=(Chunk(8, (0,), (1,)),))
     assert chunk_counts(custom, 8, "direct") == (1,)
+
+
+@pytest.mark.parametrize(("size_bytes", "counts"), [(4985, (1, 5)), (1105 * 1009, (1, 5, 13, 17, 65)), (4999, (1,))])
+def test_an_odd_size_is_cut_by_what_divides_it(size_bytes: int, counts: tuple[int, ...]) -> None:
+    """Next to the usual counts, as far as there are some: 997, 1009 and 4999 are prime, and 1105 is 5 x 13 x 17."""
+    found = chunk_counts(problem(ring(5), "broadcast", size_bytes, root=0), size_bytes, "direct")
+    assert all(size_bytes % n == 0 for n in found)
+    assert found == counts
