@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 PROBLEM_SCHEMA = "loadmaster/problem/1"
 PLAN_SCHEMA = "loadmaster/plan/1"
 MEASUREMENT_SCHEMA = "loadmaster/measurement/1"
+# More than any measurement takes that is within what its kind allows.
+LARGEST_MEASUREMENT_BYTES = 1 << 20
 
 Document = Mapping[str, Any]
 ReadT = TypeVar("ReadT")

@@ -14,10 +14,10 @@ from test_service_pages import end, new_job, planned, planned_ring, submit
 from loadmaster.api.async_client import AsyncClient
 from loadmaster.api.packed import pack
 from loadmaster.api.server.app import create_app
-from loadmaster.api.server.measurements import LARGEST_BYTES
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.keys import Keys, Scope
 from loadmaster.errors import InputError
+from loadmaster.models.documents import LARGEST_MEASUREMENT_BYTES
 from loadmaster.models.memory.measurement import MemoryMeasurement, measured, write_measurement
 from loadmaster.models.memory.presets import chain
 from loadmaster.models.units import show_bytes
@@ -79,10 +79,10 @@ async def test_one_that_is_too_large_is_not_read(make_settings: Callable[..., Se
     app = create_app(make_settings())
     job_id = planned(app, DOCUMENT, PLAN, PLAN.budget_bytes)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
-        body = b" " * LARGEST_BYTES + json.dumps(write_measurement(measurement())).encode()
+        body = b" " * LARGEST_MEASUREMENT_BYTES + json.dumps(write_measurement(measurement())).encode()
         headers = {"Content-Type": "application/json"}
         answer = await http.put(f"/v1/plans/{job_id}/measurement", content=body, headers=headers)
-    assert answer.status_code == 413 and str(LARGEST_BYTES) in answer.json()["detail"]
+    assert answer.status_code == 413 and str(LARGEST_MEASUREMENT_BYTES) in answer.json()["detail"]
 
 
 async def test_only_the_owner_sends_it(make_settings: Callable[..., Settings]) -> None:

@@ -18,7 +18,13 @@ from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.protocol import plan_path
 from loadmaster.api.report.views import export_view, view_of, views_of
 from loadmaster.errors import InputError
-from loadmaster.models.documents import MEASUREMENT_SCHEMA, PROBLEM_SCHEMA, Document, load_document
+from loadmaster.models.documents import (
+    LARGEST_MEASUREMENT_BYTES,
+    MEASUREMENT_SCHEMA,
+    PROBLEM_SCHEMA,
+    Document,
+    load_document,
+)
 from loadmaster.models.files import expect_writable, write_bytes
 from loadmaster.models.kind import Export, Number
 from loadmaster.models.kinds import (
@@ -36,7 +42,7 @@ from loadmaster.models.summary import summarize
 T = TypeVar("T")
 
 # Larger neighbours are not opened in the search for a plan's problem, and for what it measured.
-_LARGEST_BYTES = {PROBLEM_SCHEMA: 64 << 20, MEASUREMENT_SCHEMA: 1 << 20}
+_LARGEST_BYTES = {PROBLEM_SCHEMA: 64 << 20, MEASUREMENT_SCHEMA: LARGEST_MEASUREMENT_BYTES}
 
 
 def show_arguments(show: argparse.ArgumentParser) -> None:

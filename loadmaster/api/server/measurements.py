@@ -16,14 +16,11 @@ from loadmaster.api.server.problems import Refusal, not_found
 from loadmaster.api.server.reading.parsing import parse_object
 from loadmaster.api.server.results import found_plan
 from loadmaster.api.store.records import Job
-from loadmaster.models.documents import MEASUREMENT_SCHEMA, write
+from loadmaster.models.documents import LARGEST_MEASUREMENT_BYTES, MEASUREMENT_SCHEMA, write
 from loadmaster.models.envelope import Plan
 from loadmaster.models.kinds import read_measurement, read_plan
 
 __all__ = ["measured_of", "router"]
-
-# More than any takes that is within what its kind allows.
-LARGEST_BYTES = 1 << 20
 
 router = APIRouter(tags=["plans"])
 
@@ -36,8 +33,8 @@ router = APIRouter(tags=["plans"])
 )
 def put_measurement(service: ServiceDep, job: OwnJobDep, body: BodyDep) -> Response:
     """Keep what a plan measured, as ``loadmaster fit`` writes it, in the place of what was sent before."""
-    if len(body) > LARGEST_BYTES:
-        raise Refusal(413, ProblemType.TOO_LARGE, f"A measurement has {LARGEST_BYTES} bytes at most.")
+    if len(body) > LARGEST_MEASUREMENT_BYTES:
+        raise Refusal(413, ProblemType.TOO_LARGE, f"A measurement has {LARGEST_MEASUREMENT_BYTES} bytes at most.")
     document = parse_object(body, "body")
     plan = read_plan(json.loads(found_plan(service, job).content))
     if not service.measurements.put(job.id, write(MEASUREMENT_SCHEMA, read_measurement(document, plan))):

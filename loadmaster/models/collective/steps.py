@@ -98,14 +98,12 @@ class StepSchedule:
             ValueError: the solution has no incumbent.
         """
         v = self.variables
-        values = solution.values
-        if values is None:
-            raise ValueError("a solution without an incumbent holds no schedule")
+        sent, lengths = solution.block(v.sent), solution.block(v.length)
         together: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for (c, k, s), column in zip(v.triples, v.sent.tolist(), strict=True):
-            if values[column] > 0.5:
+        for (c, k, s), value in zip(v.triples, sent.tolist(), strict=True):
+            if value > 0.5:
                 together[s, k].append(c)
-        starts = np.concatenate([[0], np.ceil(np.cumsum(values[v.length]))]).astype(np.int64)
+        starts = np.concatenate([[0], np.ceil(np.cumsum(lengths))]).astype(np.int64)
         links = v.instance.topology.links
         found = [
             Send(int(starts[s]), links[k].source, links[k].target, tuple(sorted(chunks)))

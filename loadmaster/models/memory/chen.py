@@ -13,6 +13,7 @@ import numpy as np
 
 from loadmaster.models.memory import baselines
 from loadmaster.models.memory.checker import check
+from loadmaster.models.memory.groups import missing
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.solvers.program import IntArray
@@ -46,7 +47,7 @@ def in_segments(problem: MemoryProblem, number: int) -> Schedule:
     for k, now in enumerate(needs):
         entered = {int(segment[i]) for i in now if i not in there}
         wanted = {i for later in needs[k:] for i in later if segment[i] in entered}
-        ran = _closure(problem, wanted - there, there)
+        ran = missing(problem, wanted, there)
         there |= ran
         runs.append(baselines.run(problem, k + 1, ran))
     return baselines.schedule(problem, runs, ways, kept)
@@ -70,19 +71,3 @@ def _kept(problem: MemoryProblem, ids: list[int], segment: IntArray) -> set[int]
         if once or any(segment[j] > segment[i] for j in problem.consumers[i] if j in ids):
             kept.add(i)
     return kept
-
-
-def _closure(problem: MemoryProblem, wanted: set[int], there: set[int]) -> set[int]:
-    """What must run so that all wanted results exist, given those that are there."""
-    ran: set[int] = set()
-    open_ids = list(wanted)
-    while open_ids:
-        i = open_ids.pop()
-        if i in ran:
-            continue
-        ran.add(i)
-        operator = problem.forward[i]
-        open_ids += [j for j in operator.inputs if j not in there]
-        if operator.encodes is not None:
-            open_ids.append(operator.encodes)
-    return ran

@@ -19,7 +19,7 @@ from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.steps.measure import Measurement
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.presets import chain
-from tests.executor.memory.hand_planner import HandPlanner, keep_everything_peak, keep_nothing_peak
+from tests.executor.memory.hand_planner import HandPlanner, keep_nothing_peak
 from tests.executor.memory.models import mlp_case
 
 LONG_S = 120  # for a machine with much to do: nothing waits so long unless it is broken
@@ -124,16 +124,6 @@ class Runs:
                 self.planner.append("answered")
 
         return planned
-
-
-@pytest.fixture(scope="module")
-def problem():
-    return Fitter(*mlp_case(), CaptureOptions(costs=roofline("cpu"))).captured.problem()
-
-
-@pytest.fixture
-def budget(problem):
-    return (keep_everything_peak(problem) + keep_nothing_peak(problem)) // 2
 
 
 @pytest.fixture

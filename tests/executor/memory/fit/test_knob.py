@@ -47,16 +47,6 @@ class FakeRuns:
         return Measurement(used_bytes, 0, us, used_bytes, used_bytes)
 
 
-@pytest.fixture(scope="module")
-def problem():
-    return Fitter(*mlp_case(), CaptureOptions(costs=roofline("cpu"))).captured.problem()
-
-
-@pytest.fixture
-def budget(problem):
-    return (keep_everything_peak(problem) + keep_nothing_peak(problem)) // 2
-
-
 @pytest.fixture
 def runs(monkeypatch, problem):
     fake = FakeRuns(problem)
