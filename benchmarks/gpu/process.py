@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +26,33 @@ class Process:
 
     Args:
         row: what it measures.
-        order: what it is told.
+        command: the module that measures it, and its arguments.
         log: where its standard error goes.
         heard: where (process, message) pairs arrive; the message is None when it has ended.
+        environment: beside this process's own.
+
+    Attributes:
+        clock: what it said it had reached, and how long it had run by then, standing still left out.
     """
 
-    def __init__(self, row: Row, order: dict[str, Any], log: Path, heard: queue.Queue[Any]) -> None:
+    def __init__(
+        self, row: Row, command: Sequence[str], log: Path, heard: queue.Queue[Any], environment: Mapping[str, str]
+    ) -> None:
         self.row = row
+        self.clock: dict[str, float] = {}
         self.log = log
         self.started = time.monotonic()
         self.frozen_s = 0.0
         self._frozen_at: float | None = None
         self.is_apart = False
-        threads = "2" if order["device"] == "cuda" else "1"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.gpu.worker", json.dumps({"row": row, **order})],
+            [sys.executable, "-m", *command],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log.open("w"),
             text=True,
-            env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": threads, "OMP_NUM_THREADS": threads},
+            env={**os.environ, **environment},
             start_new_session=True,
         )
         threading.Thread(target=self._listen, args=(heard,), daemon=True).start()

@@ -8,9 +8,7 @@ goes on from there.
 from __future__ import annotations
 
 import json
-import queue
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +16,9 @@ from typing import Any
 
 from benchmarks.gpu.budgets import Row, budget_bytes, identity
 from benchmarks.gpu.process import Process
+from benchmarks.gpu.turns import Turns
 from benchmarks.gpu.zoo import case
 
-# Kernels that were queued before a process was stopped drain in this time.
-SETTLE_S = 0.3
 # A row holds the GPU's context and its own workspaces beside what it counts.
 CONTEXT_GIB = 0.8
 ALLOCATOR_FACTOR = 1.15
@@ -77,10 +74,7 @@ class Scheduler:
         self.run_number = run_number
         self.began = time.monotonic()
         self.pending = self._missing(wanted)
-        self.heard: queue.Queue[tuple[Process, dict[str, Any] | None]] = queue.Queue()
-        self.running: list[Process] = []
-        self.asking: deque[Process] = deque()
-        self.alone: Process | None = None
+        self.turns = Turns()
         self.started = 0
 
     def run(self) -> None:
@@ -88,15 +82,10 @@ class Scheduler:
         while True:
             self._start_rows()
             self._end_late()
-            if not self.running:
+            if not self.turns.running:
                 break
-            self._serve()
-            try:
-                process, message = self.heard.get(timeout=0.5)
-            except queue.Empty:
-                continue
-            if process in self.running:
-                self._take(process, dict(message or {}))
+            if (found := self.turns.next()) is not None:
+                self._finish(*found)
         for row in self.pending:
             print(f"left for another run: {describe(row)}", flush=True)
 
@@ -116,7 +105,7 @@ class Scheduler:
 
     def _start_rows(self) -> None:
         for row in list(self.pending):
-            if len(self.running) >= self.limits.jobs:
+            if len(self.turns.running) >= self.limits.jobs:
                 return
             margin = PLANNED_MARGIN if row["method"] == "loadmaster" else 1.0
             if self.left_s < margin * self.limits.start_margin_s:
@@ -136,71 +125,33 @@ class Scheduler:
             self.started += 1
             log = Path(self.order["folder"]) / "logs" / f"{self.run_number}-{self.started}.log"
             log.parent.mkdir(exist_ok=True)
-            self.running.append(Process(order, self.order, log, self.heard))
+            threads = "2" if self.order["device"] == "cuda" else "1"
+            command = ["benchmarks.gpu.worker", json.dumps({"row": order, **self.order})]
+            environment = {"TORCHINDUCTOR_COMPILE_THREADS": threads, "OMP_NUM_THREADS": threads}
+            self.turns.running.append(Process(order, command, log, self.turns.heard, environment))
 
     def _fits(self, row: Row) -> bool:
         """Whether a row can join without the GPU running out: plans are tried beside others, all else runs alone."""
-        rows = [*(p.row for p in self.running), row]
+        rows = [*(p.row for p in self.turns.running), row]
         held = sum(needs_gib(r) if r["method"] == "loadmaster" else rests_gib(r) for r in rows)
         alone = max((needs_gib(r) - rests_gib(r) for r in rows if r["method"] != "loadmaster"), default=0.0)
         return len(rows) == 1 or held + alone <= self.limits.memory_gib
 
     def _end_late(self) -> None:
         """Stop what has run for too long; near the end, what has nothing to measure yet, and then everything."""
-        near = self.left_s < 2 * LAST_S + MEASURE_S * len(self.asking)
-        for process in list(self.running):
-            waits = process is self.alone or process in self.asking
+        near = self.left_s < 2 * LAST_S + MEASURE_S * len(self.turns.asking)
+        for process in list(self.turns.running):
+            waits = process is self.turns.alone or process in self.turns.asking
             if self.left_s < LAST_S or (near and not waits):
-                self._forget(process)
+                self.turns.forget(process)
                 process.stop()
                 self.pending.append({k: v for k, v in process.row.items() if k != "budget_bytes"})
             elif process.running_s > ROW_LIMIT_S and not waits:
                 process.stop()
                 self._finish(process, {"error": f"not there after {ROW_LIMIT_S:.0f} s: {process.last_words()}"})
 
-    def _serve(self) -> None:
-        """Let the next one have the machine to itself."""
-        if self.alone is not None:
-            return
-        if not self.asking:
-            for process in self.running:
-                process.thaw()
-            return
-        self.alone = self.asking.popleft()
-        others = [p for p in self.running if p is not self.alone]
-        for process in others:
-            process.freeze()
-        if others:
-            time.sleep(SETTLE_S)
-        self.alone.thaw()
-        self.alone.tell("go")
-
-    def _take(self, process: Process, facts: dict[str, Any]) -> None:
-        said = facts.pop("say", "nothing")
-        if said == "alone":
-            self.asking.append(process)
-        elif said == "done":
-            self.alone = None
-        elif said == "apart":
-            process.is_apart = True
-            process.thaw()
-        elif said == "back":
-            process.is_apart = False
-            if self.alone is not None:
-                process.freeze()
-        elif said == "row":
-            self._finish(process, facts)
-        else:
-            self._finish(process, {"error": f"ended: {process.last_words()}"})
-
-    def _forget(self, process: Process) -> None:
-        self.running.remove(process)
-        self.asking = deque(p for p in self.asking if p is not process)
-        if process is self.alone:
-            self.alone = None
-
     def _finish(self, process: Process, facts: dict[str, Any]) -> None:
-        self._forget(process)
+        self.turns.forget(process)
         process.end(patience_s=1.0 if "error" in facts else 0.0)
         row = {**process.row, **facts, "run": self.run_number}
         row |= {"seconds": round(process.running_s, 1), "frozen_s": round(process.frozen_s, 1)}

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 MARK = "@@ "
@@ -81,41 +81,54 @@ def _run_on(cores: set[int]) -> None:
             os.sched_setaffinity(int(thread), cores)
 
 
-def run_trials_alone(link: Link) -> None:
-    """From now on, compile fitted steps beside other rows, and be alone from their first run, which tries variants of
-    kernels, until they are measured."""
-    import torch._functorch.config as functorch_config
+class Turn:
+    """Being alone from :meth:`take` on, until :meth:`end`: either may be said again."""
 
-    from loadmaster.executor.memory.fit import fit
-    from loadmaster.executor.memory.run import backends
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._held = contextlib.ExitStack()
+        self._is_held = False
+
+    def take(self) -> None:
+        """Be alone from now on."""
+        if not self._is_held:
+            self._is_held = True
+            self._held.enter_context(self._link.alone())
+
+    def end(self) -> None:
+        """Others may go on."""
+        self._is_held = False
+        self._held.close()
+
+
+def first_runs_alone(turn: Turn) -> None:
+    """From now on, compile beside other rows, and be alone from the first run of what Inductor has compiled.
+
+    In it variants of kernels are tried. In a fit the turn ends when the trial is measured.
+    """
+    import torch._functorch.config as functorch_config
+    from torch._inductor.output_code import CompiledFxGraph
+
+    from loadmaster.executor.memory.fit import setting
 
     functorch_config.force_non_lazy_backward_lowering = True  # before the first run
-    turn = contextlib.ExitStack()
-    compile_ = backends.COMPILERS["inductor"]
+    run, run_trial, look = CompiledFxGraph.__call__, setting.run_trial, setting.Setting.alone
 
-    def waiting(module: Any, inputs: Any) -> Callable[[list[Any]], Any]:
-        compiled = compile_(module, inputs)
-        has_run = False
+    def runs(graph: Any, inputs: Any) -> Any:
+        turn.take()
+        return run(graph, inputs)
 
-        def run(arguments: list[Any]) -> Any:
-            nonlocal has_run
-            if not has_run:
-                has_run = True
-                turn.enter_context(link.alone())
-            return compiled(arguments)
+    def tried(*arguments: Any, **options: Any) -> Any:
+        try:
+            return run_trial(*arguments, **options)
+        finally:
+            turn.end()
 
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
+    def looked(*arguments: Any) -> Any:
+        try:
+            return look(*arguments)
+        finally:
+            turn.end()
 
-    backends.COMPILERS["inductor"] = waiting
-    original, record = fit.trial, fit.record
-
-    def trial(*arguments: Any, **options: Any) -> Any:
-        with turn:
-            return original(*arguments, **options)
-
-    def recorded(*arguments: Any, **options: Any) -> Any:
-        with link.alone():
-            return record(*arguments, **options)
-
-    fit.trial, fit.record = trial, recorded
+    CompiledFxGraph.__call__ = runs
+    setting.run_trial, setting.Setting.alone = tried, looked

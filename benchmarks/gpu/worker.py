@@ -6,7 +6,6 @@ It compiles beside others, and speaks with the scheduler in lines: ``alone`` ask
 
 from __future__ import annotations
 
-import contextlib
 import json
 import statistics
 import sys
@@ -19,7 +18,7 @@ import torch
 
 from benchmarks.gpu import cases, promise, zoo
 from benchmarks.gpu.budgets import OFFLOADING, Row
-from benchmarks.gpu.talk import Link, run_trials_alone
+from benchmarks.gpu.talk import Link, Turn, first_runs_alone
 from loadmaster.errors import BudgetError, LimitReachedError
 from loadmaster.executor import measure
 from loadmaster.executor.memory.capture import capture
@@ -34,16 +33,14 @@ TRIES = 3
 class Runner:
     """A row's step, and what has been found out about it."""
 
-    def __init__(self, order: dict[str, Any], link: Link) -> None:
+    def __init__(self, order: dict[str, Any], link: Link, turn: Turn) -> None:
         self.row: Row = order["row"]
         self.device: str = order["device"]
         self.folder = Path(order["folder"])
-        self.link = link
+        self.link, self.turn = link, turn
         self.case = zoo.case(self.row["case"])
         self.model, self.inputs, self.loss, self.precision = cases.build(self.case, self.device, small=order["small"])
         self.facts: dict[str, Any] = {}
-        self.turn = contextlib.ExitStack()
-        self.has_turn = False
 
     @property
     def backend(self) -> str:
@@ -97,38 +94,15 @@ class Runner:
             import torch._functorch.config as functorch_config
 
             functorch_config.activation_memory_budget = self.row.get("knob", 1.0)
-            functorch_config.force_non_lazy_backward_lowering = True  # before the first run, beside other rows
             compiler = "inductor" if self.device == "cuda" else "aot_eager_decomp_partition"
-            return torch.compile(plain, dynamic=False, backend=self.waiting(compiler))
+            return torch.compile(plain, dynamic=False, backend=compiler)
         return plain
-
-    def waiting(self, name: str) -> Callable[..., Any]:
-        """A compiler of PyTorch's whose results wait for the machine: forward and backward are compiled beside other
-        rows, and first run alone, when memory is taken and kernel variants are tried."""
-        compiler = torch._dynamo.lookup_backend(name)
-
-        def backend(module: Any, examples: Any) -> Callable[..., Any]:
-            compiled = compiler(module, examples)
-
-            def run(*args: Any) -> Any:
-                self.take_turn()
-                return compiled(*args)
-
-            return run
-
-        return backend
-
-    def take_turn(self) -> None:
-        """Be alone from now on until the row is done."""
-        if not self.has_turn:
-            self.has_turn = True
-            self.turn.enter_context(self.link.alone())
 
     def run(self) -> None:
         """Prepare the step, and measure it alone."""
         call = self.call()
-        if not self.row["method"].startswith("compile"):
-            self.take_turn()
+        if not self.row["method"].startswith("compile") or self.device != "cuda":
+            self.turn.take()
 
         def step() -> torch.Tensor:
             for p in self.model.parameters():
@@ -152,7 +126,7 @@ class Runner:
             torch.manual_seed(1)
             step()
             self.facts["exact_gradient_norm"] = self.gradient_norm()
-        self.turn.close()
+        self.turn.end()
 
     def gradient_norm(self) -> float:
         """Of all gradients together."""
@@ -200,8 +174,9 @@ def main() -> None:
     facts: dict[str, Any] = {}
     try:
         link.leave_cores()
-        run_trials_alone(link)
-        runner = Runner(order, link)
+        turn = Turn(link)
+        first_runs_alone(turn)
+        runner = Runner(order, link, turn)
         facts = runner.facts
         if runner.row["method"] == "capture":
             runner.capture()

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from benchmarks.gpu import scheduler
+from benchmarks.gpu import scheduler, turns
 from benchmarks.gpu.budgets import identity
 
 LIMITS = scheduler.Limits(wall_s=1000.0, start_margin_s=10.0, jobs=2, memory_gib=1e9)
@@ -18,7 +18,7 @@ class FakeProcess:
 
     events: ClassVar[list[tuple[str, object]]] = []
 
-    def __init__(self, row, order, log, heard):
+    def __init__(self, row, command, log, heard, environment):
         self.row, self.heard = row, heard
         self.frozen_s, self.running_s = 0.0, 1.0
         self.frozen = False
@@ -55,7 +55,7 @@ class FakeProcess:
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch):
     monkeypatch.setattr(scheduler, "Process", FakeProcess)
-    monkeypatch.setattr(scheduler, "SETTLE_S", 0.0)
+    monkeypatch.setattr(turns, "SETTLE_S", 0.0)
     FakeProcess.events.clear()
 
 
@@ -69,7 +69,7 @@ ABOVE = {"case": "resnet50", "method": "loadmaster", "budget": "above", "group":
 
 def run(wanted, rows, tmp_path, limits=LIMITS):
     number = 1 + max((row["run"] for row in rows), default=0)
-    scheduler.Scheduler(wanted, rows, limits, {"folder": str(tmp_path)}, lambda: None, number).run()
+    scheduler.Scheduler(wanted, rows, limits, {"folder": str(tmp_path), "device": "cpu"}, lambda: None, number).run()
     return FakeProcess.events
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import queue
 import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks import memory_knob
-from benchmarks.memory_knob import Rows, summary
+from benchmarks.gpu import knob_rows
+from benchmarks.gpu.knob_rows import Model, Rows, sittings, summary
+from benchmarks.memory_knob import KNOBS
 
 
 def compiled(knob: float, peak_bytes: int, step_us: float) -> dict:
@@ -20,6 +22,7 @@ def compiled(knob: float, peak_bytes: int, step_us: float) -> dict:
 
 def fitted(budget_bytes: int, peak_bytes: int, step_us: float, first_step_s: float, *, again: bool = False) -> dict:
     return {"method": "fit", "case": "m", "again": again, "budget_bytes": budget_bytes, "peak_bytes": peak_bytes} | {
+        "asked": "half-way",
         "step_us": step_us,
         "first_step_s": first_step_s,
     }
@@ -34,22 +37,72 @@ def test_figures_by_hand() -> None:
     assert found["slowest_of_peer"] == 0.5
     assert found["median_wait_of_peer"] == 2.5
     assert (found["fits"], found["budgets_broken"], found["failed"]) == (3, 1, 1)
+    assert found["slowest_share_of_fastest"] is None
+    shares = [*rows, {**fitted(10, 10, 60.0, 25.0), "asked": "60%"}]
+    assert summary(shares)["slowest_share_of_fastest"] == pytest.approx(1.2)
     assert summary([])["median_wait_of_peer"] is None
 
 
-def test_rows_that_are_there_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+class Fake:
+    """A row's process that has measured as soon as it is started."""
 
-    def measured(row: dict, _caches: Path) -> dict:
-        asked.append(row)
+    def __init__(self, row: dict, _command: list, _log: Path, heard: queue.Queue, environment: dict) -> None:
+        started.append((row, environment["LOADMASTER_MEASUREMENT_CACHE"]))
+        self.row, self.running_s = row, 3.0
+        self.clock = {"began": 1.0, "there": 2.0}
         peak = 100 if row["method"] == "fit" else round(100 * row["knob"]) + 50
-        return row | {"peak_bytes": peak, "step_us": 1.0, "first_step_s": 1.0}
+        facts = {"error": "broken"} if row["case"] == "broken" else {"peak_bytes": peak, "step_us": 1.0}
+        heard.put((self, {"say": "row", **facts}))
 
-    monkeypatch.setattr(memory_knob, "in_a_process", measured)
+    def thaw(self) -> None:
+        """Nothing stands still here."""
+
+    def end(self, *, patience_s: float) -> None:
+        """Nothing runs here."""
+
+
+started: list[tuple[dict, str]] = []
+
+
+def run(folder: Path, cases: list[str], *, seconds: float = 1e6, jobs: int = 1) -> Rows:
+    rows = Rows(folder, time.monotonic() + seconds, jobs)
+    rows.measure([Model(sittings(c, "cpu", KNOBS, small=True, once=False), rows.known) for c in cases])
+    return rows
+
+
+@pytest.fixture(autouse=True)
+def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knob_rows, "Process", Fake)
+    started.clear()
+
+
+def test_rows_that_are_there_are_not_measured_again(tmp_path: Path) -> None:
     for _ in range(2):
-        Rows(tmp_path, time.monotonic() + 1e6).of("gpt2_medium", "cpu", memory_knob.KNOBS, small=True, once=False)
+        run(tmp_path, ["m"])
+        asked = [row for row, _ in started]
         assert [r["method"] for r in asked] == ["compile"] * 3 + ["fit"] * 6
     assert [r["budget_bytes"] for r in asked[3:]] == [100, 100, 70, 70, None, None]
+    assert [r["asked"] for r in asked[3::2]] == ["knob 0.5", "knob 0.2", "half-way"]
     assert len(json.loads((tmp_path / "rows.json").read_text())) == 9
-    Rows(tmp_path / "late", time.monotonic()).of("gpt2_medium", "cpu", memory_knob.KNOBS, small=True, once=False)
-    assert len(asked) == 9
+    run(tmp_path / "late", ["m"], seconds=0.0)
+    assert len(started) == 9
+
+
+def test_a_fit_again_finds_the_caches_of_the_first(tmp_path: Path) -> None:
+    run(tmp_path, ["m"])
+    caches = [folder for _, folder in started]
+    assert len(set(caches)) == 6 and all(caches[n] == caches[n + 1] for n in (3, 5, 7))
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    (tmp_path / "rows.json").write_text(json.dumps([r for r in rows if not r.get("again")]))
+    run(tmp_path, ["m"])
+    assert [row["again"] for row, _ in started[9:]] == [False, True] * 3
+
+
+def test_models_are_measured_side_by_side_and_one_that_breaks_leaves_the_others(tmp_path: Path) -> None:
+    found = run(tmp_path, ["broken", "m", "n"], jobs=2).rows
+    assert {r["case"] for r in found if "failed" in r} == {"broken"}
+    assert [sum(r["case"] == case for r in found) for case in ("m", "n")] == [9, 9]
+    assert all(r["first_step_s"] == 1.0 for r in found if "failed" not in r)
+    other = Rows(tmp_path / "other", time.monotonic(), 1)
+    other.join(found)
+    assert other.rows == found

@@ -1,0 +1,83 @@
+"""Rows' processes on one GPU: they compile beside each other, and one that measures has the machine to itself."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import deque
+from typing import Any
+
+from benchmarks.gpu.process import Process
+
+# Kernels that were queued before a process was stopped drain in this time.
+SETTLE_S = 0.3
+
+
+class Turns:
+    """Who runs, who asks to be alone, and who is.
+
+    Attributes:
+        heard: what processes say, for :meth:`next`.
+        running: those that have not ended.
+        asking: those that wait to be alone, the first to ask in front.
+        alone: the one that is.
+    """
+
+    def __init__(self) -> None:
+        self.heard: queue.Queue[tuple[Process, dict[str, Any] | None]] = queue.Queue()
+        self.running: list[Process] = []
+        self.asking: deque[Process] = deque()
+        self.alone: Process | None = None
+
+    def next(self) -> tuple[Process, dict[str, Any]] | None:
+        """Let the next one be alone, and wait a moment for what a process has found out, or that it has ended."""
+        self._serve()
+        try:
+            process, message = self.heard.get(timeout=0.5)
+        except queue.Empty:
+            return None
+        if process not in self.running:
+            return None
+        facts = dict(message or {})
+        said = facts.pop("say", "nothing")
+        if said == "alone":
+            self.asking.append(process)
+        elif said == "done":
+            self.alone = None
+        elif said == "apart":
+            process.is_apart = True
+            process.thaw()
+        elif said == "back":
+            process.is_apart = False
+            if self.alone is not None:
+                process.freeze()
+        elif said == "clock":
+            process.clock[facts["name"]] = process.running_s
+        elif said == "row":
+            return process, facts
+        else:
+            return process, {"error": f"ended: {process.last_words()}"}
+        return None
+
+    def forget(self, process: Process) -> None:
+        """It has no turn any more."""
+        self.running.remove(process)
+        self.asking = deque(p for p in self.asking if p is not process)
+        if process is self.alone:
+            self.alone = None
+
+    def _serve(self) -> None:
+        if self.alone is not None:
+            return
+        if not self.asking:
+            for process in self.running:
+                process.thaw()
+            return
+        self.alone = self.asking.popleft()
+        others = [p for p in self.running if p is not self.alone]
+        for process in others:
+            process.freeze()
+        if others:
+            time.sleep(SETTLE_S)
+        self.alone.thaw()
+        self.alone.tell("go")
