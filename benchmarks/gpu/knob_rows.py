@@ -20,6 +20,8 @@ Row = dict[str, Any]
 
 ROW_LIMIT_S = 900
 HALF_WAY = "half-way"
+# Peaks of one compiled step differ by up to 2 MiB from process to process; people write budgets like 3.36 GiB.
+UNIT_BYTES = (1 << 30) // 100
 LEAST_LEFT_S = 90  # of --wall: no row begins with less
 Sitting = list[Row]
 """Rows that are measured one after another, each with what those before it left in the caches."""
@@ -40,7 +42,7 @@ def sittings(
     peaks = [p["peak_bytes"] for p in peers if "peak_bytes" in p]
     if len(peaks) < len(knobs):
         return
-    budgets = dict(zip((f"knob {knob}" for knob in knobs), peaks, strict=True))
+    budgets = {f"knob {knob}": -(-peak // UNIT_BYTES) * UNIT_BYTES for knob, peak in zip(knobs, peaks, strict=True)}
     if len(budgets) > 1:
         del budgets[f"knob {knobs[0]}"]
     for asked in shares or (*budgets, HALF_WAY):

@@ -81,7 +81,8 @@ def test_rows_that_are_there_are_not_measured_again(tmp_path: Path) -> None:
         run(tmp_path, ["m"])
         asked = [row for row, _ in started]
         assert [r["method"] for r in asked] == ["compile"] * 3 + ["fit"] * 6
-    assert [r["budget_bytes"] for r in asked[3:]] == [100, 100, 70, 70, None, None]
+    unit = knob_rows.UNIT_BYTES
+    assert [r["budget_bytes"] for r in asked[3:]] == [unit] * 4 + [None, None]
     assert [r["asked"] for r in asked[3::2]] == ["knob 0.5", "knob 0.2", "half-way"]
     assert len(json.loads((tmp_path / "rows.json").read_text())) == 9
     run(tmp_path / "late", ["m"], seconds=0.0)

@@ -32,7 +32,8 @@ def refusal(error: Exception | None, knob: KnobSide) -> Exception:
     if own and type(error) is BudgetError:
         return BudgetError(f"{error} {own}.", error.budget_bytes, error.needed_bytes, error.measured_bytes)
     if own and isinstance(error, InputError):
-        return InputError(error.field, error.value, f"{error.problem}. {own}", error.remedy)
+        # First: reasons are long, and cut at their end.
+        return InputError(error.field, error.value, f"{own}, and there is no plan: {error.problem}", error.remedy)
     return error
 
 

@@ -1,10 +1,13 @@
 """Finds linear layer -> cross-entropy in a joint graph: everything that the chunked operator would compute instead.
 
-Forward: mm or addmm -> (scaled or capped, views, a cast, rows chosen and arranged) -> log_softmax -> (views) ->
+Forward: mm or addmm -> (scaled or capped, views, a cast, rows chosen and arranged) -> log_softmax -> (views, a cast) ->
 nll_loss. Backward: nll_loss_backward -> log_softmax_backward -> (the same backwards) -> the products that give the
 gradients of hidden, weight and bias. With label smoothing, without class weights, a second branch goes through the sum
 of each row's log-probabilities, with a z-loss another one around them. Losses of single rows that are weighted, and
 added up or averaged, are the same as a weighted sum.
+
+The cast behind log_softmax is that of CUDA's autocast: ``cross_entropy`` asks for log-probabilities in the format of
+the logits, and autocast for a loss in float32. The chunked operator computes all of it in float32.
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ FORWARD_OF: dict[object, object] = {
     aten.nll_loss2d_backward.default: aten.nll_loss2d_forward.default,
 }
 """Losses of rows whose classes come last, and of those whose classes come second."""
+_ALIKE = VIEWS | COPIES
+"""What may stand between log-probabilities and their loss."""
 PRODUCTS = (aten.mm.default, aten.addmm.default)
 TRANSPOSE = aten.t.default
 
@@ -140,11 +145,11 @@ def find(loss_backward: fx.Node) -> Match | None:
             return None
         gradient = joined
         known.add(sums[0])
-    softmax_backward = list(readers(gradient, VIEWS, match.between))
+    softmax_backward = list(readers(gradient, _ALIKE, match.between))
     if len(softmax_backward) != 1 or softmax_backward[0].target is not aten._log_softmax_backward_data.default:
         return None
     known.add(softmax_backward[0])
-    if any(user not in known for user in readers(log_probabilities, ALIASES | VIEWS, match.between)):
+    if any(user not in known for user in readers(log_probabilities, _ALIKE, match.between)):
         return None
     match.between.append(softmax_backward[0])
     before = _match_z_loss(match, softmax_backward[0])
@@ -213,7 +218,7 @@ def _behind(probabilities: fx.Node, targets: object) -> _Behind | None:
     """What is behind a loss; None where it reads anything else."""
     views: list[fx.Node] = []
     node = source(probabilities)
-    while node is not None and node.target in VIEWS:
+    while node is not None and node.target in _ALIKE:
         views.insert(0, node)
         node = source(node.args[0])
     if node is None or node.target is not aten._log_softmax.default:
@@ -287,14 +292,14 @@ def _match_smoothing(match: Match, row_sums: fx.Node) -> fx.Node | None:
     smoothing = share * match.product.meta["val"].shape[1]
     if not math.isclose(kept + smoothing, 1.0, abs_tol=1e-9) or len(match.chain.value.users) != 1:
         return None
-    joined = [u for u in match.loss_backward.users if u.target is aten.add.Tensor]
+    joined = list(readers(match.loss_backward, COPIES, match.between))
     if (
         len(joined) != 1
-        or len(match.loss_backward.users) != 1
+        or joined[0].target is not aten.add.Tensor
         or not _calls(match.chain.gradient, aten.mul.Scalar, None, kept)
     ):
         return None
-    spread = next(n for n in joined[0].all_input_nodes if n is not match.loss_backward)
+    spread = next(n for n in joined[0].all_input_nodes if _before_casts(n) is not match.loss_backward)
     upstream = match.chain.gradient.args[0]
     branch = _up_to_factor(spread, share)
     if not branch or branch[-1].args[0] is not upstream:
@@ -321,6 +326,7 @@ def _up_to_factor(node: fx.Node, share: float) -> list[fx.Node]:
         aten.neg.default,
         aten.masked_fill.Scalar,
         aten.div.Tensor,
+        aten._to_copy.default,
     )
     chain = [node]
     while chain[-1].target in through and isinstance(chain[-1].args[0], fx.Node):

@@ -336,6 +336,66 @@ def test_under_autocast_it_is_found_and_as_precise_as_pytorch(loss: Loss) -> Non
     assert (got - truth).norm() <= 1.2 * (other - truth).norm() + 1e-3 * truth.norm()
 
 
+def cross_entropy_on_cuda(
+    scores: Tensor,
+    targets: Tensor,
+    weight: Tensor | None = None,
+    *,
+    ignore_index: int = IGNORED,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """F.cross_entropy as CUDA's autocast runs it: log-probabilities in the scores' format, all that follows in float32.
+
+    PyTorch's own asks for that format, which autocast then leaves alone (``cross_entropy_loss`` in ATen's Loss.cpp).
+    """
+    dim = min(1, scores.dim() - 1)
+    log_probabilities = F.log_softmax(scores, dim, dtype=scores.dtype)
+    widened = log_probabilities.float()
+    loss = F.nll_loss(widened, targets, weight, ignore_index=ignore_index, reduction=reduction)
+    if not label_smoothing:
+        return loss
+    ignored = targets == ignore_index
+    smooth = (-log_probabilities.sum(dim, dtype=torch.float32)).masked_fill(ignored, 0)
+    smooth = smooth.sum() / (~ignored).sum() if reduction == "mean" else smooth.sum()
+    times = torch.ops.aten.mul.Scalar  # a number, as in C++; from Python it would be a tensor
+    return times(loss, 1 - label_smoothing) + times(smooth, label_smoothing / scores.shape[dim])
+
+
+AS_ON_CUDA = [
+    after_a_prefix,
+    bart,
+    classes_second_and_sliced,
+    masked_rows,
+    nanogpt,
+    olmo,
+    rows_averaged,
+    smoothed_and_shifted,
+]
+
+
+@pytest.mark.parametrize("loss", AS_ON_CUDA, ids=lambda loss: loss.__name__)
+def test_under_the_autocast_of_cuda_it_is_found(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model().float()
+    model.head = nn.Linear(6, V, bias=loss is not bart)  # which brings its own
+    tokens, labels = torch.randint(V, (2, 3, 200)).unbind()
+    monkeypatch.setattr(F, "cross_entropy", cross_entropy_on_cuda)
+
+    def step(tokens: Tensor, labels: Tensor) -> Tensor:
+        return loss(model(tokens), labels)
+
+    def gradients(step: Loss) -> Tensor:
+        return torch.cat([t.flatten() for t in losses_and_gradients(step, model, tokens, labels)])
+
+    truth = gradients(step)
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled, operators = prepared_step(step)
+        got, other = gradients(compiled), gradients(step)
+    assert sum("linear_cross_entropy" in o for o in operators) == 1
+    assert not any("log_softmax" in o or "nll_loss" in o for o in operators)
+    assert (got - truth).norm() <= 1.2 * (other - truth).norm() + 1e-3 * truth.norm()
+
+
 @pytest.mark.parametrize("loss", [cohere, gemma2, masked_rows, olmo], ids=lambda loss: loss.__name__)
 def test_a_captured_step_never_holds_all_the_logits(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.V", 400)
