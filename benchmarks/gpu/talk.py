@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+import torch
+
 MARK = "@@ "
 # Cores that only a row that is alone runs on, and it on no others, where there are twice as many others.
 OWN_CORES = 4
@@ -96,7 +98,9 @@ class Turn:
             self._held.enter_context(self._link.alone())
 
     def end(self) -> None:
-        """Others may go on."""
+        """Others may go on, and have the memory that PyTorch keeps for later."""
+        if self._is_held and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
         self._is_held = False
         self._held.close()
 

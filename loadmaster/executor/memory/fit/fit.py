@@ -159,6 +159,7 @@ class Fitter:
         if knob is None or knob.budget_bytes != size_bytes:
             knob = self._knob_side(size_bytes, knob_tries)
         planned = None if why_no_plan is not None else self._planned_side(planner, size_bytes, tries, knob)
+        knob.only_hope = planned is None
         if planned is not None:
             knob.is_hopeless = planned.is_far
         try:

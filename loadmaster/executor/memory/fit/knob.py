@@ -76,7 +76,6 @@ class KnobSide:
     Args:
         known: what other budgets and runs measured: it steers the search; what would win is measured again.
         share: where the search begins, see :func:`~loadmaster.executor.memory.fit.knob_search.next_knob`.
-        is_hopeless: says that no knob will keep the budget.
         most: compilations at most.
         on_try: called with each trial.
     """
@@ -89,10 +88,13 @@ class KnobSide:
         most: int,
         on_try: Callable[[KnobTrial], None] | None,
         share: float = 1.0,
-        is_hopeless: Callable[[], bool] = lambda: False,
     ) -> None:
         self.setting, self.budget_bytes, self.most, self.on_try = setting, budget_bytes, most, on_try
-        self.share, self.is_hopeless = share, is_hopeless
+        self.share = share
+        self.is_hopeless: Callable[[], bool] = lambda: False
+        """Says that no knob will keep the budget."""
+        self.only_hope = False
+        """There are no plans: see :func:`~loadmaster.executor.memory.fit.knob_search.next_knob`."""
         self.known = tuple(known)
         self.tries: list[KnobTrial] = []
         self.failed: str | None = None
@@ -129,7 +131,7 @@ class KnobSide:
         if self.failed is not None or len(self.tries) >= self.most or self.is_hopeless():
             return None
         before = [p for p in self.known if p.keeps(self.budget_bytes) and p.knob not in {t.knob for t in self.tries}]
-        knob = next_knob(self.probes, self.budget_bytes, self.share)
+        knob = next_knob(self.probes, self.budget_bytes, self.share, only_hope=self.only_hope)
         at_least, expected = (0.0, 0.0) if knob is None else self._promise(knob)
         if before:
             best = min(before, key=lambda p: p.step_us)

@@ -12,10 +12,10 @@ TRIES = 4
 GRID = [k / 100 for k in range(101)]
 
 
-def searched(curve, budget_bytes, tries=TRIES, share=1.0):
+def searched(curve, budget_bytes, tries=TRIES, share=1.0, *, only_hope=False):
     """What the search tried on a curve: knob -> (bytes, us)."""
     probes = []
-    while len(probes) < tries and (knob := next_knob(probes, budget_bytes, share)) is not None:
+    while len(probes) < tries and (knob := next_knob(probes, budget_bytes, share, only_hope=only_hope)) is not None:
         probes.append(Probe(knob, *curve(knob)))
     return probes
 
@@ -73,6 +73,11 @@ def test_the_search_begins_where_the_budget_lies():
 def test_a_knob_that_moves_no_peak_is_left_alone():
     assert [p.knob for p in searched(lambda knob: (1000, 100.0 + knob), 900)] == [1.0, 0.5]
     assert [p.knob for p in searched(lambda knob: (1000 - round(100 * (1 - knob)), 100.0), 900, 2)] == [1.0, 0.5]
+
+
+def test_a_knob_that_moves_no_peak_is_lowered_where_nothing_else_keeps_the_budget():
+    tried = searched(lambda knob: (2110 if knob > 0.3 else 916, 100.0), 920, only_hope=True)
+    assert [p.knob for p in tried[:3]] == [1.0, 0.5, 0.2]
 
 
 def test_budgets_far_below_every_peak_end_the_search():
