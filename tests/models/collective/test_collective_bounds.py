@@ -360,6 +360,17 @@ def wires(*costs: tuple[int, int, int, int, float]) -> Topology:
     return Topology("wires", (0,) * (1 + max(k.target for k in links)), links, tuple(map(str, range(len(links)))))
 
 
+# Two nodes of two ranks; the inner ones take turns on one way between the nodes.
+_LINE = Topology(
+    "line",
+    (0, 0, 1, 1),
+    (
+        *(Link(a, b, 5, 0, 1e9, (k,)) for k, (a, b) in enumerate(((0, 1), (1, 0), (2, 3), (3, 2)))),
+        *(Link(a, b, 0, 7, 1.0, (4,)) for a, b in ((1, 2), (2, 1))),
+    ),
+    tuple(map(str, range(5))),
+)
+
 TIGHT: list[tuple[str, Topology, tuple[Chunk, ...], int]] = [
     ("dilation", wires(*_ONE_WAY), tuple(Chunk(1, (a,), (b,)) for a, b in ((0, 1), (1, 2), (2, 0), (1, 0))), 14),
     ("ingress ports of a rank", ring(2), tuple(Chunk(100, (a,), (1 - a,)) for a in (0, 0, 0, 1)), 400),
@@ -406,6 +417,7 @@ TIGHT: list[tuple[str, Topology, tuple[Chunk, ...], int]] = [
         (Chunk(1, (0, 1, 2), (0, 1, 2), reduces=True),),
         10,
     ),
+    ("sums of whole nodes", _LINE, 2 * (Chunk(10, (0, 1, 2, 3), (0, 1, 2, 3), reduces=True),), 2 * 5 + 2 * (7 + 20)),
     (
         "pipelined broadcast",
         two_nodes((0, 1, 1, 1), (2, 0, 2.0), (0, 0, 0.5), one_nic=True),
@@ -449,6 +461,14 @@ def test_parts_of_many_nodes_are_in_before_the_first_copy_has_left() -> None:
     one_way_ns = 5000 + size_bytes * 15 / 16 / 400
     (bound,) = (b.ns for b in all_bounds(found, divisible=True) if b.by == "parts, then copies between nodes")
     assert 5000 + 1000 + one_way_ns + 1000 * 7 / 8 < bound < 5000 + 1000 + one_way_ns + 1000 * 7 / 8 + 10
+
+
+def test_nics_wait_for_the_sums_of_their_nodes() -> None:
+    """Two DGX-1: 1.4 us until a node is summed up on one GPU, two messages on each NIC, 1.4 us to spread what came."""
+    found = instance(preset("dgx1", 2), "allreduce", 1 << 19)
+    (bound,) = (b.ns for b in all_bounds(found, divisible=True) if b.by == "sums of whole nodes")
+    by_hand_ns = 1400 + 2 * 1700 + 2 * (1 << 18) / (4 * 2**20 / 106e3) + 1400
+    assert by_hand_ns < bound < by_hand_ns + 10
 
 
 @pytest.mark.slow
