@@ -373,6 +373,12 @@ _LINE = Topology(
 
 TIGHT: list[tuple[str, Topology, tuple[Chunk, ...], int]] = [
     ("dilation", wires(*_ONE_WAY), tuple(Chunk(1, (a,), (b,)) for a, b in ((0, 1), (1, 2), (2, 0), (1, 0))), 14),
+    (
+        "lengths of ways",
+        wires((0, 1, 0, 7, 1.0), (1, 2, 0, 7, 1.0)),
+        tuple(Chunk(10, (a,), (b,)) for a, b in ((0, 1), (0, 1), (0, 2), (1, 2), (1, 2))),
+        2 * 7 + 3 * 10,
+    ),
     ("ingress ports of a rank", ring(2), tuple(Chunk(100, (a,), (1 - a,)) for a in (0, 0, 0, 1)), 400),
     ("egress ports of a rank", ring(2), tuple(Chunk(100, (a,), (1 - a,)) for a in (0, 0, 0, 1)), 400),
     ("links into a node", two_nodes((0, 1), (0, 0, 2.0), (3, 0, 1.0), one_nic=True), to_all(10, 2, 0, 0), 23),
