@@ -405,6 +405,12 @@ TIGHT: list[tuple[str, Topology, tuple[Chunk, ...], int]] = [
         87,
     ),
     (
+        "few messages into a node",
+        two_nodes((0, 0, 0, 1), (0, 5, 1e9), (0, 20, 1.0), one_nic=True),
+        tuple(Chunk(1, (a,), (3,)) for a in (0, 1, 2)),
+        2 * 5 + 20 + 3,
+    ),
+    (
         "last chunk over an only entry",
         two_nodes((0, 0, 1, 1), (5, 1, 10.0), (0, 7, 2.0), one_nic=True),
         to_all(1, 4, 2, 3),
@@ -475,6 +481,14 @@ def test_nics_wait_for_the_sums_of_their_nodes() -> None:
     (bound,) = (b.ns for b in all_bounds(found, divisible=True) if b.by == "sums of whole nodes")
     by_hand_ns = 1400 + 2 * 1700 + 2 * (1 << 18) / (4 * 2**20 / 106e3) + 1400
     assert by_hand_ns < bound < by_hand_ns + 10
+
+
+def test_few_messages_have_few_sources_or_few_targets() -> None:
+    """AllToAll of two DGX-2: 32 chunks of 1 KiB over each NIC in two messages, and one within a node at an end."""
+    found = instance(preset("dgx2", 2), "alltoall", 32 << 10)
+    (bound,) = (b.ns for b in all_bounds(found) if b.by == "few messages into a node")
+    nic, port = 2**20 / 106e3, 2**20 / 8e3
+    assert bound == 2 * 1700 + math.ceil(32 * 1024 / nic) + 700 + math.ceil(1024 / port)
 
 
 @pytest.mark.slow
