@@ -491,6 +491,15 @@ def test_few_messages_have_few_sources_or_few_targets() -> None:
     assert bound == 2 * 1700 + math.ceil(32 * 1024 / nic) + 700 + math.ceil(1024 / port)
 
 
+def test_all_chunks_of_the_last_message_have_yet_to_be_spread() -> None:
+    """Two chunks over a bus to rank 1, in one message or two; then over a wire, 1 ns a byte, to rank 2."""
+    links = (Link(0, 1, 0, 50, 1.0, (0,)), Link(1, 2, 0, 5, 1.0, (1,)))
+    found = Instance(Topology("line", (0, 1, 1), links, ("nic", "wire")), 2 * (Chunk(10, (0,), (1, 2)),))
+    search = Search(found)
+    assert search.exact and search.best_ns == 50 + 20 + 5 + 20
+    assert [b.ns for b in all_bounds(found) if b.by == "last chunk over an only entry"] == [search.best_ns]
+
+
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(clusters(), st.sampled_from([1, 3]), st.integers(1, 2))
