@@ -26,17 +26,23 @@ from loadmaster.planner.collective.prune import finish_ns, in_order, retime
 def choose_roots(instance: Instance) -> tuple[Instance, tuple[int, ...]]:
     """For each chunk the rank where its sum is completed: one of its targets, shared out evenly.
 
+    Over those with links to other nodes and from there, where there are any: what comes to others has farther to go.
+
     Returns:
         The instance, and the roots. Its symmetries map the root of a chunk to the root of its image; where no such
         roots exist, the instance comes back without symmetries.
     """
-    group = closure(instance.generators, instance.topology.rank_count, len(instance.chunks))
+    topology = instance.topology
+    group = closure(instance.generators, topology.rank_count, len(instance.chunks))
+    crossing = [k for k in topology.links if topology.crosses(k)]
+    gateways = {k.source for k in crossing} & {k.target for k in crossing}
     roots: dict[int, int] = {}
     for index, chunk in enumerate(instance.chunks):
         if index in roots:
             continue
-        first = index * len(chunk.targets) // len(instance.chunks)
-        for root in chunk.targets[first:] + chunk.targets[:first]:
+        likely = tuple(rank for rank in chunk.targets if rank in gateways) or chunk.targets
+        first = index * len(likely) // len(instance.chunks)
+        for root in likely[first:] + likely[:first]:
             images: dict[int, int] = {}
             if all(images.setdefault(g.chunks[index], g.ranks[root]) == g.ranks[root] for g in group):
                 roots.update(images)

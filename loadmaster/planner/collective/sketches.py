@@ -4,9 +4,10 @@ Every sketch here only leaves links out, or lets fewer ranks send a chunk to ano
 schedules are schedules of the physical topology, and a bound of the physical topology is one for all of them.
 
 Relay patterns, between nodes: one sender and one receiver for each NIC (as dgx2-sk-1 and ndv2-sk-1), each rank to its
-counterparts (as dgx2-sk-2), every link. Symmetries: the rotations of whole nodes, then of ranks inside a node, that are
-automorphisms of what the pattern leaves; with the first, one decision stands for all nodes, with both for all ranks.
-Fewer symmetries leave more schedules and cost more search.
+counterparts (as dgx2-sk-2), every link; of an AllReduce also one rank for each NIC, where sums are completed too: it
+sends the parts of its node in one message, and what is whole makes no detour. Symmetries: the rotations of whole nodes,
+then of ranks inside a node, that are automorphisms of what the pattern leaves; with the first, one decision stands for
+all nodes, with both for all ranks. Fewer symmetries leave more schedules and cost more search.
 
 Source: [Shah23], sections 5.4.1 and 5.8.2.
 """
@@ -149,6 +150,8 @@ def _patterns(problem: CollectiveProblem) -> list[Pattern]:
         internode = {sender: (receiver,) for sender, receiver in ends}
         sums_or_root = problem.collective not in ("allgather", "alltoall")
         relays = {} if sums_or_root else {i: s for group, (s, _) in zip(groups, ends, strict=True) for i in group}
+        if problem.collective == "allreduce" and all((group[0], group[0]) in pairs for group in groups):
+            found.append(Pattern("one rank per NIC", {group[0]: (group[0],) for group in groups}))
         if all(end in pairs for end in ends):
             found.append(Pattern("one pair per NIC", internode, relays))
     if all((i, i) in pairs for i in direct) and len(pairs) > len(direct):

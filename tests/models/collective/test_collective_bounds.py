@@ -360,8 +360,25 @@ def wires(*costs: tuple[int, int, int, int, float]) -> Topology:
     return Topology("wires", (0,) * (1 + max(k.target for k in links)), links, tuple(map(str, range(len(links)))))
 
 
+# Two nodes of two ranks; the inner ones take turns on one way between the nodes.
+_LINE = Topology(
+    "line",
+    (0, 0, 1, 1),
+    (
+        *(Link(a, b, 5, 0, 1e9, (k,)) for k, (a, b) in enumerate(((0, 1), (1, 0), (2, 3), (3, 2)))),
+        *(Link(a, b, 0, 7, 1.0, (4,)) for a, b in ((1, 2), (2, 1))),
+    ),
+    tuple(map(str, range(5))),
+)
+
 TIGHT: list[tuple[str, Topology, tuple[Chunk, ...], int]] = [
     ("dilation", wires(*_ONE_WAY), tuple(Chunk(1, (a,), (b,)) for a, b in ((0, 1), (1, 2), (2, 0), (1, 0))), 14),
+    (
+        "lengths of ways",
+        wires((0, 1, 0, 7, 1.0), (1, 2, 0, 7, 1.0)),
+        tuple(Chunk(10, (a,), (b,)) for a, b in ((0, 1), (0, 1), (0, 2), (1, 2), (1, 2))),
+        2 * 7 + 3 * 10,
+    ),
     ("ingress ports of a rank", ring(2), tuple(Chunk(100, (a,), (1 - a,)) for a in (0, 0, 0, 1)), 400),
     ("egress ports of a rank", ring(2), tuple(Chunk(100, (a,), (1 - a,)) for a in (0, 0, 0, 1)), 400),
     ("links into a node", two_nodes((0, 1), (0, 0, 2.0), (3, 0, 1.0), one_nic=True), to_all(10, 2, 0, 0), 23),
@@ -388,6 +405,12 @@ TIGHT: list[tuple[str, Topology, tuple[Chunk, ...], int]] = [
         87,
     ),
     (
+        "few messages into a node",
+        two_nodes((0, 0, 0, 1), (0, 5, 1e9), (0, 20, 1.0), one_nic=True),
+        tuple(Chunk(1, (a,), (3,)) for a in (0, 1, 2)),
+        2 * 5 + 20 + 3,
+    ),
+    (
         "last chunk over an only entry",
         two_nodes((0, 0, 1, 1), (5, 1, 10.0), (0, 7, 2.0), one_nic=True),
         to_all(1, 4, 2, 3),
@@ -406,6 +429,7 @@ TIGHT: list[tuple[str, Topology, tuple[Chunk, ...], int]] = [
         (Chunk(1, (0, 1, 2), (0, 1, 2), reduces=True),),
         10,
     ),
+    ("sums of whole nodes", _LINE, 2 * (Chunk(10, (0, 1, 2, 3), (0, 1, 2, 3), reduces=True),), 2 * 5 + 2 * (7 + 20)),
     (
         "pipelined broadcast",
         two_nodes((0, 1, 1, 1), (2, 0, 2.0), (0, 0, 0.5), one_nic=True),
@@ -449,6 +473,31 @@ def test_parts_of_many_nodes_are_in_before_the_first_copy_has_left() -> None:
     one_way_ns = 5000 + size_bytes * 15 / 16 / 400
     (bound,) = (b.ns for b in all_bounds(found, divisible=True) if b.by == "parts, then copies between nodes")
     assert 5000 + 1000 + one_way_ns + 1000 * 7 / 8 < bound < 5000 + 1000 + one_way_ns + 1000 * 7 / 8 + 10
+
+
+def test_nics_wait_for_the_sums_of_their_nodes() -> None:
+    """Two DGX-1: 1.4 us until a node is summed up on one GPU, two messages on each NIC, 1.4 us to spread what came."""
+    found = instance(preset("dgx1", 2), "allreduce", 1 << 19)
+    (bound,) = (b.ns for b in all_bounds(found, divisible=True) if b.by == "sums of whole nodes")
+    by_hand_ns = 1400 + 2 * 1700 + 2 * (1 << 18) / (4 * 2**20 / 106e3) + 1400
+    assert by_hand_ns < bound < by_hand_ns + 10
+
+
+def test_few_messages_have_few_sources_or_few_targets() -> None:
+    """AllToAll of two DGX-2: 32 chunks of 1 KiB over each NIC in two messages, and one within a node at an end."""
+    found = instance(preset("dgx2", 2), "alltoall", 32 << 10)
+    (bound,) = (b.ns for b in all_bounds(found) if b.by == "few messages into a node")
+    nic, port = 2**20 / 106e3, 2**20 / 8e3
+    assert bound == 2 * 1700 + math.ceil(32 * 1024 / nic) + 700 + math.ceil(1024 / port)
+
+
+def test_all_chunks_of_the_last_message_have_yet_to_be_spread() -> None:
+    """Two chunks over a bus to rank 1, in one message or two; then over a wire, 1 ns a byte, to rank 2."""
+    links = (Link(0, 1, 0, 50, 1.0, (0,)), Link(1, 2, 0, 5, 1.0, (1,)))
+    found = Instance(Topology("line", (0, 1, 1), links, ("nic", "wire")), 2 * (Chunk(10, (0,), (1, 2)),))
+    search = Search(found)
+    assert search.exact and search.best_ns == 50 + 20 + 5 + 20
+    assert [b.ns for b in all_bounds(found) if b.by == "last chunk over an only entry"] == [search.best_ns]
 
 
 @pytest.mark.slow

@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.models.collective.bounds import lower_bound
-from loadmaster.models.collective.bounds.lengths import lengths_ns
+from loadmaster.models.collective.bounds.lengths import lengths_ns, timed_lengths_ns
 from loadmaster.models.collective.bounds.network import NEVER, Network
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.topologies.presets import preset
 from loadmaster.models.topologies.topology import Link, Topology
+from tests.models.collective.optimal_schedules import Search
 from tests.models.collective.tiny import problem, switched
 
 
@@ -86,6 +87,24 @@ def test_the_last_message_is_on_its_way_when_all_links_are_idle() -> None:
     assert bound.by == "lengths of ways" and bound.ns == 512 * 1000 + 1000
 
 
+def test_a_link_that_relays_sends_twice() -> None:
+    """AllToAll of a DGX-1: all links relay, 700 ns a message; what bandwidth needs comes on top of two of them."""
+    network = Network(instance_of(problem(preset("dgx1", 1), "alltoall", 1 << 16), 1 << 16, 1))
+    assert timed_lengths_ns(network) == 2 * 700 + lengths_ns(network)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(networks(), st.data())
+def test_no_length_makes_a_bound_above_the_best_schedule(topology: Topology, data: st.DataObject) -> None:
+    ranks = range(topology.rank_count)
+    pairs = data.draw(st.lists(st.sampled_from([(a, b) for a in ranks for b in ranks if a != b]), min_size=1))
+    sizes = st.sampled_from([1, 4, 10])
+    instance = Instance(topology, tuple(Chunk(data.draw(sizes), (a,), (b,)) for a, b in pairs[:4]))
+    search = Search(instance, limit=4000)
+    assert search.best_ns is None or timed_lengths_ns(Network(instance)) <= search.best_ns
+
+
 def test_where_there_is_no_way_there_is_no_schedule() -> None:
     instance = instance_of(problem(switched(2, 2, nic=False), "alltoall", 400), 400, 1)
-    assert lengths_ns(Network(instance)) == NEVER
+    assert lengths_ns(Network(instance)) == timed_lengths_ns(Network(instance)) == NEVER

@@ -160,6 +160,19 @@ def test_roots_go_along_with_symmetries_and_are_shared_out() -> None:
         assert all(symmetry.ranks[roots[c]] == roots[image] for c, image in enumerate(symmetry.chunks))
 
 
+def test_sums_are_completed_where_links_leave_for_other_nodes() -> None:
+    """Two DGX-1, one rank for each NIC: that sends the parts of its node in one message, and the sums in another."""
+    sketch = Sketch(internode={i: (i,) for i in (0, 2, 4, 6)})
+    instance = posed(preset("dgx1", 2), "allreduce", 1 << 19, sketch=sketch)
+    roots = choose_roots(instance)[1]
+    assert Counter(roots) == {rank: 2 for rank in range(0, 16, 2)}
+    sends = found(instance)
+    between = [send for send in sends if send.source // 8 != send.target // 8]
+    assert Counter((send.source, send.combines) for send in between) == {
+        (rank, combines): 1 for rank in range(0, 16, 2) for combines in (False, True)
+    }
+
+
 def test_roots_that_no_symmetry_allows_give_symmetries_up() -> None:
     # One chunk for both ranks, which change places: neither can be its root.
     instance = posed(ring(2), "allreduce", 200, sketch=Sketch(symmetry=((1, 2),)))

@@ -30,21 +30,24 @@ from dataclasses import dataclass
 
 from loadmaster.models.collective.bounds.meeting import Meeting
 from loadmaster.models.collective.bounds.network import NEVER, Machine, Network
+from loadmaster.models.collective.bounds.node_sums import Phase, node_sums_ns
 from loadmaster.models.topologies.topology import Link
 
 _HAIR_NS = 1e-3
 
 
 def counting_bounds(network: Network, meetings: Sequence[Meeting]) -> Iterator[tuple[int, str]]:
-    """Both for ranks, and for nodes.
+    """Both for ranks, and for nodes; of nodes also what node_sums.py says.
 
     Args:
         meetings: of sums with several targets.
     """
-    in_ns = out_ns = 0
+    in_ns = out_ns = home_in_ns = home_out_ns = 0
     if meetings and sum(found.count for found in meetings) == sum(c.goes_on for c in network.instance.chunks):
         in_ns = min(int(found.in_ns.min()) for found in meetings)
         out_ns = min(int(found.out_ns.min()) for found in meetings)
+        home_in_ns = min(int(found.home_in_ns.min()) for found in meetings)
+        home_out_ns = min(int(found.home_out_ns.min()) for found in meetings)
     for cut in _cuts(network):
         latency_ns = min(k.latency_ns for k in cut.crossing)
         delays = [(k.gbps, k.message_ns + min(k.message_ns, in_ns, out_ns)) for k in cut.machines]
@@ -53,6 +56,9 @@ def counting_bounds(network: Network, meetings: Sequence[Meeting]) -> Iterator[t
         one_way = latency_ns + min(k.message_ns for k in cut.machines) + cut.bytes_between / cut.gbps
         there, on = (one_way + _learning_ns(network, cut, ranks) for ranks in (cut.sources, cut.targets))
         yield math.ceil(max(out_ns + there, in_ns + on) - _HAIR_NS), f"parts, then copies between {cut.between}"
+        if cut.between == "nodes" and (home_in_ns or home_out_ns):
+            phases = Phase(home_in_ns, in_ns), Phase(home_out_ns, out_ns)
+            yield node_sums_ns(cut.machines, cut.parties, cut.sum_bytes, latency_ns, *phases), "sums of whole nodes"
 
 
 def least_traffic(network: Network) -> Iterator[float]:
@@ -66,19 +72,26 @@ class _Cut:
     """Parties.
 
     Attributes:
-        bytes_between: (p - 1) S.
+        parties: p, so many.
+        sum_bytes: S.
         machines: of the links into all parties. A resource may serve several; it works for all at its one speed.
         crossing, local: links between parties, and within one.
         sources, targets: of a sum, in every party at least.
     """
 
     between: str
-    bytes_between: int
+    parties: int
+    sum_bytes: int
     machines: Sequence[Machine]
     crossing: Sequence[Link]
     local: Sequence[Link]
     sources: int
     targets: int
+
+    @property
+    def bytes_between(self) -> int:
+        """(p - 1) S"""
+        return (self.parties - 1) * self.sum_bytes
 
     @property
     def gbps(self) -> float:
@@ -105,7 +118,8 @@ def _cuts(network: Network) -> Iterator[_Cut]:
         if counted and len(parties) > 1 and machines:
             yield _Cut(
                 between,
-                (len(parties) - 1) * sum(size_bytes for size_bytes, _, _ in counted),
+                len(parties),
+                sum(size_bytes for size_bytes, _, _ in counted),
                 machines,
                 [k for k in links if party_of[k.source] != party_of[k.target]],
                 [k for k in links if party_of[k.source] == party_of[k.target]],

@@ -12,10 +12,17 @@ receiver over p to elsewhere.
     chunks end at its receiver e. With both n <= |own(w) + final(e) - chunks from w to e|, so for larger n
     time >= occupancy_2 + latency + min(h, h').
 (3) M >= 3: time >= occupancy_3 + latency.
+(4) By s, w has heard of I(s) of the sources at most; of what comes to e a time r before the end, J(r) targets get some:
+    by the growth engine, flat. With c the most that is from one source to one target, a message that starts at s and
+    arrives r before the end carries n <= c I(s) J(r). It is M = 1 alone; of M = 2, the second starts after the first.
 
-So n chunks at p need B_p(n), the least of the three, which grows with n. All of D are counted somewhere: time is at
-least the |D|-th smallest of the values B_p(1), B_p(2) .. of all p. Of divisible chunks the same is said of bytes, in
-units of which the last may be there in part (growth.py).
+So a time T leaves p so many chunks, the most of what the cases allow; all of D are counted somewhere. Of divisible
+chunks the same is said of bytes, in units of which the last may be there in part (growth.py).
+
+**Example.** Two DGX-2, a pair of 16 GPUs to a NIC: 32 chunks each, 2.6 us of their bytes, 1.3 us a message, 0.7 us one
+within a node. In one message, sources times targets are 32: five doublings, 1.3 + 2.6 + 5 x 0.7 us. In two, without
+any time before and after, the first is of one source and the second to one target: for 16 chunks each that leaves too
+little time after the one, and before the other. So one of them waits for 0.7 us: 2 x 1.3 + 2.6 + 0.7 us.
 """
 
 from __future__ import annotations
@@ -25,7 +32,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from loadmaster.models.collective.bounds.cuts import completions
-from loadmaster.models.collective.bounds.network import NEVER, IntArray, Machine, Network
+from loadmaster.models.collective.bounds.growth import Growth, Units, open_links
+from loadmaster.models.collective.bounds.network import NEVER, BoolArray, IntArray, Machine, Network
 
 _HAIR_NS = 1e-3
 
@@ -37,40 +45,107 @@ def few_messages_ns(network: Network, node: int) -> int:
     chunks &= ~network.sources[:, inside].any(axis=1) & network.targets[:, inside].any(axis=1)
     if not chunks.any() or not network.node_entries[node]:
         return NEVER if chunks.any() else 0
-    unit_bytes, message_bytes = network.units_of(chunks)
-    between = np.zeros((network.rank_count, network.rank_count), dtype=np.int64)
-    ends = network.sources[chunks].argmax(axis=1), network.targets[chunks].argmax(axis=1)
-    np.add.at(between, ends, network.size_bytes[chunks] if network.divisible else 1)
-    one = unit_bytes if network.divisible else 1
-    each = [_needed(network, m, between, one, message_bytes) for m in network.node_entries[node]]
-    return min(NEVER, int(np.sort(np.concatenate(each))[len(message_bytes) - 1]))
+    into = _Into(network, chunks)
+    entries = [_Entry(into, machine) for machine in network.node_entries[node]]
+    count, low, high = len(into.message_bytes), 0, 1
+    while high < NEVER and sum(entry.chunks(high) for entry in entries) < count:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if sum(entry.chunks(middle) for entry in entries) >= count else (middle, high)
+    return min(high, NEVER)
 
 
-def _needed(network: Network, machine: Machine, between: IntArray, one: int, message_bytes: IntArray) -> IntArray:
-    """B_p(1), B_p(2) .. of one machine.
+class _Into:
+    """What is the same for all machines into a node.
 
-    Args:
-        between: [ranks, ranks] how much of D is from each to each; ``one`` is a unit of it.
+    Attributes:
+        between: [ranks, ranks] how much of D is from each to each; ``one`` is a unit of it, ``most`` the most.
         message_bytes: [units] what a message of 1, 2 .. units carries at least.
+        heard, served: of how many sources a rank may have heard by a time, and how many targets what it has may serve.
     """
-    topology = network.topology
-    links = [topology.links[k] for k in machine.links]
-    senders, receivers = sorted({k.source for k in links}), sorted({k.target for k in links})
-    own, final = -(-between.sum(axis=1)[senders] // one), -(-between.sum(axis=0)[receivers] // one)
-    n = np.arange(1, len(message_bytes) + 1)
-    latency_ns = min(k.latency_ns for k in links)
-    taken_ns = np.ceil(message_bytes / machine.gbps - _HAIR_NS).astype(np.int64) + latency_ns
-    before = [_moved(network, network.entries[w], topology.in_links[w], message_bytes) for w in senders]
-    after = [_moved(network, network.exits[e], topology.out_links[e], message_bytes) for e in receivers]
-    gathered = np.min([times[np.maximum(n - held, 0)] for times, held in zip(before, own, strict=True)], axis=0)
-    handed = np.min([times[np.maximum(n - held, 0)] for times, held in zip(after, final, strict=True)], axis=0)
-    ends = between.sum(axis=1)[senders][:, None] + between.sum(axis=0)[receivers]
-    most = -(-int((ends - between[np.ix_(senders, receivers)]).max()) // one)
-    beside_ns = min(min(int(times[1]) for times in before), min(int(times[1]) for times in after))
-    single = gathered + machine.message_ns + taken_ns + handed
-    two = 2 * machine.message_ns + taken_ns + np.where(n > most, beside_ns, 0)
-    least: IntArray = np.minimum(np.minimum(single, two), 3 * machine.message_ns + taken_ns)
-    return least
+
+    def __init__(self, network: Network, chunks: BoolArray) -> None:
+        self.network = network
+        unit_bytes, self.message_bytes = network.units_of(chunks)
+        self.one = unit_bytes if network.divisible else 1
+        self.between = np.zeros((network.rank_count, network.rank_count), dtype=np.int64)
+        ends = network.sources[chunks].argmax(axis=1), network.targets[chunks].argmax(axis=1)
+        np.add.at(self.between, ends, network.size_bytes[chunks] if network.divisible else 1)
+        self.most = int(self.between.max())
+        limit, least_bytes = open_links(network, chunks), network.least_bytes(int(network.size_bytes[chunks].min()))
+
+        def flat(ranks: BoolArray, *, backwards: bool) -> Growth:
+            count = int(ranks.sum())
+            sizes = np.full(count, least_bytes, dtype=np.int64)
+            first = ranks.astype(np.int64)
+            return Growth(network, Units(first, count, sizes, least_bytes, False, (limit > 0) * count, backwards))
+
+        self.heard = flat(np.asarray(network.sources[chunks].any(axis=0)), backwards=False)
+        self.served = flat(np.asarray(network.targets[chunks].any(axis=0)), backwards=True)
+
+
+class _Entry:
+    """One machine into the node.
+
+    Attributes:
+        single_ns, two_ns, three_ns: [units] the times of (1) to (3).
+        heard_ns, served_ns: when one of its senders may have heard of 1, 2 .. sources; how long before the end what one
+            of its receivers gets may serve 1, 2 .. targets.
+    """
+
+    def __init__(self, into: _Into, machine: Machine) -> None:
+        network, message_bytes, one = into.network, into.message_bytes, into.one
+        topology, between = network.topology, into.between
+        links = [topology.links[k] for k in machine.links]
+        senders, receivers = sorted({k.source for k in links}), sorted({k.target for k in links})
+        own, final = -(-between.sum(axis=1)[senders] // one), -(-between.sum(axis=0)[receivers] // one)
+        n = np.arange(1, len(message_bytes) + 1)
+        self.latency_ns, self.message_ns = min(k.latency_ns for k in links), machine.message_ns
+        self.bytes_ns = np.ceil(message_bytes / machine.gbps - _HAIR_NS).astype(np.int64)
+        taken_ns = self.bytes_ns + self.latency_ns
+        before = [_moved(network, network.entries[w], topology.in_links[w], message_bytes) for w in senders]
+        after = [_moved(network, network.exits[e], topology.out_links[e], message_bytes) for e in receivers]
+        gathered = np.min([times[np.maximum(n - held, 0)] for times, held in zip(before, own, strict=True)], axis=0)
+        handed = np.min([times[np.maximum(n - held, 0)] for times, held in zip(after, final, strict=True)], axis=0)
+        ends = between.sum(axis=1)[senders][:, None] + between.sum(axis=0)[receivers]
+        most = -(-int((ends - between[np.ix_(senders, receivers)]).max()) // one)
+        beside_ns = min(min(int(times[1]) for times in before), min(int(times[1]) for times in after))
+        self.single_ns = gathered + machine.message_ns + taken_ns + handed
+        self.two_ns = 2 * machine.message_ns + taken_ns + np.where(n > most, beside_ns, 0)
+        self.three_ns = 3 * machine.message_ns + taken_ns
+        self.heard_ns, self.served_ns = (
+            np.min([growth.tau[growth.colour_of[r], 1:] for r in ranks], axis=0)
+            for growth, ranks in ((into.heard, senders), (into.served, receivers))
+        )
+        self._most, self._one = into.most, one
+
+    def chunks(self, until_ns: int) -> int:
+        """The most that it may bring by a time."""
+        times = self.single_ns, self.two_ns, self.three_ns
+        one, two, three = (int(np.searchsorted(of_case, until_ns, side="right")) for of_case in times)
+        if three >= max(one, two):
+            return three
+        left_ns = until_ns - self.latency_ns
+        first = self._over_ns(left_ns, self.heard_ns, self.served_ns)
+        second = self._over_ns(left_ns, self.served_ns, self.heard_ns)
+        alone = int(np.searchsorted(first, left_ns, side="right"))
+        ends = np.concatenate([np.zeros(1, dtype=np.int64), first[:alone]])
+        together = int((np.arange(alone + 1) + np.searchsorted(second, left_ns - ends, side="right")).max())
+        return max(min(one, alone), min(two, together), three)
+
+    def _over_ns(self, left_ns: int, before_ns: IntArray, after_ns: IntArray) -> IntArray:
+        """[units] by (4), when the machine may be done with a message of 1, 2 .. units; NEVER where there is no time.
+
+        Seen from the end, targets come before and sources after.
+        """
+        starts = np.unique(before_ns)
+        before = np.searchsorted(before_ns, starts, side="right")
+        ends = starts[:, None] + self.message_ns + self.bytes_ns
+        after = np.searchsorted(after_ns, left_ns - ends, side="right")
+        most = -(-self._most * before[:, None] * after // self._one)
+        found: IntArray = np.where(most >= np.arange(1, len(self.bytes_ns) + 1), ends, NEVER).min(axis=0)
+        return found
 
 
 def _moved(network: Network, machines: tuple[Machine, ...], links: Sequence[int], message_bytes: IntArray) -> IntArray:

@@ -17,8 +17,13 @@ when all chunks take their shortest ways, in equal shares where there are severa
 (multiplicative weights: [Garg07]). Each round gives a bound; on a torus with sides of 8 and 16, say,
 links along the shorter side lose their length, which leaves the cut across the longer one.
 
-**In time.** The messages that count have left their links the least latency before the end, and a link works for
-message_ns at least.
+**In time.** Instead of T, a resource has what its messages leave it. Let every chunk have one way; messages count that
+carry a chunk along its way. They have left the resource by X = T less the least latency of its links; m is the least
+message_ns of these. Either all chunks on the resource go over it from their source straight to their target: they take
+X - m at most, and no more than D, all that there is from the source of a link to its target. Or some chunk comes from
+elsewhere, or goes on. Alone, its message starts at a, the least transfer into the source of a link, or has left by
+X - b, the least transfer out of a target; otherwise there are two, so that X - m - min(m, a, b) is left. A link which
+relays sends twice. So T >= the first time at which what is left, weighted by lengths, is the work.
 """
 
 from __future__ import annotations
@@ -43,37 +48,81 @@ _MOST_WORK = 1 << 27
 
 def lengths_ns(network: Network) -> int:
     """The best bound found, by bandwidth alone."""
+    best = max((work / math.fsum(lengths) for lengths, work in _weighted(network)), default=0.0)
+    return NEVER if best >= NEVER else max(0, math.ceil(best * (1.0 - _ROUNDING) - _HAIR_NS))
+
+
+def timed_lengths_ns(network: Network) -> int:
+    """The bound in time, where every chunk has one source and one target."""
+    left, best = _Left(network), 0
+    for lengths, work in _weighted(network):
+        if work == np.inf:
+            return NEVER
+        needed = work * (1.0 - _ROUNDING) - _HAIR_NS
+        if left.weighted(best, lengths) >= needed:
+            continue
+        low, high = best, 2 * best + 1
+        while left.weighted(high, lengths) < needed:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if left.weighted(middle, lengths) < needed else (low, middle)
+        best = high
+    return best
+
+
+class _Left:
+    """What their messages leave to the resources."""
+
+    def __init__(self, network: Network) -> None:
+        topology = network.topology
+        links = [topology.links[k] for k in network.used_links]
+        least_bytes = min((network.least_bytes(int(size)) for size in network.size_bytes), default=0)
+        count, between = len(topology.resources), _pairs(network)
+        into, out = np.full(network.rank_count, NEVER), np.full(network.rank_count, NEVER)
+        for k in links:
+            into[k.target] = min(into[k.target], k.transfer_ns(least_bytes))
+            out[k.source] = min(out[k.source], k.transfer_ns(least_bytes))
+        self._latency, self._message, self._beside = (np.full(count, NEVER) for _ in range(3))
+        self._straight = np.zeros(count)
+        for k in links:
+            for r in k.resources:
+                self._latency[r] = min(self._latency[r], k.latency_ns)
+                self._message[r] = min(self._message[r], k.message_ns)
+                self._beside[r] = min(self._beside[r], into[k.source], out[k.target])
+                self._straight[r] += between[k.source, k.target] / k.gbps
+
+    def weighted(self, ns: int, lengths: FloatArray) -> float:
+        """Of all resources together, up to a time."""
+        alone = ns - self._latency - self._message
+        relays = alone - np.minimum(self._message, self._beside)
+        return float(lengths @ np.maximum(0.0, np.maximum(np.minimum(alone, self._straight), relays)))
+
+
+def moves(network: Network) -> bool:
+    """Whether every chunk has one source and one target."""
+    return all(len(chunk.sources) == len(chunk.targets) == 1 for chunk in network.instance.chunks)
+
+
+def _weighted(network: Network) -> Iterator[tuple[FloatArray, float]]:
+    """Lengths of resources, and the weighted time that all chunks take on them at least."""
     topology = network.topology
     links = [topology.links[k] for k in network.used_links]
     if not links:
-        return 0
-    ways, best = _Ways(network), 0.0
+        return
+    ways = _Ways(network)
     # [ranks, ranks] bytes from one to another, where all chunks have one source and one target each.
-    moving = _pairs(network) if moves(network) else None
+    moving, reached = _pairs(network) if moves(network) else None, True
     for crossing in (False, True):
         lengths = np.zeros(len(topology.resources))
         lengths[[r for k in links if not crossing or topology.crosses(k) for r in k.resources]] = 1.0
         if lengths.any():
             distances = ways.distances(lengths)
             work = math.fsum(_work(network, distances)) if moving is None else _work_of_pairs(moving, distances)
-            best = max(best, work / math.fsum(lengths))
-    if moving is not None and moving.any() and best < np.inf:
-        best = max([best, *_looked_for(moving, ways)])
-    return NEVER if best >= NEVER else max(0, math.ceil(best * (1.0 - _ROUNDING) - _HAIR_NS))
-
-
-def timed_lengths_ns(network: Network) -> int:
-    """The bound in time."""
-    bandwidth_ns = lengths_ns(network)
-    if not 0 < bandwidth_ns < NEVER:
-        return bandwidth_ns
-    links = [network.topology.links[k] for k in network.used_links]
-    return bandwidth_ns + min(k.message_ns for k in links) + min(k.latency_ns for k in links)
-
-
-def moves(network: Network) -> bool:
-    """Whether every chunk has one source and one target."""
-    return all(len(chunk.sources) == len(chunk.targets) == 1 for chunk in network.instance.chunks)
+            reached = reached and work < np.inf
+            yield lengths, work
+    if moving is not None and moving.any() and reached:
+        yield from _looked_for(moving, ways)
 
 
 def _pairs(network: Network) -> FloatArray:
@@ -97,12 +146,12 @@ def _work_of_pairs(size_bytes: FloatArray, distances: FloatArray) -> float:
     return float((size_bytes * np.where(size_bytes > 0.0, distances, 0.0)).sum())
 
 
-def _looked_for(size_bytes: FloatArray, ways: _Ways) -> Iterator[float]:
-    """The bounds of every round."""
+def _looked_for(size_bytes: FloatArray, ways: _Ways) -> Iterator[tuple[FloatArray, float]]:
+    """Those of every round."""
     lengths = ways.lengths_at_first()
     for _ in range(min(_ROUNDS, _MOST_WORK // ways.work)):
         distances = ways.distances(lengths)
-        yield _work_of_pairs(size_bytes, distances) / math.fsum(lengths)
+        yield lengths, _work_of_pairs(size_bytes, distances)
         loads = ways.loads_ns(distances, lengths, size_bytes)
         lengths = lengths * np.exp(_STEP * loads / loads.max())
 

@@ -29,11 +29,17 @@ _MOST_KINDS = 8
 
 @dataclass(frozen=True)
 class Meeting:
-    """Sums of one size with the same sources and targets, so many of them: in(w) and out(w) [ranks]."""
+    """Sums of one size with the same sources and targets, so many of them: in(w) and out(w) [ranks].
+
+    Attributes:
+        home_in_ns, home_out_ns: [ranks] of the sources and targets in the node of w alone.
+    """
 
     count: int
     in_ns: IntArray
     out_ns: IntArray
+    home_in_ns: IntArray
+    home_out_ns: IntArray
 
 
 def meetings(network: Network) -> Sequence[Meeting]:
@@ -62,12 +68,15 @@ def _meeting(network: Network, chunks: Sequence[int]) -> Meeting:
     chunk = chunks[0]
     sources, targets = network.sources[chunk], network.targets[chunk]
     there, on = _sum(network, chunk, sources), _spread(network, chunk, targets)
+    home_in, home_on = np.zeros_like(there), np.zeros_like(on)
     nodes = network.topology.ranks_of_node
     for ranks in map(list, nodes.values()) if 1 < len(nodes) <= _MEETING_NODES else ():
-        away = ~_beside(network, ranks[0])
-        there[ranks] = np.maximum(there[ranks], _sum(network, chunk, sources & away)[ranks])
-        on[ranks] = np.maximum(on[ranks], _spread(network, chunk, targets & away)[ranks])
-    return Meeting(len(chunks), there, on)
+        home = _beside(network, ranks[0])
+        home_in[ranks] = _sum(network, chunk, sources & home)[ranks]
+        home_on[ranks] = _spread(network, chunk, targets & home)[ranks]
+        there[ranks] = np.max([there[ranks], home_in[ranks], _sum(network, chunk, sources & ~home)[ranks]], axis=0)
+        on[ranks] = np.max([on[ranks], home_on[ranks], _spread(network, chunk, targets & ~home)[ranks]], axis=0)
+    return Meeting(len(chunks), there, on, home_in, home_on)
 
 
 def _beside(network: Network, rank: int) -> BoolArray:
