@@ -8,8 +8,8 @@ the peaks of all but the first, and half-way from the lowest of all to what ever
 process of its own that begins with empty caches of Inductor, Triton and Loadmaster; ``fit`` once more with what the
 first one left tells what the next run of a script waits for. Rows are in DIR after each, and a run goes on from them.
 
-With ``--jobs`` models compile beside each other, each with its part of the cores. All stand still while one of them
-measures, and from the first run of what it compiled on; clocks of those that stand still do too.
+With ``--jobs`` models compile beside each other, each with its part of the cores. One at a time runs on the GPU, and
+all others stand still while it measures its steps; so do their clocks.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def measured(row: Row, link: Link, turn: Turn) -> Row:
     if device.type == "cuda":
         torch.cuda.synchronize()
     link.say("clock", name="there")
-    turn.take()
+    turn.still()
     held = [*model.parameters(), *model.buffers(), *torch.utils._pytree.tree_leaves(batch)]
     result = measure(run, resident=[t for t in held if isinstance(t, torch.Tensor)], device=device, repeats=STEPS)
     norms = [p.grad.double().square().sum() for p in model.parameters() if p.grad is not None]

@@ -1,8 +1,8 @@
-"""Runs rows on one GPU: several compile at once, one measures while the others stand still.
+"""Runs rows on one GPU: several compile at once, one measures at a time.
 
-Rows compile beside others and first run alone, when Inductor chooses variants of kernels; plans are made beside
-whatever is measured. A wall limit ends the run in time to measure what waits for it and to write that down; another run
-goes on from there.
+Rows compile beside others and first run alone, when Inductor chooses variants of kernels; while one measures the
+others stand still, but for planners. A wall limit ends the run in time to measure what waits for it and to write that
+down; another run goes on from there.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 import torch
@@ -48,12 +48,9 @@ class Link:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Inside, no other row runs."""
+        """Inside, no other row uses the GPU; they may compile."""
         if not self._depth:
-            self.say("alone")
-            start = time.perf_counter()
-            self._hears.readline()
-            self.waited_s += time.perf_counter() - start
+            self._ask("alone")
             if self._shared:
                 _run_on(self._own)
         self._depth += 1
@@ -65,6 +62,16 @@ class Link:
                 if self._shared:
                     _run_on(self._shared)
                 self.say("done")
+
+    def still(self) -> None:
+        """As long as this row is alone no other does anything from now on: its launches wait for nobody's compiler."""
+        self._ask("still")
+
+    def _ask(self, word: str) -> None:
+        self.say(word)
+        start = time.perf_counter()
+        self._hears.readline()
+        self.waited_s += time.perf_counter() - start
 
     @contextlib.contextmanager
     def off_the_gpu(self) -> Iterator[None]:
@@ -84,7 +91,7 @@ def _run_on(cores: set[int]) -> None:
 
 
 class Turn:
-    """Being alone from :meth:`take` on, until :meth:`end`: either may be said again."""
+    """Being alone from :meth:`take` on, with all others still from :meth:`still` on, until :meth:`end`."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -97,6 +104,11 @@ class Turn:
             self._is_held = True
             self._held.enter_context(self._link.alone())
 
+    def still(self) -> None:
+        """Be alone while nobody else does anything."""
+        self.take()
+        self._link.still()
+
     def end(self) -> None:
         """Others may go on, and have the memory that PyTorch keeps for later."""
         if self._is_held and torch.cuda.is_initialized():
@@ -108,7 +120,8 @@ class Turn:
 def first_runs_alone(turn: Turn) -> None:
     """From now on, compile beside other rows, and be alone from the first run of what Inductor has compiled.
 
-    In it variants of kernels are tried. In a fit the turn ends when the trial is measured.
+    In it variants of kernels are tried. In a fit the others stand still once it has warmed up, and the turn ends when
+    the trial is measured.
     """
     import torch._functorch.config as functorch_config
     from torch._inductor.output_code import CompiledFxGraph
@@ -122,9 +135,13 @@ def first_runs_alone(turn: Turn) -> None:
         turn.take()
         return run(graph, inputs)
 
-    def tried(*arguments: Any, **options: Any) -> Any:
+    def tried(*arguments: Any, warmed_up: Callable[[], None], **options: Any) -> Any:
+        def still() -> None:
+            warmed_up()
+            turn.still()
+
         try:
-            return run_trial(*arguments, **options)
+            return run_trial(*arguments, warmed_up=still, **options)
         finally:
             turn.end()
 

@@ -1,4 +1,4 @@
-"""Rows' processes on one GPU: they compile beside each other, and one that measures has the machine to itself."""
+"""Rows' processes on one GPU: they compile side by side and run one at a time, others still while one measures."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Turns:
         running: those that have not ended.
         asking: those that wait to be alone, the first to ask in front.
         alone: the one that is.
+        is_still: whether the others stand still.
     """
 
     def __init__(self) -> None:
@@ -28,6 +29,7 @@ class Turns:
         self.running: list[Process] = []
         self.asking: deque[Process] = deque()
         self.alone: Process | None = None
+        self.is_still = False
 
     def next(self) -> tuple[Process, dict[str, Any]] | None:
         """Let the next one be alone, and wait a moment for what a process has found out, or that it has ended."""
@@ -42,14 +44,16 @@ class Turns:
         said = facts.pop("say", "nothing")
         if said == "alone":
             self.asking.append(process)
+        elif said == "still":
+            self._still(process)
         elif said == "done":
-            self.alone = None
+            self._free()
         elif said == "apart":
             process.is_apart = True
             process.thaw()
         elif said == "back":
             process.is_apart = False
-            if self.alone is not None:
+            if self.is_still:
                 process.freeze()
         elif said == "clock":
             process.clock[facts["name"]] = process.running_s
@@ -64,20 +68,23 @@ class Turns:
         self.running.remove(process)
         self.asking = deque(p for p in self.asking if p is not process)
         if process is self.alone:
-            self.alone = None
+            self._free()
+
+    def _free(self) -> None:
+        self.alone, self.is_still = None, False
+        for process in self.running:
+            process.thaw()
 
     def _serve(self) -> None:
-        if self.alone is not None:
-            return
-        if not self.asking:
-            for process in self.running:
-                process.thaw()
-            return
-        self.alone = self.asking.popleft()
-        others = [p for p in self.running if p is not self.alone]
-        for process in others:
-            process.freeze()
+        if self.alone is None and self.asking:
+            self.alone = self.asking.popleft()
+            self.alone.tell("go")
+
+    def _still(self, process: Process) -> None:
+        self.is_still = True
+        others = [p for p in self.running if p is not process]
+        for other in others:
+            other.freeze()
         if others:
             time.sleep(SETTLE_S)
-        self.alone.thaw()
-        self.alone.tell("go")
+        process.tell("go")

@@ -1,7 +1,7 @@
 """One row in a process of its own: ``python -m benchmarks.gpu.worker ORDER``, started by the scheduler.
 
-It compiles beside others, and speaks with the scheduler in lines: ``alone`` asks that the others stand still until
-``done``, and is answered when they do; ``row`` ends with what was found out.
+It compiles beside others, and speaks with the scheduler in lines: ``alone`` asks for the GPU until ``done``, and
+``still`` in between that the others stand still; both are answered when it is so. ``row`` ends with what was found out.
 """
 
 from __future__ import annotations
@@ -135,6 +135,7 @@ class Runner:
 
     def measured(self, step: Callable[[], Any]) -> list[float]:
         """Times of some steps in a row, us; their highest bytes go to the facts."""
+        self.turn.still()
         if self.device != "cuda":
             return self.measured_on_cpu(step)
         step()

@@ -7,8 +7,11 @@ import json
 import os
 
 import pytest
+import torch
+from torch._inductor import output_code
 
-from benchmarks.gpu import talk
+from benchmarks.gpu import talk, turns
+from loadmaster.executor.memory.fit import setting
 
 
 def connected():
@@ -46,3 +49,94 @@ def test_few_cores_are_shared(monkeypatch):
     link.leave_cores()
     with link.alone():
         assert said() == ["alone"]
+
+
+class Quiet(talk.Link):
+    """A link whose scheduler agrees, and nobody hears."""
+
+    def __init__(self, heard: list) -> None:
+        super().__init__(io.StringIO("go\n" * 50), io.StringIO())
+        self.heard = heard
+
+    def say(self, word, **_):
+        self.heard.append(word)
+
+
+def test_a_turn_is_taken_once_and_ended_once():
+    heard: list = []
+    turn = talk.Turn(Quiet(heard))
+    turn.end()
+    turn.take()
+    turn.still()
+    turn.take()
+    turn.end()
+    turn.end()
+    assert heard == ["alone", "still", "done"]
+
+
+def test_what_inductor_compiled_first_runs_alone_and_a_trial_is_timed_while_all_stand_still(monkeypatch):
+    heard: list = []
+    graph, trials = output_code.CompiledFxGraph, setting.run_trial
+    monkeypatch.setattr(graph, "__call__", lambda _self, _inputs: heard.append("runs"))
+    monkeypatch.setattr(setting, "run_trial", lambda *_, warmed_up: (warmed_up(), heard.append("timed")))
+    monkeypatch.setattr(setting.Setting, "alone", lambda _self, _step, look: (graph.__call__(None, []), look()))
+    monkeypatch.setattr(torch._functorch.config, "force_non_lazy_backward_lowering", False)
+    turn = talk.Turn(Quiet(heard))
+    talk.first_runs_alone(turn)
+    graph.__call__(None, [])
+    setting.run_trial("step", warmed_up=lambda: heard.append("warm"))
+    assert heard == ["alone", "runs", "warm", "still", "timed", "done"]
+    heard.clear()
+    setting.Setting.alone(None, None, lambda: heard.append("looked"))
+    assert heard == ["alone", "runs", "looked", "done"]
+    assert trials is not setting.run_trial
+
+
+class Standing:
+    """A row's process that notes what it is told."""
+
+    def __init__(self, name, events):
+        self.name, self.events = name, events
+        self.is_apart = False
+        self.clock: dict = {}
+        self.running_s = 7.0
+
+    def tell(self, word):
+        self.events.append((self.name, word))
+
+    def freeze(self):
+        self.events.append((self.name, "freeze"))
+
+    def thaw(self):
+        self.events.append((self.name, "thaw"))
+
+    def last_words(self):
+        return "killed"
+
+
+def test_one_is_alone_at_a_time_and_others_stand_still_only_where_it_asks(monkeypatch):
+    monkeypatch.setattr(turns, "SETTLE_S", 0.0)
+    events: list = []
+    served = turns.Turns()
+    one, other = Standing("one", events), Standing("other", events)
+    served.running += [one, other]
+
+    def said(process, word, **facts):
+        served.heard.put((process, {"say": word, **facts}))
+        return served.next()
+
+    said(one, "alone")
+    said(other, "alone")
+    assert events == [("one", "go")]
+    said(one, "still")
+    assert events[1:] == [("other", "freeze"), ("one", "go")]
+    events.clear()
+    said(one, "done")
+    said(one, "clock", name="there")
+    assert events == [("one", "thaw"), ("other", "thaw"), ("other", "go")]
+    assert one.clock == {"there": 7.0}
+    assert said(one, "row", step_us=1.0) == (one, {"step_us": 1.0})
+    served.heard.put((other, None))
+    assert served.next() == (other, {"error": "ended: killed"})
+    served.forget(other)
+    assert served.alone is None and served.running == [one]
