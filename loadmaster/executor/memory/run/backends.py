@@ -18,7 +18,7 @@ from torch.fx.graph import _BoxedCodeGen
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.decompositions import decompositions
-from loadmaster.executor.memory.run.channels_last import ChannelsLast, runs_channels_last
+from loadmaster.executor.memory.run.channels_last import ChannelsLast, has_channels_last_gradients, runs_channels_last
 from loadmaster.executor.memory.run.dimensions import shapes_of, with_dimensions
 from loadmaster.executor.memory.run.segments import Runner, Segment, chain, cut, is_staged
 from loadmaster.executor.steps.tracing import Compiler
@@ -129,7 +129,10 @@ def _storages(fakes: Iterable[Any]) -> list[int]:
 
 def _compile(module: fx.GraphModule, inputs: Sequence[Any], donated: Sequence[int] = ()) -> Runner:
     shapes = shapes_of(module)  # compiling changes the graph
-    with config.patch(reorder_for_peak_memory=False, reorder_for_locality=False), _donating(donated):
+    options = {"reorder_for_peak_memory": False, "reorder_for_locality": False}
+    if has_channels_last_gradients(module):
+        options["force_layout_optimization"] = config.layout_optimization
+    with config.patch(options), _donating(donated):
         # Inductor asks which inputs it may write over where it takes a graph for a backward graph.
         runner: Runner = compile_fx_inner(module, list(inputs), is_backward=bool(donated))
     return with_dimensions(runner, shapes)

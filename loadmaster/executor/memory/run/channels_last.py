@@ -62,6 +62,17 @@ def runs_channels_last(module: fx.GraphModule) -> bool:
     return GraphLowering.decide_layout_opt(module, is_inference=False)
 
 
+def has_channels_last_gradients(module: fx.GraphModule) -> bool:
+    """Whether a convolution whose gradients the graph computes reads channels last.
+
+    Inductor decides on a graph's layout by forward convolutions, of which the backward pass, or a segment of it, may
+    have none. Left to itself PyTorch 2.13 copies what ``convolution_backward`` reads into the order of the weight's
+    strides then, which is neither layout for a depthwise one (pytorch#188236 asks for the decision).
+    """
+    backward = module.graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
+    return any(t.dim() == 4 and is_channels_last(t) for t in (node.args[1].meta["val"] for node in backward))
+
+
 def is_channels_last(tensor: Tensor) -> bool:
     """Whether the layout is channels last and not row-major as well, as that of a single pixel is."""
     memory_format = _FORMATS.get(tensor.dim())

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 from torch import fx
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from loadmaster.executor.memory.run.backends import inductor
 from loadmaster.executor.memory.run.channels_last import ChannelsLast, is_channels_last, laid_out
 
 aten = torch.ops.aten
@@ -81,3 +86,38 @@ def test_convolutions_can_start_it():
     result = ChannelsLast(module, convolutions=True).run(x, weight)
     assert is_channels_last(result)
     torch.testing.assert_close(result, torch.relu(torch.conv2d(x, weight, padding=1)))
+
+
+def depthwise_gradients(layout: torch.memory_format) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+    """The gradients of a depthwise convolution, whose gradient is computed first; no forward convolution."""
+    made = fx.Graph()
+    nodes = [made.placeholder(name) for name in ("gradient", "x", "weight")]
+    doubled = made.call_function(aten.mul.Tensor, (nodes[0], nodes[0]))
+    rest = ([4], [1, 1], [1, 1], [1, 1], False, [0, 0], 4, [True, True, False])
+    gradients = made.call_function(aten.convolution_backward.default, (doubled, *nodes[1:], *rest))
+    made.output(tuple(made.call_function(operator.getitem, (gradients, i)) for i in range(2)))
+    inputs = [torch.randn(2, 4, 8, 8).to(memory_format=layout) for _ in range(2)]
+    return fx.GraphModule(torch.nn.Module(), made), [*inputs, torch.randn(4, 1, 3, 3)]
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_gradients_of_depthwise_convolutions_are_computed_in_the_layout_that_there_is(layout):
+    module, inputs = depthwise_gradients(layout)
+    mode = FakeTensorMode()
+    want = module(*inputs)
+    compiled = inductor(module, [mode.from_tensor(t) for t in inputs])
+    read: list[torch.Tensor] = []
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is aten.convolution_backward.default:
+                read.extend(args[:2])
+            return func(*args, **(kwargs or {}))
+
+    with Watching():
+        got = compiled(list(inputs))
+    assert len(read) == 2
+    assert read[1].data_ptr() == inputs[1].data_ptr()  # no copy
+    assert all(t.is_contiguous(memory_format=layout) for t in read)
+    for have, expected in zip(got, want, strict=True):
+        torch.testing.assert_close(have, expected)
