@@ -7,7 +7,7 @@ import json
 import os
 
 import pytest
-import torch
+from torch._functorch import config as functorch_config
 from torch._inductor import output_code
 
 from benchmarks.gpu import talk, turns
@@ -80,9 +80,10 @@ def test_what_inductor_compiled_first_runs_alone_and_a_trial_is_timed_while_all_
     monkeypatch.setattr(graph, "__call__", lambda _self, _inputs: heard.append("runs"))
     monkeypatch.setattr(setting, "run_trial", lambda *_, warmed_up: (warmed_up(), heard.append("timed")))
     monkeypatch.setattr(setting.Setting, "alone", lambda _self, _step, look: (graph.__call__(None, []), look()))
-    monkeypatch.setattr(torch._functorch.config, "force_non_lazy_backward_lowering", False)
     turn = talk.Turn(Quiet(heard))
-    talk.first_runs_alone(turn)
+    # A configuration, unlike a module, forgets a value that monkeypatch puts back.
+    with functorch_config.patch(force_non_lazy_backward_lowering=False):
+        talk.first_runs_alone(turn)
     graph.__call__(None, [])
     setting.run_trial("step", warmed_up=lambda: heard.append("warm"))
     assert heard == ["alone", "runs", "warm", "still", "timed", "done"]
