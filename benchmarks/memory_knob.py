@@ -28,8 +28,9 @@ import torch
 
 import loadmaster
 from benchmarks import record
+from benchmarks.gpu.budgets import Row
 from benchmarks.gpu.cases import build
-from benchmarks.gpu.knob_rows import HALF_WAY, Model, Row, Rows, sittings, summary
+from benchmarks.gpu.knob_rows import HALF_WAY, Model, Rows, sittings, summary
 from benchmarks.gpu.talk import Link, Turn, first_runs_alone
 from benchmarks.gpu.zoo import ZOO, case
 from loadmaster.errors import InputError, LoadmasterError

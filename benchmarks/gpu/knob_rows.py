@@ -10,13 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks import record
+from benchmarks.gpu.budgets import Row
 from benchmarks.gpu.process import Process
 from benchmarks.gpu.turns import Turns
-
-Row = dict[str, Any]
 
 ROW_LIMIT_S = 900
 HALF_WAY = "half-way"
