@@ -33,7 +33,7 @@ import numpy as np
 
 from loadmaster.models.collective.bounds.cuts import completions
 from loadmaster.models.collective.bounds.growth import Growth, Units, open_links
-from loadmaster.models.collective.bounds.network import NEVER, BoolArray, IntArray, Machine, Network
+from loadmaster.models.collective.bounds.network import NEVER, BoolArray, IntArray, Machine, Network, first_allowed_ns
 
 _HAIR_NS = 1e-3
 
@@ -47,13 +47,8 @@ def few_messages_ns(network: Network, node: int) -> int:
         return NEVER if chunks.any() else 0
     into = _Into(network, chunks)
     entries = [_Entry(into, machine) for machine in network.node_entries[node]]
-    count, low, high = len(into.message_bytes), 0, 1
-    while high < NEVER and sum(entry.chunks(high) for entry in entries) < count:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if sum(entry.chunks(middle) for entry in entries) >= count else (middle, high)
-    return min(high, NEVER)
+    count = len(into.message_bytes)
+    return first_allowed_ns(lambda ns: sum(entry.chunks(ns) for entry in entries) < count, 0)
 
 
 class _Into:

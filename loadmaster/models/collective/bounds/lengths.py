@@ -30,11 +30,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loadmaster.models.collective.bounds.network import NEVER, Network
+from loadmaster.models.collective.bounds.network import NEVER, Network, first_allowed_ns
 
 FloatArray = NDArray[np.float64]
 
@@ -58,16 +59,9 @@ def timed_lengths_ns(network: Network) -> int:
     for lengths, work in _weighted(network):
         if work == np.inf:
             return NEVER
-        needed = work * (1.0 - _ROUNDING) - _HAIR_NS
-        if left.weighted(best, lengths) >= needed:
-            continue
-        low, high = best, 2 * best + 1
-        while left.weighted(high, lengths) < needed:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if left.weighted(middle, lengths) < needed else (low, middle)
-        best = high
+        refuted = partial(left.lacks, work * (1.0 - _ROUNDING) - _HAIR_NS, lengths)
+        if refuted(best):
+            best = first_allowed_ns(refuted, best)
     return best
 
 
@@ -92,11 +86,11 @@ class _Left:
                 self._beside[r] = min(self._beside[r], into[k.source], out[k.target])
                 self._straight[r] += between[k.source, k.target] / k.gbps
 
-    def weighted(self, ns: int, lengths: FloatArray) -> float:
-        """Of all resources together, up to a time."""
+    def lacks(self, needed: float, lengths: FloatArray, ns: int) -> bool:
+        """Whether all resources together have less than that up to a time."""
         alone = ns - self._latency - self._message
         relays = alone - np.minimum(self._message, self._beside)
-        return float(lengths @ np.maximum(0.0, np.maximum(np.minimum(alone, self._straight), relays)))
+        return float(lengths @ np.maximum(0.0, np.maximum(np.minimum(alone, self._straight), relays))) < needed
 
 
 def moves(network: Network) -> bool:

@@ -7,7 +7,7 @@ says that at least one message is sent, and bytes at the bandwidth of the fastes
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -253,3 +253,18 @@ def numbered(values: Sequence[object]) -> list[int]:
     """Each value's number in the order in which values appear."""
     numbers: dict[object, int] = {}
     return [numbers.setdefault(value, len(numbers)) for value in values]
+
+
+def first_allowed_ns(refuted: Callable[[int], bool], refuted_ns: int) -> int:
+    """The first time that is not refuted, after one that is; NEVER where it is later than that.
+
+    Args:
+        refuted: once it does not refute a time, it refutes no later one.
+    """
+    low, high = refuted_ns, 2 * refuted_ns + 1
+    while high < NEVER and refuted(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return min(high, NEVER)

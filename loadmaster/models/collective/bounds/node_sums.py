@@ -34,7 +34,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadmaster.models.collective.bounds.network import Machine
+from loadmaster.models.collective.bounds.network import Machine, first_allowed_ns
 
 _HAIR_NS = 1e-3
 
@@ -67,13 +67,7 @@ def node_sums_ns(machines: Sequence[Machine], parties: int, size_bytes: int, lat
     """
     busy = _Machines(Counter((m.gbps, m.message_ns) for m in machines), parties, latency_ns, phases)
     needed = 2 * (parties - 1) * size_bytes
-    low, high = latency_ns, 2 * latency_ns + 1
-    while busy.carried(high - latency_ns) + _HAIR_NS < needed:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if busy.carried(middle - latency_ns) + _HAIR_NS >= needed else (middle, high)
-    return high
+    return first_allowed_ns(lambda ns: busy.carried(ns - latency_ns) + _HAIR_NS < needed, latency_ns)
 
 
 @dataclass(frozen=True)

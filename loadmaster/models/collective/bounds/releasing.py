@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadmaster.models.collective.bounds.growth import Growth, Units, entered_nodes
-from loadmaster.models.collective.bounds.network import NEVER, BoolArray, IntArray, Machine, Network
+from loadmaster.models.collective.bounds.network import NEVER, BoolArray, IntArray, Machine, Network, first_allowed_ns
 
 # Quotients of bytes by GB/s are kept to six decimals per message; so many of them stay below this.
 _HAIR_NS = 1e-3
@@ -133,10 +133,4 @@ def _first_time(
 
     if not after.size or not refuted(least_ns):
         return least_ns
-    low, high = least_ns, 2 * least_ns + 1
-    while refuted(high) and high < NEVER:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if refuted(middle) else (low, middle)
-    return min(high, NEVER)
+    return first_allowed_ns(refuted, least_ns)
