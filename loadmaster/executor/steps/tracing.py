@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.compile_fx import compile_fx
 
 from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import AnyBatch
@@ -117,8 +118,16 @@ def trace(
 
 
 def compiled_plainly() -> Callable[..., torch.Tensor]:
-    """``call(step, *args, **kwargs)`` as torch.compile has it by default, without a plan."""
-    return torch.compile(_own_call())
+    """``call(step, *args, **kwargs)`` as torch.compile has it by default, without a plan.
+
+    Each has a backend of its own. Dynamo compiles what follows a graph break as functions of the model's, and takes
+    what it once compiled for another caller with the same backend: under that one's settings, not under this one's.
+    """
+
+    def inductor(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        return cast(Callable[..., Any], compile_fx(module, inputs))
+
+    return torch.compile(_own_call(), backend=inductor)
 
 
 def _own_call() -> Callable[..., torch.Tensor]:

@@ -51,6 +51,25 @@ def test_less_is_saved_under_a_lower_knob():
     assert config.activation_memory_budget == before
 
 
+class Broken(nn.Module):
+    """Breaks the graph: what follows is compiled apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.after = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.Tanh())))
+
+    def forward(self, x, target):
+        torch._dynamo.graph_break()
+        return nn.functional.mse_loss(self.after(x), target)
+
+
+@pytest.mark.slow
+def test_each_has_its_own_knob_behind_a_graph_break():
+    model, inputs = Broken(), (torch.randn(64, 16), torch.randn(64, 16))
+    saved = [saved_bytes(KnobStep(model, knob=knob)(*inputs)) for knob in (1.0, 0.0)]
+    assert saved[0] > saved[1]
+
+
 def test_a_knob_is_a_share_and_wrappers_go_around():
     model, _, loss = mlp_case()
     for wrong in (-0.1, 1.1, float("nan")):
