@@ -17,6 +17,7 @@ from loadmaster.executor.memory.implementations.cross_entropy import (
     chunk_rows,
     default_chunks,
     linear_cross_entropy,
+    padded_classes,
     row_stride,
 )
 from loadmaster.executor.memory.implementations.cross_entropy_rows import scaled
@@ -370,6 +371,9 @@ def test_rows_of_logits_start_at_multiples_of_128_bytes_and_are_no_longer_than_t
     stride = row_stride(classes, element_bytes)
     assert stride * element_bytes % 128 == 0
     assert 0 <= (stride - classes) * element_bytes < 128
+    padded = padded_classes(classes, element_bytes)
+    assert classes <= padded <= stride
+    assert padded * element_bytes % 16 == 0
 
 
 def test_made_up_targets_are_classes_however_many_rows_there_are():
