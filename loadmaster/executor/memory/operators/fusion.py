@@ -32,6 +32,7 @@ ROW_LOCAL = frozenset(
     {
         aten.native_layer_norm.default,
         aten._softmax.default,
+        aten._safe_softmax.default,
         aten._log_softmax.default,
         aten._softmax_backward_data.default,
         aten._log_softmax_backward_data.default,
@@ -85,6 +86,7 @@ _ALSO_FUSIBLE = frozenset(
         "_unsafe_index",
         "embedding",
         "flip",
+        "roll",
         "native_batch_norm",
         "_native_batch_norm_legit",
         "_native_batch_norm_legit_functional",
@@ -96,6 +98,7 @@ _ALSO_FUSIBLE = frozenset(
         "_fused_rms_norm",
         "_fused_rms_norm_backward",
         "_softmax",
+        "_safe_softmax",
         "_log_softmax",
         "_softmax_backward_data",
         "_log_softmax_backward_data",

@@ -102,6 +102,26 @@ def test_broadcasts_and_looked_up_rows_count_what_is_read():
     assert moved(tape, [total], [total]).moved_bytes == 4 * (64 * 64 * 2 + 64)
 
 
+def test_attention_written_out_reads_and_writes_its_scores_once():
+    """scaled_dot_product_attention under a mask that trains, as T5 has it."""
+    tape = Tape()
+    scores, mask = tape.input(N, C, H, H), tape.input(1, C, H, H)
+    masked = tape.call(aten.add.Tensor, scores, mask)
+    shares = tape.call(aten._safe_softmax.default, masked, -1)
+    found = moved(tape, [masked, shares], [shares])
+    assert found.kernels == 1
+    assert found.moved_bytes == 2 * BIG + BIG // N
+
+
+def test_windows_that_roll_on_are_read_where_they_are_used():
+    """What Swin shifts between its layers."""
+    tape = Tape()
+    rolled = tape.call(aten.roll.default, tape.input(N, H, H, C), [3, 3], [1, 2])
+    used = tape.call(aten.relu.default, rolled)
+    found = moved(tape, [rolled, used], [used])
+    assert (found.kernels, found.moved_bytes) == (1, 2 * BIG)
+
+
 def test_upsampling_into_a_concatenation_is_one_kernel():
     """What a decoder does: the enlarged image is never there on its own, and the small one is read once."""
     tape = Tape()
