@@ -120,7 +120,7 @@ class PlannedSide:
                 self._try()  # no compilation: what it measured is known
         if self._next is None:
             return None
-        planned_us = self._next.verdict.time_us
+        planned_us = self._next.verdict.time_us * self._measured_share
         return Offer((1.0 - self._most_off) * planned_us, planned_us, self._try)
 
     def is_far(self) -> bool:
@@ -253,11 +253,20 @@ class PlannedSide:
         return self._next is None and not self._done and len(self.state.trials) < self.most
 
     @property
+    def _measured_share(self) -> float:
+        """Of its planned time, what the best plan took, where the next one's times are planned as that one's were."""
+        if self.chosen is None:
+            return 1.0
+        best, now = self.state.trials[self.chosen], self.state.correction
+        is_alike = (best.correction.products, best.correction.moves) == (now.products, now.moves)
+        return 1.0 + best.time_error if is_alike else 1.0
+
+    @property
     def _most_off(self) -> float:
-        """By which share a plan may take less than planned.
+        """By which share a plan may take less than expected.
 
         Where one kept the budget, times are as it measured, and another is there to be faster than it: one that is
-        not planned to be is no better.
+        not expected to be is no better.
         """
         if self.state.trials:
             return 0.0 if self.state.kept else self.setting.time_tolerance

@@ -304,11 +304,15 @@ def test_bytes_that_a_plan_sets_aside_in_vain_are_given_back(faked, problem):
 
 
 @pytest.mark.slow
-def test_a_plan_that_promises_next_to_nothing_more_is_not_compiled(faked, problem):
-    """By hand: a byte less than all that is kept costs one operator of 0.7 % of the step, once more."""
+@pytest.mark.parametrize("slower", [1.0, 1.04])
+def test_a_plan_that_promises_next_to_nothing_more_is_not_compiled(faked, problem, slower):
+    """By hand: a byte less than all that is kept costs one operator of 0.7 % of the step, once more.
+
+    However much longer than planned the first one took, as the next one would.
+    """
     budget = keep_everything_peak(problem) - 1
     planner = HandPlanner(step=1)
-    fitted, trial = faked(budget, planner, hidden_bytes=-budget // 30)
+    fitted, trial = faked(budget, planner, hidden_bytes=-budget // 30, slower=slower)
     assert len(planner.asked) == 2 and len(fitted.tries) == trial.runs == 1
     assert 0 < check(problem, fitted.plan.schedule, budget).recompute_us < 0.02 * fitted.measured.step_us
 
