@@ -1,16 +1,18 @@
 """What a model's own code costs that no plan can put right, found in its graph, with the remedy.
 
-A plan decides about the operators that a model was written in. Two ways to write one cost more than memory can buy
-back, and ``torch.compile`` rewrites some of both on its own:
+A plan decides about the operators that a model was written in. Some ways to write one cost more than memory can buy
+back, and ``torch.compile`` rewrites some of the first and the last on its own:
 
 - attention as two products and a softmax, whose scores a fused kernel never holds (:func:`written_out_attention`);
+- PyTorch's own attention called with what none of its fused kernels takes, as a mask that is trained
+  (:func:`attention_in_full`);
 - matrix products whose rows start between multiples of 16 bytes, for which libraries have slow kernels only
   (:func:`unaligned_products`; the chunked loss aligns its own).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import fx
@@ -35,7 +37,8 @@ def advice(step_graph: StepGraph, *, on_gpu: bool) -> list[str]:
     Args:
         on_gpu: whether the step is to run on one.
     """
-    return [*written_out_attention(step_graph), *(unaligned_products(step_graph) if on_gpu else ())]
+    found = [*written_out_attention(step_graph), *attention_in_full(step_graph)]
+    return [*found, *(unaligned_products(step_graph) if on_gpu else ())]
 
 
 def written_out_attention(step_graph: StepGraph) -> Iterator[str]:
@@ -46,12 +49,31 @@ def written_out_attention(step_graph: StepGraph) -> Iterator[str]:
         if _reaches(node, lambda n: n.all_input_nodes) and _reaches(node, lambda n: step_graph.forward & n.users.keys())
     ]
     if found:
-        size_bytes = sum(tensor_bytes(node.meta["val"]) for node in found)
-        places = f"{len(found)} place" if len(found) == 1 else f"{len(found)} places, the first"
         yield (
-            f"attention is written out in {places}{place_of(found[0])}. Its scores take {size_bytes / 2**20:,.0f} MiB, "
-            "kept or computed again; torch.nn.functional.scaled_dot_product_attention computes the same without them."
+            f"attention is written out in {_places(found)}. Its scores take {_size(found)}, kept or computed again; "
+            "torch.nn.functional.scaled_dot_product_attention computes the same without them."
         )
+
+
+def attention_in_full(step_graph: StepGraph) -> Iterator[str]:
+    """What to say of calls of ``scaled_dot_product_attention`` that PyTorch writes out itself."""
+    found = list(step_graph.module.graph.find_nodes(op="call_function", target=aten._safe_softmax.default))
+    if found:
+        yield (
+            f"scaled_dot_product_attention holds its scores in {_places(found)}: they take {_size(found)}, kept or "
+            "computed again, since no kernel that does without them takes these arguments. A mask that is trained is "
+            "such a one, and a mask that is expanded along the keys: make that contiguous. "
+            "torch.nn.attention.sdpa_kernel around the call, with one backend, says why."
+        )
+
+
+def _places(found: Sequence[fx.Node]) -> str:
+    count = "1 place" if len(found) == 1 else f"{len(found)} places, the first"
+    return f"{count}{place_of(found[0])}"
+
+
+def _size(found: Iterable[fx.Node]) -> str:
+    return f"{sum(tensor_bytes(node.meta['val']) for node in found) / 2**20:,.0f} MiB"
 
 
 def unaligned_products(step_graph: StepGraph) -> Iterator[str]:

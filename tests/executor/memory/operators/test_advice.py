@@ -22,11 +22,14 @@ class Attention(nn.Module):
         super().__init__()
         self.how = how
         self.qkv = nn.Linear(32, 96)
+        self.bias = nn.Parameter(torch.zeros(4, 128, 128)) if how == "biased" else None
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = (y.unflatten(-1, (4, 8)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
         if self.how == "fused":
             return F.scaled_dot_product_attention(query, key, value).mean()
+        if self.how == "biased":
+            return F.scaled_dot_product_attention(query, key, value, self.bias).mean()
         if self.how == "einsum":
             return torch.einsum(
                 "bhqk,bhkc->bhqc", torch.einsum("bhqc,bhkc->bhqk", query, key).softmax(-1), value
@@ -57,6 +60,13 @@ def test_attention_written_out_is_named_with_its_place_and_what_its_scores_take(
     assert "scaled_dot_product_attention" in sentence
     assert "in 1 place at File" in sentence and "test_advice.py" in sentence
     assert "Its scores take 16 MiB" in sentence  # 64 x 4 x 128 x 128 of four bytes
+
+
+def test_attention_that_no_kernel_takes_is_named():
+    """A bias of positions that is trained, as T5 has it."""
+    [sentence] = advice(trace(nn.Sequential(Attention("biased")), (torch.empty(64, 128, 32),)), on_gpu=False)
+    assert "scaled_dot_product_attention holds its scores in 1 place at File" in sentence
+    assert "they take 16 MiB" in sentence and "sdpa_kernel" in sentence
 
 
 @pytest.mark.parametrize("how", ["fused", "gates"])
