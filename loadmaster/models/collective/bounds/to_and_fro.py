@@ -4,9 +4,9 @@ As in counting.py: p parties, S bytes of sums with sources and targets in each, 
 the least latency between parties. Let T be the end and X = T - L: all that counts has left its machine by X. Of a byte
 that is first whole at t, on rank w, these messages count for every party U but that of w:
 
-- one with parts: on a way of a part from U to w, the last out of U. At the end e of its occupancy it is still tail(U, w)
-  away from w, the least latency + distance(target, w) over links out of U. So e <= t - tail(U, w).
-- one with the whole: the first into U. Its sender had the whole first, head(U, w) after t or later, the least
+- one with parts: the last out of U on a way of a part from U to w. At the end e of its occupancy it is still
+  tail(U, w) from w, the least latency + distance(target, w) over links out of U. So e <= t - tail(U, w).
+- one with the whole: the first into U. Its sender had the whole first, at t + head(U, w) or later, the least
   distance(w, source) over links into U. So its start is s >= t + head(U, w).
 
 They are 2 (p - 1) messages of each byte. Let a byte cost e in one with parts, X - s in one with the whole.
@@ -18,13 +18,13 @@ Let k of these messages be on one machine, with x_1, x_2 .. ns of bytes each, x 
 
 (2) One message comes after another: x <= X - k m. One alone starts at in or later, or has left by X - out, by
     counting.py: x <= X - m - min(in, out).
-(3) Ends and starts follow from lengths. The i-th with parts ends at i m + x_1 + .. + x_i or later; of those with the
-    whole, the i-th from the end starts as long before X. (What carries both counts as the cheaper of the two.) So parts
-    of A ns and copies of B ns, A + B = x, cost sum of (i m x_i + x_i^2 / 2) + (A^2 + B^2) / 2 at least.
-(4) That is x^2 + m x for one message. Of k, two at most are the i-th from their side: so the i are no less than 1, 1, 2,
-    2 .., k of them, with mean r and squares of differences from r that sum up to v. For a given x the sum is least where
-    i m + x_i is the same for all, and A^2 + B^2 >= x^2 / 2; so k messages cost x^2 / 4 + x^2 / (2 k) + r m x - v m^2 / 2
-    at least. Of more than are looked at it is x^2 / 4 + m x at least.
+(3) Ends and starts follow from lengths: the i-th with parts ends at i m + x_1 + .. + x_i or later, and of those with
+    the whole, the i-th from the end starts as long before X or longer. (What carries both counts as the cheaper of the
+    two.) So parts of A ns and copies of B ns, A + B = x, cost sum of (i m x_i + x_i^2 / 2) + (A^2 + B^2) / 2 at least.
+(4) That is x^2 + m x for one message. Of k, two at most are the i-th from their side: so the i are no less than
+    1, 1, 2, 2 .., k of them, with mean r and squares of differences from r that sum up to v. For a given x the sum is
+    least where i m + x_i is the same for all, and A^2 + B^2 >= x^2 / 2; so k messages cost
+    x^2 / 4 + x^2 / (2 k) + r m x - v m^2 / 2 at least. Of more than are looked at it is x^2 / 4 + m x at least.
 
 A byte is worth 1, less q for each ns that it costs. No schedule ends by T if, for some price q >= 0,
 
