@@ -500,6 +500,25 @@ def test_all_chunks_of_the_last_message_have_yet_to_be_spread() -> None:
     assert [b.ns for b in all_bounds(found) if b.by == "last chunk over an only entry"] == [search.best_ns]
 
 
+def test_all_chunks_of_the_last_message_go_on_over_several_links() -> None:
+    """The same and one wire more, to rank 3: one chunk after the other on the first, so that the second can follow."""
+    ends = ((0, 1, 50), (1, 2, 5), (2, 3, 5))
+    links = tuple(Link(a, b, 0, message_ns, 1.0, (a,)) for a, b, message_ns in ends)
+    found = Instance(Topology("line", (0, 1, 1, 1), links, ("nic", "a", "b")), 2 * (Chunk(10, (0,), (1, 2, 3)),))
+    search = Search(found)
+    assert search.exact and search.best_ns == 50 + 20 + 3 * (5 + 10)
+    assert [b.ns for b in all_bounds(found) if b.by == "last chunk over an only entry"] == [search.best_ns]
+
+
+def test_an_only_nic_serves_one_rank_with_each_message() -> None:
+    """Two chunks over a bus to rank 1, 70 ns; to ranks 2 and 3 over it again, 70 each, or over wires, 110."""
+    links = [Link(0, r, 0, 50, 1.0, (0,)) for r in (1, 2, 3)] + [Link(1, r, 0, 90, 1.0, (r,)) for r in (2, 3)]
+    found = Instance(Topology("star", (0, 1, 1, 1), tuple(links), tuple("0123")), to_all(10, 4, 0, 0))
+    search = Search(found)
+    assert search.exact and search.best_ns == 70 + 110
+    assert [b.ns for b in all_bounds(found) if b.by == "last chunk over an only entry"] == [search.best_ns]
+
+
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(clusters(), st.sampled_from([1, 3]), st.integers(1, 2))

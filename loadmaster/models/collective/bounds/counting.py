@@ -7,10 +7,8 @@ gets the whole by one more at least. (Gossip by one-way calls takes 2 p - 2 of t
 Machines cover the links into all parties; S bytes of sums, B = sum of gbps. What counts has left them L, the least
 latency, before the end. Parts have arrived by time - out, copies start at in or later.
 
-(1) **To and fro.** A machine that carries one message has an idle time besides, for it is too late for copies or too
-    early for parts: its message starts at in or later, or has left it by time - out - L. One that carries more spends
-    message_ns on each. So it carries gbps (time - L - message_ns - min(message_ns, in, out)) at most, and all of them
-    2 (p - 1) S at least.
+(1) **To and fro.** Machines carry 2 (p - 1) S at least, in two messages or more, for most of the parts and of the
+    copies are on different ones: to_and_fro.py.
 (2) **There, or on.** Parts alone take L + message_ns + u, u = (p - 1) S / B, up to time - out; copies take as long from
     in on. Where every party has r sources, and the least local transfer takes l, parts take a little longer. Either a
     message with parts leaves the party at l or later; or all its ranks' parts left before l, when none had come to
@@ -31,6 +29,7 @@ from dataclasses import dataclass
 from loadmaster.models.collective.bounds.meeting import Meeting
 from loadmaster.models.collective.bounds.network import NEVER, Machine, Network
 from loadmaster.models.collective.bounds.node_sums import Phase, node_sums_ns
+from loadmaster.models.collective.bounds.to_and_fro import to_and_fro_ns, waiting
 from loadmaster.models.topologies.topology import Link
 
 _HAIR_NS = 1e-3
@@ -50,9 +49,10 @@ def counting_bounds(network: Network, meetings: Sequence[Meeting]) -> Iterator[t
         home_out_ns = min(int(found.home_out_ns.min()) for found in meetings)
     for cut in _cuts(network):
         latency_ns = min(k.latency_ns for k in cut.crossing)
-        delays = [(k.gbps, k.message_ns + min(k.message_ns, in_ns, out_ns)) for k in cut.machines]
-        to_and_fro = latency_ns + _filled(delays, 2 * cut.bytes_between)
-        yield math.ceil(to_and_fro - _HAIR_NS), f"parts to and fro between {cut.between}"
+        waits = waiting(network, cut.party_of, cut.crossing, cut.chunks)
+        alone_ns = min(in_ns, out_ns)
+        found_ns = to_and_fro_ns(cut.machines, cut.parties, cut.sum_bytes, latency_ns, alone_ns, waits)
+        yield found_ns, f"parts to and fro between {cut.between}"
         one_way = latency_ns + min(k.message_ns for k in cut.machines) + cut.bytes_between / cut.gbps
         there, on = (one_way + _learning_ns(network, cut, ranks) for ranks in (cut.sources, cut.targets))
         yield math.ceil(max(out_ns + there, in_ns + on) - _HAIR_NS), f"parts, then copies between {cut.between}"
@@ -72,15 +72,17 @@ class _Cut:
     """Parties.
 
     Attributes:
-        parties: p, so many.
-        sum_bytes: S.
+        party_of: [ranks] each one's, of ``parties`` many.
+        chunks: sums with sources and targets in every party, of ``sum_bytes`` together.
         machines: of the links into all parties. A resource may serve several; it works for all at its one speed.
         crossing, local: links between parties, and within one.
         sources, targets: of a sum, in every party at least.
     """
 
     between: str
+    party_of: Sequence[int]
     parties: int
+    chunks: Sequence[int]
     sum_bytes: int
     machines: Sequence[Machine]
     crossing: Sequence[Link]
@@ -108,23 +110,25 @@ def _cuts(network: Network) -> Iterator[_Cut]:
     for between, party_of, entries in cuts:
         parties = [{r for r in ranks if party_of[r] == party} for party in dict.fromkeys(party_of)]
         sums = [
-            (chunk.size_bytes, *(min(len(party.intersection(of)) for party in parties) for of in ends))
-            for chunk in network.instance.chunks
+            (index, chunk.size_bytes, *(min(len(party.intersection(of)) for party in parties) for of in ends))
+            for index, chunk in enumerate(network.instance.chunks)
             if chunk.reduces
             for ends in [(chunk.sources, chunk.targets)]
         ]
-        counted = [found for found in sums if min(found[1:]) > 0]
+        counted = [found for found in sums if min(found[2:]) > 0]
         machines = _joined(entries)
         if counted and len(parties) > 1 and machines:
             yield _Cut(
                 between,
+                party_of,
                 len(parties),
-                sum(size_bytes for size_bytes, _, _ in counted),
+                [index for index, *_ in counted],
+                sum(size_bytes for _, size_bytes, _, _ in counted),
                 machines,
                 [k for k in links if party_of[k.source] != party_of[k.target]],
                 [k for k in links if party_of[k.source] == party_of[k.target]],
-                min(sources for _, sources, _ in counted),
-                min(targets for _, _, targets in counted),
+                min(sources for _, _, sources, _ in counted),
+                min(targets for *_, targets in counted),
             )
 
 
@@ -138,16 +142,6 @@ def _joined(entries: Iterable[Sequence[Machine]]) -> list[Machine]:
             costs = min(machine.message_ns, other.message_ns), max(machine.gbps, other.gbps)
             found[machine.resource] = Machine(machine.resource, links, *costs)
     return list(found.values())
-
-
-def _filled(delays: Sequence[tuple[float, int]], size_bytes: int) -> float:
-    """When machines that start after a delay each have carried so much together: the first that are needed do it."""
-    best, gbps, late = math.inf, 0.0, 0.0
-    for speed, delay_ns in sorted(delays, key=lambda machine: machine[1]):
-        gbps += speed
-        late += speed * delay_ns
-        best = min(best, (size_bytes + late) / gbps)
-    return best
 
 
 def _learning_ns(network: Network, cut: _Cut, ranks: int) -> float:
