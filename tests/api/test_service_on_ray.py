@@ -76,7 +76,7 @@ def on_ray(start_service: Callable[..., RunningService]) -> Iterator[Client]:
 
 
 def test_a_frontier_has_the_plans_of_the_local_engine(make_settings: Callable[..., Settings], tmp_path: Path) -> None:
-    limits = [f"{share}%" for share in range(45, 105, 5)]
+    limits = ["45%", "60%", "70%", "85%", "100%"]  # each has a plan of its own, and not all run at once
     found = {}
     for engine in ("local", "ray"):
         # Each with a database of its own: neither may answer with what the other has planned.
@@ -91,7 +91,7 @@ def test_a_frontier_has_the_plans_of_the_local_engine(make_settings: Callable[..
             found[engine] = [untimed(plan) for plan in points]
         service.stop()
     assert len(found["ray"]) == len(limits)
-    assert len({plan["objective"] for plan in found["ray"]}) > 3
+    assert len({plan["objective"] for plan in found["ray"]}) == len(limits)
     assert found["ray"] == found["local"]
 
 

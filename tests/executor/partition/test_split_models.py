@@ -44,7 +44,7 @@ def test_models_train_on_two_ranks_as_on_one(tmp_path: Path) -> None:
         "dropout": partial(step_scenarios.drops_alike, (2,)),
         "state": partial(step_scenarios.saves_and_loads, (2,)),
         "state, unequal": partial(step_scenarios.saves_and_loads, (2,), speeds="3,1"),
-        "compiled": partial(step_scenarios.trains_alike, "recurrent", 1, (2,), backend="inductor"),
+        "compiled": partial(step_scenarios.trains_alike, "recurrent, two steps", 1, (2,), backend="inductor"),
         "compiled convolutions": partial(step_scenarios.trains_alike, "convolutional", 1, (2,), backend="inductor"),
         "compiled, unequal": partial(step_scenarios.trains_alike, "perceptron", 1, unequal, backend="inductor"),
         "passes": partial(step_scenarios.passes_are_alike, "gpt", 2, ((7, 1),)),

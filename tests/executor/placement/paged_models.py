@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -104,6 +105,19 @@ def train(case: Case, steps: int, budget_bytes: int | None = None, **options: ob
     return Trained(losses, state, [] if pager is None else pager.stats, pager)
 
 
+@cache
+def trained_plainly(case: Case, steps: int) -> Trained:
+    """The same steps without a pager, trained once for all that are held against them."""
+    return train(case, steps)
+
+
+@cache
+def trained_by_demand(case: Case, steps: int, budget_bytes: int) -> Trained:
+    """Under a pager that foresees nothing."""
+    return train(case, steps, budget_bytes, prefetch=None)
+
+
+@cache
 def peak_bytes(case: Case, steps: int = 3) -> int:
     """What a step takes if nothing leaves, in the pager's own account."""
     return train(case, steps, 1 << 40).stats[-1].peak_bytes

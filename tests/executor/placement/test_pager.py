@@ -17,7 +17,15 @@ from loadmaster.executor import Pager
 from loadmaster.executor.placement.pager.copies import HostCopies
 from loadmaster.executor.placement.pager.memory import Page, PagedMemory
 from loadmaster.models.placement.checker import check_plan
-from tests.executor.placement.paged_models import SMALL, Case, Mixer, peak_bytes, train
+from tests.executor.placement.paged_models import (
+    SMALL,
+    Case,
+    Mixer,
+    peak_bytes,
+    train,
+    trained_by_demand,
+    trained_plainly,
+)
 
 CASES = {
     "adamw": Case(),
@@ -39,8 +47,8 @@ SHARES = [pytest.param(0.85, marks=pytest.mark.slow), pytest.param(0.7, marks=py
 def test_by_demand_numbers_are_those_of_plain_training(name: str, share: float) -> None:
     case = CASES[name]
     budget_bytes = int(share * peak_bytes(case))
-    paged = train(case, 4, budget_bytes, prefetch=None)
-    assert paged.equals(train(case, 4))
+    paged = trained_by_demand(case, 6, budget_bytes)
+    assert paged.equals(trained_plainly(case, 6))
     assert max(step.peak_bytes for step in paged.stats) <= budget_bytes
     assert sum(step.faults for step in paged.stats) > 0
     assert sum(step.unforeseen for step in paged.stats) == 0
@@ -51,8 +59,8 @@ def test_by_demand_numbers_are_those_of_plain_training(name: str, share: float) 
 def test_predicted_pages_are_there_and_numbers_are_those_of_plain_training(name: str, share: float) -> None:
     case = CASES[name]
     budget_bytes = int(share * peak_bytes(case))
-    paged, demand = train(case, 6, budget_bytes), train(case, 6, budget_bytes, prefetch=None)
-    assert paged.equals(train(case, 6))
+    paged, demand = train(case, 6, budget_bytes), trained_by_demand(case, 6, budget_bytes)
+    assert paged.equals(trained_plainly(case, 6))
     assert max(step.peak_bytes for step in paged.stats) <= budget_bytes
     assert paged.stats[-1].prefetches > 0
     assert paged.stats[-1].faults <= 0.5 * demand.stats[-1].faults
@@ -73,7 +81,7 @@ def test_planned_numbers_are_those_of_plain_training_without_faults(name: str, s
     budget_bytes = int(share * peak_bytes(case))
     paged = train(case, 7, budget_bytes, planner=planner)
     assert paged.pager is not None and paged.pager.refused is None
-    assert paged.equals(train(case, 7))
+    assert paged.equals(trained_plainly(case, 7))
     assert max(step.peak_bytes for step in paged.stats) <= budget_bytes
     by_demand, planned = paged.stats[2], paged.stats[-1]
     assert planned.planned == 1.0
@@ -156,7 +164,7 @@ def test_another_batch_size_falls_back_and_the_plan_is_followed_again() -> None:
     case = Case(rows=(48, 48, 48, 48, 20, 48, 48))
     budget_bytes = int(0.6 * peak_bytes(Case()))
     paged = train(case, 7, budget_bytes, planner=planner)
-    assert paged.equals(train(case, 7))
+    assert paged.equals(trained_plainly(case, 7))
     followed = [step.planned for step in paged.stats]
     assert followed[3] == followed[5] == followed[6] == 1.0
     assert followed[4] < 0.9
@@ -167,7 +175,7 @@ def test_another_batch_size_falls_back_and_the_plan_is_followed_again() -> None:
 def test_a_step_that_stays_different_is_recorded_anew() -> None:
     case = Case(rows=(48, 48, 48, 48, 20, 20, 20, 20, 20, 20))
     paged = train(case, 10, int(0.6 * peak_bytes(Case())), planner=planner)
-    assert paged.equals(train(case, 10))
+    assert paged.equals(trained_plainly(case, 10))
     assert paged.stats[-1].planned == 1.0
 
 
@@ -193,7 +201,7 @@ def test_a_planner_without_a_plan_leaves_paging_by_demand() -> None:
     paged = train(case, 5, int(0.6 * peak_bytes(case)), planner=refuses)
     assert paged.pager is not None and paged.pager.refused is not None
     assert "is not liked" in paged.pager.refused
-    assert paged.equals(train(case, 5))
+    assert paged.equals(trained_plainly(case, 5))
 
 
 def test_dead_storages_are_forgotten_without_a_copy() -> None:

@@ -16,15 +16,19 @@ from loadmaster.models.collective.plan import Send
 
 @dataclass
 class State:
-    """``parts[c, r]``: (arrival, sources as bits) of what rank r has of chunk c; ``sent``: parts sent on."""
+    """``parts[c, r]``: (arrival, sources as bits) of what rank r has of chunk c; ``sent``: parts sent on.
+
+    ``whole_ns[c, r]``: when the rank has it whole, counting what is on its way.
+    """
 
     parts: dict[tuple[int, int], tuple[tuple[int, int], ...]]
+    whole_ns: dict[tuple[int, int], int | None]
     sent: frozenset[tuple[int, int]]
     free: tuple[int, ...]
     last: tuple[int, int]
 
     def key(self) -> tuple[object, ...]:
-        return tuple(sorted(self.parts.items())), self.sent, self.free, self.last
+        return frozenset(self.parts.items()), self.sent, self.free, self.last
 
 
 class Search:
@@ -33,6 +37,10 @@ class Search:
     def __init__(self, instance: Instance, limit: int = 200_000) -> None:
         self.instance, self.topology, self.limit = instance, instance.topology, limit
         self.full = [sum(1 << s for s in c.sources) if c.reduces else 1 for c in instance.chunks]
+        self.sendable = [
+            [(c, chunk) for c, chunk in enumerate(instance.chunks) if instance.may_send(c, link)]
+            for link in self.topology.links
+        ]
         self.best_ns: int | None = None
         self.sends: tuple[Send, ...] = ()
         self.seen: set[tuple[object, ...]] = set()
@@ -41,7 +49,8 @@ class Search:
             for c, chunk in enumerate(instance.chunks)
             for s in chunk.sources
         }
-        self._from(State(parts, frozenset(), (0,) * len(self.topology.resources), (0, -1)), ())
+        whole_ns = {(c, r): self._whole_ns(c, arrived) for (c, r), arrived in parts.items()}
+        self._from(State(parts, whole_ns, frozenset(), (0,) * len(self.topology.resources), (0, -1)), ())
 
     @property
     def exact(self) -> bool:
@@ -54,21 +63,22 @@ class Search:
                 mask |= sources
         return mask
 
-    def _whole_ns(self, state: State, c: int, r: int) -> int | None:
-        """When the rank has it whole, counting what is on its way."""
-        arrived = sorted(state.parts.get((c, r), ()))
+    def _whole_ns(self, c: int, parts: tuple[tuple[int, int], ...]) -> int | None:
         mask = 0
-        for arrival, sources in arrived:
+        for arrival, sources in sorted(parts):
             mask |= sources
             if mask == self.full[c]:
                 return arrival
         return None
 
     def _from(self, state: State, sends: tuple[Send, ...]) -> None:
-        if len(self.seen) >= self.limit or state.key() in self.seen:
+        if len(self.seen) >= self.limit:
             return
-        self.seen.add(state.key())
-        ends = [self._whole_ns(state, c, t) for c, chunk in enumerate(self.instance.chunks) for t in chunk.targets]
+        key = state.key()
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        ends = [state.whole_ns.get((c, t)) for c, chunk in enumerate(self.instance.chunks) for t in chunk.targets]
         known = max((end for end in ends if end is not None), default=0)
         if self.best_ns is not None and known >= self.best_ns:
             return
@@ -76,16 +86,18 @@ class Search:
             self.best_ns, self.sends = known, sends
             return
         for send, index in sorted(self._moves(state), key=lambda m: (m[0].start_ns, -len(m[0].chunks))):
+            if len(self.seen) >= self.limit:
+                return
             self._from(self._after(state, send, index), (*sends, send))
 
     def _moves(self, state: State) -> Iterator[tuple[Send, int]]:
         for index, link in enumerate(self.topology.links):
-            free = max(state.free[r] for r in link.resources)
+            free = max([state.free[r] for r in link.resources])
             copies, sums = [], []
-            for c, chunk in enumerate(self.instance.chunks):
-                if not self.instance.may_send(c, link) or self._whole_ns(state, c, link.target) is not None:
+            for c, chunk in self.sendable[index]:
+                if state.whole_ns.get((c, link.target)) is not None:
                     continue
-                whole = self._whole_ns(state, c, link.source)
+                whole = state.whole_ns.get((c, link.source))
                 if whole is not None:
                     if not chunk.reduces or (c, link.target) in state.sent or link.target not in chunk.sources:
                         copies.append((c, whole))
@@ -110,11 +122,12 @@ class Search:
         free = list(state.free)
         for r in link.resources:
             free[r] = send.start_ns + link.occupancy_ns(size_bytes)
-        parts, sent = dict(state.parts), set(state.sent)
+        parts, whole_ns, sent = dict(state.parts), dict(state.whole_ns), set(state.sent)
         for c in send.chunks:
             mask = self._mask(state, c, send.source) if send.combines else self.full[c]
             arrived = (send.start_ns + link.transfer_ns(size_bytes), mask)
             parts[c, send.target] = (*parts.get((c, send.target), ()), arrived)
+            whole_ns[c, send.target] = self._whole_ns(c, parts[c, send.target])
             if send.combines:
                 sent.add((c, send.source))
-        return State(parts, frozenset(sent), tuple(free), (send.start_ns, index))
+        return State(parts, whole_ns, frozenset(sent), tuple(free), (send.start_ns, index))

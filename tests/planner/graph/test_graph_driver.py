@@ -96,7 +96,7 @@ def test_plans_of_training_are_no_worse_than_rules(name: str) -> None:
 def assert_no_worse_than_rules(seed: int, name: str, training: bool, share: float) -> None:
     problem = problems.problem(layer(name, 4, 4), seed, training=training)
     low, high = enough_bytes(problem), whole_bytes(problem)
-    plan = planned(problem, int(low + share * (high - low)), gap=0.01, time_limit_s=20.0)
+    plan = planned(problem, int(low + share * (high - low)), gap=0.01, time_limit_s=6.0)
     verdict = check_plan(problem, plan)
     assert verdict.ok, verdict.violations
     assert verdict.objective == pytest.approx(plan.objective)

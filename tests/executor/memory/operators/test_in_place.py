@@ -93,10 +93,9 @@ def deep() -> tuple[nn.Module, tuple[torch.Tensor, ...], MemoryProblem]:
 
 
 def tight(problem: MemoryProblem, share: float) -> MemoryPlan:
-    """A plan under that many times the least budget that any can have."""
-    found = make_plan(
-        problem.with_budget(int(share * minimum_budget(problem).budget_bytes)), PlanOptions(time_limit_s=15)
-    )
+    """A plan under that many times the least budget that any can have, near the best: in a second or two."""
+    budget_bytes = int(share * minimum_budget(problem).budget_bytes)
+    found = make_plan(problem.with_budget(budget_bytes), PlanOptions(time_limit_s=15, gap=0.1))
     assert found.schedule is not None
     return found
 
@@ -104,7 +103,7 @@ def tight(problem: MemoryProblem, share: float) -> MemoryPlan:
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [1.1, 1.5])
 def test_transformers_write_over_what_is_seen_in_other_shapes(share):
-    model, inputs, loss = transformer_case(dtype=torch.float32, batch=16, tokens=128, layers=2)
+    model, inputs, loss = transformer_case(dtype=torch.float32, batch=16, tokens=128, layers=1)
     problem = capture(model, inputs, loss, hardware="h200", backend="inductor")
     assert any(f.op == "aten.gelu" and f.in_place for f in problem.forward)
     found = tight(problem, share)

@@ -7,6 +7,7 @@ buffer must come out the same.
 from __future__ import annotations
 
 import copy
+from functools import cache
 
 import pytest
 import torch
@@ -148,6 +149,12 @@ def case(name):
     return model.double(), tuple(t.double() if t.is_floating_point() else t for t in inputs), loss
 
 
+@cache
+def traced(name):
+    """A step that is traced once for all its schedules, lowered and not."""
+    return Replay(*case(name))
+
+
 NAMES = (
     "twice",
     "two heads",
@@ -171,7 +178,7 @@ def assert_same(got, expected, rtol):
 @pytest.mark.parametrize("name", NAMES)
 def test_random_schedules_compute_what_plain_pytorch_computes(name):
     model, inputs, loss = case(name)
-    step = Replay(model, inputs, loss)
+    step = traced(name)
     expected = step.expected()
     for seed in range(SCHEDULES):
         chosen = step.random_schedule(seed)
@@ -199,7 +206,7 @@ def test_under_autocast_every_value_is_as_its_node_says():
 
 def test_arguments_go_by_names_of_their_own():
     """Two arguments of the backward graph with one name in generated code would be one value."""
-    step = Replay(*case("two heads"))
+    step = traced("two heads")
     for seed in range(SCHEDULES):
         _, backward = emit(step.operators, step.random_schedule(seed))
         for argument in backward.graph.find_nodes(op="placeholder"):
@@ -209,7 +216,7 @@ def test_arguments_go_by_names_of_their_own():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_lowered_graphs_compute_the_same(name):
-    step = Replay(*case(name))
+    step = traced(name)
     expected = step.expected()
     for seed in range(LOWERED):
         assert_same(step.under(step.random_schedule(seed), lowered=True), expected, rtol=1e-8)

@@ -8,6 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -34,13 +35,15 @@ from tests.executor.memory.tracing import trace
 pytestmark = pytest.mark.slow  # most of its tests trace and run a model
 
 CASES = {"mlp": mlp_case, "convnet": convnet_case, "transformer": transformer_case}
+# For a compiler, which takes its time for every operator.
+SMALL = {"small convnet": partial(convnet_case, blocks=1), "small transformer": partial(transformer_case, layers=1)}
 LINK = HostLink(to_host_gbps=10.0, from_host_gbps=10.0)
 
 
 @pytest.fixture(scope="module")
 def captured():
     found = {}
-    for name, case in CASES.items():
+    for name, case in (CASES | SMALL).items():
         model, inputs, loss = case()
         problem = capture(model, inputs, loss, hardware="cpu", backend="eager", host_link=LINK, name=name)
         found[name] = (model, inputs, loss, problem)
@@ -50,7 +53,7 @@ def captured():
 @pytest.fixture(scope="module")
 def traced(captured):
     """The same steps, to run under many schedules."""
-    return {name: Replay(model, inputs, loss, fused=False) for name, (model, inputs, loss, _) in captured.items()}
+    return {name: Replay(*captured[name][:3], fused=False) for name in CASES}
 
 
 def gradients(model, inputs, loss, chosen: MemoryPlan | None, backend: str = "eager"):
@@ -163,7 +166,7 @@ def test_the_planners_own_journeys(share):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["mlp", *SMALL])
 def test_inductor_carries_them_too(captured, name):
     model, inputs, loss, problem = captured[name]
     by_hand = random_journeys(problem, 5, 0.8)
@@ -176,7 +179,7 @@ def test_inductor_carries_them_too(captured, name):
 @pytest.mark.slow
 def test_images_travel_as_they_lie_under_inductor(captured, monkeypatch):
     """Channels last, in a forward pass cut at its waits too: a copy between layouts takes time and memory."""
-    model, inputs, loss, problem = captured["convnet"]
+    model, inputs, loss, problem = captured["small convnet"]
     by_hand = travelling(problem, schedule(problem, lambda i: True), lambda i: True, lambda i: 2)
     assert any(gone < len(problem.forward) for gone in by_hand.gone_before)
     seen = []
