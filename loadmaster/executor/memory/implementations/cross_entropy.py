@@ -21,8 +21,8 @@ from loadmaster.executor.memory.implementations.cross_entropy_rows import cross_
 from loadmaster.executor.memory.implementations.kernels import has_kernels
 
 MIN_ROWS = 256  # fewer would starve the matrix product
-# Matrix products of any other number of classes, and from and to rows that start anywhere, take kernels several times
-# slower for their alignment alone: 2,246 us with 50,257 classes and 299 with 50,304, 2,731 rows of 768 on an H200.
+# Rows of logits start at multiples of the first, and classes take a multiple of the second. Other matrix products get
+# kernels several times slower: 2,246 us with 50,257 classes and 299 with 50,304, of 2,731 rows of 768 on an H200.
 # Source: NVIDIA, Matrix Multiplication Background, on tensor cores.
 ROW_BYTES = 128
 ALIGNED_BYTES = 16
@@ -116,9 +116,10 @@ def linear_cross_entropy(
     squares = None if z_weights is None else z_weights * divisor
     classes = weight.shape[1]
     padded_weight, padded_bias = _padded(weight, bias)
-    for rows, logits in _logits(hidden, padded_weight, padded_bias, chunks):
+    for rows, padded_logits in _logits(hidden, padded_weight, padded_bias, chunks):
+        logits = padded_logits[:, :classes]
         cross_entropy_rows(
-            logits[:, :classes],
+            logits,
             targets[rows],
             class_weights,
             None if row_weights is None else row_weights[rows],
@@ -131,12 +132,12 @@ def linear_cross_entropy(
             gradients=with_hidden,
         )
         if with_hidden:
-            logits[:, classes:] = 0  # a row that does not count may have held anything
-            torch.mm(logits, padded_weight.t(), out=hidden_gradient[rows])
+            padded_logits[:, classes:] = 0  # a row that does not count may have held anything
+            torch.mm(padded_logits, padded_weight.t(), out=hidden_gradient[rows])
         if with_weight:
-            _accumulate(weight_gradient, logits[:, :classes].t(), hidden[rows])
+            _accumulate(weight_gradient, logits.t(), hidden[rows])
             if bias is not None:
-                bias_gradient += logits[:, :classes].sum(0, dtype=precise)
+                bias_gradient += logits.sum(0, dtype=precise)
     loss = (losses.sum() / divisor).where(total != 0, torch.nan)
     return loss.to(dtype), divisor.reciprocal(), hidden_gradient, weight_gradient, bias_gradient
 
