@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -107,3 +109,7 @@ def transformer_case(
     torch.manual_seed(0)
     inputs = tuple(torch.randint(0, 64, (batch, tokens)) for _ in range(2))
     return Transformer(dropout=dropout, layers=layers).to(dtype), inputs, None
+
+
+# For a compiler, which takes its time for every operator.
+SMALL = {"small convnet": partial(convnet_case, blocks=1), "small transformer": partial(transformer_case, layers=1)}

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from loadmaster.executor.costs.traffic import flops
+from loadmaster.executor.memory.implementations.cross_entropy import ALIGNED_BYTES
 from loadmaster.executor.steps.graph_breaks import place_of
 from loadmaster.executor.steps.step_graph import StepGraph, tensor_bytes
 
@@ -25,8 +26,6 @@ aten = torch.ops.aten
 
 _BATCHED_PRODUCTS = (aten.bmm.default, aten.baddbmm.default)
 _PRODUCTS = (aten.mm.default, aten.addmm.default, *_BATCHED_PRODUCTS)
-# Tensor cores read and write rows that start at multiples of this.
-_ROW_BYTES = 16
 # Smaller products are over before their kernel matters: ten microseconds on a GPU of today.
 _WORTH_FLOP = 1e10
 
@@ -85,7 +84,7 @@ def unaligned_products(step_graph: StepGraph) -> Iterator[str]:
                 if value.dim() > 1 and (row := _odd_row(value)):
                     sizes.setdefault((row, value.dtype), []).append(node)
     for (row, dtype), nodes in sizes.items():
-        each, kind = _ROW_BYTES // dtype.itemsize, str(dtype).removeprefix("torch.")
+        each, kind = ALIGNED_BYTES // dtype.itemsize, str(dtype).removeprefix("torch.")
         yield (
             f"{len(set(nodes))} large matrix products have rows of {row:,} {kind}, the first"
             f"{place_of(nodes[0])}. They run several times slower than with a multiple of {each}: make that size "
@@ -96,7 +95,7 @@ def unaligned_products(step_graph: StepGraph) -> Iterator[str]:
 def _odd_row(matrix: torch.Tensor) -> int:
     """From one row (or column) of a matrix to the next, in elements, if that is no multiple of 16 bytes; else 0."""
     step = max(matrix.stride()[-2:])
-    return step if step * matrix.element_size() % _ROW_BYTES else 0
+    return step if step * matrix.element_size() % ALIGNED_BYTES else 0
 
 
 def _reaches(softmax: fx.Node, neighbours: Callable[[fx.Node], Iterable[fx.Node]]) -> bool:

@@ -112,7 +112,7 @@ def _heads_and_tails(network: Network, inside: BoolArray, links: list[int]) -> t
 
 def completions(machines: tuple[Machine, ...], message_bytes: IntArray) -> IntArray:
     """[units + 1] when machines that start together complete 0, 1 .. units, of so many bytes on one machine."""
-    each = [m.message_ns + np.ceil(message_bytes / m.gbps - _HAIR_NS).astype(np.int64) for m in machines]
+    each = [m.message_ns + m.bytes_ns(message_bytes) for m in machines]
     together = np.sort(np.concatenate(each))[: len(message_bytes)]
     return np.concatenate([np.zeros(1, dtype=np.int64), together])
 

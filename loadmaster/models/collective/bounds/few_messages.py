@@ -35,8 +35,6 @@ from loadmaster.models.collective.bounds.cuts import completions
 from loadmaster.models.collective.bounds.growth import Growth, Units, open_links
 from loadmaster.models.collective.bounds.network import NEVER, BoolArray, IntArray, Machine, Network, first_allowed_ns
 
-_HAIR_NS = 1e-3
-
 
 def few_messages_ns(network: Network, node: int) -> int:
     """The bound of the chunks of one source and one target that must enter a node."""
@@ -97,7 +95,7 @@ class _Entry:
         own, final = -(-between.sum(axis=1)[senders] // one), -(-between.sum(axis=0)[receivers] // one)
         n = np.arange(1, len(message_bytes) + 1)
         self.latency_ns, self.message_ns = min(k.latency_ns for k in links), machine.message_ns
-        self.bytes_ns = np.ceil(message_bytes / machine.gbps - _HAIR_NS).astype(np.int64)
+        self.bytes_ns = machine.bytes_ns(message_bytes)
         taken_ns = self.bytes_ns + self.latency_ns
         before = [_moved(network, network.entries[w], topology.in_links[w], message_bytes) for w in senders]
         after = [_moved(network, network.exits[e], topology.out_links[e], message_bytes) for e in receivers]

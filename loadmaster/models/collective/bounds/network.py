@@ -23,6 +23,8 @@ BoolArray = NDArray[np.bool_]
 _FEWEST_UNITS = 256
 # No way. Sums of three of them stay within 64 bits.
 NEVER = 2**60
+# Quotients may come out above what they are.
+_HAIR_NS = 1e-3
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class Machine:
     links: tuple[int, ...]
     message_ns: int
     gbps: float
+
+    def bytes_ns(self, message_bytes: IntArray) -> IntArray:
+        """How long so many bytes take, without what a message costs beside."""
+        return np.ceil(message_bytes / self.gbps - _HAIR_NS).astype(np.int64)
 
 
 class Network:

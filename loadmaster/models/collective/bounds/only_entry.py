@@ -32,7 +32,6 @@ from loadmaster.models.collective.bounds.network import NEVER, BoolArray, IntArr
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.topologies.topology import Link, Topology
 
-_HAIR_NS = 1e-3
 # Nodes of more ranks would take longer than the bound is worth.
 _MOST_RANKS = 32
 
@@ -54,12 +53,12 @@ def only_entry_ns(network: Network, growth: Growth, units: Units, chunks: BoolAr
             continue
         (entry,) = machines
         known_ns = np.array([growth.node_time_ns(node, j) for j in range(units.count + 1)])
-        last_ns = known_ns[:-1][::-1] + _over_ns(entry, units.message_bytes)
+        last_ns = known_ns[:-1][::-1] + entry.message_ns + entry.bytes_ns(units.message_bytes)
         last_ns[-1] += links[0].latency_ns
         arrives_ns = np.maximum(last_ns, known_ns[-1])
         # Of more chunks in the last message all have yet to be spread, and it comes no sooner.
         arrives_ns = arrives_ns[: int(np.argmin(arrives_ns)) + 1]
-        again = _over_ns(entry, _least_bytes(units, len(arrives_ns), len(together)))
+        again = entry.message_ns + entry.bytes_ns(_least_bytes(units, len(arrives_ns), len(together)))
         inside = _Inside(network, units, len(arrives_ns), node, entry)
         found = []
         for e in inside.entered:
@@ -76,11 +75,6 @@ def _least_bytes(units: Units, count: int, ranks: int) -> IntArray:
     """
     times = np.arange(1, count * ranks + 1, dtype=np.int64)
     return np.maximum(times - ranks, 0) * units.unit_bytes + 1 if units.partial else times * units.unit_bytes
-
-
-def _over_ns(machine: Machine, message_bytes: IntArray) -> IntArray:
-    """How long a machine takes for so many bytes."""
-    return machine.message_ns + np.ceil(message_bytes / machine.gbps - _HAIR_NS).astype(np.int64)
 
 
 class _Inside:

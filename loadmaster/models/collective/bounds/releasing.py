@@ -103,7 +103,7 @@ def _ports(
             links = [topology.links[k] for k in machine.links]
             way_ns = int(distance_ns[np.ix_(others, [k.source for k in links])].min())
             beside_ns = way_ns + machine.message_ns + min(k.latency_ns for k in links)
-            times = beside_ns + np.ceil(units.message_bytes / machine.gbps - _HAIR_NS).astype(np.int64)
+            times = beside_ns + machine.bytes_ns(units.message_bytes)
             found[tuple(np.minimum(times, NEVER).tolist())] += 1
     return found
 

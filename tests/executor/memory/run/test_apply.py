@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import random
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -20,14 +19,12 @@ from loadmaster.executor.memory.operators.grouping import group
 from loadmaster.executor.memory.run.emission import emit
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.plan import Compute, Stage
-from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transformer_case
+from tests.executor.memory.models import SMALL, Mlp, convnet_case, mlp_case, transformer_case
 from tests.executor.memory.replay import Replay
 from tests.executor.memory.schedules import plan, schedule
 from tests.executor.memory.tracing import trace
 
 CASES = {"mlp": mlp_case, "convnet": convnet_case, "transformer": transformer_case}
-# For a compiler, which takes its time for every operator.
-SMALL = {"small convnet": partial(convnet_case, blocks=1), "small transformer": partial(transformer_case, layers=1)}
 FUSED = " fused"  # operators as a compiler fuses them; such a plan runs eagerly as well
 NAMES = [name + suffix for name in CASES for suffix in ("", FUSED)]
 COMPILED = [name + suffix for name in ("mlp", "small convnet", "transformer") for suffix in ("", FUSED)]

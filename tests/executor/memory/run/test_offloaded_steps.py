@@ -8,7 +8,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ from loadmaster.models.memory.plan import Fetch, MemoryPlan, Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.planner import plan as plan_problem
 from loadmaster.planner.options import PlanOptions
-from tests.executor.memory.models import convnet_case, mlp_case, transformer_case
+from tests.executor.memory.models import SMALL, convnet_case, mlp_case, transformer_case
 from tests.executor.memory.replay import Replay
 from tests.executor.memory.schedules import plan, schedule, travelling
 from tests.executor.memory.tracing import trace
@@ -35,8 +34,6 @@ from tests.executor.memory.tracing import trace
 pytestmark = pytest.mark.slow  # most of its tests trace and run a model
 
 CASES = {"mlp": mlp_case, "convnet": convnet_case, "transformer": transformer_case}
-# For a compiler, which takes its time for every operator.
-SMALL = {"small convnet": partial(convnet_case, blocks=1), "small transformer": partial(transformer_case, layers=1)}
 LINK = HostLink(to_host_gbps=10.0, from_host_gbps=10.0)
 
 
