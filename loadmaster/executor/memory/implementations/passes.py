@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from torch import fx
+from torch._functorch.compile_utils import fx_graph_cse
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.activations import clamp_from_output
@@ -40,7 +41,7 @@ def run_passes(joint: fx.GraphModule, exclude: Collection[str] = ()) -> fx.Graph
     for name in exclude:
         if name not in PASSES:
             raise InputError("exclude", name, "is not a pass", f"Choose from: {', '.join(PASSES) or 'none'}.")
-    prepared = fx.GraphModule(joint, _copy(joint.graph))
+    prepared = fx.GraphModule(joint, _without_repetitions(joint.graph))
     for name, run in PASSES.items():
         if name not in exclude:
             run(prepared.graph)
@@ -49,9 +50,12 @@ def run_passes(joint: fx.GraphModule, exclude: Collection[str] = ()) -> fx.Graph
     return prepared
 
 
-def _copy(graph: fx.Graph) -> fx.Graph:
-    copied = fx.Graph()
-    output = copied.output(copied.graph_copy(graph, {}))
-    output.meta = dict(graph.output_node().meta)
+def _without_repetitions(graph: fx.Graph) -> fx.Graph:
+    """A copy in which nothing is computed twice from the same values: torch.compile's partition has it so, too.
+
+    Autocast, for one, casts what three linear layers read three times.
+    """
+    copied = fx_graph_cse(graph)
+    copied.output_node().meta = dict(graph.output_node().meta)
     copied.set_codegen(graph._codegen)
     return copied

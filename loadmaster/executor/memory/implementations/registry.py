@@ -37,6 +37,11 @@ class Site:
     sources: tuple[fx.Node, ...] = ()
     parent: fx.Node | None = None
 
+    @property
+    def reads(self) -> tuple[fx.Node, ...]:
+        """The sources and the parent."""
+        return self.sources if self.parent is None else (*self.sources, self.parent)
+
 
 @runtime_checkable
 class BackwardAlternative(Protocol):

@@ -14,6 +14,7 @@ from torch import fx
 
 from loadmaster.executor.costs.model import CostModel
 from loadmaster.executor.memory.operators.emitter import Emitter, stand_in
+from loadmaster.executor.memory.operators.fused_forward import fused_savings_us
 from loadmaster.executor.memory.operators.groups import BackwardGroup, Choice, ForwardGroup, Operators
 from loadmaster.executor.memory.operators.runs import Run, Usage
 
@@ -53,6 +54,7 @@ class Accountant:
             self.step_graph.bytes_of(r) for r in buffers | set(operators.pinned) if not self.step_graph.is_resident(r)
         )
         self.resident_bytes = resident_bytes + held
+        self._savings_us = fused_savings_us(operators, costs) if fused else {}
 
     def output_bytes(self, group: ForwardGroup) -> int:
         """m_i."""
@@ -74,7 +76,10 @@ class Accountant:
         run = self._run(emit, (*group.results, *results))
         usage = self._usage(run)
         # Pinned results are counted as resident.
-        return Usage(usage.time_us, usage.peak_bytes - sum(self.step_graph.bytes_of(r) for r in results))
+        return Usage(
+            usage.time_us - self._savings_us.get(group.id, 0.0),
+            usage.peak_bytes - sum(self.step_graph.bytes_of(r) for r in results),
+        )
 
     def recompute(self, group: ForwardGroup) -> Usage:
         """In the backward pass, where some nodes have a cheaper way to run again."""

@@ -28,12 +28,11 @@ SMALL = 16  # a result with this many times fewer bytes than what was read is a 
 CREATED = frozenset({"new_zeros", "new_full", "new_ones", "zeros_like", "ones_like", "full_like"})
 """Operators that read an input for its shape alone: nothing is gained by running them when the input is made."""
 
-ROW_LOCAL = frozenset(
+SOFTMAXES = frozenset({aten._softmax.default, aten._safe_softmax.default, aten._log_softmax.default})
+
+ROW_LOCAL = SOFTMAXES | frozenset(
     {
         aten.native_layer_norm.default,
-        aten._softmax.default,
-        aten._safe_softmax.default,
-        aten._log_softmax.default,
         aten._softmax_backward_data.default,
         aten._log_softmax_backward_data.default,
         aten._fused_rms_norm.default,
@@ -134,6 +133,11 @@ def is_elementwise(node: fx.Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or not is_fusible(node):
         return False
     return torch.Tag.pointwise in target.tags or target._opname in ("_to_copy", "copy") or target in decompositions()
+
+
+def is_softmax_of_rows(node: fx.Node) -> bool:
+    """Whether it is a softmax whose rows fit a block: computed again inside its readers for next to nothing, too."""
+    return node.target in SOFTMAXES and _along_rows(node)
 
 
 def is_created(node: fx.Node) -> bool:

@@ -4,8 +4,9 @@ Forward: a compute node whose results one other node alone reads, and the backwa
 aside), is merged into its reader, since keeping what it makes never helps. Nodes that only update buffers run once,
 beside an operator. Backward: nodes in graph order, save that gradients of parameters come as early as they can. Run
 node by node, they are merged where holding the same forward results for longer costs nothing or next to nothing. Where
-a compiler fuses, a backward operator is a maximal run of nodes that fuse, and elementwise forward results that it reads
-may be computed inside it instead of being kept or recomputed.
+a compiler fuses, a backward operator is a run of nodes that fuse and read one another, and elementwise forward results
+that it reads may be computed inside it instead of being kept or recomputed; some always are
+(:mod:`loadmaster.executor.memory.operators.computed_inside`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import replace
 from torch import fx
 
 from loadmaster.executor.memory.implementations import registry
+from loadmaster.executor.memory.operators.backward_order import backward_order
+from loadmaster.executor.memory.operators.computed_inside import with_computed_inside
 from loadmaster.executor.memory.operators.fusion import SMALL, is_created, is_elementwise, is_fusible
 from loadmaster.executor.memory.operators.groups import BackwardGroup, Choice, Encoding, ForwardGroup, Operators
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
@@ -39,31 +42,10 @@ def group(
     Raises:
         InputError: the offer leaves out an implementation that is not registered.
     """
-    return _Grouping(step_graph, implementations, fused=fused).operators()
-
-
-def _parameter_gradients_first(step_graph: StepGraph, nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """Backward nodes with those that only lead to a returned gradient moved up to where they can first run.
-
-    A layer's parameter gradient reads a forward result, its input gradient often none: in this order the result is
-    free before the input gradient is allocated. Source: [Shah23], section 4.4.
-    """
-    inside = set(nodes)
-    sources = {n: {s for r in step_graph.reads([n]) if (s := step_graph.producer(r)) in inside} for n in nodes}
-    readers: dict[fx.Node, list[fx.Node]] = {n: [] for n in nodes}
-    for node in nodes:
-        for source in sources[node]:
-            readers[source].append(node)
-    # A parameter gradient, or what is only cast or reduced to one.
-    last = {n for n in nodes if not readers[n]}
-    waiting = [n for n in nodes if n in last or (len(readers[n]) == 1 and readers[n][0] in last)]
-    order: dict[fx.Node, None] = {}
-    for node in nodes:
-        for early in [n for n in waiting if n not in order]:
-            if sources[early] <= order.keys():
-                order[early] = None
-        order.setdefault(node)
-    return list(order)
+    grouping = _Grouping(step_graph, implementations, fused=fused)
+    if grouping.inlines:
+        grouping = _Grouping(grouping.computing_inside(), implementations, fused=fused)
+    return grouping.operators()
 
 
 class _Grouping:
@@ -73,9 +55,9 @@ class _Grouping:
         self.inlines = fused and implementations.inline
         compute = [n for n in step_graph.nodes if is_compute(n)]
         self.forward_nodes = [n for n in compute if n in step_graph.forward]
-        self.backward_nodes = _parameter_gradients_first(
-            step_graph, [n for n in compute if n not in step_graph.forward]
-        )
+        backward = [n for n in compute if n not in step_graph.forward]
+        self.backward_nodes = backward_order(step_graph, backward, fused=fused)
+        self.place = {node: i for i, node in enumerate(self.backward_nodes)}
         self.recomputes: dict[fx.Node, tuple[registry.Recompute, ...]] = {}
         for node in self.forward_nodes:
             found = tuple(r for root in step_graph.results[node] if (r := registry.recompute_node(root)) is not None)
@@ -102,6 +84,15 @@ class _Grouping:
         self.forward = forward
         backward = self._backward(encoded)
         return Operators(self.step_graph, tuple(forward), tuple(backward), self.owner, self.pinned, self.recomputes)
+
+    def computing_inside(self) -> StepGraph:
+        """The same step, where the backward pass computes inside what no plan would keep."""
+        roots = self.step_graph.roots
+        kept = {roots[n] for n in self.step_graph.forward_outputs if isinstance(n, fx.Node)} | set(self.pinned)
+        kept.update(roots[n] for n in self.step_graph.backward_outputs if isinstance(n, fx.Node))
+        kept.update(roots[s] for offered in self.sites.values() for _, site in offered for s in site.reads)
+        kept.update(roots[n] for again in self.recomputes.values() for r in again for n in (r.node, *r.sources))
+        return with_computed_inside(self.step_graph, self._backward_runs(), kept)
 
     def _is_inlining(self, site: registry.Site) -> bool:
         """Whether the alternative only reads what can be computed inside the operator anyway."""
@@ -269,18 +260,13 @@ class _Grouping:
     def _joins(self, before: Sequence[fx.Node], node: fx.Node) -> bool:
         """Whether a backward node joins the operator before it."""
         if self.fused:
-            return self._fuses(before, node)
+            return is_fusible(node) and is_fusible(before[-1]) and not is_created(node)
         held, needs = self._needs(before), self._needs([node])
         if node in self.sites or not held:
             plain = not held and not any(n in self.sites for n in before)
             light = all(self._is_small(n) for n in before)
             return plain and (light or (not needs and node not in self.sites))
         if not needs <= held:
-            return False
-        return self._continues(before, node)
-
-    def _fuses(self, before: Sequence[fx.Node], node: fx.Node) -> bool:
-        if not is_fusible(node) or not is_fusible(before[-1]) or is_created(node):
             return False
         return self._continues(before, node)
 
@@ -312,13 +298,33 @@ class _Grouping:
                 found.append(replace(choice, needs=needs, inlined=inlined))
         return found
 
-    def _backward(self, encoded: dict[registry.Site, int]) -> list[BackwardGroup]:
+    def _backward_runs(self) -> list[list[fx.Node]]:
         runs: list[list[fx.Node]] = []
         for node in self.backward_nodes:
             if runs and self._joins(runs[-1], node):
                 runs[-1].append(node)
             else:
                 runs.append([node])
+        return [run for stretch in runs for run in self._connected(stretch)] if self.fused else runs
+
+    def _connected(self, stretch: Sequence[fx.Node]) -> list[list[fx.Node]]:
+        """What follows one another and fuses, apart where one part reads nothing of the other: in order of their ends.
+
+        A result of next to no bytes joins what comes before it.
+        """
+        runs: dict[int, list[fx.Node]] = {}
+        made_in: dict[fx.Node, int] = {}  # by root, the run that makes it
+        for i, node in enumerate(stretch):
+            joined = {made_in[r] for r in self.step_graph.reads([node]) if r in made_in}
+            if not joined and self._is_small(node):
+                joined = set(list(runs)[-1:])
+            run = sorted((n for j in joined for n in runs.pop(j)), key=self.place.__getitem__)
+            runs[i] = [*run, node]
+            made_in.update((r, i) for n in runs[i] for r in self.step_graph.results[n])
+        return list(runs.values())
+
+    def _backward(self, encoded: dict[registry.Site, int]) -> list[BackwardGroup]:
+        runs = self._backward_runs()
         # A gradient that is a forward result as it stands must be there when the pass returns.
         returned = [self.step_graph.roots[n] for n in self.step_graph.backward_outputs if isinstance(n, fx.Node)]
         at_end = {self.owner[r] for r in returned if r in self.owner}

@@ -96,16 +96,21 @@ class Run:
             peak = max(peak, sum(alive.values()) - freed + workspace)
             freed += sum(step_graph.bytes_of(r) for r in going if last.get(r) == i)
             alive = {r: size for r, size in alive.items() if r in self.results or last.get(r, -1) > i}
-            time_us += self._step_us(step, written, costs, apart=apart)
+            if apart:
+                time_us += sum(costs.node_us(n) for n in step)
+            else:
+                time_us += fused_us(step_graph, step, written, costs)
         return Usage(time_us, peak)
 
-    def _step_us(
-        self, step: Sequence[fx.Node], written: Collection[fx.Node], costs: CostModel, *, apart: bool
-    ) -> float:
-        if apart:
-            return sum(costs.node_us(n) for n in step)
-        running = [n for n in step if not is_free(n)]
-        if not running:
-            return 0.0
-        moved = traffic(self.step_graph, running, written)
-        return costs.move_us(moved.moved_bytes, moved.kernels)
+
+def fused_us(step_graph: StepGraph, step: Sequence[fx.Node], written: Collection[fx.Node], costs: CostModel) -> float:
+    """Time of one fused step.
+
+    Args:
+        written: roots made by it that are read elsewhere.
+    """
+    running = [n for n in step if not is_free(n)]
+    if not running:
+        return 0.0
+    moved = traffic(step_graph, running, written)
+    return costs.move_us(moved.moved_bytes, moved.kernels)

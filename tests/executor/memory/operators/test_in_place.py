@@ -55,8 +55,8 @@ def overwriting(function, *, fused: bool = True) -> dict[str, str]:
     [
         (torch.relu, {"relu": "mm"}),
         (lambda h: torch.relu(h) + 1, {"relu": "mm", "add": "relu"}),
-        (lambda h: h * h.sigmoid(), {"sigmoid": "mm", "mul": "sigmoid"}),
-        (lambda h: h.sin() * h.cos(), {"sin": "mm", "cos": "mm", "mul": "cos"}),  # the latest of those alike
+        (lambda h: h * h.sigmoid(), {"mul": "mm"}),
+        (lambda h: torch.relu(h) * torch.relu(-h), {"relu": "mm", "relu_1": "mm", "mul": "relu_1"}),  # the latest
         (lambda h: torch.relu(h).flip(0), {"relu": "mm"}),  # a flip goes element by element, but not each to its place
         (lambda h: torch.relu(h.view(8, 4)).view(4, 8), {"relu": "mm"}),  # another shape, the same order
         (lambda h: torch.relu(h.view(8, 2, 2, 1)).view(4, 8), {}),  # a compiler may make it channels last
