@@ -4,9 +4,9 @@
 
 Of each model: torch.compile as its users call it, under three values of ``activation_memory_budget``; then ``fit`` at
 the peaks of all but the first, and half-way from the lowest of all to what every plan is proved to need; or, with
-``--shares``, at shares of eager's peak. Each row is a
-process of its own that begins with empty caches of Inductor, Triton and Loadmaster; ``fit`` once more with what the
-first one left tells what the next run of a script waits for. Rows are in DIR after each, and a run goes on from them.
+``--shares``, at shares of the peak without torch.compile. Each row is a process of its own that begins with empty
+caches of Inductor, Triton and Loadmaster; ``fit`` once more with what the first one left tells what the next run of a
+script waits for. Rows are in DIR after each, and a run goes on from them.
 
 With ``--jobs`` models compile beside each other, each with its part of the cores. One at a time runs on the GPU, and
 all others stand still while it measures its steps; so do their clocks.
@@ -39,7 +39,6 @@ from loadmaster.executor.costs.profiled import Profiler
 from loadmaster.executor.memory.fit.fit import Fitter
 from loadmaster.executor.steps.factory import call_factory
 from loadmaster.executor.steps.resident import device_of
-from loadmaster.models.kinds import limit_of
 from loadmaster.models.memory.minimum import minimum_budget
 
 KNOBS = (1.0, 0.5, 0.2)
@@ -63,10 +62,10 @@ def measured(row: Row, link: Link, turn: Turn) -> Row:
     found: Row = {}
     link.say("clock", name="began")
     with precision():
-        if row["method"] == "compile":
-            step = compiled(model, loss, row["knob"])
-        else:
+        if row["method"] == "fit":
             step = fitted(model, batch, loss, row, found, turn)
+        else:
+            step = compiled(model, loss, row["knob"]) if row["method"] == "compile" else plain_step(model, loss)
 
     def run() -> torch.Tensor:
         model.zero_grad(set_to_none=True)
@@ -88,10 +87,15 @@ def measured(row: Row, link: Link, turn: Turn) -> Row:
 
 
 def compiled(model: Any, loss: Any, knob: float) -> Callable[..., torch.Tensor]:
-    """The step as users write it."""
+    """The step as users compile it."""
     import torch._functorch.config as functorch_config
 
     functorch_config.activation_memory_budget = knob
+    return torch.compile(plain_step(model, loss))
+
+
+def plain_step(model: Any, loss: Any) -> Callable[..., torch.Tensor]:
+    """The step as users write it."""
 
     def plain(*batch: Any, **named: Any) -> torch.Tensor:
         if loss is not None:
@@ -99,7 +103,7 @@ def compiled(model: Any, loss: Any, knob: float) -> Callable[..., torch.Tensor]:
         found = model(*batch, **named)
         return found if isinstance(found, torch.Tensor) else found.loss
 
-    return torch.compile(plain)
+    return plain
 
 
 def fitted(model: Any, batch: Any, loss: Any, row: Row, found: Row, turn: Turn) -> Callable[..., torch.Tensor]:
@@ -110,14 +114,12 @@ def fitted(model: Any, batch: Any, loss: Any, row: Row, found: Row, turn: Turn) 
             patched.enter_context(unittest.mock.patch.object(Profiler, timed, _alone(getattr(Profiler, timed), turn)))
         fitter.costed.plain  # noqa: B018 - operators are measured; of a step that has no plan fit says so
     turn.end()
-    budget_bytes = row["budget_bytes"] or row["asked"]
-    if budget_bytes == HALF_WAY:
+    budget_bytes = row["budget_bytes"]
+    if row["asked"] == HALF_WAY:
         problem, began = fitter.costed.plain, time.perf_counter()
         least_bytes = minimum_budget(problem).budget_bytes
         found["proof_s"] = time.perf_counter() - began  # nobody waits for it who has a budget
         budget_bytes = (row["lowest_bytes"] + least_bytes) // 2
-    if isinstance(budget_bytes, str):
-        budget_bytes = limit_of("memory").value(budget_bytes, fitter.costed.plain, "budget_bytes")
     found["budget_bytes"] = budget_bytes
     done = fitter.fit(lambda problem: loadmaster.plan(problem, time_limit_s=PLAN_LIMIT_S), budget_bytes)
     found |= {"knob": done.knob, "report": done.report, "seconds": dict(done.seconds)}

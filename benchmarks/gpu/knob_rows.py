@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import statistics
 import tempfile
@@ -35,6 +36,9 @@ def sittings(
     """
     base = {"case": name, "device": device, "small": small}
     peers: list[Row] = []
+    eager = (yield [{**base, "method": "eager"}]) if shares else []
+    if not all("peak_bytes" in row for row in eager):
+        return
     for knob in knobs:
         peers += yield [{**base, "method": "compile", "knob": knob}]
     peaks = [p["peak_bytes"] for p in peers if "peak_bytes" in p]
@@ -43,6 +47,8 @@ def sittings(
     budgets = {f"knob {knob}": -(-peak // UNIT_BYTES) * UNIT_BYTES for knob, peak in zip(knobs, peaks, strict=True)}
     if len(budgets) > 1:
         del budgets[f"knob {knobs[0]}"]
+    for row, share in itertools.product(eager, shares):
+        budgets[share] = int(float(share.removesuffix("%")) / 100 * row["peak_bytes"])
     for asked in shares or (*budgets, HALF_WAY):
         wanted = {
             **base,
@@ -202,13 +208,17 @@ class Rows:
 
 def _is_row(row: Row, wanted: Row) -> bool:
     """Whether it is the row that was asked for; what it was asked by may have been measured anew since."""
-    own = "knob" if wanted["method"] == "compile" else "again"  # fit's rows tell which knob it took
+    own = "again" if wanted["method"] == "fit" else "knob"  # fit's rows tell which knob it took
     return all(row.get(key) == wanted.get(key) for key in ("case", "device", "small", "method", "asked", own))
 
 
 def shown(row: Row) -> str:
     """One row in a line."""
-    what = f"knob {row['knob']}" if row["method"] == "compile" else f"fit {row['asked']}{' again' * row['again']}"
+    what = {
+        "eager": lambda: "eager",
+        "compile": lambda: f"knob {row['knob']}",
+        "fit": lambda: f"fit {row['asked']}{' again' * row['again']}",
+    }[row["method"]]()
     if "failed" in row:
         return f"{row['case']}, {what}: {row['failed']}"
     peak = (

@@ -40,7 +40,7 @@ OUTSIDE = {
     "highspy": {"solvers"},
     "ortools": {"solvers"},
     "pulp": {"solvers"},
-    "networkx": {"models", "planner"},
+    "networkx": {"models", "planner", "executor"},
     "pydantic": {"models", "api"},
     "pydantic_core": {"models"},
     "resvg_py": {"api"},
