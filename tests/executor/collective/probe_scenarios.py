@@ -14,7 +14,7 @@ from loadmaster.models.topologies.networks import read_network
 def measures(rank):
     """All ranks come to the same topology, which reads as one; and the report says what is hidden from a CPU."""
     n = dist.get_world_size()
-    probed = probe(dist.group.WORLD, torch.device("cpu"), largest_bytes=1 << 20, repeats=2)
+    probed = probe(dist.group.WORLD, torch.device("cpu"), largest_bytes=1 << 24, repeats=2)
     topology = read_network(probed.topology)
     assert topology.node_of == (0,) * n and len(topology.links) == n * (n - 1)
     # A machine that copies memory: neither slower than a disk nor faster than its caches.
