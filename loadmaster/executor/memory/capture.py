@@ -175,8 +175,14 @@ def capture_step(
     loss: Loss | None,
     options: CaptureOptions,
     expect: Callable[[StepGraph], None] | None = None,
+    noted: Callable[[fx.GraphModule], None] | None = None,
 ) -> CapturedStep:
-    """As :func:`capture`, before the problem is written down; ``expect`` raises for a graph that is none of a step."""
+    """As :func:`capture`, before the problem is written down.
+
+    Args:
+        expect: raises for a graph that is none of a step.
+        noted: is called with Dynamo's graph.
+    """
     batch = batch_of(batch)
     modules = [module for module in (model, loss) if isinstance(module, nn.Module)]
     if options.hardware is None and options.costs is None and lacks_values(model, batch):
@@ -184,7 +190,7 @@ def capture_step(
         raise InputError("model", type(model).__name__, "has no values to measure operators with", remedy)
     elsewhere = contextlib.nullcontext() if options.hardware is None else autocast_without_cuda()
     with live_line.line(options.progress) as line, standing_in_for_values(modules, batch) as batch, elsewhere:
-        return _captured(model, batch, loss, options, expect, line)
+        return _captured(model, batch, loss, options, expect, noted, line)
 
 
 def _captured(
@@ -193,6 +199,7 @@ def _captured(
     loss: Loss | None,
     options: CaptureOptions,
     expect: Callable[[StepGraph], None] | None,
+    noted: Callable[[fx.GraphModule], None] | None,
     line: live_line.LiveLine,
 ) -> CapturedStep:
     wrapped = ddp_of(model) is not None
@@ -204,7 +211,7 @@ def _captured(
     expect_backend(options.backend)
     fused = options.backend == "inductor"
     line.show(f"{type(model).__name__}: tracing the step", begins=True)
-    step_graph = trace(model, batch, loss, passes=run_passes, expect=expect)
+    step_graph = trace(model, batch, loss, passes=run_passes, expect=expect, noted=noted)
     device = device_of(model, batch)
     line.settle()
     for sentence in advice(step_graph, on_gpu=device.type == "cuda" or hardware is not None):

@@ -23,10 +23,34 @@ from loadmaster.executor.steps.step_graph import StepGraph, tensors
 Passes = Callable[[fx.GraphModule], fx.GraphModule]
 Partition = Callable[[StepGraph], tuple[fx.GraphModule, fx.GraphModule]]
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+DynamoBackend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def backend_of(partition: Partition, passes: Passes, forward: Compiler, backward: Compiler) -> DynamoBackend:
+    """A backend of torch.compile with a partition and compilers of our own; arguments as for :func:`compiled`."""
+
+    def split(module: fx.GraphModule, _inputs: object, *, num_fwd_outputs: int, **_: Any) -> Any:
+        expect_static_shapes(module.graph)
+        step_graph = StepGraph.split(passes(module), num_fwd_outputs)
+        expect_gradients(step_graph)
+        return partition(step_graph)
+
+    backend: DynamoBackend = aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=forward,
+        partition_fn=split,
+        keep_inference_input_mutations=True,  # in training, too: running statistics are updated inside the graph
+    )
+    return backend
 
 
 def compiled(
-    partition: Partition, compiler: Compiler, passes: Passes, given: list[torch.Tensor | None] | None = None
+    partition: Partition,
+    compiler: Compiler,
+    passes: Passes,
+    given: list[torch.Tensor | None] | None = None,
+    noted: Callable[[fx.GraphModule], None] | None = None,
 ) -> Callable[..., torch.Tensor]:
     """``call(step, *args, **kwargs)`` under torch.compile with a partition and a compiler of our own.
 
@@ -37,23 +61,13 @@ def compiled(
         compiler: of both.
         passes: what to do with the joint graph before it is cut.
         given: is filled with the tensors that the graph's primals stand for, in order.
+        noted: is called with Dynamo's graph, before anything is made of it.
     """
-
-    def split(module: fx.GraphModule, _inputs: object, *, num_fwd_outputs: int, **_: Any) -> Any:
-        expect_static_shapes(module.graph)
-        step_graph = StepGraph.split(passes(module), num_fwd_outputs)
-        expect_gradients(step_graph)
-        return partition(step_graph)
-
-    backend = aot_autograd(
-        fw_compiler=compiler,
-        bw_compiler=compiler,
-        inference_compiler=compiler,
-        partition_fn=split,
-        keep_inference_input_mutations=True,  # in training, too: running statistics are updated inside the graph
-    )
+    backend = backend_of(partition, passes, compiler, compiler)
 
     def noting(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        if noted is not None:
+            noted(module)
         if given is not None:
             given[:] = [_tensor_of(node) for node in module.graph.find_nodes(op="placeholder")]
         return backend(module, inputs)
@@ -83,12 +97,13 @@ def trace(
     passes: Passes,
     expect: Callable[[StepGraph], None] | None = None,
     given: list[torch.Tensor | None] | None = None,
+    noted: Callable[[fx.GraphModule], None] | None = None,
 ) -> StepGraph:
     """The joint graph of one training step. Nothing of the step runs.
 
     Args:
         batch: as a user gives it.
-        passes, given: as for :func:`compiled`.
+        passes, given, noted: as for :func:`compiled`.
         expect: raises for a graph that is none of a step (default: :func:`expect_scalar_loss`).
 
     Raises:
@@ -105,7 +120,7 @@ def trace(
 
     try:
         with torch.enable_grad(), passing_over_logging(), clear_errors(passing=_TracedError):
-            call = compiled(partition, lambda module, _inputs: module, passes, given)
+            call = compiled(partition, lambda module, _inputs: module, passes, given, noted)
             returned: object = call(step, *taken.args, **taken.kwargs)
     except _TracedError as traced:
         return traced.graph

@@ -21,6 +21,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.memory.capture import CapturedStep, capture_step
 from loadmaster.executor.memory.fit import kept as on_disk
+from loadmaster.executor.memory.fit.ahead.ahead import Ahead
 from loadmaster.executor.memory.fit.beside import Beside
 from loadmaster.executor.memory.fit.contest import best_of, contest
 from loadmaster.executor.memory.fit.costed import Costed
@@ -101,6 +102,7 @@ class Fitter:
             repeats,
             Phases(),
             Beside(),
+            Ahead(),
         )
         self._path = on_disk.path_of(self.setting)
         self._kept = on_disk.read(self._path)
@@ -115,7 +117,8 @@ class Fitter:
         """
         setting = self.setting
         with setting.phases.during(CAPTURING):
-            return capture_step(setting.model, setting.batch, setting.loss, setting.options)
+            setting.ahead.get_ready()
+            return capture_step(setting.model, setting.batch, setting.loss, setting.options, noted=setting.ahead.take)
 
     @cached_property
     def costed(self) -> Costed:
@@ -142,6 +145,10 @@ class Fitter:
         if self.setting.options.backend != "inductor":
             knob_tries = 0
         self.setting.phases.begin()
+        with self.setting.ahead.during_fit(wanted=self.setting.options.backend == "inductor"):
+            return self._fit(planner, budget_bytes, tries, knob_tries)
+
+    def _fit(self, planner: Planner, budget_bytes: int | str, tries: int, knob_tries: int) -> Fitted:
         limit = limit_of("memory")
         knob = self._taken_before(budget_bytes, knob_tries)
         if knob is not None and self._is_as_before(knob):
@@ -158,6 +165,7 @@ class Fitter:
             raise InputError("budget_bytes", budget_bytes, "is no positive number of bytes", "Give one: 8 << 30.")
         if knob is None or knob.budget_bytes != size_bytes:
             knob = self._knob_side(size_bytes, knob_tries)
+        self.setting.ahead.leave_room(self.setting.device, size_bytes)
         planned = None if why_no_plan is not None else self._planned_side(planner, size_bytes, tries, knob)
         knob.only_hope = planned is None
         if planned is not None:
@@ -166,6 +174,7 @@ class Fitter:
             winner = contest([knob] if planned is None else [planned, knob])
         finally:
             self.setting.beside.end()
+            self.setting.ahead.end()
         self._keep(budget_bytes, knob, taken=winner is knob)
         if winner is None:
             raise refusal(why_no_plan if planned is None else planned.error(), knob)
@@ -188,8 +197,8 @@ class Fitter:
     @property
     def _plain(self) -> MemoryProblem:
         """As captured. Operators are measured now, where capturing has not measured them."""
-        costed = self.costed
-        with self.setting.phases.during(COSTING):
+        costed, setting = self.costed, self.setting
+        with setting.phases.during(COSTING), setting.ahead.standing_still():
             return costed.plain
 
     @property

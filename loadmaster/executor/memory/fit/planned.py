@@ -193,7 +193,11 @@ class PlannedSide:
 
     def _plan(self, problem: MemoryProblem) -> MemoryPlan:
         with self.setting.phases.during(PLANNING):
-            return _expect_plan(self.planner(problem), self.state.budget_bytes)
+            plan = _expect_plan(self.planner(problem), self.state.budget_bytes)
+        if plan.schedule is not None and self._lacks_a_plan:
+            for half in ("backward", "forward"):
+                self.setting.ahead.compile(plan, half, self.setting.options.implementations)
+        return plan
 
     def _measured(self, state: State, proposal: Proposal) -> State:
         """With one more trial: that of the plan, or the one that there was, of a plan with the same schedule."""

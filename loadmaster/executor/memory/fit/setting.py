@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from loadmaster import live_line
+from loadmaster.executor.memory.fit.ahead.ahead import Ahead
 from loadmaster.executor.memory.fit.beside import Beside
 from loadmaster.executor.memory.fit.phases import Phases, compiling, timing
 from loadmaster.executor.memory.fit.trial_run import ran_out, run_trial, runner, unchanged
@@ -35,6 +36,7 @@ class Setting:
         repeats: timed steps of a trial.
         phases: what its time is spent on.
         beside: what goes on beside the trials' compilations.
+        ahead: what is compiled before it is asked for.
     """
 
     model: nn.Module
@@ -47,6 +49,7 @@ class Setting:
     repeats: int
     phases: Phases
     beside: Beside
+    ahead: Ahead
 
     @property
     def reserve_bytes(self) -> int:
@@ -74,12 +77,15 @@ class Setting:
         ):
             phase.enter_context(self.phases.during(compiling(side)))
             line.show(f"{name}: compiling{last_time}", begins=True)
+            how = step.knob if isinstance(step, KnobStep) else step.plans[0]
+            self.ahead.wait(how, "forward")
 
             def alone() -> None:
                 phase.close()
                 if self.beside.is_busy():
                     line.show(f"{name}: compiled, timed when planning ends", begins=True)
                     self.beside.settle()
+                phase.enter_context(self.ahead.standing_still())
                 phase.enter_context(self.phases.during(timing(side)))
                 line.show(f"{name}: timing {self.repeats} steps", begins=True)
 
@@ -90,6 +96,7 @@ class Setting:
                 optimizer=self.options.optimizer,
                 gradients_held=self.options.gradients_held,
                 repeats=self.repeats,
+                half_way=lambda: self.ahead.wait(how, "backward"),
                 warmed_up=alone,
             )
         return measured or ran_out(self.device, budget_bytes)
@@ -99,4 +106,5 @@ class Setting:
         with unchanged(step.step, self.batch):
             run = runner(step, step.step, self.batch, gradients_held=self.options.gradients_held)
             run()
-            return look(run)
+            with self.ahead.standing_still():
+                return look(run)

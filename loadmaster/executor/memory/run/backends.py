@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from torch import Tensor, fx
@@ -46,11 +46,23 @@ def eager(module: fx.GraphModule, _inputs: Sequence[Any]) -> Runner:
 
 def inductor(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
     """Compile the graph with Inductor, its own reordering for memory off; segment by segment where it is cut."""
+    return _run_by_inductor(module, inputs, _compile)
+
+
+def lowered_only(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
+    """As :func:`inductor` for what is compiled after it, but nothing is compiled: what is returned cannot run."""
+    if is_staged(module):
+        return _run_by_inductor(module, inputs, lambda lowered, *_: lowered)
+    report_strides(module)
+    return cast(Runner, module)
+
+
+def _run_by_inductor(module: fx.GraphModule, inputs: Sequence[Any], compile: Callable[..., Runner]) -> Runner:
     sends = bool(module.graph.find_nodes(op="call_function", target=send))
     channels_last = sends and runs_channels_last(module)
     if not is_staged(module):
         lowered = _lower(module, inputs, channels_last=channels_last)
-        return _compile(lowered, inputs)
+        return compile(lowered, inputs)
     segments = cut(module)
     compiled: dict[Hashable, Runner] = {}
     fakes = dict(zip((n.name for n in module.graph.find_nodes(op="placeholder")), inputs, strict=True))
@@ -71,18 +83,23 @@ def inductor(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
         if key not in compiled:
             # What a segment returns is not what the graph returns.
             with TracingContext.report_output_strides():
-                compiled[key] = _compile(lowered, given, donated)
+                compiled[key] = compile(lowered, given, donated)
         runners.append(compiled[key])
-    _report_strides(module, fakes)
+    report_strides(module, fakes)
     return chain(module, segments, runners)
 
 
-def _report_strides(module: fx.GraphModule, fakes: Mapping[str, Any]) -> None:
-    """Tell AOTAutograd the strides of a forward graph's results: the backward graph is compiled for them."""
+def report_strides(module: fx.GraphModule, fakes: Mapping[str, Any] | None = None) -> None:
+    """Tell AOTAutograd the strides of a forward graph's results: the backward graph is compiled for them.
+
+    Args:
+        fakes: by name; those that the graph was traced with by default.
+    """
     context = TracingContext.try_get()
     if context is not None and context.output_strides is not None:
         for node in cast(Sequence[Any], module.graph.output_node().args[0]):
-            fake = fakes[node.name] if isinstance(node, fx.Node) else None
+            traced = node.meta.get("val") if isinstance(node, fx.Node) else None
+            fake = fakes[node.name] if fakes is not None and isinstance(node, fx.Node) else traced
             context.output_strides.append(fake.stride() if isinstance(fake, Tensor) else None)
 
 
@@ -95,7 +112,9 @@ def _lower(module: fx.GraphModule, inputs: Sequence[Any], *, channels_last: bool
         table = {**select_decomp_table(), **decompositions()}
         run = ChannelsLast(module, convolutions=channels_last).run
         lowered: fx.GraphModule = make_fx(run, decomposition_table=table)(*inputs)
-    return lowered
+    # Inductor's cache tells modules apart that differ in nothing but whether their code was written when they were
+    # made. Here it always is, whoever calls.
+    return fx.GraphModule(lowered, lowered.graph)
 
 
 def _key(module: fx.GraphModule, inputs: Sequence[Any]) -> Hashable:

@@ -1,0 +1,1 @@
+"""What a fit has compiled in processes of their own."""

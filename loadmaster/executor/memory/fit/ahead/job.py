@@ -1,0 +1,98 @@
+"""Half of a step's compilation, for the sake of what it leaves in Inductor's cache on disk.
+
+A step is compiled from Dynamo's graph by the very functions that compile it where it is run, so that these find there
+what they ask for. Only the forward or the backward graph is compiled; the other one is made, and left. What the forward
+graph's results are laid out like is guessed where it is not compiled: like those of the traced graph.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import fx
+from torch._dynamo import config as dynamo_config
+from torch._functorch import config as functorch_config
+from torch._guards import TracingContext, tracing
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._subclasses import FakeTensorMode
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from loadmaster.executor.memory.implementations.passes import run_passes
+from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
+from loadmaster.executor.memory.run.apply import CompiledPlans
+from loadmaster.executor.memory.run.backends import inductor, lowered_only, report_strides
+from loadmaster.executor.steps.sent_graph import TorchSettings, received
+from loadmaster.executor.steps.tracing import backend_of
+from loadmaster.models.memory.plan import MemoryPlan
+
+Half = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Half of a step under torch.compile's knob or under a plan.
+
+    Attributes:
+        graph: Dynamo's, as :func:`~loadmaster.executor.steps.sent_graph.sent` gives it.
+        how: the ``activation_memory_budget``, or the plan.
+        implementations: the filter that the plan was captured with.
+    """
+
+    graph: bytes
+    settings: TorchSettings
+    how: float | MemoryPlan
+    half: Half
+    implementations: ImplementationFilter = EVERYTHING
+
+    def save(self, path: Path) -> None:
+        """Write it down."""
+        path.write_bytes(pickle.dumps(self))
+
+    @staticmethod
+    def load(path: Path) -> Job:
+        """Read what :meth:`save` wrote."""
+        job = pickle.loads(path.read_bytes())
+        assert isinstance(job, Job)
+        return job
+
+    def run(self) -> None:
+        """Compile it. PyTorch's settings become those of the job, for good."""
+        self.settings.take()
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        module, inputs = received(self.graph, mode)
+        # What AOTAutograd's own cache has depends on more than its keys say, and would have both halves.
+        whole = {"enable_autograd_cache": False, "force_non_lazy_backward_lowering": True}
+        with (
+            tracing(TracingContext(mode)),
+            torch.enable_grad(),
+            _use_lazy_graph_module(dynamo_config.use_lazy_graph_module),  # as inside Dynamo; it enters Inductor's keys
+            functorch_config.patch(whole),
+        ):
+            if isinstance(self.how, MemoryPlan):
+                self._compile_planned(self.how, module, inputs)
+            else:
+                with functorch_config.patch(activation_memory_budget=self.how):
+                    compile_fx(module, inputs, inner_compile=self._inner)
+
+    def _compile_planned(self, plan: MemoryPlan, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        partition = CompiledPlans((plan,), "inductor", self.implementations).partition
+        forward, backward = (inductor, _left) if self.half == "forward" else (lowered_only, inductor)
+        backend_of(partition, run_passes, forward, backward)(module, inputs)
+
+    def _inner(self, module: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
+        is_backward = bool(settings.get("is_backward"))
+        if is_backward == (self.half == "backward"):
+            return compile_fx_inner(module, inputs, **settings)
+        if not is_backward:
+            report_strides(module)
+        return module
+
+
+def _left(module: fx.GraphModule, _inputs: Sequence[Any]) -> fx.GraphModule:
+    return module

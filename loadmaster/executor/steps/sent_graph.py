@@ -1,0 +1,126 @@
+"""Dynamo's graph of a step as bytes, so that another process can compile it: tensors are sent as fakes of them.
+
+What decides, beside the graph, how it is compiled goes along: the settings of PyTorch and of Inductor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._guards import CompileId
+from torch._inductor import config as inductor_config
+from torch._subclasses import FakeTensorMode
+from torch.fx._graph_pickler import GraphPickler, Options
+
+# Which inputs stay where they are from step to step: torch.compile keeps those for the backward pass at no cost.
+_KEPT, _STATIC = "tensor_dict", "_dynamo_static_input_type"
+_FLAGS = (
+    "backends.cudnn.allow_tf32",
+    "backends.cudnn.benchmark",
+    "backends.cudnn.deterministic",
+    "backends.cuda.matmul.fp32_precision",
+    "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
+)
+_ATTENTIONS = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
+
+
+def sent(module: fx.GraphModule) -> bytes:
+    """The graph and what it is called with.
+
+    Raises:
+        Exception: of many kinds: something in it cannot be sent.
+    """
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    for node in graph.nodes:
+        static = node.meta.get(_KEPT, {}).get(_STATIC)
+        node.meta = {} if static is None else {_KEPT: {_STATIC: static}}
+    inputs = [node.meta["example_value"] for node in module.graph.find_nodes(op="placeholder")]
+    options = Options(ops_filter=None, node_metadata_key_filter=lambda key: key == _KEPT)
+    return GraphPickler.dumps((fx.GraphModule(module, graph), inputs), options)
+
+
+def received(data: bytes, mode: FakeTensorMode) -> tuple[fx.GraphModule, list[Any]]:
+    """The graph as a backend of torch.compile gets it, and fakes of what it is called with."""
+    module, inputs = cast(tuple[Any, list[Any]], GraphPickler.loads(data, mode))
+    module.meta["dynamo_compile_id"] = CompileId(frame_id=0, frame_compile_id=0)
+    module._param_name_to_source = {}
+    for node in module.graph.find_nodes(op="placeholder"):
+        node._dynamo_source = None
+    return module, inputs
+
+
+@dataclass(frozen=True)
+class TorchSettings:
+    """What decides, beside a graph, how it is compiled.
+
+    Attributes:
+        autocast: by kind of device, whether it is on, and its type.
+        flags, attentions: by name; those that this PyTorch has.
+        inductor, functorch: their configuration, as far as it can be sent.
+        device: the current CUDA device, where there is one.
+    """
+
+    autocast: Mapping[str, tuple[bool, torch.dtype]]
+    autocast_cache: bool
+    dtype: torch.dtype
+    products: str
+    deterministic: tuple[bool, bool]
+    flags: Mapping[str, bool | str]
+    attentions: Mapping[str, bool]
+    inductor: Mapping[str, Any]
+    functorch: Mapping[str, Any]
+    device: int | None
+
+    @classmethod
+    def here(cls) -> TorchSettings:
+        """Those of this thread, now."""
+        flags: dict[str, bool | str] = {}
+        for name in _FLAGS:
+            with contextlib.suppress(AttributeError, RuntimeError):
+                flags[name] = operator.attrgetter(name)(torch)
+        cuda = torch.backends.cuda
+        attentions = {n: getattr(cuda, f"{n}_enabled")() for n in _ATTENTIONS if hasattr(cuda, f"{n}_enabled")}
+        kinds = ("cpu", "cuda")
+        return cls(
+            {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds},
+            torch.is_autocast_cache_enabled(),
+            torch.get_default_dtype(),
+            torch.get_float32_matmul_precision(),
+            (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+            flags,
+            attentions,
+            inductor_config.save_config_portable(),
+            functorch_config.save_config_portable(),
+            torch.cuda.current_device() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
+        )
+
+    def take(self) -> None:
+        """Make them those of this thread, for good."""
+        if self.device is not None:
+            torch.cuda.set_device(self.device)
+        torch.set_default_dtype(self.dtype)
+        # To say once more what is said already is another setting.
+        if torch.get_float32_matmul_precision() != self.products:
+            torch.set_float32_matmul_precision(self.products)
+        torch.use_deterministic_algorithms(self.deterministic[0], warn_only=self.deterministic[1])
+        for name, value in self.flags.items():
+            holder, _, last = name.rpartition(".")
+            if operator.attrgetter(name)(torch) != value:
+                setattr(operator.attrgetter(holder)(torch), last, value)
+        for name, on in self.attentions.items():
+            getattr(torch.backends.cuda, f"enable_{name}")(on)
+        inductor_config.load_config(dict(self.inductor))
+        functorch_config.load_config(dict(self.functorch))
+        torch.set_autocast_cache_enabled(self.autocast_cache)
+        for kind, (is_on, dtype) in self.autocast.items():
+            torch.set_autocast_enabled(kind, is_on)
+            torch.set_autocast_dtype(kind, dtype)
