@@ -142,7 +142,7 @@ class KnobSide:
     def measure(self, knob: float) -> None:
         """Compile the step under the knob, and run it."""
         step = KnobStep(self.setting.model, self.setting.loss, knob=knob)
-        self.setting.ahead.compile(knob, "backward")
+        self.setting.ahead.knob(knob)
         name = f"{KNOB}, activation_memory_budget {knob:.3g}"
         try:
             measured = self.setting.run(step, self.budget_bytes, KNOB, name)

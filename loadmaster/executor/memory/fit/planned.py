@@ -195,8 +195,7 @@ class PlannedSide:
         with self.setting.phases.during(PLANNING):
             plan = _expect_plan(self.planner(problem), self.state.budget_bytes)
         if plan.schedule is not None and self._lacks_a_plan:
-            for half in ("backward", "forward"):
-                self.setting.ahead.compile(plan, half, self.setting.options.implementations)
+            self.setting.ahead.plan(plan, self.setting.options.implementations)
         return plan
 
     def _measured(self, state: State, proposal: Proposal) -> State:

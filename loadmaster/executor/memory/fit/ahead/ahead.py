@@ -28,7 +28,7 @@ import torch
 from torch import fx
 from torch._inductor import config
 
-from loadmaster.executor.memory.fit.ahead.job import Half, Job
+from loadmaster.executor.memory.fit.ahead.job import Half, Job, Part
 from loadmaster.executor.memory.fit.beside import cores
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
 from loadmaster.executor.steps.sent_graph import TorchSettings, sent
@@ -109,6 +109,7 @@ class Ahead:
 
     def __init__(self) -> None:
         self._graph: bytes | None = None
+        self._convolves = False
         self._settings: TorchSettings | None = None
         self._most = 0
         self._folder: Path | None = None
@@ -137,6 +138,7 @@ class Ahead:
         """Dynamo's graph of the step, which jobs begin with."""
         try:
             self._graph, self._settings = sent(module), TorchSettings.here()
+            self._convolves = any("conv" in str(node.target) for node in module.graph.nodes)
         except Exception as error:  # noqa: BLE001 - of whatever is in the graph
             logger.info("nothing is compiled ahead: %s: %s", type(error).__name__, error)
             self._graph = None
@@ -151,16 +153,22 @@ class Ahead:
             while len(self._spare) > self._most:
                 self._spare.pop().end()
 
-    def compile(self, how: float | MemoryPlan, half: Half, implementations: ImplementationFilter = EVERYTHING) -> None:
-        """Have half of a step compiled, unless it is or was."""
-        with self._lock:
-            if self._graph is None or self._settings is None or not self._most or self._find(how, half) is not None:
-                return
-            self._wanted.append(_Wanted(Job(self._graph, self._settings, how, half, implementations)))
-            self._go_on()
+    def knob(self, value: float) -> None:
+        """Have the backward graph compiled, since this process is about to compile the forward graph.
+
+        Of convolutions it depends on how the forward graph was compiled, so that nothing is gained.
+        """
+        if not self._convolves:
+            self._compile(value, "backward", EVERYTHING)
+
+    def plan(self, plan: MemoryPlan, implementations: ImplementationFilter = EVERYTHING) -> None:
+        """Have a planned step compiled."""
+        parts: tuple[Part, ...] = ("whole",) if self._convolves else ("backward", "forward")
+        for part in parts:
+            self._compile(plan, part, implementations)
 
     def wait(self, how: float | MemoryPlan, half: Half) -> None:
-        """Wait for what a helper is compiling; what none has begun is compiled here."""
+        """Before half of a step is compiled here: wait for the helper that is at it; none may begin it now."""
         with self._lock:
             wanted = self._find(how, half)
             if wanted is None:
@@ -201,8 +209,15 @@ class Ahead:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._folder = None
 
-    def _find(self, how: float | MemoryPlan, half: Half) -> _Wanted | None:
-        return next((w for w in self._wanted if w.job.half == half and _is_same(w.job.how, how)), None)
+    def _compile(self, how: float | MemoryPlan, part: Part, implementations: ImplementationFilter) -> None:
+        with self._lock:
+            if self._graph is None or self._settings is None or not self._most or self._find(how, part) is not None:
+                return
+            self._wanted.append(_Wanted(Job(self._graph, self._settings, how, part, implementations)))
+            self._go_on()
+
+    def _find(self, how: float | MemoryPlan, part: Part) -> _Wanted | None:
+        return next((w for w in self._wanted if w.job.part in (part, "whole") and _is_same(w.job.how, how)), None)
 
     def _go_on(self) -> None:
         """Begin what waits, as far as there may be more helpers."""

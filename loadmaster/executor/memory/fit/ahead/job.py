@@ -1,8 +1,9 @@
-"""Half of a step's compilation, for the sake of what it leaves in Inductor's cache on disk.
+"""Half of a step's compilation or all of it, for the sake of what it leaves in Inductor's cache on disk.
 
 A step is compiled from Dynamo's graph by the very functions that compile it where it is run, so that these find there
-what they ask for. Only the forward or the backward graph is compiled; the other one is made, and left. What the forward
-graph's results are laid out like is guessed where it is not compiled: like those of the traced graph.
+what they ask for. Of a half, only the forward or the backward graph is compiled; the other one is made, and left. What
+the forward graph's results are laid out like is guessed where it is not compiled: like those of the traced graph. That
+is wrong where Inductor lays out convolutions anew.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ from loadmaster.executor.steps.tracing import backend_of
 from loadmaster.models.memory.plan import MemoryPlan
 
 Half = Literal["forward", "backward"]
+Part = Literal["forward", "backward", "whole"]
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """Half of a step under torch.compile's knob or under a plan.
+    """A step, or half of it, under torch.compile's knob or under a plan.
 
     Attributes:
         graph: Dynamo's, as :func:`~loadmaster.executor.steps.sent_graph.sent` gives it.
@@ -47,7 +49,7 @@ class Job:
     graph: bytes
     settings: TorchSettings
     how: float | MemoryPlan
-    half: Half
+    part: Part
     implementations: ImplementationFilter = EVERYTHING
 
     def save(self, path: Path) -> None:
@@ -82,12 +84,13 @@ class Job:
 
     def _compile_planned(self, plan: MemoryPlan, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
         partition = CompiledPlans((plan,), "inductor", self.implementations).partition
-        forward, backward = (inductor, _left) if self.half == "forward" else (lowered_only, inductor)
+        forward = lowered_only if self.part == "backward" else inductor
+        backward = _left if self.part == "forward" else inductor
         backend_of(partition, run_passes, forward, backward)(module, inputs)
 
     def _inner(self, module: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
         is_backward = bool(settings.get("is_backward"))
-        if is_backward == (self.half == "backward"):
+        if self.part == "whole" or is_backward == (self.part == "backward"):
             return compile_fx_inner(module, inputs, **settings)
         if not is_backward:
             report_strides(module)

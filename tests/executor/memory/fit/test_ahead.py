@@ -1,0 +1,224 @@
+"""What is compiled ahead is found, changes no number, and ends with the fit; what cannot be costs nothing."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
+
+from loadmaster.executor import KnobStep, apply
+from loadmaster.executor.costs import roofline
+from loadmaster.executor.memory.capture import capture_step
+from loadmaster.executor.memory.fit import setting
+from loadmaster.executor.memory.fit.ahead import ahead
+from loadmaster.executor.memory.fit.ahead.ahead import Ahead, Helper
+from loadmaster.executor.memory.fit.ahead.job import Job
+from loadmaster.executor.memory.fit.fit import Fitter
+from loadmaster.executor.memory.options import CaptureOptions
+from loadmaster.executor.steps.measure import Measurement
+from tests.executor.memory.hand_planner import HandPlanner, keep_nothing_peak
+from tests.executor.memory.models import mlp_case
+
+
+class Told:
+    """A helper that ends when it is told to."""
+
+    def __init__(self, _threads):
+        all_of_them.append(self)
+        self.began = self.path = self.job = self.code = None
+        self.signals = []
+        self.is_gone = False
+
+    def begin(self, path):
+        self.began = 0.0
+        self.job = Job.load(path)
+
+    def has_ended(self):
+        return self.code is not None or self.is_gone
+
+    def send(self, number):
+        self.signals.append(number)
+
+    def end(self):
+        self.is_gone = True
+        return "no memory" if self.code else None
+
+
+all_of_them: list[Told] = []
+
+
+@pytest.fixture
+def helpers(monkeypatch):
+    """As many as two may run, none of which is a process."""
+    all_of_them.clear()
+    monkeypatch.setattr(ahead, "cores", lambda: 2 * ahead.CORES_EACH)
+    monkeypatch.setattr(ahead, "Helper", Told)
+    return all_of_them
+
+
+@pytest.fixture(scope="module")
+def captured():
+    """What was noted of a step when it was captured, and the step."""
+    taken: list[Ahead] = [Ahead()]
+    model, batch, loss = mlp_case()
+    return taken[0], capture_step(model, batch, loss, CaptureOptions(costs=roofline("cpu")), noted=taken[0].take)
+
+
+@pytest.fixture
+def noted(captured):
+    """What was noted of it."""
+    return captured[0]
+
+
+@pytest.fixture
+def plan(captured):
+    """A plan for it that recomputes."""
+    problem = captured[1].problem()
+    return HandPlanner(1)(problem.with_budget((keep_nothing_peak(problem) * 5) // 4))
+
+
+def test_of_convolutions_only_a_whole_plan_is_compiled_ahead(helpers, noted, plan, monkeypatch):
+    monkeypatch.setattr(noted, "_convolves", True)
+    with noted.during_fit(wanted=True):
+        noted.knob(0.5)
+        noted.plan(plan)
+        assert [(h.job.how, h.job.part) for h in helpers] == [(plan, "whole")]
+        helpers[0].code = 0
+        monkeypatch.setattr(ahead, "HEAD_START_S", 0.0)
+        noted.wait(plan, "forward")
+        assert helpers[0].is_gone
+        noted.wait(plan, "backward")
+
+
+def test_no_more_run_than_may(helpers, noted):
+    with noted.during_fit(wanted=True):
+        noted.get_ready()
+        assert [h.job for h in helpers] == [None, None]
+        noted.knob(0.5)
+        noted.knob(0.5)  # it is at it
+        noted.knob(0.2)
+        noted.knob(0.1)  # waits
+        assert sorted(h.job.how for h in helpers) == [0.2, 0.5]
+        first = next(h for h in helpers if h.job.how == 0.5)
+        first.code = 0
+        noted.wait(0.5, "backward")
+        assert first.is_gone and [h.job.how for h in helpers if not h.is_gone] == [0.2, 0.1]
+    assert all(h.is_gone for h in helpers)
+    noted.knob(0.5)  # the fit is over
+    assert len(helpers) == 3
+
+
+def test_what_begins_as_late_as_this_process_is_not_waited_for(helpers, noted, plan, monkeypatch):
+    monkeypatch.setattr(ahead.time, "perf_counter", lambda: ahead.HEAD_START_S - 1.0)
+    with noted.during_fit(wanted=True):
+        noted.plan(plan)
+        noted.knob(0.2)
+        noted.wait(plan, "forward")
+        noted.wait(0.2, "backward")  # nobody has begun it
+        noted.wait(0.1, "backward")  # nobody wanted it
+        assert [(h.job.part, h.is_gone) for h in helpers] == [("backward", False), ("forward", True)]
+
+
+def test_helpers_stand_still_while_something_is_timed(helpers, noted):
+    with noted.during_fit(wanted=True):
+        noted.get_ready()
+        noted.knob(0.5)
+        with noted.standing_still():
+            assert [h.signals for h in helpers] == [[signal.SIGSTOP]] * 2
+        assert [h.signals for h in helpers] == [[signal.SIGSTOP, signal.SIGCONT]] * 2
+
+
+def test_what_a_helper_could_not_do_is_said(helpers, noted, caplog):
+    with caplog.at_level(logging.INFO, logger="loadmaster"), noted.during_fit(wanted=True):
+        noted.knob(0.5)
+        helpers[0].code = 1
+        noted.wait(0.5, "backward")
+    assert "compiled here, since a helper could not: no memory" in caplog.text
+
+
+def test_a_graph_that_cannot_be_sent_is_compiled_here(helpers, caplog):
+    graph = torch.fx.Graph()
+    given = graph.placeholder("given")
+    given.meta["example_value"] = lambda: "not to be pickled"
+    graph.output(given)
+    own = Ahead()
+    with caplog.at_level(logging.INFO, logger="loadmaster"), own.during_fit(wanted=True):
+        own.get_ready()
+        own.take(torch.fx.GraphModule(torch.nn.Module(), graph))
+        own.knob(0.5)
+        assert helpers and all(h.is_gone for h in helpers)
+    assert "nothing is compiled ahead" in caplog.text
+
+
+@pytest.mark.parametrize("why", ["cores", "cache", "eager"])
+def test_none_run_where_they_are_of_no_use(helpers, noted, monkeypatch, why):
+    if why == "cores":
+        monkeypatch.setattr(ahead, "cores", lambda: 2 * ahead.CORES_EACH - 1)
+    with ahead.config.patch(fx_graph_cache=why != "cache"), noted.during_fit(wanted=why != "eager"):
+        noted.get_ready()
+        noted.knob(0.5)
+    assert not helpers
+
+
+def test_a_fit_has_compiled_what_it_tries(helpers, problem, budget, monkeypatch):
+    asked, timed = [], []
+
+    def run_trial(step, *_args, half_way, warmed_up, **_kwargs):
+        half_way()
+        warmed_up()
+        timed.append([h.signals[-1:] for h in helpers if not h.is_gone])
+        used_bytes = 2 * budget if isinstance(step, KnobStep) else budget // 2
+        return Measurement(used_bytes, 0, 100.0, used_bytes, used_bytes)
+
+    monkeypatch.setattr(setting, "run_trial", run_trial)
+    monkeypatch.setattr(Ahead, "wait", lambda self, how, half: asked.append((how, half)))
+    fitter = Fitter(*mlp_case(), CaptureOptions(costs=roofline("cpu")), repeats=1)
+    fitted = fitter.fit(HandPlanner(), budget, tries=1, knob_tries=1)
+    assert fitted.plan is not None
+    jobs = [(h.job.how, h.job.part) for h in helpers if h.job is not None]
+    assert jobs and all(job in asked for job in jobs)
+    tried = [fitted.plan, *(t.knob for t in fitted.knob_tries)]
+    assert all((how, half) in asked for how in tried for half in ("forward", "backward"))
+    assert timed and all(latest == [signal.SIGSTOP] for now in timed for latest in now)
+    assert all(h.is_gone for h in helpers)
+
+
+@pytest.mark.slow
+def test_what_is_compiled_ahead_is_found_and_is_the_same(noted, plan, monkeypatch):
+    monkeypatch.setattr(ahead, "cores", lambda: 4 * ahead.CORES_EACH)
+    monkeypatch.setattr(ahead, "HEAD_START_S", 0.0)
+    model, (x, y), loss = mlp_case()
+    loss(model(x), y).backward()
+    plain = [p.grad.clone() for p in model.parameters()]
+    with fresh_cache(), noted.during_fit(wanted=True):
+        noted.knob(0.5)
+        noted.plan(plan)
+        at_work = [w.helper for w in noted._wanted]
+        for how, half in ((0.5, "backward"), (plan, "forward"), (plan, "backward")):
+            noted.wait(how, half)
+        counters.clear()
+        for call in (KnobStep(model, loss, knob=0.5), apply(plan, model, loss)):
+            model.zero_grad()
+            call(x, y).backward()
+            for parameter, expected in zip(model.parameters(), plain, strict=True):
+                torch.testing.assert_close(parameter.grad, expected)
+        assert counters["inductor"]["fxgraph_cache_hit"] >= len(at_work) == 3
+        assert counters["inductor"]["fxgraph_cache_miss"] == 1  # the knob's forward graph
+    assert all(h is not None and h.has_ended() for h in at_work)
+
+
+@pytest.mark.slow
+def test_a_helper_says_why_it_failed_and_is_gone_when_it_is_ended():
+    broken, idle, still = Helper(1), Helper(1), Helper(1)
+    still.send(signal.SIGSTOP)
+    broken.begin(Path("no such job"))
+    broken._process.wait(120)
+    said = broken.end()
+    assert said is not None and "no such job" in said
+    for helper in (idle, still):
+        assert helper.end() is None and helper.has_ended()
