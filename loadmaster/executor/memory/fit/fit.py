@@ -102,7 +102,7 @@ class Fitter:
             repeats,
             Phases(),
             Beside(),
-            Ahead(),
+            Ahead(wanted=options.backend == "inductor"),
         )
         self._path = on_disk.path_of(self.setting)
         self._kept = on_disk.read(self._path)
@@ -145,7 +145,7 @@ class Fitter:
         if self.setting.options.backend != "inductor":
             knob_tries = 0
         self.setting.phases.begin()
-        with self.setting.ahead.during_fit(wanted=self.setting.options.backend == "inductor"):
+        with self.setting.ahead.during_fit():
             return self._fit(planner, budget_bytes, tries, knob_tries)
 
     def _fit(self, planner: Planner, budget_bytes: int | str, tries: int, knob_tries: int) -> Fitted:
@@ -165,7 +165,6 @@ class Fitter:
             raise InputError("budget_bytes", budget_bytes, "is no positive number of bytes", "Give one: 8 << 30.")
         if knob is None or knob.budget_bytes != size_bytes:
             knob = self._knob_side(size_bytes, knob_tries)
-        self.setting.ahead.leave_room(self.setting.device, size_bytes)
         planned = None if why_no_plan is not None else self._planned_side(planner, size_bytes, tries, knob)
         knob.only_hope = planned is None
         if planned is not None:
@@ -223,6 +222,7 @@ class Fitter:
         return bool(before_us) and knob.best_us <= _SLOWER_THAN_BEFORE * before_us[0]
 
     def _knob_side(self, budget_bytes: int, most: int) -> KnobSide:
+        self.setting.ahead.leave_room(self.setting.device, budget_bytes)
         return KnobSide(
             self.setting,
             budget_bytes,
@@ -326,13 +326,15 @@ def fit(
     do not run in them; forward hooks do, as part of the model.
 
     Args:
-        model, batch, loss, optimizer, backend, name, costs, gradients_held, host_link, implementations: as for
+        model, batch, loss, optimizer, name, costs, gradients_held, host_link, implementations: as for
             :func:`~loadmaster.executor.memory.capture.capture`.
         budget_bytes: what the measured peak must not exceed: bytes, a size (``"6GiB"``), or a share (``"50%"``) of the
             peak that the captured step has with nothing planned.
         planner: plans a problem under the budget it comes with, for example
             ``lambda p: loadmaster.plan(p, time_limit_s=60)``. It is called in a thread of its own while torch.compile's
             own partition is compiled, where there are cores to spare.
+        backend: ``inductor`` compiles steps; with eight cores or more, processes of their own compile part of them
+            ahead, and end with the fit.
         fragmentation_reserve_bytes: part of the budget that the step must leave free, for what CUDA's allocator
             reserves beyond what it hands out. None: count the reserved bytes themselves, as measured in the trial.
         time_tolerance: plan again when the measured step time is off by more than this share, where that may gain.

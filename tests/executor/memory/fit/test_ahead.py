@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory.capture import capture_step
 from loadmaster.executor.memory.fit import setting
 from loadmaster.executor.memory.fit.ahead import ahead
-from loadmaster.executor.memory.fit.ahead.ahead import Ahead, Helper
+from loadmaster.executor.memory.fit.ahead.ahead import Ahead
+from loadmaster.executor.memory.fit.ahead.helper import Helper
 from loadmaster.executor.memory.fit.ahead.job import Job
 from loadmaster.executor.memory.fit.fit import Fitter
 from loadmaster.executor.memory.options import CaptureOptions
@@ -64,9 +66,10 @@ def helpers(monkeypatch):
 @pytest.fixture(scope="module")
 def captured():
     """What was noted of a step when it was captured, and the step."""
-    taken: list[Ahead] = [Ahead()]
-    model, batch, loss = mlp_case()
-    return taken[0], capture_step(model, batch, loss, CaptureOptions(costs=roofline("cpu")), noted=taken[0].take)
+    own = Ahead()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ahead, "cores", lambda: 2 * ahead.CORES_EACH)
+        return own, capture_step(*mlp_case(), CaptureOptions(costs=roofline("cpu")), noted=own.take)
 
 
 @pytest.fixture
@@ -84,7 +87,7 @@ def plan(captured):
 
 def test_of_convolutions_only_a_whole_plan_is_compiled_ahead(helpers, noted, plan, monkeypatch):
     monkeypatch.setattr(noted, "_convolves", True)
-    with noted.during_fit(wanted=True):
+    with noted.during_fit():
         noted.knob(0.5)
         noted.plan(plan)
         assert [(h.job.how, h.job.part) for h in helpers] == [(plan, "whole")]
@@ -96,7 +99,7 @@ def test_of_convolutions_only_a_whole_plan_is_compiled_ahead(helpers, noted, pla
 
 
 def test_no_more_run_than_may(helpers, noted):
-    with noted.during_fit(wanted=True):
+    with noted.during_fit():
         noted.get_ready()
         assert [h.job for h in helpers] == [None, None]
         noted.knob(0.5)
@@ -115,17 +118,22 @@ def test_no_more_run_than_may(helpers, noted):
 
 def test_what_begins_as_late_as_this_process_is_not_waited_for(helpers, noted, plan, monkeypatch):
     monkeypatch.setattr(ahead.time, "perf_counter", lambda: ahead.HEAD_START_S - 1.0)
-    with noted.during_fit(wanted=True):
+    with noted.during_fit():
         noted.plan(plan)
         noted.knob(0.2)
-        noted.wait(plan, "forward")
         noted.wait(0.2, "backward")  # nobody has begun it
         noted.wait(0.1, "backward")  # nobody wanted it
-        assert [(h.job.part, h.is_gone) for h in helpers] == [("backward", False), ("forward", True)]
+        noted.knob(0.4)
+        noted.wait(plan, "forward")
+        assert [(h.job.how, h.job.part, h.is_gone) for h in helpers] == [
+            (plan, "backward", False),
+            (plan, "forward", True),
+            (0.4, "backward", False),  # there is room for it
+        ]
 
 
 def test_helpers_stand_still_while_something_is_timed(helpers, noted):
-    with noted.during_fit(wanted=True):
+    with noted.during_fit():
         noted.get_ready()
         noted.knob(0.5)
         with noted.standing_still():
@@ -134,7 +142,7 @@ def test_helpers_stand_still_while_something_is_timed(helpers, noted):
 
 
 def test_what_a_helper_could_not_do_is_said(helpers, noted, caplog):
-    with caplog.at_level(logging.INFO, logger="loadmaster"), noted.during_fit(wanted=True):
+    with caplog.at_level(logging.INFO, logger="loadmaster"), noted.during_fit():
         noted.knob(0.5)
         helpers[0].code = 1
         noted.wait(0.5, "backward")
@@ -147,7 +155,7 @@ def test_a_graph_that_cannot_be_sent_is_compiled_here(helpers, caplog):
     given.meta["example_value"] = lambda: "not to be pickled"
     graph.output(given)
     own = Ahead()
-    with caplog.at_level(logging.INFO, logger="loadmaster"), own.during_fit(wanted=True):
+    with caplog.at_level(logging.INFO, logger="loadmaster"), own.during_fit():
         own.get_ready()
         own.take(torch.fx.GraphModule(torch.nn.Module(), graph))
         own.knob(0.5)
@@ -156,13 +164,63 @@ def test_a_graph_that_cannot_be_sent_is_compiled_here(helpers, caplog):
 
 
 @pytest.mark.parametrize("why", ["cores", "cache", "eager"])
-def test_none_run_where_they_are_of_no_use(helpers, noted, monkeypatch, why):
+def test_none_run_where_they_are_of_no_use(helpers, monkeypatch, why):
     if why == "cores":
         monkeypatch.setattr(ahead, "cores", lambda: 2 * ahead.CORES_EACH - 1)
-    with ahead.config.patch(fx_graph_cache=why != "cache"), noted.during_fit(wanted=why != "eager"):
+    monkeypatch.setattr(ahead, "sent", lambda module: pytest.fail("nobody wants the graph"))
+    own = Ahead(wanted=why != "eager")
+    with ahead.config.patch(fx_graph_cache=why != "cache"), own.during_fit():
+        own.get_ready()
+        own.take(torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph()))
+        own.knob(0.5)
+        own.wait(0.5, "backward")
+    assert not helpers
+
+
+def test_a_helper_that_hangs_is_left_in_time(helpers, noted, monkeypatch, caplog):
+    now = iter(range(1000))
+    monkeypatch.setattr(ahead.time, "perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr(ahead.time, "sleep", lambda _s: None)
+    with caplog.at_level(logging.INFO, logger="loadmaster"), noted.during_fit():
+        noted.knob(0.5)
+        noted.wait(0.5, "backward")
+        assert helpers[0].is_gone
+    assert "a helper takes too long" in caplog.text
+    assert next(now) < 2 * ahead.PATIENCE_S
+
+
+@pytest.mark.parametrize("what", ["begun", "written down", "begun later"])
+def test_what_fails_of_it_ends_all_helpers_and_nothing_else(helpers, captured, plan, monkeypatch, caplog, what):
+    def fail(*_args):
+        raise OSError("no room")
+
+    own = Ahead()
+    own._graph, own._settings = captured[0]._graph, captured[0]._settings
+    with caplog.at_level(logging.INFO, logger="loadmaster"), own.during_fit():
+        if what == "begun":
+            monkeypatch.setattr(ahead, "Helper", fail)
+        own.get_ready()
+        if what == "written down":
+            monkeypatch.setattr(Job, "save", fail)
+        own.knob(0.5)
+        own.plan(plan)
+        if what == "begun later":
+            monkeypatch.setattr(ahead, "Helper", fail)
+            for helper in helpers:
+                helper.code = 0
+        own.wait(plan, "forward")
+        own.wait(0.5, "backward")
+        own.knob(0.2)
+    assert all(h.is_gone for h in helpers)
+    assert "nothing is compiled ahead: OSError: no room" in caplog.text
+
+
+def test_a_fit_that_fails_leaves_no_helper(helpers, noted):
+    with pytest.raises(KeyboardInterrupt), noted.during_fit():
         noted.get_ready()
         noted.knob(0.5)
-    assert not helpers
+        raise KeyboardInterrupt
+    assert len(helpers) == 2 and all(h.is_gone for h in helpers)
 
 
 def test_a_fit_has_compiled_what_it_tries(helpers, problem, budget, monkeypatch):
@@ -192,10 +250,11 @@ def test_a_fit_has_compiled_what_it_tries(helpers, problem, budget, monkeypatch)
 def test_what_is_compiled_ahead_is_found_and_is_the_same(noted, plan, monkeypatch):
     monkeypatch.setattr(ahead, "cores", lambda: 4 * ahead.CORES_EACH)
     monkeypatch.setattr(ahead, "HEAD_START_S", 0.0)
+    monkeypatch.setattr(ahead, "PATIENCE_S", float("inf"))
     model, (x, y), loss = mlp_case()
     loss(model(x), y).backward()
     plain = [p.grad.clone() for p in model.parameters()]
-    with fresh_cache(), noted.during_fit(wanted=True):
+    with fresh_cache(), noted.during_fit():
         noted.knob(0.5)
         noted.plan(plan)
         at_work = [w.helper for w in noted._wanted]
@@ -214,11 +273,14 @@ def test_what_is_compiled_ahead_is_found_and_is_the_same(noted, plan, monkeypatc
 
 @pytest.mark.slow
 def test_a_helper_says_why_it_failed_and_is_gone_when_it_is_ended():
-    broken, idle, still = Helper(1), Helper(1), Helper(1)
+    broken, still = Helper(1), Helper(1)
     still.send(signal.SIGSTOP)
     broken.begin(Path("no such job"))
-    broken._process.wait(120)
+    broken._process.wait()
     said = broken.end()
     assert said is not None and "no such job" in said
-    for helper in (idle, still):
-        assert helper.end() is None and helper.has_ended()
+    assert still.end() is None
+    for helper in (broken, still):
+        assert helper.has_ended()
+        with pytest.raises(ProcessLookupError):
+            os.killpg(helper._process.pid, 0)

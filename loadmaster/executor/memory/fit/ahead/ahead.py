@@ -15,19 +15,18 @@ import logging
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import fx
 from torch._inductor import config
 
+from loadmaster.executor.memory.fit.ahead.helper import Helper
 from loadmaster.executor.memory.fit.ahead.job import Half, Job, Part
 from loadmaster.executor.memory.fit.beside import cores
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
@@ -42,58 +41,8 @@ LEAST = 2  # of helpers: with fewer cores than these take nothing is compiled ah
 ROOM_BYTES = 1 << 30  # of the device: a helper's CUDA context takes half of it
 # One that began so lately is not waited for before this process has compiled anything: that is as fast by itself.
 HEAD_START_S = 10.0
+PATIENCE_S = 60.0  # one is waited for so long, or as long again as it has run: it may hang
 _LOOK_EVERY_S = 0.05  # Ctrl-C is answered between two looks
-
-
-class Helper:
-    """A process that gets ready, and compiles one job."""
-
-    def __init__(self, threads: int) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
-        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end
-        # A group of its own, so that what it starts stops and ends with it. In this session: where this process dies,
-        # the system ends what stands still.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "loadmaster.executor.memory.fit.ahead.helper"],
-            stdin=subprocess.PIPE,
-            stdout=self._said,
-            stderr=self._said,
-            env=environment,
-            process_group=0,
-        )
-        self.began: float | None = None
-        """When it got its job."""
-
-    def begin(self, path: Path) -> None:
-        """Let it compile the job."""
-        self.began = time.perf_counter()
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(f"{path}\n".encode())
-            self._process.stdin.flush()
-
-    def has_ended(self) -> bool:
-        """Whether it is gone."""
-        return self._process.poll() is not None
-
-    def send(self, number: signal.Signals) -> None:
-        """A signal, to it and to what it has started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
-
-    def end(self) -> str | None:
-        """End it; returns why it compiled nothing, where it ended by itself and that is so."""
-        failed = self.began is not None and self._process.poll() not in (None, 0)
-        self.send(signal.SIGKILL)
-        self._process.wait()
-        if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines() if failed else []
-        self._said.close()
-        return (lines or ["it said nothing"])[-1] if failed else None
 
 
 class _Wanted:
@@ -105,9 +54,16 @@ class _Wanted:
 
 
 class Ahead:
-    """The helpers of a fit, and what they are to compile."""
+    """The helpers of a fit, and what they are to compile.
 
-    def __init__(self) -> None:
+    Whatever fails of it is said in the log, and nothing is compiled ahead from then on.
+
+    Args:
+        wanted: whether there may be any.
+    """
+
+    def __init__(self, *, wanted: bool = True) -> None:
+        self._is_wanted = wanted
         self._graph: bytes | None = None
         self._convolves = False
         self._settings: TorchSettings | None = None
@@ -119,9 +75,9 @@ class Ahead:
         self._lock = threading.Lock()  # plans come from a thread of their own
 
     @contextlib.contextmanager
-    def during_fit(self, *, wanted: bool) -> Iterator[None]:
+    def during_fit(self) -> Iterator[None]:
         """Helpers may run inside, where there are cores to spare and a cache to fill."""
-        self._most = _most() if wanted else 0
+        self._most = self._allowed()
         try:
             yield
         finally:
@@ -130,19 +86,16 @@ class Ahead:
 
     def get_ready(self) -> None:
         """Start helpers, for what comes: they take a while to import what they need."""
-        with self._lock:
+        with self._or_nothing(), self._lock:
             while len(self._spare) < self._most:
                 self._spare.append(self._new())
 
     def take(self, module: fx.GraphModule) -> None:
         """Dynamo's graph of the step, which jobs begin with."""
-        try:
-            self._graph, self._settings = sent(module), TorchSettings.here()
-            self._convolves = any("conv" in str(node.target) for node in module.graph.nodes)
-        except Exception as error:  # noqa: BLE001 - of whatever is in the graph
-            logger.info("nothing is compiled ahead: %s: %s", type(error).__name__, error)
-            self._graph = None
-            self.end()
+        if self._allowed():
+            with self._or_nothing():
+                self._graph, self._settings = sent(module), TorchSettings.here()
+                self._convolves = any("conv" in str(node.target) for node in module.graph.nodes)
 
     def leave_room(self, device: torch.device, budget_bytes: int) -> None:
         """Let no more helpers run than have room on the device beside a step within the budget."""
@@ -169,19 +122,23 @@ class Ahead:
 
     def wait(self, how: float | MemoryPlan, half: Half) -> None:
         """Before half of a step is compiled here: wait for the helper that is at it; none may begin it now."""
-        with self._lock:
+        helper = None
+        with self._or_nothing(), self._lock:
             wanted = self._find(how, half)
-            if wanted is None:
-                return
-            helper = wanted.helper
-            began = None if helper is None else helper.began
-            if began is None or (half == "forward" and time.perf_counter() - began < HEAD_START_S):
+            if wanted is not None and _is_worth_waiting_for(wanted.helper, half):
+                helper = wanted.helper
+            elif wanted is not None:
                 self._drop(wanted)
-                return
-        assert helper is not None
-        while not helper.has_ended():
+                self._go_on()
+        if wanted is None or helper is None or helper.began is None:
+            return
+        now = time.perf_counter()
+        until = now + max(PATIENCE_S, now - helper.began)
+        while not helper.has_ended() and time.perf_counter() < until:
             time.sleep(_LOOK_EVERY_S)
-        with self._lock:
+        if not helper.has_ended():
+            logger.info("compiled here, since a helper takes too long")
+        with self._or_nothing(), self._lock:
             self._drop(wanted)
             self._go_on()
 
@@ -210,11 +167,24 @@ class Ahead:
                 self._folder = None
 
     def _compile(self, how: float | MemoryPlan, part: Part, implementations: ImplementationFilter) -> None:
-        with self._lock:
+        with self._or_nothing(), self._lock:
             if self._graph is None or self._settings is None or not self._most or self._find(how, part) is not None:
                 return
             self._wanted.append(_Wanted(Job(self._graph, self._settings, how, part, implementations)))
             self._go_on()
+
+    @contextlib.contextmanager
+    def _or_nothing(self) -> Iterator[None]:
+        """What goes wrong inside ends all helpers, and nothing else."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - of the system, or of what cannot be sent
+            logger.info("nothing is compiled ahead: %s: %s", type(error).__name__, error)
+            self._is_wanted, self._most = False, 0
+            self.end()
+
+    def _allowed(self) -> int:
+        return _most() if self._is_wanted else 0
 
     def _find(self, how: float | MemoryPlan, part: Part) -> _Wanted | None:
         return next((w for w in self._wanted if w.job.part in (part, "whole") and _is_same(w.job.how, how)), None)
@@ -233,6 +203,8 @@ class Ahead:
                 wanted.helper.begin(path)
 
     def _drop(self, wanted: _Wanted) -> None:
+        if wanted not in self._wanted:  # something went wrong meanwhile
+            return
         self._wanted.remove(wanted)
         said = None if wanted.helper is None else wanted.helper.end()
         if said is not None:
@@ -240,6 +212,12 @@ class Ahead:
 
     def _new(self) -> Helper:
         return Helper(max(1, cores() // (self._most + 1)))
+
+
+def _is_worth_waiting_for(helper: Helper | None, half: Half) -> bool:
+    if helper is None or helper.began is None:
+        return False
+    return half == "backward" or time.perf_counter() - helper.began >= HEAD_START_S
 
 
 def _is_same(one: Any, other: Any) -> bool:
