@@ -67,6 +67,7 @@ class TorchSettings:
         flags, attentions: by name; those that this PyTorch has.
         inductor, functorch: their configuration, as far as it can be sent.
         device: the current CUDA device, where there is one.
+        threads: those of the CPU's operators: loops are written for as many.
     """
 
     autocast: Mapping[str, tuple[bool, torch.dtype]]
@@ -79,6 +80,7 @@ class TorchSettings:
     inductor: Mapping[str, Any]
     functorch: Mapping[str, Any]
     device: int | None
+    threads: int
 
     @classmethod
     def here(cls) -> TorchSettings:
@@ -101,12 +103,14 @@ class TorchSettings:
             inductor_config.save_config_portable(),
             functorch_config.save_config_portable(),
             torch.cuda.current_device() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
+            torch.get_num_threads(),
         )
 
     def take(self) -> None:
         """Make them those of this thread, for good."""
         if self.device is not None:
             torch.cuda.set_device(self.device)
+        torch.set_num_threads(self.threads)
         torch.set_default_dtype(self.dtype)
         # To say once more what is said already is another setting.
         if torch.get_float32_matmul_precision() != self.products:
