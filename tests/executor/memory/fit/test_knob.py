@@ -238,7 +238,7 @@ def test_a_model_that_breaks_the_graph_runs_under_the_knob(runs, caplog):
 
 
 def test_a_model_that_capture_does_not_understand_runs_under_the_knob(runs, budget, monkeypatch):
-    def broken(*_arguments):
+    def broken(*_arguments, **_named):
         raise KeyError("an operator that nobody foresaw")
 
     monkeypatch.setattr(fitting, "capture_step", broken)
