@@ -109,11 +109,13 @@ def plain_step(model: Any, loss: Any) -> Callable[..., torch.Tensor]:
 def fitted(model: Any, batch: Any, loss: Any, row: Row, found: Row, turn: Turn) -> Callable[..., torch.Tensor]:
     """The step that ``fit`` gives; what it says of itself goes to ``found``."""
     fitter = Fitter(model, batch, loss)
-    with contextlib.ExitStack() as patched, contextlib.suppress(InputError):
-        for timed in ("_run", "_time_us"):  # an operator with what it needs, and a copy
-            patched.enter_context(unittest.mock.patch.object(Profiler, timed, _alone(getattr(Profiler, timed), turn)))
-        fitter.costed.plain  # noqa: B018 - operators are measured; of a step that has no plan fit says so
-    turn.end()
+    if row["beside"]:
+        with contextlib.ExitStack() as patched, contextlib.suppress(InputError):
+            for timed in ("_run", "_time_us"):  # an operator with what it needs, and a copy
+                alone = _alone(getattr(Profiler, timed), turn)
+                patched.enter_context(unittest.mock.patch.object(Profiler, timed, alone))
+            fitter.costed.plain  # noqa: B018 - operators are measured; of a step that has no plan fit says so
+        turn.end()
     budget_bytes = row["budget_bytes"]
     if row["asked"] == HALF_WAY:
         problem, began = fitter.costed.plain, time.perf_counter()
@@ -172,9 +174,9 @@ def run_row(row: Row) -> None:
     """Measure one row, and tell the process that started this one."""
     link = Link(sys.stdin, sys.stdout)
     turn = Turn(link)
-    if row.pop("beside"):
+    if row["beside"]:
         link.leave_cores()
-    first_runs_alone(turn)
+        first_runs_alone(turn)
     with contextlib.redirect_stdout(sys.stderr):
         try:
             found = measured(row, link, turn)

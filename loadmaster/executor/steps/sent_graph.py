@@ -16,7 +16,7 @@ from torch import fx
 from torch._functorch import config as functorch_config
 from torch._guards import CompileId
 from torch._inductor import config as inductor_config
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx._graph_pickler import GraphPickler, Options
 
 # Which inputs stay where they are from step to step: torch.compile keeps those for the backward pass at no cost.
@@ -43,9 +43,19 @@ def sent(module: fx.GraphModule) -> bytes:
     for node in graph.nodes:
         static = node.meta.get(_KEPT, {}).get(_STATIC)
         node.meta = {} if static is None else {_KEPT: {_STATIC: static}}
-    inputs = [node.meta["example_value"] for node in module.graph.find_nodes(op="placeholder")]
+    inputs = [_no_view(node.meta["example_value"]) for node in module.graph.find_nodes(op="placeholder")]
     options = Options(ops_filter=None, node_metadata_key_filter=lambda key: key == _KEPT)
     return GraphPickler.dumps((fx.GraphModule(module, graph), inputs), options)
+
+
+def _no_view(fake: Any) -> Any:
+    """The same place in the same memory. Of a view, some versions of PyTorch cannot send what it is a view of."""
+    if not isinstance(fake, FakeTensor) or not fake._is_view():
+        return fake
+    with fake.fake_mode, torch.no_grad():
+        own = torch.empty(0, dtype=fake.dtype, device=fake.device)
+        own.set_(fake.untyped_storage(), fake.storage_offset(), fake.shape, fake.stride())
+    return own.requires_grad_(fake.requires_grad)
 
 
 def received(data: bytes, mode: FakeTensorMode) -> tuple[fx.GraphModule, list[Any]]:
