@@ -16,13 +16,13 @@ from torch._inductor.compile_fx import compile_fx
 
 from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import AnyBatch
+from loadmaster.executor.steps.cuda_graphs import Compiler, CudaGraphs, Mode
 from loadmaster.executor.steps.graph_breaks import UntraceableError, clear_errors, passing_over_logging, place_of
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 
 Passes = Callable[[fx.GraphModule], fx.GraphModule]
 Partition = Callable[[StepGraph], tuple[fx.GraphModule, fx.GraphModule]]
-Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 DynamoBackend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
@@ -51,6 +51,7 @@ def compiled(
     passes: Passes,
     given: list[torch.Tensor | None] | None = None,
     noted: Callable[[fx.GraphModule], None] | None = None,
+    mode: Mode = "default",
 ) -> Callable[..., torch.Tensor]:
     """``call(step, *args, **kwargs)`` under torch.compile with a partition and a compiler of our own.
 
@@ -62,15 +63,19 @@ def compiled(
         passes: what to do with the joint graph before it is cut.
         given: is filled with the tensors that the graph's primals stand for, in order.
         noted: is called with Dynamo's graph, before anything is made of it.
+        mode: ``reduce-overhead``: both graphs are replayed as CUDA graphs.
     """
-    backend = backend_of(partition, passes, compiler, compiler)
 
     def noting(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if noted is not None:
             noted(module)
         if given is not None:
             given[:] = [_tensor_of(node) for node in module.graph.find_nodes(op="placeholder")]
-        return backend(module, inputs)
+        forward = backward = compiler
+        if mode == "reduce-overhead":
+            graphs = CudaGraphs(compiler)
+            forward, backward = graphs.forward, graphs.backward
+        return backend_of(partition, passes, forward, backward)(module, inputs)
 
     return torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False)
 
@@ -132,15 +137,17 @@ def trace(
     )
 
 
-def compiled_plainly() -> Callable[..., torch.Tensor]:
-    """``call(step, *args, **kwargs)`` as torch.compile has it by default, without a plan.
+def compiled_plainly(mode: Mode = "default") -> Callable[..., torch.Tensor]:
+    """``call(step, *args, **kwargs)`` as torch.compile has it in this mode, without a plan.
 
     Each has a backend of its own. Dynamo compiles what follows a graph break as functions of the model's, and takes
     what it once compiled for another caller with the same backend: under that one's settings, not under this one's.
     """
 
+    patches = {"triton.cudagraphs": True} if mode == "reduce-overhead" else None
+
     def inductor(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
-        return cast(Callable[..., Any], compile_fx(module, inputs))
+        return cast(Callable[..., Any], compile_fx(module, inputs, config_patches=patches))
 
     return torch.compile(_own_call(), backend=inductor)
 

@@ -25,6 +25,7 @@ from loadmaster.executor.memory.fit.ahead.ahead import Ahead
 from loadmaster.executor.memory.fit.beside import Beside
 from loadmaster.executor.memory.fit.contest import best_of, contest
 from loadmaster.executor.memory.fit.costed import Costed
+from loadmaster.executor.memory.fit.in_mode import in_mode
 from loadmaster.executor.memory.fit.knob import KnobSide, KnobTrial
 from loadmaster.executor.memory.fit.phases import CAPTURING, COSTING, PLANS, Phases
 from loadmaster.executor.memory.fit.planned import PlannedSide, Planner
@@ -38,6 +39,7 @@ from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.memory.run.backends import Backend, expect_backend
 from loadmaster.executor.renamed import renamed_keywords
 from loadmaster.executor.steps.batch import AnyBatch, batch_of
+from loadmaster.executor.steps.cuda_graphs import Mode, expect_mode
 from loadmaster.executor.steps.graph_breaks import UntraceableError
 from loadmaster.executor.steps.resident import device_of, gradient_bytes, own_bytes
 from loadmaster.executor.steps.step import Loss, Step
@@ -79,6 +81,7 @@ class Fitter:
         fragmentation_reserve_bytes: int | str | None = 0,
         time_tolerance: float = 0.05,
         repeats: int = 5,
+        mode: Mode = "default",
         on_try: Callable[[Trial], None] | None = None,
         on_knob: Callable[[KnobTrial], None] | None = None,
     ) -> None:
@@ -88,9 +91,13 @@ class Fitter:
         if fragmentation_reserve_bytes is not None:
             fragmentation_reserve_bytes = bytes_of(fragmentation_reserve_bytes, "fragmentation_reserve_bytes")
         expect_backend(options.backend)
+        expect_mode(mode)
+        if mode != "default" and options.gradients_held:
+            remedy = "Drop gradients after each step, or take the default mode."
+            raise InputError("mode", mode, "overwrites the gradients of the step before", remedy)
         step = Step(own_module(model), loss)
         step.expect_call(step.batch(batch_of(batch)))
-        self.on_try, self.on_knob = on_try, on_knob
+        self.mode, self.on_try, self.on_knob = mode, on_try, on_knob
         self.setting = Setting(
             model,
             batch_of(batch),
@@ -259,14 +266,16 @@ class Fitter:
         phases, knobs = self.setting.phases, tuple(knob.tries)
         if best_of([knob] if planned is None else [planned, knob]) is knob:
             assert knob.step is not None, "it kept the budget"
-            said = f"{said} {phases.words()}"
-            return Fitted(knob.step, None, None, trials, None, knobs, knob.chosen, said, dict(phases.seconds))
+            step, more = in_mode(self.setting, knob.step, knob.budget_bytes, self.mode)
+            said = " ".join(filter(None, (said, more, phases.words())))
+            return Fitted(step, None, None, trials, None, knobs, knob.chosen, said, dict(phases.seconds))
         assert planned is not None and planned.chosen is not None, "it kept the budget"
         best = planned.state.candidates[planned.chosen]
         found = self._measurement(best)
-        said = f"{said} {phases.words()}"
+        step, more = in_mode(self.setting, best.step, knob.budget_bytes, self.mode)
+        said = " ".join(filter(None, (said, more, phases.words())))
         chosen, seconds = planned.chosen, dict(phases.seconds)
-        return Fitted(best.step, best.plan, best.problem, trials, chosen, knobs, None, said, seconds, found)
+        return Fitted(step, best.plan, best.problem, trials, chosen, knobs, None, said, seconds, found)
 
     def _measurement(self, best: Candidate) -> MemoryMeasurement | None:
         """What the plan measured, with the curve of one more step; None where the profiler broke, and the log has why.
@@ -317,6 +326,7 @@ def fit(
     tries: int = 3,
     knob_tries: int = KNOB_TRIES,
     repeats: int = 5,
+    mode: Mode = "default",
     progress: bool | None = None,
 ) -> Fitted:
     """A training step that keeps a byte budget: measured, not only planned, and no slower than torch.compile's own.
@@ -342,6 +352,8 @@ def fit(
         knob_tries: values of torch.compile's own knob, ``activation_memory_budget``, that are run at most beside the
             plans; each is a compilation. 0: plans alone. With ``backend="eager"`` there are plans alone.
         repeats: timed steps of each.
+        mode: as for :func:`~loadmaster.executor.memory.run.apply.apply`. Plans and knobs are tried without CUDA graphs;
+            those of the fastest are made at the end, measured, and taken where they keep the budget, too.
         progress: whether to say what goes on, in a line on standard error. None: in a terminal or a notebook. A planner
             has a line of its own.
 
@@ -374,5 +386,6 @@ def fit(
         fragmentation_reserve_bytes=fragmentation_reserve_bytes,
         time_tolerance=time_tolerance,
         repeats=repeats,
+        mode=mode,
     )
     return fitter.fit(planner, budget_bytes, tries, knob_tries)

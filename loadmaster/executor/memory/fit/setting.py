@@ -14,7 +14,7 @@ from loadmaster import live_line
 from loadmaster.executor.memory.fit.ahead.ahead import Ahead
 from loadmaster.executor.memory.fit.beside import Beside
 from loadmaster.executor.memory.fit.phases import Phases, compiling, timing
-from loadmaster.executor.memory.fit.trial_run import ran_out, run_trial, runner, unchanged
+from loadmaster.executor.memory.fit.trial_run import WARM_UP, ran_out, run_trial, runner, unchanged
 from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.memory.run.knob_step import KnobStep
@@ -62,11 +62,12 @@ class Setting:
             return measured.reserved_bytes
         return measured.peak_bytes + self.fragmentation_reserve_bytes
 
-    def run(self, step: AnyStep, budget_bytes: int, side: str, name: str) -> Measurement:
+    def run(self, step: AnyStep, budget_bytes: int, side: str, name: str, *, records: bool = False) -> Measurement:
         """Compile a step, and measure it once nothing runs beside. One that takes more than the device has ran out.
 
         Args:
             side, name: whose phases this counts as, and what to call the step meanwhile.
+            records: it makes CUDA graphs.
         """
         measured = None
         last_time = self.phases.last_time(compiling(side))
@@ -96,6 +97,8 @@ class Setting:
                 optimizer=self.options.optimizer,
                 gradients_held=self.options.gradients_held,
                 repeats=self.repeats,
+                # CUDA graphs are recorded in the second step, which is the one that allocates: it is measured.
+                warm_up=1 if records else WARM_UP,
                 half_way=lambda: self.ahead.wait(how, "backward"),
                 warmed_up=alone,
             )

@@ -104,6 +104,7 @@ def run_trial(
     optimizer: torch.optim.Optimizer | None = None,
     gradients_held: bool = False,
     repeats: int = 5,
+    warm_up: int = WARM_UP,
     half_way: Callable[[], None] = lambda: None,
     warmed_up: Callable[[], None] = lambda: None,
 ) -> Measurement:
@@ -117,6 +118,7 @@ def run_trial(
         call: what takes the batch and returns the loss.
         step: model and loss.
         repeats: timed steps.
+        warm_up: steps before them, at least one.
         half_way: called in the first step, when the forward graph is compiled, before the backward graph is.
         warmed_up: called when it is compiled, before anything is measured.
     """
@@ -126,7 +128,7 @@ def run_trial(
     with unchanged(step, batch) as set_aside_bytes:
         runner(call, step, batch, gradients_held=gradients_held, half_way=half_way)()
         run = runner(call, step, batch, gradients_held=gradients_held)
-        for _ in range(WARM_UP - 1):
+        for _ in range(warm_up - 1):
             run()
         warmed_up()
         if device.type == "cuda":

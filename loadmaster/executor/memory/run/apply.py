@@ -23,6 +23,7 @@ from loadmaster.executor.memory.run.elsewhere import without_elsewhere
 from loadmaster.executor.memory.run.emission import emit
 from loadmaster.executor.renamed import renamed_keywords
 from loadmaster.executor.steps.batch import Batch
+from loadmaster.executor.steps.cuda_graphs import Mode, expect_mode
 from loadmaster.executor.steps.graph_breaks import clear_errors, passing_over_logging
 from loadmaster.executor.steps.guards import Guards, differences, guards_of
 from loadmaster.executor.steps.resident import device_of
@@ -50,13 +51,18 @@ class CompiledPlans:
     """
 
     def __init__(
-        self, plans: Sequence[MemoryPlan], backend: Backend, implementations: ImplementationFilter = EVERYTHING
+        self,
+        plans: Sequence[MemoryPlan],
+        backend: Backend,
+        implementations: ImplementationFilter = EVERYTHING,
+        mode: Mode = "default",
     ) -> None:
         self.plans = tuple(plans)
         self.backend = backend
         self.implementations = implementations
-        self.call = compiled(self.partition, COMPILERS[backend], run_passes)
-        self.plain: Callable[..., torch.Tensor] = Step.__call__ if backend == "eager" else compiled_plainly()
+        self.mode = mode
+        self.call = compiled(self.partition, COMPILERS[backend], run_passes, mode=mode)
+        self.plain: Callable[..., torch.Tensor] = Step.__call__ if backend == "eager" else compiled_plainly(mode)
 
     def partition(self, step_graph: StepGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
         """The two graphs of the plan that is for this joint graph."""
@@ -152,7 +158,7 @@ class PlannedStep(nn.Module):
                 "step", "DistributedDataParallel", "cannot be copied", "Copy the model, and wrap the copy."
             )
         model, loss = copy.deepcopy((self.step.model, self.step.loss), memo)
-        planned = CompiledPlans(self.plans, self.planned.backend, self.planned.implementations)
+        planned = CompiledPlans(self.plans, self.planned.backend, self.planned.implementations, self.planned.mode)
         return PlannedStep(planned, model, loss, self._unplanned, enforce=self._budget_check is not None)
 
     def _is_known_unplanned(self, batch: Batch) -> bool:
@@ -203,6 +209,7 @@ def apply(
     implementations: ImplementationFilter = EVERYTHING,
     unplanned: Unplanned = "refuse",
     enforce: bool = False,
+    mode: Mode = "default",
 ) -> PlannedStep:
     """A training step that runs under the plan.
 
@@ -218,6 +225,10 @@ def apply(
             has run: ``refuse`` it, or ``run`` it without a plan, with a warning and no word on its memory.
         enforce: hold the second to fourth step against the plan's budget: a backward pass that ends with a higher
             peak of CUDA's allocator raises a :class:`~loadmaster.errors.BudgetError`.
+        mode: as for ``torch.compile``: ``reduce-overhead`` replays both graphs as CUDA graphs, so that a step of short
+            kernels does not wait for their launches. Its memory stays with the graphs between steps; the loss and the
+            gradients of a step are gone when the next one begins, so that gradients cannot be added up over steps. A
+            plan that sends results to the host runs without them, and the log says so.
 
     Returns:
         A module: ``loss = step(*batch)``, or ``step(**batch)`` with a mapping, then ``loss.backward()`` and the
@@ -225,10 +236,14 @@ def apply(
         those of plain PyTorch; where the model has dropout, those of other masks than the same seed gives there.
 
     Raises:
-        InputError: a plan is of another kind or infeasible, the backend is unknown, or a wrapper acts inside the
-            model. A plan for another model is found out at the first call.
+        InputError: a plan is of another kind or infeasible, the backend or the mode is unknown, or a wrapper acts
+            inside the model. A plan for another model is found out at the first call.
     """
-    return PlannedStep(_planned(plan, backend, unplanned, implementations), model, loss, unplanned, enforce=enforce)
+    planned = _planned(plan, backend, unplanned, implementations, mode)
+    if enforce and mode == "reduce-overhead":
+        problem = "sees nothing of CUDA graphs, which allocate when they are recorded"
+        raise InputError("enforce", enforce, problem, "Enforce the budget in the default mode.")
+    return PlannedStep(planned, model, loss, unplanned, enforce=enforce)
 
 
 @renamed_keywords(offer="implementations")
@@ -239,18 +254,19 @@ def apply_to_blocks(
     backend: Backend = "inductor",
     implementations: ImplementationFilter = EVERYTHING,
     unplanned: Unplanned = "refuse",
+    mode: Mode = "default",
 ) -> list[PlannedStep]:
     """Blocks alike, each under the plan: what to put in their places, before ``fully_shard`` goes around each.
 
     Args:
         plan: for a problem of :func:`~loadmaster.executor.memory.block.capture_block`, or several.
         blocks: they share what is compiled, as far as they are alike.
-        backend, implementations, unplanned: as for :func:`apply`.
+        backend, implementations, unplanned, mode: as for :func:`apply`.
 
     Raises:
         InputError: as for :func:`apply`.
     """
-    planned = _planned(plan, backend, unplanned, implementations)
+    planned = _planned(plan, backend, unplanned, implementations, mode)
     return [PlannedStep(planned, block, None, unplanned, enforce=False) for block in blocks]
 
 
@@ -259,6 +275,7 @@ def _planned(
     backend: Backend,
     unplanned: Unplanned,
     implementations: ImplementationFilter,
+    mode: Mode,
 ) -> CompiledPlans:
     plans = (plan,) if isinstance(plan, MemoryPlan) else tuple(plan)
     if not plans:
@@ -266,9 +283,10 @@ def _planned(
     for given in plans:
         _expect_applicable(given)
     expect_backend(backend)
+    expect_mode(mode)
     if unplanned not in get_args(Unplanned):
         raise InputError("unplanned", unplanned, "is unknown", f"Choose one of: {', '.join(get_args(Unplanned))}.")
-    return CompiledPlans(plans, backend, implementations)
+    return CompiledPlans(plans, backend, implementations, mode)
 
 
 def _expect_applicable(plan: MemoryPlan) -> None:

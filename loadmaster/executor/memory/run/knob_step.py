@@ -15,6 +15,7 @@ from torch._functorch import config
 
 from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import Batch
+from loadmaster.executor.steps.cuda_graphs import Mode, expect_mode
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.tracing import compiled_plainly
 from loadmaster.executor.steps.wrappers import ddp_of, own_module
@@ -28,13 +29,15 @@ class KnobStep(nn.Module):
     Args:
         model, loss: as for :func:`~loadmaster.executor.memory.run.apply.apply`.
         knob: the ``activation_memory_budget``, from 0 to 1.
+        mode: as for :func:`~loadmaster.executor.memory.run.apply.apply`.
 
     Raises:
-        InputError: the knob is out of range, or a wrapper is around the model or inside it.
+        InputError: the knob is out of range, the mode is unknown, or a wrapper is around the model or inside it.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss | None = None, *, knob: float) -> None:
+    def __init__(self, model: nn.Module, loss: Loss | None = None, *, knob: float, mode: Mode = "default") -> None:
         super().__init__()
+        expect_mode(mode)
         if not 0.0 <= knob <= 1.0:
             raise InputError("knob", knob, "is no share", "Give an activation_memory_budget from 0 to 1.")
         if ddp_of(model) is not None:
@@ -42,7 +45,7 @@ class KnobStep(nn.Module):
             raise InputError("model", "DistributedDataParallel", "would be left out of the step", remedy)
         self.step = Step(own_module(model), loss)
         self.knob = knob
-        self._call = compiled_plainly()
+        self._call = compiled_plainly(mode)
 
     # Inside another compiled function the knob would be that function's.
     @torch.compiler.disable  # type: ignore[untyped-decorator]

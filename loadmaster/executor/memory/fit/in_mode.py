@@ -1,0 +1,47 @@
+"""What was taken, in the mode that the user asked for: CUDA graphs are made of the winner alone.
+
+Trials run without them. What a CUDA graph holds is allocated when it is recorded, and stays as long as its step: one
+trial's memory would count as the next one's.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from loadmaster.executor.memory.fit.phases import KNOB, PLANS
+from loadmaster.executor.memory.fit.setting import AnyStep, Setting
+from loadmaster.executor.memory.run.apply import apply
+from loadmaster.executor.memory.run.knob_step import KnobStep
+from loadmaster.executor.steps.cuda_graphs import Mode
+from loadmaster.models.units import show_bytes, show_cost
+
+logger = logging.getLogger(__name__)
+
+
+def in_mode(setting: Setting, step: AnyStep, budget_bytes: int, mode: Mode) -> tuple[AnyStep, str]:
+    """The step in this mode, or as it is where the mode does not keep the budget; and what it measured, in words."""
+    if mode == "default":
+        return step, ""
+    again: AnyStep
+    if isinstance(step, KnobStep):
+        again, side = KnobStep(setting.model, setting.loss, knob=step.knob, mode=mode), KNOB
+    else:
+        options = setting.options
+        again = apply(
+            step.plans,
+            setting.model,
+            setting.loss,
+            backend=options.backend,
+            implementations=options.implementations,
+            mode=mode,
+        )
+        side = PLANS
+    try:
+        measured = setting.run(again, budget_bytes, side, f"mode {mode}", records=True)
+    except Exception as error:  # noqa: BLE001 - of a driver, or of what was recorded
+        logger.warning("mode %s is left: %s: %s", mode, type(error).__name__, error)
+        return step, f"In mode {mode} it could not be run, and runs without."
+    used_bytes = setting.used_bytes(measured)
+    if used_bytes > budget_bytes:
+        return step, f"In mode {mode} it took {show_bytes(used_bytes)}, and runs without."
+    return again, f"In mode {mode} it measured {show_cost(measured.step_us, 'us')} at {show_bytes(used_bytes)}."

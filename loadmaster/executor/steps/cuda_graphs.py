@@ -1,0 +1,138 @@
+"""A step's two graphs as CUDA graphs, where the user asks for what ``torch.compile(mode="reduce-overhead")`` does.
+
+Each is recorded once and replayed from then on, so that a step takes as long as its kernels and not as long as their
+launches. PyTorch's own trees of CUDA graphs do it: both graphs share one pool of memory, in which the backward graph
+frees what the forward graph has saved, as it would without. What they return lies in that pool: a loss and gradients
+are read before the next step begins.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import fx
+from torch._dynamo.backends.cudagraphs import find_input_mutations, get_stack_traces
+from torch._guards import TracingContext
+from torch._inductor.cudagraph_trees import cudagraphify_impl, get_manager
+from torch._inductor.cudagraph_utils import get_placeholder_info
+from torch._inductor.utils import count_tangents, get_first_incompatible_cudagraph_node
+
+from loadmaster.errors import InputError
+from loadmaster.executor.steps.step_graph import tensors
+from loadmaster.executor.steps.transfers import fetch, send
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["default", "reduce-overhead"]
+Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def expect_mode(mode: str) -> None:
+    """Refuse a mode that there is none of.
+
+    Raises:
+        InputError: naming those there are.
+    """
+    if mode not in get_args(Mode):
+        raise InputError("mode", mode, "is unknown", f"Choose one of: {', '.join(get_args(Mode))}.")
+
+
+class CudaGraphs:
+    """Makes CUDA graphs of what a compiler makes of one step's forward graph, and of its backward graph.
+
+    Where one cannot be, the log says why, and it runs as compiled.
+
+    Args:
+        compiler: of both.
+    """
+
+    def __init__(self, compiler: Compiler) -> None:
+        self._compiler = compiler
+        self._device: int | None = None
+        """Where the forward graph is replayed."""
+
+    def forward(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The forward graph: parameters and buffers stay where they are, the batch is copied in at each step."""
+        context = TracingContext.try_get()
+        assert context is not None and context.fw_metadata is not None, "inside AOTAutograd"
+        static = list(context.fw_metadata.static_input_indices)
+        why = why_not(module, static)
+        if why is None:
+            self._device = _devices(module).pop().index
+        return self._graphed(module, inputs, static, why, is_backward=False)
+
+    def backward(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The backward graph: what was saved for it stays where the forward graph has made it."""
+        if self._device is None:
+            return self._compiler(module, inputs)
+        static = list(range(count_tangents(module)))
+        return self._graphed(module, inputs, static, why_not(module, static), is_backward=True)
+
+    def _graphed(
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        static: Sequence[int],
+        why: str | None,
+        *,
+        is_backward: bool,
+    ) -> Callable[..., Any]:
+        # Before it is compiled, which changes the graph.
+        placeholders, stacks = tuple(get_placeholder_info(module.graph)), get_stack_traces(module)
+        written = tuple(sorted(find_input_mutations(module.graph)))
+        run = self._compiler(module, inputs)
+        if why is not None:
+            logger.warning("the %s pass runs without CUDA graphs: %s", "backward" if is_backward else "forward", why)
+            return self._after_forward(run) if is_backward else run
+        replayed = cudagraphify_impl(
+            run,
+            list(inputs),
+            static,
+            device_index=self._device,
+            is_backward=is_backward,
+            is_inference=False,
+            stack_traces=stacks,
+            placeholders=placeholders,
+            mutated_input_idxs=written,
+        )
+        replayed._boxed_call = True  # type: ignore[attr-defined]
+        return replayed
+
+    def _after_forward(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Tells PyTorch that the backward pass has come: from now on the next forward pass begins anew."""
+        assert self._device is not None
+        device = self._device
+
+        def running(arguments: list[Any]) -> Any:
+            manager = get_manager(device, create_if_none_exists=False)
+            if manager is not None:
+                manager.set_to_running_backward()
+            return run(arguments)
+
+        running._boxed_call = True  # type: ignore[attr-defined]
+        return running
+
+
+def why_not(module: fx.GraphModule, static: Collection[int]) -> str | None:
+    """Why a graph cannot be a CUDA graph; None where it can.
+
+    Args:
+        static: places of inputs that stay where they are from step to step.
+    """
+    devices = _devices(module)
+    if {device.type for device in devices} != {"cuda"} or len(devices) > 1:
+        return f"it has tensors on {', '.join(sorted(map(str, devices)))}"
+    if any(module.graph.find_nodes(op="call_function", target=copy) for copy in (send, fetch)):
+        return "the plan sends results to the host"
+    node = get_first_incompatible_cudagraph_node(module)
+    if node is not None:
+        return f"{node.target} cannot be recorded"
+    written = find_input_mutations(module.graph) - set(static)
+    return f"it writes over {len(written)} of its inputs" if written else None
+
+
+def _devices(module: fx.GraphModule) -> set[torch.device]:
+    return {tensor.device for node in module.graph.nodes for tensor in tensors(node.meta.get("val"))}
