@@ -41,16 +41,16 @@ def expect_mode(mode: str) -> None:
 
 
 class CudaGraphs:
-    """Makes CUDA graphs of what a compiler makes of one step's forward graph, and of its backward graph.
+    """Makes CUDA graphs of what is compiled of one step's forward graph, and of its backward graph.
 
     Where one cannot be, the log says why, and it runs as compiled.
 
     Args:
-        compiler: of both.
+        compile_forward, compile_backward: what compiles them.
     """
 
-    def __init__(self, compiler: Compiler) -> None:
-        self._compiler = compiler
+    def __init__(self, compile_forward: Compiler, compile_backward: Compiler) -> None:
+        self._compile_forward, self._compile_backward = compile_forward, compile_backward
         self._device: int | None = None
         """Where the forward graph is replayed."""
 
@@ -67,7 +67,7 @@ class CudaGraphs:
     def backward(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The backward graph: what was saved for it stays where the forward graph has made it."""
         if self._device is None:
-            return self._compiler(module, inputs)
+            return self._compile_backward(module, inputs)
         static = list(range(count_tangents(module)))
         return self._graphed(module, inputs, static, why_not(module, static), is_backward=True)
 
@@ -83,7 +83,7 @@ class CudaGraphs:
         # Before it is compiled, which changes the graph.
         placeholders, stacks = tuple(get_placeholder_info(module.graph)), get_stack_traces(module)
         written = tuple(sorted(find_input_mutations(module.graph)))
-        run = self._compiler(module, inputs)
+        run = (self._compile_backward if is_backward else self._compile_forward)(module, inputs)
         if why is not None:
             logger.warning("the %s pass runs without CUDA graphs: %s", "backward" if is_backward else "forward", why)
             return self._after_forward(run) if is_backward else run

@@ -7,20 +7,23 @@ plan made from the one fits the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._inductor.compile_fx import compile_fx
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
 from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import AnyBatch
-from loadmaster.executor.steps.cuda_graphs import Compiler, CudaGraphs, Mode
+from loadmaster.executor.steps.cuda_graphs import Compiler, Mode
 from loadmaster.executor.steps.graph_breaks import UntraceableError, clear_errors, passing_over_logging, place_of
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 
+Half = Literal["forward", "backward"]
+Before = Callable[[Half], None]
+"""Called before the forward graph is compiled, and before the backward graph is."""
 Passes = Callable[[fx.GraphModule], fx.GraphModule]
 Partition = Callable[[StepGraph], tuple[fx.GraphModule, fx.GraphModule]]
 DynamoBackend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -47,23 +50,21 @@ def backend_of(partition: Partition, passes: Passes, forward: Compiler, backward
 
 def compiled(
     partition: Partition,
-    compiler: Compiler,
+    compilers: Callable[[], tuple[Compiler, Compiler]],
     passes: Passes,
     given: list[torch.Tensor | None] | None = None,
     noted: Callable[[fx.GraphModule], None] | None = None,
-    mode: Mode = "default",
 ) -> Callable[..., torch.Tensor]:
-    """``call(step, *args, **kwargs)`` under torch.compile with a partition and a compiler of our own.
+    """``call(step, *args, **kwargs)`` under torch.compile with a partition and compilers of our own.
 
     Nothing runs before the first call. Steps alike (the blocks of a transformer) share what is compiled.
 
     Args:
         partition: cuts the joint graph into the forward and the backward graph.
-        compiler: of both.
+        compilers: gives, for each step that becomes a graph, that of the forward and that of the backward graph.
         passes: what to do with the joint graph before it is cut.
         given: is filled with the tensors that the graph's primals stand for, in order.
         noted: is called with Dynamo's graph, before anything is made of it.
-        mode: ``reduce-overhead``: both graphs are replayed as CUDA graphs.
     """
 
     def noting(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -71,11 +72,7 @@ def compiled(
             noted(module)
         if given is not None:
             given[:] = [_tensor_of(node) for node in module.graph.find_nodes(op="placeholder")]
-        forward = backward = compiler
-        if mode == "reduce-overhead":
-            graphs = CudaGraphs(compiler)
-            forward, backward = graphs.forward, graphs.backward
-        return backend_of(partition, passes, forward, backward)(module, inputs)
+        return backend_of(partition, passes, *compilers())(module, inputs)
 
     return torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False)
 
@@ -125,7 +122,7 @@ def trace(
 
     try:
         with torch.enable_grad(), passing_over_logging(), clear_errors(passing=_TracedError):
-            call = compiled(partition, lambda module, _inputs: module, passes, given, noted)
+            call = compiled(partition, lambda: (_left, _left), passes, given, noted)
             returned: object = call(step, *taken.args, **taken.kwargs)
     except _TracedError as traced:
         return traced.graph
@@ -137,7 +134,11 @@ def trace(
     )
 
 
-def compiled_plainly(mode: Mode = "default") -> Callable[..., torch.Tensor]:
+def _left(module: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+    return module
+
+
+def compiled_plainly(mode: Mode = "default", before: Before = lambda _half: None) -> Callable[..., torch.Tensor]:
     """``call(step, *args, **kwargs)`` as torch.compile has it in this mode, without a plan.
 
     Each has a backend of its own. Dynamo compiles what follows a graph break as functions of the model's, and takes
@@ -146,8 +147,12 @@ def compiled_plainly(mode: Mode = "default") -> Callable[..., torch.Tensor]:
 
     patches = {"triton.cudagraphs": True} if mode == "reduce-overhead" else None
 
+    def inner(module: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
+        before("backward" if settings.get("is_backward") else "forward")
+        return compile_fx_inner(module, inputs, **settings)
+
     def inductor(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
-        return cast(Callable[..., Any], compile_fx(module, inputs, config_patches=patches))
+        return cast(Callable[..., Any], compile_fx(module, inputs, inner_compile=inner, config_patches=patches))
 
     return torch.compile(_own_call(), backend=inductor)
 

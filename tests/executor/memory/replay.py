@@ -73,7 +73,7 @@ class Replay:
             return call
 
         torch.manual_seed(SEED)
-        value = compiled(partition, compiler, run_passes)(Step(model, loss), *inputs)
+        value = compiled(partition, lambda: (compiler, compiler), run_passes)(Step(model, loss), *inputs)
         value.backward()
         self.first = (value.detach(), [p.grad for p in model.parameters()], list(model.buffers()))
         fakes = [n.meta["val"] for n in self.step_graph.tangents]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,13 @@ def describe_knob(tried: KnobTrial) -> str:
     return f"{budget} {held}: {what} measured {measured}"
 
 
+@dataclass(frozen=True)
+class KnobOffer(Offer):
+    """A knob that can be tried next."""
+
+    knob: float
+
+
 class KnobSide:
     """The knob's tries under one budget.
 
@@ -120,14 +128,18 @@ class KnobSide:
         return None if self.chosen is None else self.tries[self.chosen].measured.step_us
 
     def begin(self) -> None:
-        """Nothing: what to try next is known at once."""
+        """As long as no knob keeps the budget the next one is wanted in any case: compile it ahead."""
+        if self.best_us is None and (offer := self.offer()) is not None:
+            self.setting.ahead.knob(offer.knob)
 
     def is_at_work(self) -> bool:
         """Never."""
         return False
 
-    def offer(self) -> Offer | None:
-        """What to try next: a knob that has kept the budget before, or the next of the search."""
+    def offer(self) -> KnobOffer | None:
+        """What to try next: a knob that has kept the budget before, or the next of the search. While it is compiled
+        ahead, another side's step is compiled here.
+        """
         if self.failed is not None or len(self.tries) >= self.most or self.is_hopeless():
             return None
         before = [p for p in self.known if p.keeps(self.budget_bytes) and p.knob not in {t.knob for t in self.tries}]
@@ -137,7 +149,11 @@ class KnobSide:
             best = min(before, key=lambda p: p.step_us)
             if knob is None or best.step_us <= expected:
                 knob, at_least, expected = best.knob, (1.0 - NOISE) * best.step_us, best.step_us
-        return None if knob is None else Offer(at_least, expected, lambda: self.measure(knob))
+        if knob is None:
+            return None
+        if self.setting.ahead.is_at(knob):
+            expected = math.inf
+        return KnobOffer(at_least, expected, lambda: self.measure(knob), knob)
 
     def measure(self, knob: float) -> None:
         """Compile the step under the knob, and run it."""

@@ -78,8 +78,9 @@ class Setting:
         ):
             phase.enter_context(self.phases.during(compiling(side)))
             line.show(f"{name}: compiling{last_time}", begins=True)
+            compiled = step if isinstance(step, KnobStep) else step.planned
             how = step.knob if isinstance(step, KnobStep) else step.plans[0]
-            self.ahead.wait(how, "forward")
+            compiled.before = lambda half: self.ahead.wait(how, half)
 
             def alone() -> None:
                 phase.close()
@@ -99,7 +100,6 @@ class Setting:
                 repeats=self.repeats,
                 # CUDA graphs are recorded in the second step, which is the one that allocates: it is measured.
                 warm_up=1 if records else WARM_UP,
-                half_way=lambda: self.ahead.wait(how, "backward"),
                 warmed_up=alone,
             )
         return measured or ran_out(self.device, budget_bytes)

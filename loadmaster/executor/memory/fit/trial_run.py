@@ -68,27 +68,14 @@ def _same(now: torch.Tensor, before: torch.Tensor) -> bool:
     return torch.equal(now, before) or bool(((now == before) | ((now != now) & (before != before))).all())
 
 
-def runner(
-    call: Call,
-    step: Step,
-    batch: AnyBatch,
-    *,
-    gradients_held: bool,
-    half_way: Callable[[], None] = lambda: None,
-) -> Callable[[], None]:
-    """One forward and backward pass; the gradients stay and are added to, or are dropped at its end.
-
-    Args:
-        half_way: called between the two.
-    """
+def runner(call: Call, step: Step, batch: AnyBatch, *, gradients_held: bool) -> Callable[[], None]:
+    """One forward and backward pass; the gradients stay and are added to, or are dropped at its end."""
     given = batch_of(batch)
     leaves = [t for t in (*step.parameters(), *tensors(batch)) if t.is_leaf and t.requires_grad]
 
     @torch.enable_grad()
     def run() -> None:
-        loss = call(*given.args, **given.kwargs)
-        half_way()
-        loss.backward()  # type: ignore[no-untyped-call]
+        call(*given.args, **given.kwargs).backward()  # type: ignore[no-untyped-call]
         if not gradients_held:
             for tensor in leaves:
                 tensor.grad = None
@@ -105,7 +92,6 @@ def run_trial(
     gradients_held: bool = False,
     repeats: int = 5,
     warm_up: int = WARM_UP,
-    half_way: Callable[[], None] = lambda: None,
     warmed_up: Callable[[], None] = lambda: None,
 ) -> Measurement:
     """Measure a step, inside :func:`unchanged`.
@@ -118,17 +104,15 @@ def run_trial(
         call: what takes the batch and returns the loss.
         step: model and loss.
         repeats: timed steps.
-        warm_up: steps before them, at least one.
-        half_way: called in the first step, when the forward graph is compiled, before the backward graph is.
+        warm_up: steps before them.
         warmed_up: called when it is compiled, before anything is measured.
     """
     device = device_of(step, batch)
     state = [] if optimizer is None else [t for s in optimizer.state.values() for t in tensors(list(s.values()))]
     coming_bytes = 0 if optimizer is None or state else optimizer_state_bytes(optimizer)
     with unchanged(step, batch) as set_aside_bytes:
-        runner(call, step, batch, gradients_held=gradients_held, half_way=half_way)()
         run = runner(call, step, batch, gradients_held=gradients_held)
-        for _ in range(warm_up - 1):
+        for _ in range(warm_up):
             run()
         warmed_up()
         if device.type == "cuda":

@@ -23,13 +23,13 @@ from loadmaster.executor.memory.run.elsewhere import without_elsewhere
 from loadmaster.executor.memory.run.emission import emit
 from loadmaster.executor.renamed import renamed_keywords
 from loadmaster.executor.steps.batch import Batch
-from loadmaster.executor.steps.cuda_graphs import Mode, expect_mode
+from loadmaster.executor.steps.cuda_graphs import Compiler, CudaGraphs, Mode, expect_mode
 from loadmaster.executor.steps.graph_breaks import clear_errors, passing_over_logging
 from loadmaster.executor.steps.guards import Guards, differences, guards_of
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
-from loadmaster.executor.steps.tracing import compiled, compiled_plainly
+from loadmaster.executor.steps.tracing import Before, Half, compiled, compiled_plainly
 from loadmaster.executor.steps.transfers import forget_copies
 from loadmaster.executor.steps.versions import other_versions
 from loadmaster.executor.steps.wrappers import ddp_of, own_module, standing_in
@@ -48,6 +48,7 @@ class CompiledPlans:
     Attributes:
         call: ``call(step, *args, **kwargs)`` under the plans. Raises :class:`InputError` for a graph that none is for.
         plain: the same without a plan.
+        before: called before each half of a step is compiled.
     """
 
     def __init__(
@@ -61,8 +62,23 @@ class CompiledPlans:
         self.backend = backend
         self.implementations = implementations
         self.mode = mode
-        self.call = compiled(self.partition, COMPILERS[backend], run_passes, mode=mode)
+        self.before: Before = lambda _half: None
+        self.call = compiled(self.partition, self._compilers, run_passes)
         self.plain: Callable[..., torch.Tensor] = Step.__call__ if backend == "eager" else compiled_plainly(mode)
+
+    def _compilers(self) -> tuple[Compiler, Compiler]:
+        def of(half: Half) -> Compiler:
+            def compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+                self.before(half)
+                return COMPILERS[self.backend](module, inputs)
+
+            return compile
+
+        forward, backward = of("forward"), of("backward")
+        if self.mode == "reduce-overhead":
+            graphs = CudaGraphs(forward, backward)
+            return graphs.forward, graphs.backward
+        return forward, backward
 
     def partition(self, step_graph: StepGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
         """The two graphs of the plan that is for this joint graph."""

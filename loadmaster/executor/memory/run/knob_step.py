@@ -17,7 +17,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.cuda_graphs import Mode, expect_mode
 from loadmaster.executor.steps.step import Loss, Step
-from loadmaster.executor.steps.tracing import compiled_plainly
+from loadmaster.executor.steps.tracing import Before, compiled_plainly
 from loadmaster.executor.steps.wrappers import ddp_of, own_module
 
 
@@ -25,6 +25,9 @@ class KnobStep(nn.Module):
     """A training step under torch.compile's own partition: ``loss = step(*batch)`` or ``step(**batch)``.
 
     Batches of other shapes and modes are compiled anew under the same knob. No budget is promised.
+
+    Attributes:
+        before: called before each half of it is compiled.
 
     Args:
         model, loss: as for :func:`~loadmaster.executor.memory.run.apply.apply`.
@@ -45,7 +48,8 @@ class KnobStep(nn.Module):
             raise InputError("model", "DistributedDataParallel", "would be left out of the step", remedy)
         self.step = Step(own_module(model), loss)
         self.knob = knob
-        self._call = compiled_plainly(mode)
+        self.before: Before = lambda _half: None
+        self._call = compiled_plainly(mode, lambda half: self.before(half))
 
     # Inside another compiled function the knob would be that function's.
     @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -22,6 +22,7 @@ from loadmaster.executor.memory.fit.ahead.helper import Helper
 from loadmaster.executor.memory.fit.ahead.job import Job
 from loadmaster.executor.memory.fit.fit import Fitter
 from loadmaster.executor.memory.options import CaptureOptions
+from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.steps.measure import Measurement
 from tests.executor.memory.hand_planner import HandPlanner, keep_nothing_peak
 from tests.executor.memory.models import mlp_case
@@ -85,17 +86,20 @@ def plan(captured):
     return HandPlanner(1)(problem.with_budget((keep_nothing_peak(problem) * 5) // 4))
 
 
-def test_of_convolutions_only_a_whole_plan_is_compiled_ahead(helpers, noted, plan, monkeypatch):
+def test_of_convolutions_only_a_whole_step_is_compiled_ahead(helpers, noted, plan, monkeypatch):
     monkeypatch.setattr(noted, "_convolves", True)
+    monkeypatch.setattr(ahead, "HEAD_START_S", 0.0)
     with noted.during_fit():
         noted.knob(0.5)
         noted.plan(plan)
-        assert [(h.job.how, h.job.part) for h in helpers] == [(plan, "whole")]
-        helpers[0].code = 0
-        monkeypatch.setattr(ahead, "HEAD_START_S", 0.0)
-        noted.wait(plan, "forward")
-        assert helpers[0].is_gone
-        noted.wait(plan, "backward")
+        assert [(h.job.how, h.job.part) for h in helpers] == [(0.5, "whole"), (plan, "whole")]
+        for helper, how in zip(helpers, (0.5, plan), strict=True):
+            assert noted.is_at(how)
+            helper.code = 0
+            assert not noted.is_at(how)
+            noted.wait(how, "forward")
+            assert helper.is_gone
+            noted.wait(how, "backward")
 
 
 def test_no_more_run_than_may(helpers, noted):
@@ -103,14 +107,15 @@ def test_no_more_run_than_may(helpers, noted):
         noted.get_ready()
         assert [h.job for h in helpers] == [None, None]
         noted.knob(0.5)
-        noted.knob(0.5)  # it is at it
-        noted.knob(0.2)
-        noted.knob(0.1)  # waits
-        assert sorted(h.job.how for h in helpers) == [0.2, 0.5]
-        first = next(h for h in helpers if h.job.how == 0.5)
+        noted.knob(0.5)  # they are at it
+        noted.knob(0.2)  # waits
+        assert {(h.job.how, h.job.part) for h in helpers} == {(0.5, "backward"), (0.5, "forward")}
+        assert noted.is_at(0.5) and not noted.is_at(0.2)
+        first = next(h for h in helpers if h.job.part == "backward")
         first.code = 0
         noted.wait(0.5, "backward")
-        assert first.is_gone and [h.job.how for h in helpers if not h.is_gone] == [0.2, 0.1]
+        still = [(h.job.how, h.job.part) for h in helpers if not h.is_gone]
+        assert first.is_gone and still == [(0.5, "forward"), (0.2, "backward")]
     assert all(h.is_gone for h in helpers)
     noted.knob(0.5)  # the fit is over
     assert len(helpers) == 3
@@ -123,12 +128,11 @@ def test_what_begins_as_late_as_this_process_is_not_waited_for(helpers, noted, p
         noted.knob(0.2)
         noted.wait(0.2, "backward")  # nobody has begun it
         noted.wait(0.1, "backward")  # nobody wanted it
-        noted.knob(0.4)
         noted.wait(plan, "forward")
         assert [(h.job.how, h.job.part, h.is_gone) for h in helpers] == [
             (plan, "backward", False),
             (plan, "forward", True),
-            (0.4, "backward", False),  # there is room for it
+            (0.2, "forward", False),  # there is room for it
         ]
 
 
@@ -144,7 +148,7 @@ def test_helpers_stand_still_while_something_is_timed(helpers, noted):
 def test_what_a_helper_could_not_do_is_said(helpers, noted, caplog):
     with caplog.at_level(logging.INFO, logger="loadmaster"), noted.during_fit():
         noted.knob(0.5)
-        helpers[0].code = 1
+        next(h for h in helpers if h.job.part == "backward").code = 1
         noted.wait(0.5, "backward")
     assert "compiled here, since a helper could not: no memory" in caplog.text
 
@@ -184,7 +188,7 @@ def test_a_helper_that_hangs_is_left_in_time(helpers, noted, monkeypatch, caplog
     with caplog.at_level(logging.INFO, logger="loadmaster"), noted.during_fit():
         noted.knob(0.5)
         noted.wait(0.5, "backward")
-        assert helpers[0].is_gone
+        assert [h.is_gone for h in helpers if h.job.part == "backward"] == [True]
     assert "a helper takes too long" in caplog.text
     assert next(now) < 2 * ahead.PATIENCE_S
 
@@ -224,10 +228,13 @@ def test_a_fit_that_fails_leaves_no_helper(helpers, noted):
 
 
 def test_a_fit_has_compiled_what_it_tries(helpers, problem, budget, monkeypatch):
-    asked, timed = [], []
+    asked, timed, order = [], [], []
 
-    def run_trial(step, *_args, half_way, warmed_up, **_kwargs):
-        half_way()
+    def run_trial(step, *_args, warmed_up, **_kwargs):
+        order.append(type(step))
+        compiled = step if isinstance(step, KnobStep) else step.planned
+        compiled.before("forward")
+        compiled.before("backward")
         warmed_up()
         timed.append([h.signals[-1:] for h in helpers if not h.is_gone])
         used_bytes = 2 * budget if isinstance(step, KnobStep) else budget // 2
@@ -238,6 +245,7 @@ def test_a_fit_has_compiled_what_it_tries(helpers, problem, budget, monkeypatch)
     fitter = Fitter(*mlp_case(), CaptureOptions(costs=roofline("cpu")), repeats=1)
     fitted = fitter.fit(HandPlanner(), budget, tries=1, knob_tries=1)
     assert fitted.plan is not None
+    assert order == [PlannedStep, KnobStep], "helpers compile the knob meanwhile"
     jobs = [(h.job.how, h.job.part) for h in helpers if h.job is not None]
     assert jobs and all(job in asked for job in jobs)
     tried = [fitted.plan, *(t.knob for t in fitted.knob_tries)]
@@ -258,16 +266,17 @@ def test_what_is_compiled_ahead_is_found_and_is_the_same(noted, plan, monkeypatc
         noted.knob(0.5)
         noted.plan(plan)
         at_work = [w.helper for w in noted._wanted]
-        for how, half in ((0.5, "backward"), (plan, "forward"), (plan, "backward")):
-            noted.wait(how, half)
+        for how in (0.5, plan):
+            for half in ("forward", "backward"):
+                noted.wait(how, half)
         counters.clear()
         for call in (KnobStep(model, loss, knob=0.5), apply(plan, model, loss)):
             model.zero_grad()
             call(x, y).backward()
             for parameter, expected in zip(model.parameters(), plain, strict=True):
                 torch.testing.assert_close(parameter.grad, expected)
-        assert counters["inductor"]["fxgraph_cache_hit"] >= len(at_work) == 3
-        assert counters["inductor"]["fxgraph_cache_miss"] == 1  # the knob's forward graph
+        assert counters["inductor"]["fxgraph_cache_hit"] >= len(at_work) == 4
+        assert counters["inductor"]["fxgraph_cache_miss"] == 0
     assert all(h is not None and h.has_ended() for h in at_work)
 
 

@@ -1,9 +1,9 @@
 """Compiling ahead: helper processes fill Inductor's cache on disk with what a fit is about to compile.
 
 Three quarters of a compilation are Inductor's Python, and of that one process runs one thread at a time. So halves of
-steps are compiled in processes of their own, from the captured graph: the backward graph while this process compiles
-the forward graph, and a plan while the knob is compiled and timed. Then this process compiles as ever, and finds in
-the cache what was compiled ahead; where a helper could not do it, or too late, it compiles it itself.
+steps are compiled in processes of their own, from the captured graph: the knob while a plan is made, compiled and
+timed, and a backward graph while this process compiles the forward graph. Then this process compiles as ever, and finds
+in the cache what was compiled ahead; where a helper could not do it, or too late, it compiles it itself.
 
 Helpers stand still while something is timed, and end with the fit.
 """
@@ -27,10 +27,11 @@ from torch import fx
 from torch._inductor import config
 
 from loadmaster.executor.memory.fit.ahead.helper import Helper
-from loadmaster.executor.memory.fit.ahead.job import Half, Job, Part
+from loadmaster.executor.memory.fit.ahead.job import Job, Part
 from loadmaster.executor.memory.fit.beside import cores
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
 from loadmaster.executor.steps.sent_graph import TorchSettings, sent
+from loadmaster.executor.steps.tracing import Half
 from loadmaster.models.memory.plan import MemoryPlan
 
 logger = logging.getLogger(__name__)
@@ -39,8 +40,9 @@ CORES_EACH = 4  # for a helper and what compiles its kernels
 MOST = 4
 LEAST = 2  # of helpers: with fewer cores than these take nothing is compiled ahead
 ROOM_BYTES = 1 << 30  # of the device: a helper's CUDA context takes half of it
-# One that began so lately is not waited for before this process has compiled anything: that is as fast by itself.
-HEAD_START_S = 10.0
+# One that began so lately is not waited for before this process has compiled anything: that is as fast by itself. It
+# has the graph to trace first, as this process has when it asks.
+HEAD_START_S = 15.0
 PATIENCE_S = 60.0  # one is waited for so long, or as long again as it has run: it may hang
 _LOOK_EVERY_S = 0.05  # Ctrl-C is answered between two looks
 
@@ -107,18 +109,18 @@ class Ahead:
                 self._spare.pop().end()
 
     def knob(self, value: float) -> None:
-        """Have the backward graph compiled, since this process is about to compile the forward graph.
-
-        Of convolutions it depends on how the forward graph was compiled, so that nothing is gained.
-        """
-        if not self._convolves:
-            self._compile(value, "backward", EVERYTHING)
+        """Have the step compiled under torch.compile's knob."""
+        self._compile(value, EVERYTHING)
 
     def plan(self, plan: MemoryPlan, implementations: ImplementationFilter = EVERYTHING) -> None:
         """Have a planned step compiled."""
-        parts: tuple[Part, ...] = ("whole",) if self._convolves else ("backward", "forward")
-        for part in parts:
-            self._compile(plan, part, implementations)
+        self._compile(plan, implementations)
+
+    def is_at(self, how: float | MemoryPlan) -> bool:
+        """Whether a helper is compiling it now."""
+        with self._lock:
+            ours = [w.helper for w in self._wanted if _is_same(w.job.how, how)]
+        return any(helper is not None and not helper.has_ended() for helper in ours)
 
     def wait(self, how: float | MemoryPlan, half: Half) -> None:
         """Before half of a step is compiled here: wait for the helper that is at it; none may begin it now."""
@@ -166,11 +168,15 @@ class Ahead:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._folder = None
 
-    def _compile(self, how: float | MemoryPlan, part: Part, implementations: ImplementationFilter) -> None:
+    def _compile(self, how: float | MemoryPlan, implementations: ImplementationFilter) -> None:
+        # Of convolutions the backward graph depends on how the forward graph was compiled.
+        parts: tuple[Part, ...] = ("whole",) if self._convolves else ("backward", "forward")
         with self._or_nothing(), self._lock:
-            if self._graph is None or self._settings is None or not self._most or self._find(how, part) is not None:
+            if self._graph is None or self._settings is None or not self._most:
                 return
-            self._wanted.append(_Wanted(Job(self._graph, self._settings, how, part, implementations)))
+            for part in parts:
+                if self._find(how, part) is None:
+                    self._wanted.append(_Wanted(Job(self._graph, self._settings, how, part, implementations)))
             self._go_on()
 
     @contextlib.contextmanager

@@ -32,7 +32,6 @@ from loadmaster.executor.steps.sent_graph import TorchSettings, received
 from loadmaster.executor.steps.tracing import backend_of
 from loadmaster.models.memory.plan import MemoryPlan
 
-Half = Literal["forward", "backward"]
 Part = Literal["forward", "backward", "whole"]
 
 
