@@ -121,7 +121,7 @@ def launches_bind(step_us: float, kernels_us: float) -> str | None:
         return None
     return (
         f"the device is idle for {idle_us / 1e3:.1f} of {step_us / 1e3:.1f} ms: the processor takes longer to launch "
-        "this step's kernels than they run. A larger batch hides that."
+        'this step\'s kernels than they run. A larger batch or mode="reduce-overhead" hides that.'
     )
 
 
