@@ -19,7 +19,7 @@ from torch.fx.graph import _BoxedCodeGen
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.decompositions import decompositions
 from loadmaster.executor.memory.run.channels_last import ChannelsLast, has_channels_last_gradients, runs_channels_last
-from loadmaster.executor.memory.run.dimensions import shapes_of, with_dimensions
+from loadmaster.executor.memory.run.dimensions import WithDimensions, shapes_of
 from loadmaster.executor.memory.run.segments import Runner, Segment, chain, cut, is_staged
 from loadmaster.executor.steps.cuda_graphs import Compiler
 from loadmaster.executor.steps.transfers import send
@@ -154,7 +154,7 @@ def _compile(module: fx.GraphModule, inputs: Sequence[Any], donated: Sequence[in
     with config.patch(options), _donating(donated):
         # Inductor asks which inputs it may write over where it takes a graph for a backward graph.
         runner: Runner = compile_fx_inner(module, list(inputs), is_backward=bool(donated))
-    return with_dimensions(runner, shapes)
+    return WithDimensions(runner, shapes)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ cut between the two, the next segment refuses what it is given.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -24,21 +25,35 @@ def shapes_of(module: fx.GraphModule) -> dict[int, torch.Size]:
     return {place: fake.shape for place, fake in fakes.items() if isinstance(fake, Tensor) and fake.dim() > 1}
 
 
-def with_dimensions(runner: Runner, shapes: Mapping[int, torch.Size]) -> Runner:
-    """The runner of a graph, whose results have as many dimensions as these shapes."""
-    if not shapes:
-        return runner
-    # Found at the first call: the same code drops the same dimensions each time.
-    lost: dict[int, torch.Size] | None = None
+class WithDimensions:
+    """The runner of a graph, whose results have as many dimensions as these shapes.
 
-    def run(arguments: list[Any]) -> Any:
-        nonlocal lost
-        made = runner(arguments)
-        if lost is None:
-            lost = {place: shape for place, shape in shapes.items() if made[place].dim() != len(shape)}
-        if not lost:
-            return made
-        return tuple(made[n].view(lost[n]) if n in lost else made[n] for n in range(len(made)))
+    Attributes:
+        direct: from the first call on, what computes the results without a wrapper that only that call needs.
+    """
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    def __init__(self, compiled: Runner, shapes: Mapping[int, torch.Size]) -> None:
+        self._compiled = compiled
+        self._shapes = shapes
+        self.direct: Runner = self._first
+        self._boxed_call = True
+
+    def __call__(self, arguments: list[Any]) -> Any:
+        return self.direct(arguments)
+
+    def _first(self, arguments: list[Any]) -> Any:
+        made = self._compiled(arguments)
+        # The same code drops the same dimensions each time.
+        lost = {place: shape for place, shape in self._shapes.items() if made[place].dim() != len(shape)}
+        # Inductor's wrapper ends the tuning of kernels, which their first call does.
+        code = getattr(self._compiled, "current_callable", None) or self._compiled
+        self.direct = partial(_viewed, code, lost) if lost else code
+        return _with(made, lost)
+
+
+def _viewed(code: Runner, lost: Mapping[int, torch.Size], arguments: list[Any]) -> tuple[Any, ...]:
+    return _with(code(arguments), lost)
+
+
+def _with(made: Sequence[Any], lost: Mapping[int, torch.Size]) -> tuple[Any, ...]:
+    return tuple(made[n].view(lost[n]) if n in lost else made[n] for n in range(len(made)))

@@ -8,13 +8,14 @@ waits until what is sent to the host is gone. Identical segments (the layers of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from torch import fx
 
 Runner = Callable[[list[Any]], Any]
+"""Takes its arguments in a list, which it empties. It may have ``direct``: what to call from the second time on."""
 STAGE = "loadmaster_stage"
 """Metadata key of a node: (stage, whether the stage is a segment of its own)."""
 
@@ -77,20 +78,53 @@ def _segment(module: fx.GraphModule, run: Sequence[fx.Node], returned: set[fx.No
 
 
 def chain(module: fx.GraphModule, segments: Sequence[Segment], runners: Sequence[Runner]) -> Runner:
-    """Run segments one after another; every value is let go at its last reader."""
-    names = [n.name for n in module.graph.find_nodes(op="placeholder")]
+    """Run segments one after another; every value is let go at its last reader.
+
+    It runs as Python written for these segments: a step has a hundred, and the host must stay ahead of the device.
+    """
+    called = [f"run_{n}" for n in range(len(segments))]
+    namespace: dict[str, Any] = dict(zip(called, runners, strict=True))
+    exec(_code(module, segments, called), namespace)
+    written: Runner = namespace["run"]
+    is_first = True
+
+    def run(arguments: list[Any]) -> Any:
+        nonlocal is_first
+        made = written(arguments)
+        if is_first:
+            is_first = False
+            namespace.update({name: getattr(namespace[name], "direct", namespace[name]) for name in called})
+        return made
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _code(module: fx.GraphModule, segments: Sequence[Segment], called: Sequence[str]) -> str:
+    given = [n.name for n in module.graph.find_nodes(op="placeholder")]
     # A gradient that an input does not have is None.
     results = [
         n.name if isinstance(n, fx.Node) else None for n in cast(Sequence[Any], module.graph.output_node().args[0])
     ]
+    variables = {name: f"v{n}" for n, name in enumerate((*given, *(m for s in segments for m in s.makes)))}
 
-    def run(arguments: list[Any]) -> Any:
-        held = dict(zip(names, arguments, strict=True))
-        arguments.clear()
-        for segment, runner in zip(segments, runners, strict=True):
-            given = [held.pop(name) if name in segment.frees else held[name] for name in segment.reads]
-            held.update(zip(segment.makes, runner(given), strict=True))
-        return tuple(None if name is None else held[name] for name in results)
+    def listed(names: Iterable[str | None]) -> str:
+        return "".join(f"{None if name is None else variables[name]}, " for name in names)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    read = {*results, *(name for s in segments for name in s.reads)}
+    lines = [
+        f"({listed(given)}) = arguments",
+        "arguments.clear()",
+        *_letting_go(listed(n for n in given if n not in read)),
+    ]
+    for segment, name in zip(segments, called, strict=True):
+        # The list alone holds what is read for the last time: who is called empties it.
+        lines.append(f"given = [{listed(segment.reads)}]")
+        lines += _letting_go(listed(n for n in segment.reads if n in segment.frees))
+        lines.append(f"({listed(segment.makes)}) = {name}(given)")
+    body = "\n    ".join([*lines, f"return ({listed(results)})"])
+    return f"def run(arguments):\n    {body}\n"
+
+
+def _letting_go(listed: str) -> list[str]:
+    return [f"del {listed.rstrip(', ')}"] if listed else []

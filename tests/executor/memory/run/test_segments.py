@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 
 from loadmaster.executor.memory.run import backends
 from loadmaster.executor.memory.run.backends import eager, inductor
-from loadmaster.executor.memory.run.segments import STAGE, chain, cut, is_staged
+from loadmaster.executor.memory.run.segments import STAGE, Segment, chain, cut, is_staged
 from loadmaster.executor.steps.measure import cpu_peak_bytes
 
 aten = torch.ops.aten
@@ -49,12 +49,63 @@ def test_segments_compute_what_the_graph_computes(seed, size, stages):
     assert sum(len(s.module.graph.find_nodes(op="call_function", target=aten.add.Tensor)) for s in segments) == len(
         module.graph.find_nodes(op="call_function", target=aten.add.Tensor)
     )
-    arguments = [x, y]
-    got = chain(module, segments, [eager(s.module, ()) for s in segments])(arguments)
-    assert arguments == []
-    for g, e in zip(got, expected, strict=True):
-        assert (g is None) == (e is None)
-        assert g is None or torch.equal(g, e)
+    run = chain(module, segments, [eager(s.module, ()) for s in segments])
+    for _ in range(2):
+        arguments = [x, y]
+        got = run(arguments)
+        assert arguments == []
+        for g, e in zip(got, expected, strict=True):
+            assert (g is None) == (e is None)
+            assert g is None or torch.equal(g, e)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), size=st.integers(1, 25), stages=st.integers(1, 6))
+def test_after_a_segment_only_what_is_read_later_or_returned_is_alive(seed, size, stages):
+    module = random_graph(seed, size, stages)
+    segments = cut(module)
+    returned = {n.name for n in module.graph.output_node().all_input_nodes}
+    alive: dict[str, weakref.ref[torch.Tensor]] = {}
+
+    def watched(place: int, segment: Segment):
+        run = eager(segment.module, ())
+        later = returned.union(*(s.reads for s in segments[place + 1 :]))
+
+        def watch(arguments):
+            made = run(arguments)
+            assert {name for name, value in alive.items() if value() is not None} == later & alive.keys()
+            alive.update(zip(segment.makes, map(weakref.ref, made), strict=True))
+            return made
+
+        return watch
+
+    run = chain(module, segments, [watched(n, s) for n, s in enumerate(segments)])
+    for _ in range(2):
+        alive.clear()
+        arguments = [torch.randn(3), torch.randn(3)]
+        alive.update(zip("xy", map(weakref.ref, arguments), strict=True))
+        run(arguments)
+
+
+def test_from_the_second_time_on_segments_are_called_directly():
+    module = staged(("a", aten.exp.default, "x"), ("b", aten.sin.default, "a"))
+    segments = cut(module)
+
+    class Wrapped:
+        def __init__(self, segment: Segment) -> None:
+            self.direct = eager(segment.module, ())
+            self.calls = 0
+
+        def __call__(self, arguments):
+            self.calls += 1
+            return self.direct(arguments)
+
+    wrapped = [Wrapped(s) for s in segments]
+    run = chain(module, segments, wrapped)
+    x = torch.randn(3)
+    for _ in range(3):
+        assert torch.equal(run([x])[0], module(x)[0])
+    assert [w.calls for w in wrapped] == [1, 1]
 
 
 @pytest.mark.parametrize("recomputes", [True, False])
