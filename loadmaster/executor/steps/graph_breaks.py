@@ -13,7 +13,7 @@ import logging
 import site
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +54,26 @@ def passing_over_logging(**settings: Any) -> Iterator[None]:
     """What a model logs or prints does not break its graph. It is said by neither the tracing nor the planned steps.
 
     Args:
-        settings: others of Dynamo's, for as long: every step enters here, and to set them apart takes twice the time.
+        settings: others of Dynamo's, for as long.
     """
     name = "ignore_logging_functions" if hasattr(config, "ignore_logging_functions") else "ignore_logger_methods"
     methods = tuple(pair for pair in vars(logging.Logger).items() if callable(pair[1]))
     settings[name] = getattr(config, name) | _logging_functions(methods)
     metrics = logging.getLogger("torch._dynamo.metrics_context")
+    # Every step enters here. ``config.patch`` would make a class each time, which waits for the garbage collector.
+    before = {key: getattr(config, key) for key in settings}
     metrics.addFilter(_is_worth_logging)
     try:
-        with config.patch(settings):
-            yield
+        _set(settings)
+        yield
     finally:
+        _set(before)
         metrics.removeFilter(_is_worth_logging)
+
+
+def _set(settings: Mapping[str, Any]) -> None:
+    for key, value in settings.items():
+        setattr(config, key, value)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 import torch
 from torch import nn
@@ -67,7 +68,7 @@ def cuda_resident_bytes(model: nn.Module, device: torch.device) -> int:
 
 def device_of(model: nn.Module, batch: AnyBatch) -> torch.device:
     """The device of the first parameter, or of the first input."""
-    for tensor in (*model.parameters(), *tensors(batch)):
+    for tensor in chain(model.parameters(), tensors(batch)):  # one is enough, in every step
         return tensor.device
     return torch.device("cpu")
 

@@ -79,7 +79,8 @@ class Step(nn.Module):
         Raises:
             InputError: it is none.
         """
-        return self.calls.batch(given)
+        # Not through ``calls``: to read a signature takes longer than all else of it.
+        return for_model(given, self.takes, has_loss=self.loss is not None)
 
     def expect_call(self, batch: Batch) -> None:
         """Refuse a batch that the model cannot be called with.
