@@ -10,6 +10,9 @@ script waits for. Rows are in DIR after each, and a run goes on from them.
 
 With ``--jobs`` models compile beside each other, each with its part of the cores. One at a time runs on the GPU, and
 all others stand still while it measures its steps; so do their clocks.
+
+With ``--mode reduce-overhead`` both are asked for CUDA graphs. These allocate when they are recorded, and hold it from
+then on: the peak of such a row is what the allocator has taken from the device.
 """
 
 from __future__ import annotations
@@ -65,7 +68,8 @@ def measured(row: Row, link: Link, turn: Turn) -> Row:
         if row["method"] == "fit":
             step = fitted(model, batch, loss, row, found, turn)
         else:
-            step = compiled(model, loss, row["knob"]) if row["method"] == "compile" else plain_step(model, loss)
+            mode = row.get("mode")
+            step = compiled(model, loss, row["knob"], mode) if row["method"] == "compile" else plain_step(model, loss)
 
     def run() -> torch.Tensor:
         model.zero_grad(set_to_none=True)
@@ -83,15 +87,19 @@ def measured(row: Row, link: Link, turn: Turn) -> Row:
     result = measure(run, resident=[t for t in held if isinstance(t, torch.Tensor)], device=device, repeats=STEPS)
     norms = [p.grad.double().square().sum() for p in model.parameters() if p.grad is not None]
     found["gradient_norm"] = float(torch.stack(norms).sum().sqrt())
-    return found | {"peak_bytes": result.peak_bytes, "step_us": result.step_us, "resident_bytes": result.resident_bytes}
+    peak_bytes = result.peak_bytes
+    if "mode" in row:
+        torch.cuda.empty_cache()
+        peak_bytes = torch.cuda.memory_reserved(device)
+    return found | {"peak_bytes": peak_bytes, "step_us": result.step_us, "resident_bytes": result.resident_bytes}
 
 
-def compiled(model: Any, loss: Any, knob: float) -> Callable[..., torch.Tensor]:
+def compiled(model: Any, loss: Any, knob: float, mode: str | None) -> Callable[..., torch.Tensor]:
     """The step as users compile it."""
     import torch._functorch.config as functorch_config
 
     functorch_config.activation_memory_budget = knob
-    return torch.compile(plain_step(model, loss))
+    return torch.compile(plain_step(model, loss), mode=mode)
 
 
 def plain_step(model: Any, loss: Any) -> Callable[..., torch.Tensor]:
@@ -108,7 +116,7 @@ def plain_step(model: Any, loss: Any) -> Callable[..., torch.Tensor]:
 
 def fitted(model: Any, batch: Any, loss: Any, row: Row, found: Row, turn: Turn) -> Callable[..., torch.Tensor]:
     """The step that ``fit`` gives; what it says of itself goes to ``found``."""
-    fitter = Fitter(model, batch, loss)
+    fitter = Fitter(model, batch, loss, mode=row.get("mode", "default"))
     if row["beside"]:
         with contextlib.ExitStack() as patched, contextlib.suppress(InputError):
             for timed in ("_run", "_time_us"):  # an operator with what it needs, and a copy
@@ -138,6 +146,7 @@ def main() -> None:
     p.add_argument("--knobs", nargs="+", type=float, default=KNOBS, help="of torch.compile, highest first")
     p.add_argument("--shares", nargs="+", default=[], help="of eager's peak, as 60%%: fit to these instead")
     p.add_argument("--once", action="store_true", help="do not fit again with what the first fit left")
+    p.add_argument("--mode", choices=["reduce-overhead"], help="CUDA graphs, of torch.compile and of fit")
     p.add_argument("--jobs", type=int, default=1, help="models at once")
     p.add_argument("--join", type=Path, nargs="+", default=[], help="folders of other runs whose rows to take in")
     p.add_argument("--device", default="cuda")
@@ -154,12 +163,18 @@ def main() -> None:
     for folder in a.join:
         rows.join(json.loads((folder / "rows.json").read_text()))
     rows.measure(
-        [Model(sittings(name, a.device, a.knobs, a.shares, small=a.small, once=a.once), rows.known) for name in a.cases]
+        [
+            Model(sittings(name, a.device, a.knobs, a.shares, small=a.small, once=a.once, mode=a.mode), rows.known)
+            for name in a.cases
+        ]
     )
     figures = summary(rows.rows)
     print(json.dumps(figures))
     if a.device == "cuda":
-        record.write("memory_knob", {"plan_limit_s": PLAN_LIMIT_S, **figures, "rows": rows.rows})
+        record.write(
+            "memory_knob" if a.mode is None else "memory_cuda_graphs",
+            {"plan_limit_s": PLAN_LIMIT_S, **figures, "rows": rows.rows},
+        )
 
 
 def _alone(measures: Callable[..., Any], turn: Turn) -> Callable[..., Any]:

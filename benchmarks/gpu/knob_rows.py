@@ -27,20 +27,29 @@ Sitting = list[Row]
 
 
 def sittings(
-    name: str, device: str, knobs: Sequence[float], shares: Sequence[str] = (), *, small: bool, once: bool
+    name: str,
+    device: str,
+    knobs: Sequence[float],
+    shares: Sequence[str] = (),
+    *,
+    small: bool,
+    once: bool,
+    mode: str | None = None,
 ) -> Generator[Sitting, list[Row], None]:
     """All rows of a model; each sitting is sent what was found in it.
 
     Args:
         shares: of eager's peak, to fit to instead of the knobs' peaks.
+        mode: of torch.compile and of fit, if not the default.
     """
     base = {"case": name, "device": device, "small": small}
+    asked_mode = {} if mode is None else {"mode": mode}
     peers: list[Row] = []
     eager = (yield [{**base, "method": "eager"}]) if shares else []
     if not all("peak_bytes" in row for row in eager):
         return
     for knob in knobs:
-        peers += yield [{**base, "method": "compile", "knob": knob}]
+        peers += yield [{**base, **asked_mode, "method": "compile", "knob": knob}]
     peaks = [p["peak_bytes"] for p in peers if "peak_bytes" in p]
     if len(peaks) < len(knobs):
         return
@@ -52,6 +61,7 @@ def sittings(
     for asked in shares or (*budgets, HALF_WAY):
         wanted = {
             **base,
+            **asked_mode,
             "method": "fit",
             "asked": asked,
             "budget_bytes": budgets.get(asked),
@@ -209,7 +219,7 @@ class Rows:
 def _is_row(row: Row, wanted: Row) -> bool:
     """Whether it is the row that was asked for; what it was asked by may have been measured anew since."""
     own = "again" if wanted["method"] == "fit" else "knob"  # fit's rows tell which knob it took
-    return all(row.get(key) == wanted.get(key) for key in ("case", "device", "small", "method", "asked", own))
+    return all(row.get(key) == wanted.get(key) for key in ("case", "device", "small", "method", "mode", "asked", own))
 
 
 def shown(row: Row) -> str:
@@ -219,12 +229,17 @@ def shown(row: Row) -> str:
         "compile": lambda: f"knob {row['knob']}",
         "fit": lambda: f"fit {row['asked']}{' again' * row['again']}",
     }[row["method"]]()
+    what += f", {row['mode']}" if "mode" in row else ""
     if "failed" in row:
         return f"{row['case']}, {what}: {row['failed']}"
     peak = (
         f"{row['peak_bytes'] / 2**30:.2f} GiB, {row['step_us'] / 1e3:.1f} ms, there after {row['first_step_s']:.0f} s"
     )
     return f"{row['case']}, {what}: {peak}. {row.get('report', '')}"
+
+
+def _is_of(row: Row, other: Row) -> bool:
+    return row["case"] == other["case"] and row.get("mode") == other.get("mode")
 
 
 def summary(rows: Sequence[Row]) -> Row:
@@ -234,7 +249,7 @@ def summary(rows: Sequence[Row]) -> Row:
     """
     steps, of_fastest, waits, broken = [], [], [], 0
     for row in (r for r in rows if r["method"] == "fit" and not r["again"] and "step_us" in r):
-        peers = [r for r in rows if r["method"] == "compile" and r["case"] == row["case"] and "step_us" in r]
+        peers = [r for r in rows if r["method"] == "compile" and _is_of(r, row) and "step_us" in r]
         within = [p["step_us"] for p in peers if p["peak_bytes"] <= row["budget_bytes"]]
         broken += row["peak_bytes"] > row["budget_bytes"]
         if "%" in row["asked"]:
