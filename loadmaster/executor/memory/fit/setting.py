@@ -77,6 +77,7 @@ class Setting:
             contextlib.ExitStack() as phase,
         ):
             phase.enter_context(self.phases.during(compiling(side)))
+            phase.enter_context(self.ahead.compiling_here())
             line.show(f"{name}: compiling{last_time}", begins=True)
             compiled = step if isinstance(step, KnobStep) else step.planned
             how = step.knob if isinstance(step, KnobStep) else step.plans[0]

@@ -89,7 +89,7 @@ def plan(captured):
 def test_of_convolutions_only_a_whole_step_is_compiled_ahead(helpers, noted, plan, monkeypatch):
     monkeypatch.setattr(noted, "_convolves", True)
     monkeypatch.setattr(ahead, "HEAD_START_S", 0.0)
-    with noted.during_fit():
+    with noted.during_fit(), noted.compiling_here():
         noted.knob(0.5)
         noted.plan(plan)
         assert [(h.job.how, h.job.part) for h in helpers] == [(0.5, "whole"), (plan, "whole")]
@@ -123,7 +123,7 @@ def test_no_more_run_than_may(helpers, noted):
 
 def test_what_begins_as_late_as_this_process_is_not_waited_for(helpers, noted, plan, monkeypatch):
     monkeypatch.setattr(ahead.time, "perf_counter", lambda: ahead.HEAD_START_S - 1.0)
-    with noted.during_fit():
+    with noted.during_fit(), noted.compiling_here():
         noted.plan(plan)
         noted.knob(0.2)
         noted.wait(0.2, "backward")  # nobody has begun it
@@ -134,6 +134,25 @@ def test_what_begins_as_late_as_this_process_is_not_waited_for(helpers, noted, p
             (plan, "forward", True),
             (0.2, "forward", False),  # there is room for it
         ]
+
+
+@pytest.mark.parametrize(("convolves", "parts"), [(False, ["backward"]), (True, [])])
+def test_of_a_plan_that_is_compiled_here_at_once_the_backward_graph_is_compiled_ahead(
+    helpers, noted, plan, monkeypatch, convolves, parts
+):
+    monkeypatch.setattr(noted, "_convolves", convolves)
+    with noted.during_fit():
+        noted.plan(plan)
+        assert [h.job.part for h in helpers] == parts
+
+
+def test_knobs_that_are_not_wanted_any_more_make_room(helpers, noted, monkeypatch):
+    monkeypatch.setattr(noted, "_convolves", True)
+    with noted.during_fit():
+        noted.knobs([1.0, 0.5])
+        assert [h.job.how for h in helpers] == [1.0, 0.5]
+        noted.knobs([0.5, 0.2])
+        assert [(h.job.how, h.is_gone) for h in helpers] == [(1.0, True), (0.5, False), (0.2, False)]
 
 
 def test_helpers_stand_still_while_something_is_timed(helpers, noted):
@@ -262,7 +281,7 @@ def test_what_is_compiled_ahead_is_found_and_is_the_same(noted, plan, monkeypatc
     model, (x, y), loss = mlp_case()
     loss(model(x), y).backward()
     plain = [p.grad.clone() for p in model.parameters()]
-    with fresh_cache(), noted.during_fit():
+    with fresh_cache(), noted.during_fit(), noted.compiling_here():
         noted.knob(0.5)
         noted.plan(plan)
         at_work = [w.helper for w in noted._wanted]

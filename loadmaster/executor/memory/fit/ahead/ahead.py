@@ -18,7 +18,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,7 @@ class Ahead:
         self._spare: list[Helper] = []
         self._wanted: list[_Wanted] = []
         self._written = 0
+        self._is_compiling = False
         self._lock = threading.Lock()  # plans come from a thread of their own
 
     @contextlib.contextmanager
@@ -112,8 +113,16 @@ class Ahead:
         """Have the step compiled under torch.compile's knob."""
         self._compile(value, EVERYTHING)
 
+    def knobs(self, values: Sequence[float]) -> None:
+        """Have it compiled under these, in this order, and under no others."""
+        with self._or_nothing(), self._lock:
+            for wanted in [w for w in self._wanted if isinstance(w.job.how, float) and w.job.how not in values]:
+                self._drop(wanted)
+        for value in values:
+            self.knob(value)
+
     def plan(self, plan: MemoryPlan, implementations: ImplementationFilter = EVERYTHING) -> None:
-        """Have a planned step compiled."""
+        """Have a planned step compiled: of one that this process is about to compile, the backward graph alone."""
         self._compile(plan, implementations)
 
     def is_at(self, how: float | MemoryPlan) -> bool:
@@ -145,6 +154,15 @@ class Ahead:
             self._go_on()
 
     @contextlib.contextmanager
+    def compiling_here(self) -> Iterator[None]:
+        """Inside, this process compiles: plans that are made meanwhile wait for it."""
+        self._is_compiling = True
+        try:
+            yield
+        finally:
+            self._is_compiling = False
+
+    @contextlib.contextmanager
     def standing_still(self) -> Iterator[None]:
         """Nothing is compiled ahead inside."""
         with self._lock:
@@ -171,6 +189,8 @@ class Ahead:
     def _compile(self, how: float | MemoryPlan, implementations: ImplementationFilter) -> None:
         # Of convolutions the backward graph depends on how the forward graph was compiled.
         parts: tuple[Part, ...] = ("whole",) if self._convolves else ("backward", "forward")
+        if isinstance(how, MemoryPlan) and not self._is_compiling:
+            parts = () if self._convolves else ("backward",)
         with self._or_nothing(), self._lock:
             if self._graph is None or self._settings is None or not self._most:
                 return
