@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from loadmaster.executor.memory.fit.contest import Offer
 from loadmaster.executor.memory.fit.knob_search import NOISE, Probe, at_least_us, expected_us, next_knob
@@ -129,8 +129,8 @@ class KnobSide:
 
     def begin(self) -> None:
         """As long as no knob keeps the budget the next one is wanted in any case: compile it ahead."""
-        offer = self._next() if self.best_us is None else None
-        self.setting.ahead.knobs([] if offer is None else [offer.knob])
+        if self.best_us is None and (offer := self.offer()) is not None:
+            self.setting.ahead.knob(offer.knob)
 
     def is_at_work(self) -> bool:
         """Never."""
@@ -138,30 +138,22 @@ class KnobSide:
 
     def offer(self) -> KnobOffer | None:
         """What to try next: a knob that has kept the budget before, or the next of the search. While it is compiled
-        ahead, another side's step is compiled here, and what would be next if it did not keep the budget is too.
+        ahead, another side's step is compiled here.
         """
-        offer = self._next()
-        if offer is None or self.best_us is not None:
-            return offer
-        too_large = Probe(offer.knob, self.budget_bytes + 1, offer.expected_us)
-        after = self._next(too_large)
-        self.setting.ahead.knobs([offer.knob] if after is None else [offer.knob, after.knob])
-        return replace(offer, expected_us=math.inf) if self.setting.ahead.is_at(offer.knob) else offer
-
-    def _next(self, *assumed: Probe) -> KnobOffer | None:
-        """What to try if that was measured, too."""
-        if self.failed is not None or len(self.tries) + len(assumed) >= self.most or self.is_hopeless():
+        if self.failed is not None or len(self.tries) >= self.most or self.is_hopeless():
             return None
-        probes = (*self.probes, *assumed)
-        tried = {*(t.knob for t in self.tries), *(p.knob for p in assumed)}
-        before = [p for p in self.known if p.keeps(self.budget_bytes) and p.knob not in tried]
-        knob = next_knob(probes, self.budget_bytes, self.share, only_hope=self.only_hope)
-        at_least, expected = (0.0, 0.0) if knob is None else (at_least_us(probes, knob), expected_us(probes, knob))
+        before = [p for p in self.known if p.keeps(self.budget_bytes) and p.knob not in {t.knob for t in self.tries}]
+        knob = next_knob(self.probes, self.budget_bytes, self.share, only_hope=self.only_hope)
+        at_least, expected = (0.0, 0.0) if knob is None else self._promise(knob)
         if before:
             best = min(before, key=lambda p: p.step_us)
             if knob is None or best.step_us <= expected:
                 knob, at_least, expected = best.knob, (1.0 - NOISE) * best.step_us, best.step_us
-        return None if knob is None else KnobOffer(at_least, expected, lambda: self.measure(knob), knob)
+        if knob is None:
+            return None
+        if self.setting.ahead.is_at(knob):
+            expected = math.inf
+        return KnobOffer(at_least, expected, lambda: self.measure(knob), knob)
 
     def measure(self, knob: float) -> None:
         """Compile the step under the knob, and run it."""
@@ -181,3 +173,6 @@ class KnobSide:
         logger.info("%s", describe_knob(tried))
         if self.on_try is not None:
             self.on_try(tried)
+
+    def _promise(self, knob: float) -> tuple[float, float]:
+        return at_least_us(self.probes, knob), expected_us(self.probes, knob)

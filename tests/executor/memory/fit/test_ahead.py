@@ -146,15 +146,6 @@ def test_of_a_plan_that_is_compiled_here_at_once_the_backward_graph_is_compiled_
         assert [h.job.part for h in helpers] == parts
 
 
-def test_knobs_that_are_not_wanted_any_more_make_room(helpers, noted, monkeypatch):
-    monkeypatch.setattr(noted, "_convolves", True)
-    with noted.during_fit():
-        noted.knobs([1.0, 0.5])
-        assert [h.job.how for h in helpers] == [1.0, 0.5]
-        noted.knobs([0.5, 0.2])
-        assert [(h.job.how, h.is_gone) for h in helpers] == [(1.0, True), (0.5, False), (0.2, False)]
-
-
 def test_helpers_stand_still_while_something_is_timed(helpers, noted):
     with noted.during_fit():
         noted.get_ready()
@@ -276,6 +267,7 @@ def test_a_fit_has_compiled_what_it_tries(helpers, problem, budget, monkeypatch)
 @pytest.mark.slow
 def test_what_is_compiled_ahead_is_found_and_is_the_same(noted, plan, monkeypatch):
     monkeypatch.setattr(ahead, "cores", lambda: 4 * ahead.CORES_EACH)
+    monkeypatch.setattr(ahead, "MOST", 4)
     monkeypatch.setattr(ahead, "HEAD_START_S", 0.0)
     monkeypatch.setattr(ahead, "PATIENCE_S", float("inf"))
     model, (x, y), loss = mlp_case()

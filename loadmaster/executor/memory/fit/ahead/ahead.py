@@ -18,7 +18,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from loadmaster.models.memory.plan import MemoryPlan
 logger = logging.getLogger(__name__)
 
 CORES_EACH = 4  # for a helper and what compiles its kernels
-MOST = 4
+MOST = 3
 LEAST = 2  # of helpers: with fewer cores than these take nothing is compiled ahead
 ROOM_BYTES = 1 << 30  # of the device: a helper's CUDA context takes half of it
 # One that began so lately is not waited for before this process has compiled anything: that is as fast by itself. It
@@ -112,14 +112,6 @@ class Ahead:
     def knob(self, value: float) -> None:
         """Have the step compiled under torch.compile's knob."""
         self._compile(value, EVERYTHING)
-
-    def knobs(self, values: Sequence[float]) -> None:
-        """Have it compiled under these, in this order, and under no others."""
-        with self._or_nothing(), self._lock:
-            for wanted in [w for w in self._wanted if isinstance(w.job.how, float) and w.job.how not in values]:
-                self._drop(wanted)
-        for value in values:
-            self.knob(value)
 
     def plan(self, plan: MemoryPlan, implementations: ImplementationFilter = EVERYTHING) -> None:
         """Have a planned step compiled: of one that this process is about to compile, the backward graph alone."""
