@@ -65,13 +65,21 @@ def measure(
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in resident}
     base = sum(storages.values())
     peak = cpu_peak_bytes(run)
+    times = times_us(run, where, repeats)
+    median_us = statistics.median(times) if times else 0.0
+    return Measurement(base + peak, base, median_us, requested_bytes=base + peak, reserved_bytes=base + peak)
+
+
+def times_us(run: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+    """Times of steps one after another, us."""
+    if device.type == "cuda":
+        return queued_us(run, repeats)
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
         run()
         times.append((time.perf_counter() - start) * 1e6)
-    median_us = statistics.median(times) if times else 0.0
-    return Measurement(base + peak, base, median_us, requested_bytes=base + peak, reserved_bytes=base + peak)
+    return times
 
 
 def cpu_peak_bytes(run: Callable[[], object]) -> int:

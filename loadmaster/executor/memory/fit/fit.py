@@ -25,6 +25,7 @@ from loadmaster.executor.memory.fit.ahead.ahead import Ahead
 from loadmaster.executor.memory.fit.beside import Beside
 from loadmaster.executor.memory.fit.contest import best_of, contest
 from loadmaster.executor.memory.fit.costed import Costed
+from loadmaster.executor.memory.fit.final import time_in_turns
 from loadmaster.executor.memory.fit.in_mode import in_mode
 from loadmaster.executor.memory.fit.knob import KnobSide, KnobTrial
 from loadmaster.executor.memory.fit.phases import CAPTURING, COSTING, PLANS, Phases
@@ -181,6 +182,9 @@ class Fitter:
         finally:
             self.setting.beside.end()
             self.setting.ahead.end()
+        if planned is not None:
+            time_in_turns(self.setting, planned, knob)
+            winner = best_of([planned, knob])
         self._keep(budget_bytes, knob, taken=winner is knob)
         if winner is None:
             raise refusal(why_no_plan if planned is None else planned.error(), knob)

@@ -109,6 +109,8 @@ class KnobSide:
         """Why torch.compile could not run the step."""
         self.step: KnobStep | None = None
         """Of the try that is chosen."""
+        self.final_us: float | None = None
+        """Its time, if it was timed again."""
 
     @property
     def probes(self) -> tuple[Probe, ...]:
@@ -125,7 +127,9 @@ class KnobSide:
     @property
     def best_us(self) -> float | None:
         """Its time."""
-        return None if self.chosen is None else self.tries[self.chosen].measured.step_us
+        if self.chosen is None:
+            return None
+        return self.final_us or self.tries[self.chosen].measured.step_us
 
     def begin(self) -> None:
         """As long as no knob keeps the budget the next one is wanted in any case: compile it ahead."""

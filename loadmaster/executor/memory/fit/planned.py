@@ -73,6 +73,8 @@ class PlannedSide:
         self.state = State(budget_bytes, self._first(budget_bytes))
         self.failed: Exception | None = None
         """Why no plan could be run, or no other one."""
+        self.final_us: float | None = None
+        """The time of the plan that is chosen, if it was timed again."""
         self._next: Proposal | None = None
         self._done = False
         self._asked: tuple[MemoryProblem, Work[MemoryPlan]] | None = None
@@ -87,7 +89,9 @@ class PlannedSide:
     @property
     def best_us(self) -> float | None:
         """Its time."""
-        return None if self.chosen is None else self.state.trials[self.chosen].measured.step_us
+        if self.chosen is None:
+            return None
+        return self.final_us or self.state.trials[self.chosen].measured.step_us
 
     @property
     def waiting_us(self) -> float | None:

@@ -19,7 +19,7 @@ from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.memory.run.knob_step import KnobStep
 from loadmaster.executor.steps.batch import Batch
-from loadmaster.executor.steps.measure import Measurement
+from loadmaster.executor.steps.measure import Measurement, times_us
 from loadmaster.executor.steps.step import Loss
 
 AnyStep = PlannedStep | KnobStep
@@ -104,6 +104,10 @@ class Setting:
                 warmed_up=alone,
             )
         return measured or ran_out(self.device, budget_bytes)
+
+    def times_us(self, step: AnyStep) -> list[float]:
+        """Times of a few steps of one that is compiled."""
+        return self.alone(step, lambda run: times_us(run, self.device, self.repeats))
 
     def alone(self, step: AnyStep, look: Callable[[Callable[[], None]], Found]) -> Found:
         """Warm up, then look at one forward and backward pass; the model is as it was afterwards."""

@@ -22,7 +22,14 @@ def report(planned: PlannedSide | None, knob: KnobSide | None, why_no_plan: Exce
     plans, own = _plans(planned, why_no_plan), _own(knob)
     taken = own if knob_us is not None and (plan_us is None or knob_us < plan_us) else plans
     other = plans if taken is own else own
-    return " ".join(filter(None, (f"{taken}: it is taken.", other and f"{other}.")))
+    return " ".join(filter(None, (f"{taken}: it is taken.", other and f"{other}.", _in_turns(planned, knob))))
+
+
+def _in_turns(planned: PlannedSide | None, knob: KnobSide | None) -> str:
+    if planned is None or knob is None or planned.final_us is None or knob.final_us is None:
+        return ""
+    plan, own = show_cost(planned.final_us, "us"), show_cost(knob.final_us, "us")
+    return f"Timed once more, in turns: the plan {plan}, {_NAME} {own}."
 
 
 def refusal(error: Exception | None, knob: KnobSide) -> Exception:

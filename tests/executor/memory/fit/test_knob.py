@@ -32,6 +32,8 @@ class FakeRuns:
         self.problem, self.curve, self.plan_us, self.hidden_bytes = problem, curve, plan_us, hidden_bytes
         self.knobs, self.plans = [], 0
         self.raises = {}
+        self.in_turns = None
+        """Factors of the times of plans and of knobs, when both are timed once more."""
 
     def __call__(self, step, *_args, **_kwargs):
         error = self.raises.get(type(step))
@@ -46,11 +48,17 @@ class FakeRuns:
             used_bytes, us = verdict.peak_bytes + self.hidden_bytes, self.plan_us
         return Measurement(used_bytes, 0, us, used_bytes, used_bytes)
 
+    def times_us(self, step):
+        """What its trial said, but for :attr:`in_turns`."""
+        plan_factor, knob_factor = self.in_turns or (1.0, 1.0)
+        return [self.curve(step.knob)[1] * knob_factor if isinstance(step, KnobStep) else self.plan_us * plan_factor]
+
 
 @pytest.fixture
 def runs(monkeypatch, problem):
     fake = FakeRuns(problem)
     monkeypatch.setattr(setting, "run_trial", fake)
+    monkeypatch.setattr(setting.Setting, "times_us", lambda _self, step: fake.times_us(step))
     return fake
 
 
@@ -89,6 +97,17 @@ def test_the_plan_is_taken_where_it_is_faster_and_the_search_ends(runs, budget):
     assert runs.knobs == [1.0] and runs.plans == 1
     assert "The plan measured 100.0 us" in fitted.report and "own partition took" in fitted.report
     assert "it is taken" in fitted.report
+
+
+def test_two_steps_about_as_fast_are_timed_once_more_in_turns(runs, budget):
+    """The plan's trial was held up, the knob's was not: side by side the plan is faster."""
+    runs.curve, runs.in_turns = halves(budget), (0.5, 1.0)
+    fitted = fitter().fit(HandPlanner(step=1), budget)
+    assert isinstance(fitted.step, PlannedStep) and fitted.chosen == 0
+    assert "Timed once more, in turns: the plan 50.00 us" in fitted.report and "partition 70.00 us." in fitted.report
+    runs.plan_us = 200.0  # no machine does that
+    fitted = fitter().fit(HandPlanner(step=1), budget + 1)
+    assert isinstance(fitted.step, KnobStep) and "in turns" not in fitted.report
 
 
 def test_a_plan_that_measures_much_more_than_planned_still_loses(runs, budget):
