@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import statistics
 
+import torch
+
 from loadmaster.executor.memory.fit.knob import KnobSide
 from loadmaster.executor.memory.fit.planned import PlannedSide
 from loadmaster.executor.memory.fit.setting import Setting
@@ -25,7 +27,10 @@ def time_in_turns(setting: Setting, planned: PlannedSide, knob: KnobSide) -> Non
     plan = planned.state.candidates[planned.chosen].step
     planned_us: list[float] = []
     knob_us: list[float] = []
-    for _ in range(ROUNDS):
-        planned_us += setting.times_us(plan)
-        knob_us += setting.times_us(knob.step)
+    try:
+        for _ in range(ROUNDS):
+            planned_us += setting.times_us(plan)
+            knob_us += setting.times_us(knob.step)
+    except torch.OutOfMemoryError:  # one beside what the other left in the allocator's cache: their trials stand
+        return
     planned.final_us, knob.final_us = statistics.median(planned_us), statistics.median(knob_us)

@@ -50,6 +50,8 @@ class FakeRuns:
 
     def times_us(self, step):
         """What its trial said, but for :attr:`in_turns`."""
+        if self.in_turns == "no room":
+            raise torch.OutOfMemoryError
         plan_factor, knob_factor = self.in_turns or (1.0, 1.0)
         return [self.curve(step.knob)[1] * knob_factor if isinstance(step, KnobStep) else self.plan_us * plan_factor]
 
@@ -105,7 +107,10 @@ def test_two_steps_about_as_fast_are_timed_once_more_in_turns(runs, budget):
     fitted = fitter().fit(HandPlanner(step=1), budget)
     assert isinstance(fitted.step, PlannedStep) and fitted.chosen == 0
     assert "Timed once more, in turns: the plan 50.00 us" in fitted.report and "partition 70.00 us." in fitted.report
-    runs.plan_us = 200.0  # no machine does that
+    runs.in_turns = "no room"
+    fitted = fitter().fit(HandPlanner(step=1), budget + 2)
+    assert isinstance(fitted.step, KnobStep) and "in turns" not in fitted.report
+    runs.in_turns, runs.plan_us = (0.5, 1.0), 200.0  # no machine does that
     fitted = fitter().fit(HandPlanner(step=1), budget + 1)
     assert isinstance(fitted.step, KnobStep) and "in turns" not in fitted.report
 
