@@ -18,7 +18,7 @@ from loadmaster.executor.partition.trials import Trials
 from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.places import places
 from loadmaster.executor.steps.step import Loss
-from loadmaster.executor.steps.tracing import trace
+from loadmaster.executor.steps.tracing import given_tensors, trace
 from loadmaster.models.canonical import canonical_json, plain
 from loadmaster.models.partition.problem import (
     Axis,
@@ -109,7 +109,7 @@ def traced_step(model: nn.Module, batch: Batch, loss: Loss | None) -> TracedStep
         InputError: the step cannot be traced as one graph, returns no scalar loss, or updates what is no buffer.
     """
     given: list[torch.Tensor | None] = []
-    step_graph = trace(model, batch, loss, passes=rewritten, given=given)
+    step_graph = trace(model, batch, loss, passes=rewritten, noted=lambda module: given.extend(given_tensors(module)))
     if step_graph.mutated != frozenset(step_graph.written):
         raise InputError("model", type(model).__name__, "updates a tensor in a way that is not traced", "Copy into it.")
     with unset_fake_temporarily():

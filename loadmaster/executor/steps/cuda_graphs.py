@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import fx
@@ -20,24 +20,11 @@ from torch._inductor.cudagraph_trees import cudagraphify_impl, get_manager
 from torch._inductor.cudagraph_utils import get_placeholder_info
 from torch._inductor.utils import count_tangents, get_first_incompatible_cudagraph_node
 
-from loadmaster.errors import InputError
 from loadmaster.executor.steps.step_graph import tensors
+from loadmaster.executor.steps.tracing import Compiler
 from loadmaster.executor.steps.transfers import fetch, send
 
 logger = logging.getLogger(__name__)
-
-Mode = Literal["default", "reduce-overhead"]
-Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-
-
-def expect_mode(mode: str) -> None:
-    """Refuse a mode that there is none of.
-
-    Raises:
-        InputError: naming those there are.
-    """
-    if mode not in get_args(Mode):
-        raise InputError("mode", mode, "is unknown", f"Choose one of: {', '.join(get_args(Mode))}.")
 
 
 class CudaGraphs:

@@ -7,7 +7,7 @@ plan made from the one fits the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import fx, nn
@@ -16,17 +16,28 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
 from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import AnyBatch
-from loadmaster.executor.steps.cuda_graphs import Compiler, Mode
 from loadmaster.executor.steps.graph_breaks import UntraceableError, clear_errors, passing_over_logging, place_of
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 
+Mode = Literal["default", "reduce-overhead"]
 Half = Literal["forward", "backward"]
 Before = Callable[[Half], None]
 """Called before the forward graph is compiled, and before the backward graph is."""
 Passes = Callable[[fx.GraphModule], fx.GraphModule]
 Partition = Callable[[StepGraph], tuple[fx.GraphModule, fx.GraphModule]]
+Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 DynamoBackend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def expect_mode(mode: str) -> None:
+    """Refuse a mode that there is none of.
+
+    Raises:
+        InputError: naming those there are.
+    """
+    if mode not in get_args(Mode):
+        raise InputError("mode", mode, "is unknown", f"Choose one of: {', '.join(get_args(Mode))}.")
 
 
 def backend_of(partition: Partition, passes: Passes, forward: Compiler, backward: Compiler) -> DynamoBackend:
@@ -52,7 +63,6 @@ def compiled(
     partition: Partition,
     compilers: Callable[[], tuple[Compiler, Compiler]],
     passes: Passes,
-    given: list[torch.Tensor | None] | None = None,
     noted: Callable[[fx.GraphModule], None] | None = None,
 ) -> Callable[..., torch.Tensor]:
     """``call(step, *args, **kwargs)`` under torch.compile with a partition and compilers of our own.
@@ -63,18 +73,20 @@ def compiled(
         partition: cuts the joint graph into the forward and the backward graph.
         compilers: gives, for each step that becomes a graph, that of the forward and that of the backward graph.
         passes: what to do with the joint graph before it is cut.
-        given: is filled with the tensors that the graph's primals stand for, in order.
         noted: is called with Dynamo's graph, before anything is made of it.
     """
 
     def noting(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if noted is not None:
             noted(module)
-        if given is not None:
-            given[:] = [_tensor_of(node) for node in module.graph.find_nodes(op="placeholder")]
         return backend_of(partition, passes, *compilers())(module, inputs)
 
     return torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False)
+
+
+def given_tensors(module: fx.GraphModule) -> list[torch.Tensor | None]:
+    """The tensors that the primals of Dynamo's graph stand for, in order."""
+    return [_tensor_of(node) for node in module.graph.find_nodes(op="placeholder")]
 
 
 def _tensor_of(placeholder: fx.Node) -> torch.Tensor | None:
@@ -98,14 +110,13 @@ def trace(
     *,
     passes: Passes,
     expect: Callable[[StepGraph], None] | None = None,
-    given: list[torch.Tensor | None] | None = None,
     noted: Callable[[fx.GraphModule], None] | None = None,
 ) -> StepGraph:
     """The joint graph of one training step. Nothing of the step runs.
 
     Args:
         batch: as a user gives it.
-        passes, given, noted: as for :func:`compiled`.
+        passes, noted: as for :func:`compiled`.
         expect: raises for a graph that is none of a step (default: :func:`expect_scalar_loss`).
 
     Raises:
@@ -122,7 +133,7 @@ def trace(
 
     try:
         with torch.enable_grad(), passing_over_logging(), clear_errors(passing=_TracedError):
-            call = compiled(partition, lambda: (_left, _left), passes, given, noted)
+            call = compiled(partition, lambda: (left, left), passes, noted)
             returned: object = call(step, *taken.args, **taken.kwargs)
     except _TracedError as traced:
         return traced.graph
@@ -134,7 +145,8 @@ def trace(
     )
 
 
-def _left(module: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+def left(module: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A compiler of what is not to be compiled."""
     return module
 
 

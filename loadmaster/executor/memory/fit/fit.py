@@ -23,7 +23,7 @@ from loadmaster.executor.memory.capture import CapturedStep, capture_step
 from loadmaster.executor.memory.fit import kept as on_disk
 from loadmaster.executor.memory.fit.ahead.ahead import Ahead
 from loadmaster.executor.memory.fit.beside import Beside
-from loadmaster.executor.memory.fit.contest import best_of, contest
+from loadmaster.executor.memory.fit.contest import Side, best_of, contest
 from loadmaster.executor.memory.fit.costed import Costed
 from loadmaster.executor.memory.fit.final import time_in_turns
 from loadmaster.executor.memory.fit.in_mode import in_mode
@@ -40,11 +40,11 @@ from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.memory.run.backends import Backend, expect_backend
 from loadmaster.executor.renamed import renamed_keywords
 from loadmaster.executor.steps.batch import AnyBatch, batch_of
-from loadmaster.executor.steps.cuda_graphs import Mode, expect_mode
 from loadmaster.executor.steps.graph_breaks import UntraceableError
 from loadmaster.executor.steps.resident import device_of, gradient_bytes, own_bytes
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.timeline import Timeline, record
+from loadmaster.executor.steps.tracing import Mode, expect_mode
 from loadmaster.executor.steps.wrappers import ddp_of, own_module
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.kinds import limit_of
@@ -177,14 +177,15 @@ class Fitter:
         knob.only_hope = planned is None
         if planned is not None:
             knob.is_hopeless = planned.is_far
+        sides: list[Side] = [knob] if planned is None else [planned, knob]
         try:
-            winner = contest([knob] if planned is None else [planned, knob])
+            contest(sides)
         finally:
             self.setting.beside.end()
             self.setting.ahead.end()
         if planned is not None:
             time_in_turns(self.setting, planned, knob)
-            winner = best_of([planned, knob])
+        winner = best_of(sides)
         self._keep(budget_bytes, knob, taken=winner is knob)
         if winner is None:
             raise refusal(why_no_plan if planned is None else planned.error(), knob)

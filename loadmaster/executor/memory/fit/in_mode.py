@@ -10,9 +10,8 @@ import logging
 
 from loadmaster.executor.memory.fit.phases import KNOB, PLANS
 from loadmaster.executor.memory.fit.setting import AnyStep, Setting
-from loadmaster.executor.memory.run.apply import apply
 from loadmaster.executor.memory.run.knob_step import KnobStep
-from loadmaster.executor.steps.cuda_graphs import Mode
+from loadmaster.executor.steps.tracing import Mode
 from loadmaster.models.units import show_bytes, show_cost
 
 logger = logging.getLogger(__name__)
@@ -26,18 +25,9 @@ def in_mode(setting: Setting, step: AnyStep, budget_bytes: int, mode: Mode) -> t
     if isinstance(step, KnobStep):
         again, side = KnobStep(setting.model, setting.loss, knob=step.knob, mode=mode), KNOB
     else:
-        options = setting.options
-        again = apply(
-            step.plans,
-            setting.model,
-            setting.loss,
-            backend=options.backend,
-            implementations=options.implementations,
-            mode=mode,
-        )
-        side = PLANS
+        again, side = setting.planned(step.plans, mode), PLANS
     try:
-        measured = setting.run(again, budget_bytes, side, f"mode {mode}", records=True)
+        measured = setting.run(again, budget_bytes, side, f"mode {mode}")
     except Exception as error:  # noqa: BLE001 - of a driver, or of what was recorded
         logger.warning("mode %s is left: %s: %s", mode, type(error).__name__, error)
         return step, f"In mode {mode} it could not be run, and runs without."

@@ -30,7 +30,6 @@ from loadmaster.executor.memory.fit.trials import (
     infeasible,
     launches_bind,
 )
-from loadmaster.executor.memory.run.apply import apply
 from loadmaster.executor.steps.timeline import record
 from loadmaster.models.memory.checker import Check, check_plan
 from loadmaster.models.memory.plan import MemoryPlan
@@ -245,14 +244,7 @@ class PlannedSide:
         return replace(learned, resident_bytes=guessed + self.setting.reserve_bytes)
 
     def _run(self, problem: MemoryProblem, plan: MemoryPlan) -> Candidate:
-        options = self.setting.options
-        step = apply(
-            plan,
-            self.setting.model,
-            self.setting.loss,
-            backend=options.backend,
-            implementations=options.implementations,
-        )
+        step = self.setting.planned(plan)
         measured = self.setting.run(step, plan.budget_bytes, PLANS, f"{problem.name}, the plan")
         return Candidate(step, plan, problem, measured)
 

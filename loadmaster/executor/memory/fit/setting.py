@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,11 +16,13 @@ from loadmaster.executor.memory.fit.beside import Beside
 from loadmaster.executor.memory.fit.phases import Phases, compiling, timing
 from loadmaster.executor.memory.fit.trial_run import WARM_UP, ran_out, run_trial, runner, unchanged
 from loadmaster.executor.memory.options import CaptureOptions
-from loadmaster.executor.memory.run.apply import PlannedStep
+from loadmaster.executor.memory.run.apply import PlannedStep, apply
 from loadmaster.executor.memory.run.knob_step import KnobStep
 from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.measure import Measurement, times_us
 from loadmaster.executor.steps.step import Loss
+from loadmaster.executor.steps.tracing import Mode
+from loadmaster.models.memory.plan import MemoryPlan
 
 AnyStep = PlannedStep | KnobStep
 Found = TypeVar("Found")
@@ -62,12 +64,23 @@ class Setting:
             return measured.reserved_bytes
         return measured.peak_bytes + self.fragmentation_reserve_bytes
 
-    def run(self, step: AnyStep, budget_bytes: int, side: str, name: str, *, records: bool = False) -> Measurement:
+    def planned(self, plan: MemoryPlan | Sequence[MemoryPlan], mode: Mode = "default") -> PlannedStep:
+        """The step under a plan."""
+        options = self.options
+        return apply(
+            plan,
+            self.model,
+            self.loss,
+            backend=options.backend,
+            implementations=options.implementations,
+            mode=mode,
+        )
+
+    def run(self, step: AnyStep, budget_bytes: int, side: str, name: str) -> Measurement:
         """Compile a step, and measure it once nothing runs beside. One that takes more than the device has ran out.
 
         Args:
             side, name: whose phases this counts as, and what to call the step meanwhile.
-            records: it makes CUDA graphs.
         """
         measured = None
         last_time = self.phases.last_time(compiling(side))
@@ -100,7 +113,7 @@ class Setting:
                 gradients_held=self.options.gradients_held,
                 repeats=self.repeats,
                 # CUDA graphs are recorded in the second step, which is the one that allocates: it is measured.
-                warm_up=1 if records else WARM_UP,
+                warm_up=WARM_UP if compiled.mode == "default" else 1,
                 warmed_up=alone,
             )
         return measured or ran_out(self.device, budget_bytes)

@@ -23,13 +23,13 @@ from loadmaster.executor.memory.run.elsewhere import without_elsewhere
 from loadmaster.executor.memory.run.emission import emit
 from loadmaster.executor.renamed import renamed_keywords
 from loadmaster.executor.steps.batch import Batch
-from loadmaster.executor.steps.cuda_graphs import Compiler, CudaGraphs, Mode, expect_mode
+from loadmaster.executor.steps.cuda_graphs import CudaGraphs
 from loadmaster.executor.steps.graph_breaks import clear_errors, passing_over_logging
 from loadmaster.executor.steps.guards import Guards, differences, guards_of
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
-from loadmaster.executor.steps.tracing import Before, Half, compiled, compiled_plainly
+from loadmaster.executor.steps.tracing import Before, Compiler, Half, Mode, compiled, compiled_plainly, expect_mode
 from loadmaster.executor.steps.transfers import forget_copies
 from loadmaster.executor.steps.versions import other_versions
 from loadmaster.executor.steps.wrappers import ddp_of, own_module, standing_in

@@ -21,7 +21,7 @@ from loadmaster.executor.memory.implementations.decompositions import decomposit
 from loadmaster.executor.memory.run.channels_last import ChannelsLast, has_channels_last_gradients, runs_channels_last
 from loadmaster.executor.memory.run.dimensions import WithDimensions, shapes_of
 from loadmaster.executor.memory.run.segments import Runner, Segment, chain, cut, is_staged
-from loadmaster.executor.steps.cuda_graphs import Compiler
+from loadmaster.executor.steps.tracing import Compiler
 from loadmaster.executor.steps.transfers import send
 
 Backend = Literal["inductor", "eager"]

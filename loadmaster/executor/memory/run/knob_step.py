@@ -15,9 +15,8 @@ from torch._functorch import config
 
 from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import Batch
-from loadmaster.executor.steps.cuda_graphs import Mode, expect_mode
 from loadmaster.executor.steps.step import Loss, Step
-from loadmaster.executor.steps.tracing import Before, compiled_plainly
+from loadmaster.executor.steps.tracing import Before, Mode, compiled_plainly, expect_mode
 from loadmaster.executor.steps.wrappers import ddp_of, own_module
 
 
@@ -48,6 +47,7 @@ class KnobStep(nn.Module):
             raise InputError("model", "DistributedDataParallel", "would be left out of the step", remedy)
         self.step = Step(own_module(model), loss)
         self.knob = knob
+        self.mode = mode
         self.before: Before = lambda _half: None
         self._call = compiled_plainly(mode, lambda half: self.before(half))
 

@@ -130,7 +130,8 @@ def test_fit_gives_the_winner_in_the_mode(fitter):
 def test_fit_leaves_the_mode_where_it_does_not_work(fitter, monkeypatch, why):
     budget_bytes = keep_nothing_peak(fitter.costed.plain) * 2
 
-    def run(*_args, records=False, **_kwargs):
+    def run(_self, step, *_args):
+        records = step.planned.mode != "default"
         if records and why == "broken":
             raise RuntimeError("a kernel that cannot be recorded")
         used_bytes = budget_bytes + records

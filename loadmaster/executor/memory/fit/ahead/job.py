@@ -29,7 +29,7 @@ from loadmaster.executor.memory.operators.implementation_filter import EVERYTHIN
 from loadmaster.executor.memory.run.apply import CompiledPlans
 from loadmaster.executor.memory.run.backends import inductor, lowered_only, report_strides
 from loadmaster.executor.steps.sent_graph import TorchSettings, received
-from loadmaster.executor.steps.tracing import backend_of
+from loadmaster.executor.steps.tracing import backend_of, left
 from loadmaster.models.memory.plan import MemoryPlan
 
 Part = Literal["forward", "backward", "whole"]
@@ -84,7 +84,7 @@ class Job:
     def _compile_planned(self, plan: MemoryPlan, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
         partition = CompiledPlans((plan,), "inductor", self.implementations).partition
         forward = lowered_only if self.part == "backward" else inductor
-        backward = _left if self.part == "forward" else inductor
+        backward = left if self.part == "forward" else inductor
         backend_of(partition, run_passes, forward, backward)(module, inputs)
 
     def _inner(self, module: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
@@ -94,7 +94,3 @@ class Job:
         if not is_backward:
             report_strides(module)
         return module
-
-
-def _left(module: fx.GraphModule, _inputs: Sequence[Any]) -> fx.GraphModule:
-    return module
