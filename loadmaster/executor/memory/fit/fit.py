@@ -98,7 +98,7 @@ class Fitter:
             raise InputError("mode", mode, "overwrites the gradients of the step before", remedy)
         step = Step(own_module(model), loss)
         step.expect_call(step.batch(batch_of(batch)))
-        self.mode, self.on_try, self.on_knob = mode, on_try, on_knob
+        self.on_try, self.on_knob = on_try, on_knob
         self.setting = Setting(
             model,
             batch_of(batch),
@@ -108,6 +108,7 @@ class Fitter:
             fragmentation_reserve_bytes,
             time_tolerance,
             repeats,
+            mode,
             Phases(),
             Beside(),
             Ahead(wanted=options.backend == "inductor"),
@@ -183,7 +184,7 @@ class Fitter:
         finally:
             self.setting.beside.end()
             self.setting.ahead.end()
-        if planned is not None:
+        if planned is not None and not self.setting.counts_kernels:
             time_in_turns(self.setting, planned, knob)
         winner = best_of(sides)
         self._keep(budget_bytes, knob, taken=winner is knob)
@@ -271,13 +272,13 @@ class Fitter:
         phases, knobs = self.setting.phases, tuple(knob.tries)
         if best_of([knob] if planned is None else [planned, knob]) is knob:
             assert knob.step is not None, "it kept the budget"
-            step, more = in_mode(self.setting, knob.step, knob.budget_bytes, self.mode)
+            step, more = in_mode(self.setting, knob.step, knob.budget_bytes)
             said = " ".join(filter(None, (said, more, phases.words())))
             return Fitted(step, None, None, trials, None, knobs, knob.chosen, said, dict(phases.seconds))
         assert planned is not None and planned.chosen is not None, "it kept the budget"
         best = planned.state.candidates[planned.chosen]
         found = self._measurement(best)
-        step, more = in_mode(self.setting, best.step, knob.budget_bytes, self.mode)
+        step, more = in_mode(self.setting, best.step, knob.budget_bytes)
         said = " ".join(filter(None, (said, more, phases.words())))
         chosen, seconds = planned.chosen, dict(phases.seconds)
         return Fitted(step, best.plan, best.problem, trials, chosen, knobs, None, said, seconds, found)
@@ -357,8 +358,9 @@ def fit(
         knob_tries: values of torch.compile's own knob, ``activation_memory_budget``, that are run at most beside the
             plans; each is a compilation. 0: plans alone. With ``backend="eager"`` there are plans alone.
         repeats: timed steps of each.
-        mode: as for :func:`~loadmaster.executor.memory.run.apply.apply`. Plans and knobs are tried without CUDA graphs;
-            those of the fastest are made at the end, measured, and taken where they keep the budget, too.
+        mode: as for :func:`~loadmaster.executor.memory.run.apply.apply`. Plans and knobs are tried without CUDA graphs,
+            and a step's time is that of its kernels; graphs of the fastest are made at the end, measured, and taken
+            where they keep the budget, too.
         progress: whether to say what goes on, in a line on standard error. None: in a terminal or a notebook. A planner
             has a line of its own.
 

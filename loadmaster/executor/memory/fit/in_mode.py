@@ -1,7 +1,7 @@
 """What was taken, in the mode that the user asked for: CUDA graphs are made of the winner alone.
 
-Trials run without them. What a CUDA graph holds is allocated when it is recorded, and stays as long as its step: one
-trial's memory would count as the next one's.
+Trials run without them, and count what kernels take. What a CUDA graph holds is allocated when it is recorded, and
+stays as long as its step: one trial's memory would count as the next one's.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import logging
 from loadmaster.executor.memory.fit.phases import KNOB, PLANS
 from loadmaster.executor.memory.fit.setting import AnyStep, Setting
 from loadmaster.executor.memory.run.knob_step import KnobStep
-from loadmaster.executor.steps.tracing import Mode
 from loadmaster.models.units import show_bytes, show_cost
 
 logger = logging.getLogger(__name__)
 
 
-def in_mode(setting: Setting, step: AnyStep, budget_bytes: int, mode: Mode) -> tuple[AnyStep, str]:
+def in_mode(setting: Setting, step: AnyStep, budget_bytes: int) -> tuple[AnyStep, str]:
     """The step in this mode, or as it is where the mode does not keep the budget; and what it measured, in words."""
+    mode = setting.mode
     if mode == "default":
         return step, ""
     again: AnyStep
@@ -34,4 +34,5 @@ def in_mode(setting: Setting, step: AnyStep, budget_bytes: int, mode: Mode) -> t
     used_bytes = setting.used_bytes(measured)
     if used_bytes > budget_bytes:
         return step, f"In mode {mode} it took {show_bytes(used_bytes)}, and runs without."
-    return again, f"In mode {mode} it measured {show_cost(measured.step_us, 'us')} at {show_bytes(used_bytes)}."
+    of = "These times are of kernels alone. " if setting.counts_kernels else ""
+    return again, f"{of}In mode {mode} it measured {show_cost(measured.step_us, 'us')} at {show_bytes(used_bytes)}."

@@ -73,6 +73,7 @@ def path_of(setting: Setting) -> Path:
         "guards": sorted(guards.items()),
         "state_bytes": 0 if options.optimizer is None else optimizer_state_bytes(options.optimizer),
         "options": (options.gradients_held, repr(options.host_link), repr(options.implementations)),
+        "mode": setting.mode,
         "fragmentation": setting.fragmentation_reserve_bytes,
     }
     return kept_path(ROOM, *(f"{name}: {value}" for name, value in said.items()))

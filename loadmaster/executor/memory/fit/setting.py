@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -21,6 +21,7 @@ from loadmaster.executor.memory.run.knob_step import KnobStep
 from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.measure import Measurement, times_us
 from loadmaster.executor.steps.step import Loss
+from loadmaster.executor.steps.timeline import record
 from loadmaster.executor.steps.tracing import Mode
 from loadmaster.models.memory.plan import MemoryPlan
 
@@ -36,6 +37,8 @@ class Setting:
         fragmentation_reserve_bytes: as for :func:`~loadmaster.executor.memory.fit.fit.fit`; None: reserved bytes count.
         time_tolerance: share that a planned time may be off.
         repeats: timed steps of a trial.
+        mode: what the user asked for. Trials run without CUDA graphs; where these are to come, a step's time is that of
+            its kernels, which a graph leaves of it.
         phases: what its time is spent on.
         beside: what goes on beside the trials' compilations.
         ahead: what is compiled before it is asked for.
@@ -49,6 +52,7 @@ class Setting:
     fragmentation_reserve_bytes: int | None
     time_tolerance: float
     repeats: int
+    mode: Mode
     phases: Phases
     beside: Beside
     ahead: Ahead
@@ -116,7 +120,19 @@ class Setting:
                 warm_up=WARM_UP if compiled.mode == "default" else 1,
                 warmed_up=alone,
             )
+            if self.counts_kernels and compiled.mode == "default":
+                measured = replace(measured, step_us=self._kernels_us(step))
         return measured or ran_out(self.device, budget_bytes)
+
+    @property
+    def counts_kernels(self) -> bool:
+        """Whether the launches of a trial's kernels say nothing of the step that the user gets."""
+        return self.mode != "default" and self.device.type == "cuda"
+
+    def _kernels_us(self, step: AnyStep) -> float:
+        """Time of all kernels of a step that is compiled, copies to and from the host left out."""
+        timeline = self.alone(step, lambda run: record(run, self.device))
+        return timeline.products_us + timeline.moves_us
 
     def times_us(self, step: AnyStep) -> list[float]:
         """Times of a few steps of one that is compiled."""
