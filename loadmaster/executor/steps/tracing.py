@@ -15,6 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
 from loadmaster.errors import InputError
+from loadmaster.executor.steps.attention_masks import lay_out_masks
 from loadmaster.executor.steps.batch import AnyBatch
 from loadmaster.executor.steps.graph_breaks import UntraceableError, clear_errors, passing_over_logging, place_of
 from loadmaster.executor.steps.step import Loss, Step
@@ -73,10 +74,11 @@ def compiled(
         partition: cuts the joint graph into the forward and the backward graph.
         compilers: gives, for each step that becomes a graph, that of the forward and that of the backward graph.
         passes: what to do with the joint graph before it is cut.
-        noted: is called with Dynamo's graph, before anything is made of it.
+        noted: is called with Dynamo's graph, before more is made of it than attention's masks laid out.
     """
 
     def noting(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        lay_out_masks(module)
         if noted is not None:
             noted(module)
         return backend_of(partition, passes, *compilers())(module, inputs)
@@ -151,7 +153,7 @@ def left(module: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
 
 
 def compiled_plainly(mode: Mode = "default", before: Before = lambda _half: None) -> Callable[..., torch.Tensor]:
-    """``call(step, *args, **kwargs)`` as torch.compile has it in this mode, without a plan.
+    """``call(step, *args, **kwargs)`` as torch.compile has it in this mode, without a plan, but for attention's masks.
 
     Each has a backend of its own. Dynamo compiles what follows a graph break as functions of the model's, and takes
     what it once compiled for another caller with the same backend: under that one's settings, not under this one's.
@@ -164,6 +166,7 @@ def compiled_plainly(mode: Mode = "default", before: Before = lambda _half: None
         return compile_fx_inner(module, inputs, **settings)
 
     def inductor(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        lay_out_masks(module)
         return cast(Callable[..., Any], compile_fx(module, inputs, inner_compile=inner, config_patches=patches))
 
     return torch.compile(_own_call(), backend=inductor)

@@ -4,7 +4,7 @@ A plan decides about the operators that a model was written in. Some ways to wri
 back, and ``torch.compile`` rewrites some of the first and the last on its own:
 
 - attention as two products and a softmax, whose scores a fused kernel never holds (:func:`written_out_attention`);
-- PyTorch's own attention called with what none of its fused kernels takes, as a mask that is trained
+- PyTorch's own attention called with what none of its fused kernels takes, as a mask that is trained, on a CPU
   (:func:`attention_in_full`);
 - matrix products whose rows start between multiples of 16 bytes, for which libraries have slow kernels only
   (:func:`unaligned_products`; the chunked loss aligns its own).
@@ -60,9 +60,8 @@ def attention_in_full(step_graph: StepGraph) -> Iterator[str]:
     if found:
         yield (
             f"scaled_dot_product_attention holds its scores in {_places(found)}: they take {_size(found)}, kept or "
-            "computed again, since no kernel that does without them takes these arguments. A mask that is trained is "
-            "such a one, and a mask that is expanded along the keys: make that contiguous. "
-            "torch.nn.attention.sdpa_kernel around the call, with one backend, says why."
+            "computed again, since no kernel that does without them takes these arguments. On a CPU a mask that is "
+            "trained is such a one. torch.nn.attention.sdpa_kernel around the call, with one backend, says why."
         )
 
 
