@@ -26,7 +26,7 @@ class Measurement:
     Attributes:
         peak_bytes: highest allocated bytes during the step, resident ones included.
         resident_bytes: allocated before it.
-        step_us: median time of the timed steps, one after another.
+        step_us: median time of the timed steps, one after another; on CUDA see :func:`queued_us`.
         requested_bytes: highest bytes asked for; blocks that the CUDA allocator hands out can be larger.
         reserved_bytes: highest bytes that the CUDA allocator took from the device: fragmentation is the rest.
         ran_out: the device ran out of memory before a step was over; bytes are what the step takes at least.
@@ -113,15 +113,20 @@ def _on_cuda(run: Callable[[], object], device: torch.device, repeats: int) -> M
 
 
 def queued_us(run: Callable[[], object], repeats: int) -> list[float]:
-    """Times of steps one after another on the current CUDA device, us.
+    """Times of steps one after another on the current CUDA device, us: each that of the device or of the processor.
 
-    They are queued as in training, where the processor is ahead of the GPU: waiting for each step would count the
-    launches that lead up to the next one's first kernels.
+    They are queued as in training: waiting for each step would count the launches that lead up to the next one's first
+    kernels. In training it is the slower of the two that decides. Of a few steps the device would tell less: it still
+    has kernels to run that were launched before.
     """
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]  # type: ignore[no-untyped-call]
+    launched = [time.perf_counter()]
     marks[0].record()
     for mark in marks[1:]:
         run()
         mark.record()
+        launched.append(time.perf_counter())
     marks[-1].synchronize()
-    return [start.elapsed_time(stop) * 1e3 for start, stop in pairwise(marks)]
+    device_us = [start.elapsed_time(stop) * 1e3 for start, stop in pairwise(marks)]
+    processor_us = [(stop - start) * 1e6 for start, stop in pairwise(launched)]
+    return [max(both) for both in zip(device_us, processor_us, strict=True)]

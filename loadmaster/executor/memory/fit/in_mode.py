@@ -35,4 +35,5 @@ def in_mode(setting: Setting, step: AnyStep, budget_bytes: int) -> tuple[AnyStep
     if used_bytes > budget_bytes:
         return step, f"In mode {mode} it took {show_bytes(used_bytes)}, and runs without."
     of = "These times are of kernels alone. " if setting.counts_kernels else ""
-    return again, f"{of}In mode {mode} it measured {show_cost(measured.step_us, 'us')} at {show_bytes(used_bytes)}."
+    at = f"{show_bytes(used_bytes)}, {show_bytes(measured.reserved_bytes)} reserved"
+    return again, f"{of}In mode {mode} it measured {show_cost(measured.step_us, 'us')} at {at}."
