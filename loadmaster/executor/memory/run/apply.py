@@ -21,6 +21,7 @@ from loadmaster.executor.memory.run.budget_check import BudgetCheck
 from loadmaster.executor.memory.run.channels_last import runs_channels_last
 from loadmaster.executor.memory.run.elsewhere import without_elsewhere
 from loadmaster.executor.memory.run.emission import emit
+from loadmaster.executor.memory.run.frame_room import with_room
 from loadmaster.executor.renamed import renamed_keywords
 from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.cuda_graphs import CudaGraphs
@@ -70,7 +71,7 @@ class CompiledPlans:
         def of(half: Half) -> Compiler:
             def compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
                 self.before(half)
-                return COMPILERS[self.backend](module, inputs)
+                return with_room(COMPILERS[self.backend](module, inputs))
 
             return compile
 
