@@ -71,7 +71,7 @@ class CompiledPlans:
         def of(half: Half) -> Compiler:
             def compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
                 self.before(half)
-                return with_room(COMPILERS[self.backend](module, inputs))
+                return with_room(COMPILERS[self.backend](module, inputs, half))
 
             return compile
 

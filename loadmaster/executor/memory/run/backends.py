@@ -21,13 +21,13 @@ from loadmaster.executor.memory.implementations.decompositions import decomposit
 from loadmaster.executor.memory.run.channels_last import ChannelsLast, has_channels_last_gradients, runs_channels_last
 from loadmaster.executor.memory.run.dimensions import WithDimensions, shapes_of
 from loadmaster.executor.memory.run.segments import Runner, Segment, chain, cut, is_staged
-from loadmaster.executor.steps.tracing import Compiler
+from loadmaster.executor.steps.tracing import Half
 from loadmaster.executor.steps.transfers import send
 
 Backend = Literal["inductor", "eager"]
 
 
-def eager(module: fx.GraphModule, _inputs: Sequence[Any]) -> Runner:
+def eager(module: fx.GraphModule, _inputs: Sequence[Any], _half: Half = "forward") -> Runner:
     """Run the graph node by node in its order.
 
     The arguments come as one list that is emptied on entry, and every name dies at its last use: a saved activation
@@ -44,29 +44,41 @@ def eager(module: fx.GraphModule, _inputs: Sequence[Any]) -> Runner:
     return run
 
 
-def inductor(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
+def inductor(module: fx.GraphModule, inputs: Sequence[Any], half: Half = "forward") -> Runner:
     """Compile the graph with Inductor, its own reordering for memory off; segment by segment where it is cut."""
-    return _run_by_inductor(module, inputs, _compile)
+    return _run_by_inductor(module, inputs, _compile, _saved(module, inputs) if half == "backward" else frozenset())
 
 
 def lowered_only(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
     """As :func:`inductor` for what is compiled after it, but nothing is compiled: what is returned cannot run."""
     if is_staged(module):
-        return _run_by_inductor(module, inputs, lambda lowered, *_: lowered)
+        return _run_by_inductor(module, inputs, lambda lowered, *_: lowered, frozenset())
     report_strides(module)
     return cast(Runner, module)
 
 
-def _run_by_inductor(module: fx.GraphModule, inputs: Sequence[Any], compile: Callable[..., Runner]) -> Runner:
+def _saved(module: fx.GraphModule, inputs: Sequence[Any]) -> frozenset[str]:
+    """Inputs of a backward graph that the forward graph has made for it alone: nobody reads them afterwards."""
+    metadata = TracingContext.get().fw_metadata
+    assert metadata is not None, "inside AOTAutograd"
+    holders, places = Counter(_storages(inputs)), {*(metadata.bw_donated_idxs or ())}
+    named = enumerate(zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True))
+    return frozenset(n.name for i, (n, fake) in named if i in places and _is_alone(fake, holders))
+
+
+def _run_by_inductor(
+    module: fx.GraphModule, inputs: Sequence[Any], compile: Callable[..., Runner], saved: frozenset[str]
+) -> Runner:
     sends = bool(module.graph.find_nodes(op="call_function", target=send))
     channels_last = sends and runs_channels_last(module)
     if not is_staged(module):
         lowered = _lower(module, inputs, channels_last=channels_last)
-        return compile(lowered, inputs)
+        names = [n.name for n in module.graph.find_nodes(op="placeholder")]
+        return compile(lowered, inputs, tuple(place for place, name in enumerate(names) if name in saved))
     segments = cut(module)
     compiled: dict[Hashable, Runner] = {}
     fakes = dict(zip((n.name for n in module.graph.find_nodes(op="placeholder")), inputs, strict=True))
-    not_ours = frozenset(fakes)
+    not_ours = frozenset(fakes) - saved
     holders = Counter(_storages(inputs))
     runners = []
     for segment in segments:
@@ -128,18 +140,22 @@ def _key(module: fx.GraphModule, inputs: Sequence[Any]) -> Hashable:
 def _donated(
     segment: Segment, not_ours: frozenset[str], fakes: Mapping[str, Any], holders: Mapping[int, int]
 ) -> tuple[int, ...]:
-    """Places among a segment's inputs that it may write over: made by segments before it, read by none after it, and
-    no other value shares their memory.
+    """Places among a segment's inputs that it may write over: made by segments before it, or for this graph alone,
+    read by none after it, and no other value shares their memory.
 
     Args:
-        not_ours: inputs of the graph.
+        not_ours: inputs of the graph, but for those.
         holders: how many values have each storage.
     """
     return tuple(
         place
         for place, name in enumerate(segment.reads)
-        if name in segment.frees - not_ours and all(holders[s] == 1 for s in _storages([fakes[name]]))
+        if name in segment.frees - not_ours and _is_alone(fakes[name], holders)
     )
+
+
+def _is_alone(fake: Any, holders: Mapping[int, int]) -> bool:
+    return all(holders[s] == 1 for s in _storages([fake]))
 
 
 def _storages(fakes: Iterable[Any]) -> list[int]:
@@ -177,7 +193,10 @@ def _donating(places: Sequence[int]) -> Iterator[None]:
         metadata.bw_donated_idxs = whole
 
 
-COMPILERS: dict[Backend, Compiler] = {"inductor": inductor, "eager": eager}
+COMPILERS: dict[Backend, Callable[[fx.GraphModule, Sequence[Any], Half], Runner]] = {
+    "inductor": inductor,
+    "eager": eager,
+}
 
 
 def expect_backend(backend: str) -> None:

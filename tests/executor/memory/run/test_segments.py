@@ -10,14 +10,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import fx
+from torch import fx, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 
+from loadmaster.executor import apply
+from loadmaster.executor.costs import roofline
+from loadmaster.executor.memory.capture import capture
 from loadmaster.executor.memory.run import backends
 from loadmaster.executor.memory.run.backends import eager, inductor
 from loadmaster.executor.memory.run.segments import STAGE, Segment, chain, cut, is_staged
 from loadmaster.executor.steps.measure import cpu_peak_bytes
+from tests.executor.memory.hand_planner import HandPlanner, keep_nothing_peak
 
 aten = torch.ops.aten
 
@@ -152,7 +156,7 @@ def staged(*rows) -> fx.GraphModule:
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-def compiled(module: fx.GraphModule, value: torch.Tensor, monkeypatch: pytest.MonkeyPatch):
+def compiled(module: fx.GraphModule, value: torch.Tensor, monkeypatch: pytest.MonkeyPatch, **options):
     """The graph through Inductor, and for each segment the places that it may write over."""
     donated: list[tuple[int, ...]] = []
     original = backends._compile
@@ -166,7 +170,7 @@ def compiled(module: fx.GraphModule, value: torch.Tensor, monkeypatch: pytest.Mo
     context = TracingContext(fake_mode)
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=[0], static_input_indices=[])
     with tracing(context):
-        run = inductor(module, [fake_mode.from_tensor(value)])
+        run = inductor(module, [fake_mode.from_tensor(value)], **options)
     assert context.fw_metadata.bw_donated_idxs == [0]
     return run, donated
 
@@ -203,6 +207,49 @@ def test_code_that_writes_over_its_input_is_for_inputs_that_die(monkeypatch):
         run, donated = compiled(module, x, monkeypatch)
         assert donated == places
         torch.testing.assert_close(run([x.clone()])[0], module(x)[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_backward_graph_writes_over_what_was_saved_for_it(cut, monkeypatch):
+    x = torch.randn(1000, 1000)
+    module = staged(("a", aten.exp.default, "x"), ("b", aten.sin.default, "a"))
+    if not cut:
+        for node in module.graph.nodes:
+            node.meta.pop(STAGE, None)
+    run, donated = compiled(module, x, monkeypatch, half="backward")
+    assert donated == ([(0,), (0,)] if cut else [(0,)])
+    expected = module(x)[0]
+    assert cpu_peak_bytes(lambda: run([x])) < 0.5 * x.nbytes
+    torch.testing.assert_close(x, expected)  # it lies where x did
+
+
+class Halves(nn.Module):
+    """What is saved of it are views of one tensor, and other names of the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.out = nn.Linear(8, 16), nn.Linear(8, 8)
+
+    def forward(self, x):
+        left, right = self.wide(x).exp().chunk(2, -1)
+        return self.out(left.tanh() * right.view(4, -1, 8).flatten(0, 1).sin() * left).exp()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_gradients_are_right_where_saved_tensors_share_memory(share):
+    model, batch, loss = Halves(), (torch.randn(32, 8), torch.randn(32, 8)), nn.MSELoss()
+    problem = capture(model, batch, loss, costs=roofline("cpu"))
+    low, high = keep_nothing_peak(problem), 4 * keep_nothing_peak(problem)
+    step = apply(HandPlanner(1)(problem.with_budget(int(low + share * (high - low)))), model, loss)
+    for _ in range(2):
+        model.zero_grad()
+        step(*batch).backward()
+        found = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        loss(model(batch[0]), batch[1]).backward()
+        torch.testing.assert_close(found, [p.grad for p in model.parameters()])
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,7 +85,7 @@ class Job:
     def _compile_planned(self, plan: MemoryPlan, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
         partition = CompiledPlans((plan,), "inductor", self.implementations).partition
         forward = lowered_only if self.part == "backward" else inductor
-        backward = left if self.part == "forward" else inductor
+        backward = left if self.part == "forward" else partial(inductor, half="backward")
         backend_of(partition, run_passes, forward, backward)(module, inputs)
 
     def _inner(self, module: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
