@@ -24,7 +24,7 @@ from loadmaster.models.kinds import KINDS
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_suffix(".json")
-SLOW_FROM_S = 5.0
+SLOW_FROM_S = 2.0
 COMMON_ROOMS = {"steps", "costs"}  # graphs of operators are no graphs of nodes
 
 

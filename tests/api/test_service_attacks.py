@@ -53,6 +53,7 @@ def test_small_things_by_the_million_are_refused_before_they_take_memory(small: 
     assert peak_bytes < len(body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wide", ['{"problem":%s}', '{"problem":{"forward":[%s]}}', '{"problem":{},"labels":%s}'])
 async def test_objects_of_very_many_keys_are_refused_as_a_whole(
     make_settings: Callable[..., Settings], wide: str
@@ -209,6 +210,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_bug(
     assert [record for record in caplog.records if record.exc_info] == []
 
 
+@pytest.mark.slow
 def test_a_slow_answer_is_not_cut_off(start_service: Callable[..., RunningService]) -> None:
     service = start_service(request_timeout_s=0.2)
     plan = httpx.post(f"{service.url}/v1/plans", json={"problem": problem()}).json()["links"]["self"]
@@ -216,6 +218,7 @@ def test_a_slow_answer_is_not_cut_off(start_service: Callable[..., RunningServic
     assert (waited.status_code, waited.json()["state"]) == (200, "queued")
 
 
+@pytest.mark.slow
 def test_a_stopped_job_does_not_outlive_its_worker(
     start_service: Callable[..., RunningService], tmp_path: Path
 ) -> None:

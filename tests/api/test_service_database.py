@@ -98,6 +98,7 @@ def open_and_note(url: str, start: float) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_many_may_open_a_fresh_database_at_once(url: str) -> None:
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         pool.map(abs, range(4))

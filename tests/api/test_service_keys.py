@@ -193,6 +193,7 @@ async def test_a_store_that_does_not_answer_lets_nobody_in(
     assert int(answer.headers["retry-after"]) > 0
 
 
+@pytest.mark.slow
 async def test_secrets_are_in_no_log_and_no_answer(
     http: httpx.AsyncClient, secrets: dict[Scope, str], caplog: pytest.LogCaptureFixture
 ) -> None:

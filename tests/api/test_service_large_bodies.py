@@ -131,6 +131,7 @@ async def test_a_process_that_dies_once_is_replaced(http: httpx.AsyncClient, tmp
     assert len(set(pids(marker))) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reading", "status", "tries", "told"),
     [
@@ -153,6 +154,7 @@ async def test_a_body_that_cannot_be_read_harms_nobody_else(
     assert (await http.get("/v1/plans")).json()["plans"][0]["name"] == "a problem"
 
 
+@pytest.mark.slow
 async def test_a_process_that_does_not_come_to_an_end_is_ended(
     http: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +165,7 @@ async def test_a_process_that_does_not_come_to_an_end_is_ended(
     assert [pid for pid in pids(marker) if alive(pid)] == []
 
 
+@pytest.mark.slow
 async def test_small_requests_do_not_wait_for_large_ones(http: httpx.AsyncClient, tmp_path: Path) -> None:
     """Also not where more large ones wait than there are threads for requests."""
     body, marker = odd(tmp_path, "waits")

@@ -284,6 +284,7 @@ async def test_the_catalogues(http: httpx.AsyncClient) -> None:
     assert all(device["memory_bytes"] > 0 for device in devices)
 
 
+@pytest.mark.slow
 async def test_the_page_lists_plans_and_escapes_their_names(http: httpx.AsyncClient, worker: Worker) -> None:
     assert "No plans yet" in (await http.get("/")).text
     plan = await submit(http, problem(name="<script>alert(1)</script>"))

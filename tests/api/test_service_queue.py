@@ -54,6 +54,7 @@ def test_threads_claim_every_job_once(url: str) -> None:
     assert sorted(job for claimed in claims for job in claimed) == sorted(ids)
 
 
+@pytest.mark.slow
 def test_processes_claim_every_job_once(url: str) -> None:
     jobs, _ = open_queue(url)
     ids = [submit(jobs, number) for number in range(60)]
@@ -92,6 +93,7 @@ def reclaimed(queue: Queue, within_s: float = 20.0) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_a_lease_begins_when_it_is_seen(url: str) -> None:
     """Not when the worker began to wait for the database, however long that took."""
     jobs, queue = open_queue(url, lease_s=0.5)
@@ -251,6 +253,7 @@ def test_a_cancel_is_not_forgotten_when_the_worker_goes(url: str, end: str) -> N
     assert found.state is State.CANCELLED
 
 
+@pytest.mark.slow
 def test_final_jobs_never_change(url: str) -> None:
     jobs, queue = open_queue(url)
     job_id = submit(jobs)

@@ -160,6 +160,7 @@ def test_a_revoked_key_keeps_its_quota(store: Store) -> None:
     assert [store.claim(), store.claim()] == ["ann", None]
 
 
+@pytest.mark.slow
 def test_quotas_hold_for_many_at_once(url: str) -> None:
     """Each with connections of its own, as servers and workers have."""
     Store(url).keys.add("ann", Scope.SUBMIT, max_queued=5, max_running=3)

@@ -137,6 +137,7 @@ def test_jobs_and_frontiers_that_are_answered_at_once_do_not_lock_each_other_out
     assert figures.read(database).cache_hits == THREADS * 2 * len(keys)
 
 
+@pytest.mark.slow
 def test_no_more_jobs_wait_than_may(url: str) -> None:
     """Each has connections of its own, as servers have; frontiers are taken as a whole or not at all."""
     most = 7
@@ -185,6 +186,7 @@ def test_jobs_that_share_everything_are_purged_without_a_rest(database: Database
         assert set(left(database).values()) == {0}
 
 
+@pytest.mark.slow
 def test_a_purge_does_not_take_the_document_of_a_new_job(database: Database, jobs: Jobs) -> None:
     for turn in range(15):
         old = submit(jobs, "key", {"the": "same"}).id

@@ -24,6 +24,7 @@ async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+@pytest.mark.slow
 async def test_a_long_write_does_not_hold_up_the_answer(app: FastAPI, http: httpx.AsyncClient) -> None:
     assert (await http.get("/readyz")).status_code == 200
     path = app.state.service.database.engine.url.database

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EMPTY = {**os.environ, "LOADMASTER_WORKERS": "0"}
 
 
@@ -16,6 +18,7 @@ def started(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, env=EMPTY | environment, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'service.db'}"
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -253,6 +253,7 @@ def test_figures_of_a_job_that_is_queued_again_are_gone(open_store: Callable[...
     assert incumbents == [figures]
 
 
+@pytest.mark.slow
 def test_a_cancelled_job_that_has_found_nothing_is_ended_at_once(open_store: Callable[..., Store]) -> None:
     """Nobody waits for a plan of it."""
     store = open_store(cancel_grace_s=3600.0)

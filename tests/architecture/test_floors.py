@@ -77,6 +77,7 @@ def housed() -> list[Source]:
     return [source for source in sources() if floor(source.name) is not None]
 
 
+@pytest.mark.slow
 def test_every_floor_has_sources() -> None:
     assert {floor(source.name) for source in housed()} == set(BELOW)
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 # Stands where torch is looked for first, in every process that is started: whoever imports it leaves a mark.
 TRAP = """
 import os
@@ -50,6 +52,7 @@ def run_trapped(program: str, folder: Path) -> None:
     assert not mark.exists()
 
 
+@pytest.mark.slow
 def test_the_doors_open_without_torch(tmp_path: Path) -> None:
     run_trapped(DOORS, tmp_path)
 

@@ -83,6 +83,7 @@ def nested(depth: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_python_objects_that_are_no_json() -> None:
     document = chain(2, 100)
     itself: dict[str, Any] = {}

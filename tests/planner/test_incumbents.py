@@ -82,6 +82,7 @@ class Asking:
             self.plans.append(self.latest())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(2))
 def test_every_plan_handed_out_is_checked_and_no_worse_than_the_one_before(kind: str, seed: int) -> None:

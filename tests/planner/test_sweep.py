@@ -103,6 +103,7 @@ def test_costs_and_bounds_fall_with_the_budget(seed: int) -> None:
     assert_sound(problem, frontier)
 
 
+@pytest.mark.slow
 def test_default_budgets_run_from_the_minimum_to_the_plain_step() -> None:
     problem = eight()
     chosen = spread(problem, 5)

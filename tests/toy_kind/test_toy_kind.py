@@ -297,6 +297,7 @@ def work(stored: Settings) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_the_service_its_pages_and_its_client(service: str, stored: Settings) -> None:
     problem = made([10.0, 100.0, 101.0], [50_000, 5000, 5000], latency_us=1.0)
     with Client(service) as client:
@@ -350,6 +351,7 @@ async def test_its_client_for_asyncio(service: str, stored: Settings) -> None:
         assert (await handle.export("csv")).decode().splitlines()[1] == "0..1,55000,100,156"
 
 
+@pytest.mark.slow
 def test_its_frontier_on_the_service(service: str, stored: Settings) -> None:
     problem = made([10.0, 100.0, 102.0], [50_000, 5000, 5000], latency_us=1.0)
     body = {"problem": {**loadmaster.write_problem(problem)}, "limits": [2, 1, 2]}
@@ -363,6 +365,7 @@ def test_its_frontier_on_the_service(service: str, stored: Settings) -> None:
     assert [p.objective for p in again.points] == [best(problem, 1), best(problem, 2)]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_exported(service: str, stored: Settings) -> None:
     with Client(service) as client:
         none = client.submit(three(), {"limit": 0})

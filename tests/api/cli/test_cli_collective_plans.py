@@ -151,6 +151,7 @@ def test_show_finds_the_problem_beside_the_plan(plan: Path, capsys: pytest.Captu
     assert "--snapshot" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_through_a_service(
     start_service: Callable[..., Any],
     problem: Path,

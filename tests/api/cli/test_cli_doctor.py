@@ -165,6 +165,7 @@ def test_a_package_that_breaks_says_its_last_line(
     assert found["PyTorch"]["found"] == "OSError: libcuda is too old"
 
 
+@pytest.mark.slow
 def test_a_service_that_is_not_there_is_a_failure(quick: None, capsys: pytest.CaptureFixture[str]) -> None:
     status, found = said(capsys, "--server", "http://127.0.0.1:9")
     assert status == 1

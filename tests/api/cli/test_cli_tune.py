@@ -71,6 +71,7 @@ def test_a_problem_and_its_traces_become_a_measured_plan(capfd: pytest.CaptureFi
         assert chosen.predicted.read_ns.expected == pytest.approx(predicted.read_ns.expected, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_start")
 def test_show_has_predicted_beside_measured(capfd: pytest.CaptureFixture[str]) -> None:
     made = ("--distribution", "clustered", "--shards", "2", "--keys", "1000", "--operations", "1500")
@@ -99,6 +100,7 @@ def test_show_has_predicted_beside_measured(capfd: pytest.CaptureFixture[str]) -
         assert float(row["predicted_time_us"]) == pytest.approx(in_all / 1e3, abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_start")
 def test_traces_alone_are_a_problem_and_json_is_one_document(capfd: pytest.CaptureFixture[str]) -> None:
     traces = ("--trace", "users.npz", "--trace", "items.npz", "--threads", "2", "--objective", "longest-thread")

@@ -42,6 +42,7 @@ def test_products_and_moves_have_factors_of_their_own():
     assert corrected.workspace_bytes(product) == base.workspace_bytes(product)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_a_plans_time_is_the_sum_of_both_sorts(backend):
     """What fitting relies on: times under (a, b) are a times those under (1, 0) and b times those under (0, 1)."""

@@ -81,6 +81,7 @@ def test_additions_by_index_that_a_compiler_generates_take_their_bytes(dtype, in
     assert eager.node_us(node) == roofline("cpu").node_us(node)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "in_place"), [(torch.float32, True), (torch.int64, False)])
 def test_inductor_generates_the_additions_that_count_as_generated(dtype, in_place):
     def scatter(target, at, values):
@@ -92,6 +93,7 @@ def test_inductor_generates_the_additions_that_count_as_generated(dtype, in_plac
     assert torch.equal(result, scatter(*example))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window", "in_one_pass"), [([3, 3], True), ([5], True), ([7, 7], False)])
 def test_pools_that_a_compiler_generates_take_their_bytes(window, in_one_pass):
     tape = Tape()

@@ -68,6 +68,7 @@ def test_the_loops_train_layers(page: dict[str, Any]) -> None:
     assert page["batch"].features.shape[0] == page["batch"].blocks[0].num_src_nodes()
 
 
+@pytest.mark.slow
 def test_the_commands_capture_plan_and_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those for the reader's layer as they stand; of the others, a smaller graph."""
     written = blocks("docs/graph-networks.md", "python")

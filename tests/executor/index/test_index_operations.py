@@ -78,6 +78,7 @@ def expect_range(index: Index, oracle: dict[int, int], first: int, last: int, li
     assert list(zip(keys.tolist(), payloads.tolist(), strict=True)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(program=programs())
@@ -118,6 +119,7 @@ def hard(seed: int, count: int) -> np.ndarray[Any, Any]:
     return random.permutation(np.unique(np.concatenate([clusters.ravel(), runs, powers, ends, uniform])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITABLE)
 def test_many_hard_keys_stay_right(implementation: str, name: str) -> None:
     keys = hard(7, 60_000)

@@ -14,6 +14,7 @@ from loadmaster.executor.index import Configuration, FragmentedLog, GappedArray,
 KEYS, ROUNDS, BITS = 20_000, 12, 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("configuration", [GappedArray(), FragmentedLog(), HashTable()], ids=lambda c: c.structure)
 def test_readers_beside_a_writer(implementation: str, configuration: Configuration) -> None:
     random = np.random.default_rng(5)

@@ -288,6 +288,7 @@ def tied_step():
     return Tied(), (torch.zeros(6, dtype=torch.int64), torch.zeros(6, dtype=torch.int64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("without_values", [lambda: torch.device("meta"), FakeTensorMode], ids=["meta", "fake"])
 def test_a_model_without_values_is_captured_as_it_is_on_a_device(without_values):
     expected = capture(*tied_step(), F.cross_entropy, hardware="h200")

@@ -30,6 +30,7 @@ def captured(name: str) -> PartitionProblem:
     return capture(model, batch, loss, axes=AXES, optimizer=torch.optim.AdamW(model.parameters()))
 
 
+@pytest.mark.slow
 def test_a_captured_model_can_be_let_go() -> None:
     model, batch, loss = made("perceptron")
     parameter = weakref.ref(next(model.parameters()))
@@ -62,6 +63,7 @@ def test_every_example_can_be_split_entirely(name: str) -> None:
     assert loadmaster.plan(problem, budget_bytes="1GiB", gap=0.01).check["ok"]
 
 
+@pytest.mark.slow
 def test_two_captures_are_of_one_problem() -> None:
     assert captured("convolutional").sha256 == captured("convolutional").sha256
 
@@ -162,6 +164,7 @@ def test_a_plan_is_not_applied_to_another_step() -> None:
         apply(other, BATCH, functional.mse_loss, problem=another, plan=plan)
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_problem_and_says_what_it_needs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,6 +204,7 @@ def test_a_planner_without_a_plan_leaves_paging_by_demand() -> None:
     assert paged.equals(trained_plainly(case, 5))
 
 
+@pytest.mark.slow
 def test_dead_storages_are_forgotten_without_a_copy() -> None:
     memory = PagedMemory(10_000, HostCopies(), small_bytes=1)
     first, second = torch.ones(1000), torch.ones(1000)

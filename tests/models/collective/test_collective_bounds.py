@@ -439,6 +439,7 @@ TIGHT: list[tuple[str, Topology, tuple[Chunk, ...], int]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("by", "topology", "chunks", "best_ns"), TIGHT, ids=[case[0] for case in TIGHT])
 def test_each_bound_is_the_optimum_somewhere(
     by: str, topology: Topology, chunks: tuple[Chunk, ...], best_ns: int
@@ -463,6 +464,7 @@ def test_parts_and_copies_take_two_messages() -> None:
         assert [b.ns for b in all_bounds(found) if b.by == "parts to and fro between ranks"] == [best_ns]
 
 
+@pytest.mark.slow
 def test_parts_of_many_nodes_are_in_before_the_first_copy_has_left() -> None:
     """Sixteen nodes, 8 NICs of 50 GB/s each, on rails: parts over NICs, 5 us and 1 us to all; copies as long.
 

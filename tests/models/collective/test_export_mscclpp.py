@@ -189,6 +189,7 @@ def one(collective: Collective, topology: Any, size_bytes: int, chunk_count: int
     return problem(topology, collective, size_bytes, chunk_counts=(chunk_count,), **more)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     collective=st.sampled_from(KNOWN),

@@ -51,6 +51,7 @@ def worst_cut(topology: Topology, chunks: tuple[Chunk, ...]) -> Fraction:
     return worst
 
 
+@pytest.mark.slow
 def test_without_flows_it_is_a_bound_still(monkeypatch: pytest.MonkeyPatch) -> None:
     cases: list[tuple[Topology, Collective]] = [
         (ring(4), "allgather"),

@@ -51,6 +51,7 @@ def layouts(draw: st.DrawFn) -> tuple[list[tuple[int, int]], int, int, int]:
     return machines, end, carried, cost
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(layouts())
 def test_never_above_the_end_of_messages_that_carry_enough_and_cost_no_more(

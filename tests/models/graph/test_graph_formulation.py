@@ -177,6 +177,7 @@ def test_kernels_that_no_schedule_of_the_least_time_has_can_be_left_out(seed: in
     assert left_out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("rgat", marks=pytest.mark.slow), "hgt"])
 def test_what_the_program_takes_is_a_schedule_that_holds(name: str) -> None:
     problem = problems.problem(layer(name, 4, 4), 0, training=True)

@@ -58,6 +58,7 @@ def drawn(data: st.DataObject, *, feature_gradients: bool = False) -> tuple[Grap
     return problem, step, [*enumeration.schedules(problem, step)]
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_no_sequence_takes_less_at_the_most(data: st.DataObject) -> None:

@@ -62,6 +62,7 @@ def test_counts_are_those_of_sets(seed: int, nodes: int, edges: int, relations: 
     assert found.longest == tuple(max(counts.values()) for counts in (*edges_of, *relations_of))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["aifb", "bgs", "biokg", "fb15k", "mutag"])
 def test_a_generated_graph_has_the_sizes_of_its_data_set(name: str) -> None:
     of = data_set(name)

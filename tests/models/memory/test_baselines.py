@@ -176,6 +176,7 @@ def test_dominated_implementations_are_left_out() -> None:
     assert choices.dominating(offered[2], choices.undominated(offered)) == offered[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(
     unit=st.sampled_from([1, 3, 512, 1024, 123_457]), grains=st.integers(0, 10**7), budget=st.integers(10**3, 10**11)

@@ -62,6 +62,7 @@ def cutting(problem: MemoryProblem, cut_us: float) -> MemoryProblem:
     return replace(problem, host_link=replace(problem.host_link, cut_us=cut_us))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_choice")
 @pytest.mark.parametrize("seed", seeds((1,), (0, 2, 4, 6)))
 def test_only_what_is_worth_its_cut_is_sent(seed: int) -> None:

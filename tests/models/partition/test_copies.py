@@ -86,6 +86,7 @@ def test_elementwise_readers_need_no_copy() -> None:
     assert with_copies(replace(of, operators=relus), 3) == replace(of, operators=relus)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 3, 7])
 def test_there_is_a_plan_with_copies_for_every_plan_without(seed: int) -> None:
     bare = random_problem(seed, operators=2)

@@ -101,6 +101,7 @@ def parts_of(strategy: Strategy) -> str:
     return f"{' '.join(need.part for need in strategy.inputs)} -> {' '.join(strategy.outputs)}"
 
 
+@pytest.mark.slow
 def test_conv1d_of_the_thesis() -> None:
     extents = {"b": 6, "co": 6, "x": 6, "ci": 6, "dx": 3}
     found = expect_all_hold(CONV1D, [(6, 6, 6), (6, 6, 3)], extents, WINDOWS)

@@ -19,6 +19,7 @@ def graph(topology: Topology) -> nx.DiGraph:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", catalogue(), ids=lambda entry: entry.name)
 def test_every_entry_builds_as_it_says(entry: Preset) -> None:
     for nodes in {entry.nodes[0], entry.nodes[1], entry.nodes[min(15, len(entry.nodes) - 1)]}:

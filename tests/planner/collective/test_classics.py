@@ -76,6 +76,7 @@ def test_where_a_rank_cannot_be_reached_there_is_none() -> None:
     assert all(schedule(instance, classic) is None for classic in classics(instance.topology))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size_bytes", "most_ns"), [(4 << 10, 3270), (32 << 10, 6072)])
 def test_an_allreduce_is_planned_as_well_as_by_hand(size_bytes: int, most_ns: int) -> None:
     """Recursive doubling of the inputs for few bytes, halving and doubling for more."""

@@ -173,6 +173,7 @@ def crowded() -> Instance:
     return Instance(ring(8), chunks)
 
 
+@pytest.mark.slow
 def test_a_cancelled_move_ends_at_once_with_what_it_has() -> None:
     instance = crowded()
     before = random_schedule(instance, 0)

@@ -19,6 +19,7 @@ from loadmaster.planner.collective.trees import messages, tree_classics
 from tests.models.collective.tiny import problem, ring, switched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["alltoall", "allgather", "reduce_scatter", "allreduce"])
 @pytest.mark.parametrize("machine", [ring(8), preset("torus", 16), switched(4, 4, latency_ns=7), switched(1, 6)])
 def test_images_make_the_messages_of_all_chunks(machine: Topology, collective: Collective) -> None:

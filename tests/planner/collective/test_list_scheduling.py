@@ -100,6 +100,7 @@ def random_instances(draw: st.DrawFn) -> Instance:
     return Instance(topology, tuple(chunks))
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(random_instances(), st.integers(0, 3))
 def test_random_instances_get_right_schedules_no_slower_than_one_after_the_other(instance: Instance, seed: int) -> None:
@@ -127,6 +128,7 @@ def test_every_setting_gives_right_schedules(instance: Instance, parameters: Par
     time_of(instance, list_schedule(instance, parameters, seed=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", COPYING)
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_every_collective_on_nodes_with_rails(collective: Collective, chunks: int) -> None:
@@ -154,6 +156,7 @@ def test_one_chunk_is_broadcast_by_doubling(count: int) -> None:
     assert found(instance) == (count.bit_length() - 1) * 200
 
 
+@pytest.mark.slow
 def test_broadcast_in_many_chunks_is_near_the_postal_bound() -> None:
     instance = posed(switched(1, 8, message_ns=0), "broadcast", 32 * 800, 32)
     # Bar-Noy and Kipnis: the root cannot be faster than k - 1 rounds before the last chunk's log2(8) + 1.

@@ -69,6 +69,7 @@ def test_messages_are_merged_where_they_are_dear() -> None:
     assert check(instance, sends).time_ns == 1060
 
 
+@pytest.mark.slow
 def test_every_step_is_reported_and_a_cancel_ends_it() -> None:
     chunks = tuple(Chunk(100 + 7 * a + b, (a,), (b,)) for a in range(8) for b in range(8) if a != b)
     instance, said = Instance(ring(8), chunks), []

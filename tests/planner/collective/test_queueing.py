@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,6 +88,7 @@ def test_random_messages_are_legal(topology: Topology, walks: list[tuple[int, in
     assert sorted(asked) == sorted(sent)
 
 
+@pytest.mark.slow
 def test_once_the_time_is_up_there_is_none() -> None:
     instance = instance_of(problem(switched(1, 80), "alltoall", 80 * 8), 80 * 8, 1)
     messages = [Send(0, *chunk.sources, *chunk.targets, (c,)) for c, chunk in enumerate(instance.chunks)]

@@ -38,6 +38,7 @@ def named(topology: Topology, name: str, *, rooted: bool = False) -> TreeClassic
     return next(classic for classic in tree_classics(topology, rooted=rooted) if classic.name == name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", EVEN)
 @pytest.mark.parametrize(
     "machine",
@@ -55,6 +56,7 @@ def test_every_one_is_right_on_every_network(machine: Topology, collective: Coll
             assert not replay(instance, sends, range(1))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(topologies(), st.sampled_from(EVEN), st.integers(1, 3))
 def test_every_one_is_right_on_random_networks(machine: Topology, collective: Collective, count: int) -> None:

@@ -111,6 +111,7 @@ def assert_no_worse_than_rules(seed: int, name: str, training: bool, share: floa
         assert plan.objective <= other.objective * 1.01 + 1e-9  # type: ignore[operator]
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 100_000))
 def test_random_programs_are_planned_and_pass_the_checker(seed: int) -> None:
@@ -131,6 +132,7 @@ def test_more_memory_is_never_slower() -> None:
     assert [plan.hot_rows for plan in found] == sorted(plan.hot_rows for plan in found)
 
 
+@pytest.mark.slow
 def test_rules_take_their_orders() -> None:
     problem = problems.problem(layer("rgat", 4, 4), 0, training=True)
     hector, vanilla, unfused = (planned(problem, method=m) for m in ("hector", "vanilla", "unfused"))

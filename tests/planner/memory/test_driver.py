@@ -130,6 +130,7 @@ def test_never_worse_than_the_plain_step_that_fits() -> None:
     assert plan.objective is not None and plan.objective <= step.objective
 
 
+@pytest.mark.slow
 def test_more_budget_never_costs_more() -> None:
     objectives = []
     for budget in range(3, 11):
@@ -326,6 +327,7 @@ def test_a_budget_must_come_from_somewhere() -> None:
         planner.plan(replace(eight(), budget_bytes=MIB), budget_bytes=10 * MIB)
 
 
+@pytest.mark.slow
 def test_a_time_limit_is_kept_on_a_graph_too_large_for_it() -> None:
     """No program is written to its end; what fits is the trivial plan, and it is there."""
     problem = read_problem(chain(1_000, MIB))
@@ -406,6 +408,7 @@ def test_without_a_plan_it_is_said_which_budget_has_one(monkeypatch: pytest.Monk
     assert f"give at least {verdict.peak_bytes} bytes, or more time" in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_time_limit_includes_the_last_solve_and_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """A solver that never looks at its clock is ended by its caller's, while a plan could still be checked."""
     left: list[float] = []

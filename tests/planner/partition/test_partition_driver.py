@@ -32,6 +32,7 @@ def planned(problem: PartitionProblem, budget_bytes: int = PLENTY, method: str =
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "copies"),
     [
@@ -127,6 +128,7 @@ def test_megatron_divides_matrices_along_the_last_axis() -> None:
             assert first == "R" and last in ("S0", "S1")
 
 
+@pytest.mark.slow
 def test_more_memory_is_never_worse() -> None:
     problem = random_problem(9, mesh=(2, 2), operators=5)
     frontier = loadmaster.frontier(problem, PlanOptions(gap=0.0), count=4, progress=False)

@@ -31,6 +31,7 @@ def test_no_plan_is_better(seed: int) -> None:
     assert lacking is not None and peaks[0] - 1 < lacking.minimum_budget_bytes <= peaks[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.integers(0, 10**6), st.sampled_from([((3, 1), 2), ((2, 1),), ((1, 1, 2),)]))
 def test_plans_hold_and_earlier_methods_are_never_better(seed: int, weights: tuple[int | tuple[int, ...], ...]) -> None:
@@ -62,6 +63,7 @@ def test_shares_by_speed_take_less_time_than_equal_ones() -> None:
     assert fast < by_speed < equal
 
 
+@pytest.mark.slow
 def test_a_small_gpu_has_a_limit_of_its_own() -> None:
     """A budget that is enough for two large GPUs is not for one large and one small one."""
     problem = model("gpt2", mesh("2"), hardware("h100"), batch=12, sequence=64)

@@ -24,6 +24,7 @@ from tests.executor.graph.compiled.plain_layers import PLAIN, PlainGraph, evalua
 from tests.executor.graph.compiled.random_layers import TRIPLES, drawn, graph_of, graphs, layers, schedules
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(graphs(), layers(), st.data())
 def test_a_random_layer_equals_plain_pytorch_in_every_order_under_every_schedule(
@@ -38,6 +39,7 @@ def test_a_random_layer_equals_plain_pytorch_in_every_order_under_every_schedule
 DEAR = (("rgat", 2), ("hgt", 2))  # they have most orders
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "heads"), [pytest.param(*of, marks=pytest.mark.slow) if of in DEAR else of for of in LAYERS]
 )

@@ -104,6 +104,7 @@ def test_the_layers_own_graph_may_be_named_and_runs_as_if_it_were_not() -> None:
     assert len(runs) == 1
 
 
+@pytest.mark.slow
 def test_what_is_made_of_a_block_serves_it_again_and_goes_with_it() -> None:
     graph = Graph([0, 1, 2, 3], [1, 2, 0, 0])
     module = compile_layer("gat", graph, width=4, out=4)

@@ -53,6 +53,7 @@ def test_a_file_is_not_written_to(raw):
     assert (found.with_affinity("host") * 2).add_(1).writable
 
 
+@pytest.mark.slow
 def test_memory_stays_while_a_view_of_it_lives(raw):
     rows = unified_file(raw, (7, 3), torch.float32, device=CPU)[2:4].cpu_view
     gc.collect()

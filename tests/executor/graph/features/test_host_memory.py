@@ -36,6 +36,7 @@ def test_a_table_is_whole_pages_on_the_host_that_the_device_reads(monkeypatch):
         expect_readable(torch.zeros(3), GPU)
 
 
+@pytest.mark.slow
 def test_it_is_given_back_once_with_its_last_view(monkeypatch):
     driver = Driver()
     driver.install(monkeypatch)
@@ -49,6 +50,7 @@ def test_it_is_given_back_once_with_its_last_view(monkeypatch):
     assert not driver.memory and driver.calls.count(("cuMemFree_v2",)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", ["cuMemAllocManaged", "cuMemAdvise", ""])
 def test_without_managed_memory_it_is_locked_and_the_log_says_so(failing, monkeypatch, caplog):
     Driver(failing, concurrent=int(failing != "")).install(monkeypatch)

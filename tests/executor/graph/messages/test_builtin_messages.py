@@ -191,6 +191,7 @@ def test_compiled_functions_have_no_break_and_the_same_gradients() -> None:
     torch.testing.assert_close(same[1], same[0])
 
 
+@pytest.mark.slow
 def test_compiled_functions_make_formats_outside_what_is_compiled() -> None:
     graph, h = Graph([0, 1, 2, 0], [1, 2, 0, 0]), torch.randn(3, 4)
 

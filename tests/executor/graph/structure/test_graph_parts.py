@@ -201,6 +201,7 @@ def test_a_file_that_is_none_is_refused_and_runs_nothing(tmp_path: Path, capsys:
         save_graphs(path, NeighbourSampler(Graph([0], [1]), [1])(torch.tensor([1])).blocks[0])
 
 
+@pytest.mark.slow
 def test_graphs_of_pytorch_geometric_come_and_go() -> None:
     data = pytest.importorskip("torch_geometric.data")
     given = data.Data(x=torch.rand(4, 2), edge_index=torch.tensor([[0, 1], [1, 3]]), edge_attr=torch.rand(2, 3))

@@ -68,6 +68,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     return Programs(tmp_path_factory.mktemp("programs"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, pytest.param(500, marks=pytest.mark.slow)])
 def test_every_structure_agrees_with_a_map(programs: Programs, seed: int) -> None:
     programs.run("random_operations", [str(seed), "30"], "address,undefined")
@@ -99,6 +100,7 @@ def test_readers_beside_one_writer_see_whole_pairs(programs: Programs) -> None:
     programs.run("one_writer", ["200", "100000"], "thread")
 
 
+@pytest.mark.slow
 def test_the_library_builds_without_a_warning(tmp_path: Path) -> None:
     flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra", "-Wconversion", "-Werror"]
     command = [str(COMPILER), *flags, str(CORE / "index.cpp"), "-o", str(tmp_path / "core.so")]

@@ -237,6 +237,7 @@ def test_a_fit_that_fails_leaves_no_helper(helpers, noted):
     assert len(helpers) == 2 and all(h.is_gone for h in helpers)
 
 
+@pytest.mark.slow
 def test_a_fit_has_compiled_what_it_tries(helpers, problem, budget, monkeypatch):
     asked, timed, order = [], [], []
 

@@ -162,6 +162,7 @@ def test_with_two_cores_one_comes_after_the_other(runs, budget, monkeypatch):
     assert "beside" not in fitted.report
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("many_cores")
 def test_plans_alone_are_made_in_the_callers_thread(runs, budget):
     threads = []
@@ -174,6 +175,7 @@ def test_plans_alone_are_made_in_the_callers_thread(runs, budget):
     assert set(threads) == {threading.main_thread()}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("many_cores")
 def test_a_planner_that_breaks_beside_ends_the_fit(runs, budget):
     with pytest.raises(InputError, match="gave no memory plan"):

@@ -77,6 +77,7 @@ def faked(monkeypatch, problem):
     return run
 
 
+@pytest.mark.slow
 def test_hidden_bytes_become_resident_and_the_second_plan_keeps_the_budget(faked, problem):
     budget, hidden = halfway(problem), 100_000
     planner = HandPlanner(step=1)
@@ -98,6 +99,7 @@ def test_hidden_bytes_become_resident_and_the_second_plan_keeps_the_budget(faked
     assert trial.runs == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "carried"), [(0.01, 1.0), (0.1, 0.2), (-0.01, 0.0)])
 @pytest.mark.parametrize("reserve", [0, pytest.param(50_000, marks=pytest.mark.slow)])
 def test_what_one_budget_taught_spares_the_next_a_trial(problem, monkeypatch, share, carried, reserve):
@@ -120,6 +122,7 @@ def test_what_one_budget_taught_spares_the_next_a_trial(problem, monkeypatch, sh
     assert trial.runs == runs + (1 if first.kept else 2)
 
 
+@pytest.mark.slow
 def test_times_that_are_off_are_planned_again_where_that_may_gain(problem, monkeypatch):
     """Factors alike rank no plan anew, but the next fit knows them; unlike ones do, of a plan that recomputes much."""
     trial = FakeTrial(problem, slower=1.5)
@@ -289,6 +292,7 @@ def test_what_was_set_aside_by_guess_gives_way(faked, problem, monkeypatch):
     assert fitted.tries[0].correction.resident_bytes == 5000
 
 
+@pytest.mark.slow
 def test_bytes_that_a_plan_sets_aside_in_vain_are_given_back(faked, problem):
     """A step that measures less than planned, and recomputes: the next plan may have what was left, and is faster."""
     budget = (9 * keep_everything_peak(problem) + keep_nothing_peak(problem)) // 10
@@ -330,6 +334,7 @@ def test_nothing_is_given_back_to_a_step_that_keeps_everything(faked, problem):
     assert len(fitted.tries) == 1
 
 
+@pytest.mark.slow
 def test_more_cannot_be_given_back_than_is_resident(faked, problem):
     least = min(o.fixed_bytes for o in (*problem.forward, *problem.backward))
     planner = HandPlanner(step=1)
@@ -358,6 +363,7 @@ def test_what_was_given_back_too_much_breaks_no_promise(faked, problem, monkeypa
         assert fitted.tries[fitted.chosen].kept and fitted.measured.peak_bytes <= budget
 
 
+@pytest.mark.slow
 def test_a_kept_step_is_returned_where_the_next_problem_has_no_plan(faked, problem):
     by_hand = HandPlanner(step=1)
 

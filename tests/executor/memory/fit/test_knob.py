@@ -91,6 +91,7 @@ def test_the_knob_is_taken_where_it_is_faster(runs, budget, tmp_path):
     assert "0.5" in fitted._repr_html_()
 
 
+@pytest.mark.slow
 def test_the_plan_is_taken_where_it_is_faster_and_the_search_ends(runs, budget):
     """At 1 the knob takes longer than the plan, and lower ones take longer still: one compilation says so."""
     runs.curve = halves(budget, us_at_1=190.0)
@@ -101,6 +102,7 @@ def test_the_plan_is_taken_where_it_is_faster_and_the_search_ends(runs, budget):
     assert "it is taken" in fitted.report
 
 
+@pytest.mark.slow
 def test_two_steps_about_as_fast_are_timed_once_more_in_turns(runs, budget):
     """The plan's trial was held up, the knob's was not: side by side the plan is faster."""
     runs.curve, runs.in_turns = halves(budget), (0.5, 1.0)
@@ -115,6 +117,7 @@ def test_two_steps_about_as_fast_are_timed_once_more_in_turns(runs, budget):
     assert isinstance(fitted.step, KnobStep) and "in turns" not in fitted.report
 
 
+@pytest.mark.slow
 def test_a_plan_that_measures_much_more_than_planned_still_loses(runs, budget):
     """Never slower than the knob: whatever is measured, of all that keep the budget the fastest is given."""
     for plan_us in (10.0, 60.0, 200.0):
@@ -144,6 +147,7 @@ def test_it_is_kept_and_the_next_call_goes_there_at_once(runs, budget):
     assert runs.knobs == [0.5] and third.knob == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["slower", "larger"])
 def test_what_was_kept_is_not_believed(runs, budget, change):
     runs.curve = halves(budget)
@@ -156,6 +160,7 @@ def test_what_was_kept_is_not_believed(runs, budget, change):
     assert max(t.measured.step_us for t in fitted.tries) == PLAN_US
 
 
+@pytest.mark.slow
 def test_a_plan_that_won_leaves_no_knob_to_go_to(runs, budget):
     runs.curve = halves(budget, us_at_1=190.0)
     fitter().fit(HandPlanner(step=1), budget)
@@ -218,6 +223,7 @@ def test_a_planner_without_a_plan_in_time_leaves_the_knob(runs, budget):
     assert fitted.knob == 0.5 and "There is no plan: the time was up" in fitted.report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [KnobStep, PlannedStep])
 def test_a_side_that_cannot_be_compiled_leaves_the_other(runs, budget, fails, caplog):
     runs.curve = halves(budget)
@@ -273,6 +279,7 @@ def test_a_model_that_capture_does_not_understand_runs_under_the_knob(runs, budg
         fitter().fit(HandPlanner(), budget // 8)
 
 
+@pytest.mark.slow
 def test_what_plans_taught_spares_the_next_run_a_trial(runs, problem):
     """By hand: what keeps everything fills the budget, and a hundredth of it is held that no problem knows."""
     budget = keep_everything_peak(problem)
@@ -286,6 +293,7 @@ def test_what_plans_taught_spares_the_next_run_a_trial(runs, problem):
     assert [t.kept for t in (*first, *second)] == [False, True, True]
 
 
+@pytest.mark.slow
 def test_plans_alone(runs, budget):
     runs.curve = halves(budget)
     fitted = fitter().fit(HandPlanner(step=1), budget, knob_tries=0)

@@ -23,6 +23,7 @@ def split(module, x):
     return prepared, flat(prepared(*args)), flat(joint(*args))
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     size=st.tuples(st.integers(1, 11), st.integers(1, 11)),

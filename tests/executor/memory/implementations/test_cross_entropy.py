@@ -213,6 +213,7 @@ def loss_and_gradients(step, module, *inputs):
     return [loss.detach(), *(p.grad for p in module.parameters())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["mean", pytest.param("sum", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("extra", ["nothing", "class weights", "smoothing"])
 @pytest.mark.parametrize(("biased", "tied"), [(True, False), (False, False), (False, True)])

@@ -264,6 +264,7 @@ def both(loss: Loss, model: Model | None = None) -> tuple[list[Tensor], list[Ten
     return got, want, operators
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", WRITTEN, ids=lambda loss: loss.__name__)
 def test_the_loss_is_found_and_has_the_gradients_of_pytorch(loss: Loss) -> None:
     got, want, operators = both(loss)
@@ -380,6 +381,7 @@ AS_ON_CUDA = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", AS_ON_CUDA, ids=lambda loss: loss.__name__)
 def test_under_the_autocast_of_cuda_it_is_found(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model().float()
@@ -388,6 +390,7 @@ def test_under_the_autocast_of_cuda_it_is_found(loss: Loss, monkeypatch: pytest.
     expect_it_is_found_and_as_precise(loss, model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [cohere, gemma2, masked_rows, olmo], ids=lambda loss: loss.__name__)
 def test_a_captured_step_never_holds_all_the_logits(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.V", 400)

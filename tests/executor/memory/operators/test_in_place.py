@@ -137,6 +137,7 @@ def test_a_compiled_step_takes_no_more_than_its_plan_counts(share):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_in_place_where_nothing_is_written_over_is_refused():
     model, inputs, problem = deep()
     by_hand = schedule(problem, lambda i: True)

@@ -85,6 +85,7 @@ def test_keep_everything_and_recompute_everything(captured, name, keep):
     assert_same(got, plain(model, inputs, loss))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "convnet"])
 def test_gradients_are_bit_equal_where_operators_are_the_same(captured, name):
     model, inputs, loss, problem = captured[name]
@@ -118,6 +119,7 @@ def test_random_schedules_with_random_implementations(captured, traced, seed, na
         assert got is expected is None or torch.allclose(got, expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_several_steps_of_training_follow_plain_pytorch():
     model, inputs, loss = convnet_case()
     problem = capture(model, inputs, loss, hardware="cpu", backend="eager")
@@ -193,6 +195,7 @@ class Awkward(nn.Module):
         return (z * scale + y[:, :1].expand_as(z)).pow(2).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [True, False])
 def test_awkward_models(keep):
     torch.manual_seed(0)

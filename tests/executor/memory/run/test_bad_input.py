@@ -107,6 +107,7 @@ class Narrow(Layer):
         return self.layer(x).sum() + 0 * self.layer.calls
 
 
+@pytest.mark.slow
 def test_steps_that_are_traced_again_and_again_end_in_words():
     model, x = Narrow(), torch.randn(3, 4)
     step = planned(model, (x,))
@@ -235,6 +236,7 @@ def test_a_scripted_model_is_refused_and_left_as_it_was():
     assert torch.equal(scripted(inputs[0]), model(inputs[0]))
 
 
+@pytest.mark.slow
 def test_recurrent_layers_are_planned_where_pytorch_traces_them(monkeypatch: pytest.MonkeyPatch):
     """Its own switch: without it the refusal names it."""
 
@@ -300,6 +302,7 @@ def test_operands_that_do_not_fit_are_refused_as_such():
     step(*inputs).backward()  # a refusal breaks nothing
 
 
+@pytest.mark.slow
 def test_arrays_become_tensors():
     model, inputs, loss = mlp_case()
     step = planned(model, inputs, loss)

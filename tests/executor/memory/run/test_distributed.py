@@ -273,6 +273,7 @@ def test_the_graph_is_never_cut_along_buckets(alone, monkeypatch):
     assert partitions == [1]
 
 
+@pytest.mark.slow
 def test_a_captured_wrapper_counts_like_one_to_come(alone):
     model, inputs, loss = mlp_case()
     to_come = capture(model, inputs, loss, hardware="cpu", parallel="ddp")

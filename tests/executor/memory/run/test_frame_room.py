@@ -41,6 +41,7 @@ def page_faults(run) -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the page faults of a thread")
 def test_no_call_gets_memory_of_its_own():
     """Of a length or two each call does without: some seven names decide."""

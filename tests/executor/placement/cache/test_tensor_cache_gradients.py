@@ -269,6 +269,7 @@ _STEPS = {
 }
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_graphs_are_gone(place: object) -> None:
     model = blocks()
     cache = cache_of(model, place, window=0)

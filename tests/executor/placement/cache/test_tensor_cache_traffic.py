@@ -457,6 +457,7 @@ class TestFailures:
                 y.sum().backward()
             Chain()(x).sum().backward()
 
+    @pytest.mark.slow
     def test_a_cache_that_is_gone_closes_what_it_opened(self, monkeypatch: pytest.MonkeyPatch) -> None:
         closed = []
         monkeypatch.setattr(HostMemory, "close", lambda self: closed.append(self))

@@ -22,6 +22,7 @@ from tests.models.collective.tiny import ring, switched
 VARIANTS = list(itertools.product(HEURISTICS, (False, True)))
 
 
+@pytest.mark.slow
 @given(small_instances(), st.integers(0, 99))
 def test_every_heuristic_orders_random_routes_into_a_schedule(instance: Instance, seed: int) -> None:
     routes = random_routes(instance, seed)
@@ -155,6 +156,7 @@ def test_chunks_of_no_bytes_need_no_hops() -> None:
     assert check(instance, sends(ordered, alone(ordered))).ok
 
 
+@pytest.mark.slow
 @given(small_instances(), st.integers(0, 99))
 def test_the_order_of_a_schedule_gives_it_back(instance: Instance, seed: int) -> None:
     ordered = order(instance, random_routes(instance, seed))
