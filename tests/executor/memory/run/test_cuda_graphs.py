@@ -13,11 +13,13 @@ from loadmaster.errors import InputError
 from loadmaster.executor import KnobStep, apply
 from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory.capture import capture
+from loadmaster.executor.memory.fit import setting
 from loadmaster.executor.memory.fit.fit import Fitter
 from loadmaster.executor.memory.fit.setting import Setting
 from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.steps.cuda_graphs import why_not
 from loadmaster.executor.steps.measure import Measurement
+from loadmaster.executor.steps.timeline import Span, Timeline
 from loadmaster.executor.steps.transfers import send
 from tests.executor.memory.hand_planner import HandPlanner, keep_nothing_peak
 from tests.executor.memory.models import mlp_case
@@ -117,6 +119,16 @@ def fitter():
     return Fitter(
         *mlp_case(), CaptureOptions(costs=roofline("cpu"), backend="eager"), repeats=1, mode="reduce-overhead"
     )
+
+
+def test_fit_counts_kernels_where_graphs_are_to_come(fitter, monkeypatch):
+    """Not their launches, which graphs leave out; nor copies to the host, which run beside."""
+    spans = (Span("gemm", 0, 0.0, 30.0), Span("triton_poi_add", 0, 30.0, 12.0), Span("Memcpy HtoD", 1, 0.0, 9e9))
+    monkeypatch.setattr(Setting, "counts_kernels", True)
+    monkeypatch.setattr(setting, "record", lambda *_: Timeline("cuda", spans, ((0.0, 0),)))
+    fitted = fitter.fit(HandPlanner(), keep_nothing_peak(fitter.costed.plain) * 2, tries=1)
+    assert [tried.measured.step_us for tried in fitted.tries] == [42.0]
+    assert "These times are of kernels alone. In mode reduce-overhead it measured" in fitted.report
 
 
 def test_fit_gives_the_winner_in_the_mode(fitter):
