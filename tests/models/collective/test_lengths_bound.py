@@ -55,6 +55,7 @@ def networks(draw: st.DrawFn) -> Topology:
     return Topology("random", (0,) * count, tuple(links), tuple(f"r{r}" for r in range(len(links) + 1)))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(networks(), st.data())
 def test_as_good_as_the_best_shares_of_ways(topology: Topology, data: st.DataObject) -> None:
