@@ -46,40 +46,39 @@ def eager(module: fx.GraphModule, _inputs: Sequence[Any], _half: Half = "forward
 
 def inductor(module: fx.GraphModule, inputs: Sequence[Any], half: Half = "forward") -> Runner:
     """Compile the graph with Inductor, its own reordering for memory off; segment by segment where it is cut."""
-    return _run_by_inductor(module, inputs, _compile, _saved(module, inputs) if half == "backward" else frozenset())
+    return _run_by_inductor(module, inputs, _compile, _saved(module) if half == "backward" else frozenset())
 
 
 def lowered_only(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
     """As :func:`inductor` for what is compiled after it, but nothing is compiled: what is returned cannot run."""
     if is_staged(module):
-        return _run_by_inductor(module, inputs, lambda lowered, *_: lowered, frozenset())
+        return _run_by_inductor(module, inputs, lambda lowered, *_: lowered)
     report_strides(module)
     return cast(Runner, module)
 
 
-def _saved(module: fx.GraphModule, inputs: Sequence[Any]) -> frozenset[str]:
+def _saved(module: fx.GraphModule) -> frozenset[str]:
     """Inputs of a backward graph that the forward graph has made for it alone: nobody reads them afterwards."""
     metadata = TracingContext.get().fw_metadata
     assert metadata is not None, "inside AOTAutograd"
-    holders, places = Counter(_storages(inputs)), {*(metadata.bw_donated_idxs or ())}
-    named = enumerate(zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True))
-    return frozenset(n.name for i, (n, fake) in named if i in places and _is_alone(fake, holders))
+    places = {*(metadata.bw_donated_idxs or ())}
+    return frozenset(n.name for place, n in enumerate(module.graph.find_nodes(op="placeholder")) if place in places)
 
 
 def _run_by_inductor(
-    module: fx.GraphModule, inputs: Sequence[Any], compile: Callable[..., Runner], saved: frozenset[str]
+    module: fx.GraphModule, inputs: Sequence[Any], compile: Callable[..., Runner], saved: frozenset[str] = frozenset()
 ) -> Runner:
     sends = bool(module.graph.find_nodes(op="call_function", target=send))
     channels_last = sends and runs_channels_last(module)
+    fakes = dict(zip((n.name for n in module.graph.find_nodes(op="placeholder")), inputs, strict=True))
+    holders = Counter(_storages(inputs))
     if not is_staged(module):
         lowered = _lower(module, inputs, channels_last=channels_last)
-        names = [n.name for n in module.graph.find_nodes(op="placeholder")]
-        return compile(lowered, inputs, tuple(place for place, name in enumerate(names) if name in saved))
+        given_up = (p for p, (name, fake) in enumerate(fakes.items()) if name in saved and _is_alone(fake, holders))
+        return compile(lowered, inputs, tuple(given_up))
     segments = cut(module)
     compiled: dict[Hashable, Runner] = {}
-    fakes = dict(zip((n.name for n in module.graph.find_nodes(op="placeholder")), inputs, strict=True))
     not_ours = frozenset(fakes) - saved
-    holders = Counter(_storages(inputs))
     runners = []
     for segment in segments:
         given = [fakes[name] for name in segment.reads]
