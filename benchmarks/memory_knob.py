@@ -11,6 +11,8 @@ script waits for. Rows are in DIR after each, and a run goes on from them.
 With ``--jobs`` models compile beside each other, each with its part of the cores. One at a time runs on the GPU, and
 all others stand still while it measures its steps; so do their clocks.
 
+One at a time, a row of ``fit`` trains with the step that it gets first, and is measured when the others are tried, too.
+
 With ``--mode reduce-overhead`` both are asked for CUDA graphs. These allocate when they are recorded, and hold it from
 then on: the peak of such a row is what the allocator has taken from the device.
 """
@@ -37,9 +39,9 @@ from benchmarks.gpu.knob_rows import HALF_WAY, Model, Rows, sittings, summary
 from benchmarks.gpu.talk import Link, Turn, first_runs_alone
 from benchmarks.gpu.zoo import ZOO, case
 from loadmaster.errors import InputError, LoadmasterError
-from loadmaster.executor import measure
+from loadmaster.executor import Fitted, measure
 from loadmaster.executor.costs.profiled import Profiler
-from loadmaster.executor.memory.fit.fit import Fitter
+from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.steps.factory import call_factory
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.models.memory.minimum import minimum_budget
@@ -64,9 +66,11 @@ def measured(row: Row, link: Link, turn: Turn) -> Row:
     device = device_of(model, batch)
     found: Row = {}
     link.say("clock", name="began")
+    done: Fitted | None = None
     with precision():
         if row["method"] == "fit":
-            step = fitted(model, batch, loss, row, found, turn)
+            done = fitted(model, batch, loss, row, found, turn)
+            step: Callable[..., torch.Tensor] = done.step
         else:
             mode = row.get("mode")
             step = compiled(model, loss, row["knob"], mode) if row["method"] == "compile" else plain_step(model, loss)
@@ -82,6 +86,9 @@ def measured(row: Row, link: Link, turn: Turn) -> Row:
     if device.type == "cuda":
         torch.cuda.synchronize()
     link.say("clock", name="there")
+    if done is not None:
+        with precision():
+            found |= finished(done)
     turn.still()
     held = [*model.parameters(), *model.buffers(), *torch.utils._pytree.tree_leaves(batch)]
     result = measure(run, resident=[t for t in held if isinstance(t, torch.Tensor)], device=device, repeats=STEPS)
@@ -114,8 +121,8 @@ def plain_step(model: Any, loss: Any) -> Callable[..., torch.Tensor]:
     return plain
 
 
-def fitted(model: Any, batch: Any, loss: Any, row: Row, found: Row, turn: Turn) -> Callable[..., torch.Tensor]:
-    """The step that ``fit`` gives; what it says of itself goes to ``found``."""
+def fitted(model: Any, batch: Any, loss: Any, row: Row, found: Row, turn: Turn) -> Fitted:
+    """What ``fit`` gives. Beside others all its tries are over then: later ones would measure in others' turns."""
     fitter = Fitter(model, batch, loss, mode=row.get("mode", "default"))
     if row["beside"]:
         with contextlib.ExitStack() as patched, contextlib.suppress(InputError):
@@ -131,11 +138,22 @@ def fitted(model: Any, batch: Any, loss: Any, row: Row, found: Row, turn: Turn) 
         found["proof_s"] = time.perf_counter() - began  # nobody waits for it who has a budget
         budget_bytes = (row["lowest_bytes"] + least_bytes) // 2
     found["budget_bytes"] = budget_bytes
-    done = fitter.fit(lambda problem: loadmaster.plan(problem, time_limit_s=PLAN_LIMIT_S), budget_bytes)
+    return fitter.fit(
+        lambda problem: loadmaster.plan(problem, time_limit_s=PLAN_LIMIT_S),
+        budget_bytes,
+        tune_while_training=not row["beside"],
+    )
+
+
+def finished(done: Fitted) -> Row:
+    """Try what is left to try; what ``fit`` says then."""
+    said, began = done.report, time.perf_counter()
+    done.finish()
+    found: Row = {"first_report": said, "left_s": time.perf_counter() - began}
     found |= {"knob": done.knob, "report": done.report, "seconds": dict(done.seconds)}
     found["tries"] = [[t.planned_us, t.measured.step_us, t.used_bytes, t.kept] for t in done.tries]
     found["knob_tries"] = [[t.knob, t.measured.step_us, t.used_bytes, t.kept] for t in done.knob_tries]
-    return done.step
+    return found
 
 
 def main() -> None:

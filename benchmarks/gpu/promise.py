@@ -18,7 +18,7 @@ from benchmarks.record import write_whole
 from loadmaster.executor.costs import CostModel
 from loadmaster.executor.costs.profiled import operator_key
 from loadmaster.executor.memory import capture as capturing
-from loadmaster.executor.memory.fit.fit import Fitter
+from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.memory.fit.trials import Correction
 from loadmaster.executor.memory.implementations import registry
 from loadmaster.executor.memory.operators.implementation_filter import ImplementationFilter

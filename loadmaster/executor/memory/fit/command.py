@@ -17,7 +17,7 @@ from typing import Any
 
 from loadmaster.errors import LoadmasterError
 from loadmaster.executor.memory.command import add_step_arguments, options_of
-from loadmaster.executor.memory.fit.fit import KNOB_TRIES, Fitter
+from loadmaster.executor.memory.fit.fitter import KNOB_TRIES, Fitter
 from loadmaster.executor.memory.fit.knob import KnobTrial, describe_knob
 from loadmaster.executor.memory.fit.side_by_side import measured_alone, side_by_side
 from loadmaster.executor.memory.fit.state import Fitted

@@ -20,11 +20,13 @@ class Offer:
         at_least_us: it takes no less, as far as is known.
         expected_us: what it may take; 0: nothing is known of it.
         run: measures it.
+        is_ready: whether all of it is compiled that is compiled ahead.
     """
 
     at_least_us: float
     expected_us: float
     run: Callable[[], None]
+    is_ready: Callable[[], bool] = lambda: True
 
 
 WORTH_A_TRY = 0.98  # of the best time: what cannot take less than that is no better
@@ -56,17 +58,20 @@ def contest(sides: Sequence[Side]) -> Side | None:
 
     The first of sides alike wins. Another step that was not tried may be faster by two hundredths at most.
     """
-    while True:
-        best = best_of(sides)
-        for side in sides:
-            side.begin()
-        ready = [side for side in sides if not side.is_at_work()]
-        # Nothing that comes can promise more than what nothing is known of.
-        offers = [o for o in _offers(ready, best) if o.expected_us <= 0.0] if len(ready) < len(sides) else []
-        offers = offers or _offers(sides, best)
-        if not offers:
-            return best
-        min(offers, key=lambda o: o.expected_us).run()
+    while (offer := next_try(sides)) is not None:
+        offer.run()
+    return best_of(sides)
+
+
+def next_try(sides: Sequence[Side]) -> Offer | None:
+    """What promises most of all that can win; None where nothing can any more."""
+    best = best_of(sides)
+    for side in sides:
+        side.begin()
+    ready = [side for side in sides if not side.is_at_work()]
+    # Nothing that comes can promise more than what nothing is known of.
+    offers = [o for o in _offers(ready, best) if o.expected_us <= 0.0] if len(ready) < len(sides) else []
+    return min(offers or _offers(sides, best), key=lambda o: o.expected_us, default=None)
 
 
 def _offers(sides: Sequence[Side], best: Side | None) -> list[Offer]:

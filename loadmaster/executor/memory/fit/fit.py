@@ -1,315 +1,23 @@
-"""Fitting a step to a byte budget: the fastest step that keeps it by measurement, planned or torch.compile's own.
-
-Plans are run, measured and corrected (:mod:`loadmaster.executor.memory.fit.planned`). Beside them stands what a user
-has without them, torch.compile's own partition under its knob (:mod:`loadmaster.executor.memory.fit.knob`): where that
-is faster, or the only one to keep the budget, or where the model has no plan, it is what the user gets. What was found
-is kept on disk, so that the next call of the same step goes there at once.
-"""
+"""One call: a training step that keeps a byte budget, planned or torch.compile's own, whichever measures faster."""
 
 from __future__ import annotations
-
-import logging
-from collections.abc import Callable
-from dataclasses import replace
-from functools import cached_property
-from typing import TypeVar
 
 import torch
 from torch import nn
 
-from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel
-from loadmaster.executor.memory.capture import CapturedStep, capture_step
-from loadmaster.executor.memory.fit import kept as on_disk
-from loadmaster.executor.memory.fit.ahead.ahead import Ahead
-from loadmaster.executor.memory.fit.beside import Beside
-from loadmaster.executor.memory.fit.contest import Side, best_of, contest
-from loadmaster.executor.memory.fit.costed import Costed
-from loadmaster.executor.memory.fit.final import time_in_turns
-from loadmaster.executor.memory.fit.in_mode import in_mode
-from loadmaster.executor.memory.fit.knob import KnobSide, KnobTrial
-from loadmaster.executor.memory.fit.phases import CAPTURING, COSTING, PLANS, Phases
-from loadmaster.executor.memory.fit.planned import PlannedSide, Planner
-from loadmaster.executor.memory.fit.setting import AnyStep, Setting
-from loadmaster.executor.memory.fit.state import Candidate, Fitted
-from loadmaster.executor.memory.fit.trials import Correction, Trial
-from loadmaster.executor.memory.fit.words import refusal, report
+from loadmaster.executor.memory.fit.fitter import KNOB_TRIES, Fitter
+from loadmaster.executor.memory.fit.planned import Planner
+from loadmaster.executor.memory.fit.state import Fitted
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.options import CaptureOptions
-from loadmaster.executor.memory.run.apply import PlannedStep
-from loadmaster.executor.memory.run.backends import Backend, expect_backend
+from loadmaster.executor.memory.run.backends import Backend
 from loadmaster.executor.renamed import renamed_keywords
-from loadmaster.executor.steps.batch import AnyBatch, batch_of
-from loadmaster.executor.steps.graph_breaks import UntraceableError
-from loadmaster.executor.steps.resident import device_of, gradient_bytes, own_bytes
-from loadmaster.executor.steps.step import Loss, Step
-from loadmaster.executor.steps.timeline import Timeline, record
-from loadmaster.executor.steps.tracing import Mode, expect_mode
-from loadmaster.executor.steps.wrappers import ddp_of, own_module
+from loadmaster.executor.steps.batch import AnyBatch
+from loadmaster.executor.steps.step import Loss
+from loadmaster.executor.steps.tracing import Mode
 from loadmaster.models.hardware import HostLink
 from loadmaster.models.kinds import limit_of
-from loadmaster.models.memory.measurement import MemoryMeasurement, measured
-from loadmaster.models.memory.plain import peak_bytes
-from loadmaster.models.memory.problem import MemoryProblem
-from loadmaster.models.units import bytes_of
-
-Found = TypeVar("Found")
-
-logger = logging.getLogger(__name__)
-
-KNOB_TRIES = 4
-# The step is no graph that can be planned, or one that nobody foresaw: what torch.compile makes of it may still run.
-_NO_PLAN = (UntraceableError, RuntimeError, AssertionError, LookupError)
-_SLOWER_THAN_BEFORE = 1.1  # what was taken the last time is looked into again where it takes so much longer now
-
-
-class Fitter:
-    """A step that is fitted to one budget after another. What trials say of it is kept between them.
-
-    Args:
-        options: as for :func:`~loadmaster.executor.memory.capture.capture`.
-        on_try, on_knob: called with each trial of a plan and of torch.compile's knob, once it is measured.
-        The others as for :func:`fit`.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        batch: AnyBatch,
-        loss: Loss | None = None,
-        options: CaptureOptions = CaptureOptions(),  # noqa: B008
-        *,
-        fragmentation_reserve_bytes: int | str | None = 0,
-        time_tolerance: float = 0.05,
-        repeats: int = 5,
-        mode: Mode = "default",
-        on_try: Callable[[Trial], None] | None = None,
-        on_knob: Callable[[KnobTrial], None] | None = None,
-    ) -> None:
-        _expect_one_process(model)
-        if repeats < 1:
-            raise InputError("repeats", repeats, "leaves nothing to time", "Time at least one step.")
-        if fragmentation_reserve_bytes is not None:
-            fragmentation_reserve_bytes = bytes_of(fragmentation_reserve_bytes, "fragmentation_reserve_bytes")
-        expect_backend(options.backend)
-        expect_mode(mode)
-        if mode != "default" and options.gradients_held:
-            remedy = "Drop gradients after each step, or take the default mode."
-            raise InputError("mode", mode, "overwrites the gradients of the step before", remedy)
-        step = Step(own_module(model), loss)
-        step.expect_call(step.batch(batch_of(batch)))
-        self.on_try, self.on_knob = on_try, on_knob
-        self.setting = Setting(
-            model,
-            batch_of(batch),
-            loss,
-            options,
-            device_of(model, batch_of(batch)),
-            fragmentation_reserve_bytes,
-            time_tolerance,
-            repeats,
-            mode,
-            Phases(),
-            Beside(),
-            Ahead(wanted=options.backend == "inductor"),
-        )
-        self._path = on_disk.path_of(self.setting)
-        self._kept = on_disk.read(self._path)
-        self.setting.phases.before.update(self._kept.seconds)
-
-    @cached_property
-    def captured(self) -> CapturedStep:
-        """The traced step and its costs.
-
-        Raises:
-            InputError: as for :func:`~loadmaster.executor.memory.capture.capture`.
-        """
-        setting = self.setting
-        with setting.phases.during(CAPTURING):
-            setting.ahead.get_ready()
-            return capture_step(setting.model, setting.batch, setting.loss, setting.options, noted=setting.ahead.take)
-
-    @cached_property
-    def costed(self) -> Costed:
-        """Its problems, and what trials taught of them: the latest here, else what the last run left on disk."""
-        known = self._kept.correction if self._is_measured else None
-        return Costed(self.captured, known or Correction())
-
-    def fit(self, planner: Planner, budget_bytes: int | str, tries: int = 3, knob_tries: int = KNOB_TRIES) -> Fitted:
-        """The fastest step that keeps the budget, of plans and of torch.compile's own partition.
-
-        A trial for which the device has too little memory is one that did not keep the budget.
-
-        Raises:
-            BudgetError: nothing was found that keeps the budget.
-            CheckFailedError: the planner gave a plan that breaks its own problem.
-            InputError: the planner gave no plan, or one for another problem or budget; the step has no plan, and
-                torch.compile's own partition does not keep the budget.
-            LimitReachedError: the planner's limit came before any plan that keeps the budget was found.
-        """
-        if tries < 1:
-            raise InputError("tries", tries, "leaves nothing to run", "Allow at least one try.")
-        if knob_tries < 0:
-            raise InputError("knob_tries", knob_tries, "is no number of tries", "Give 0 for plans alone.")
-        if self.setting.options.backend != "inductor":
-            knob_tries = 0
-        self.setting.phases.begin()
-        with self.setting.ahead.during_fit():
-            return self._fit(planner, budget_bytes, tries, knob_tries)
-
-    def _fit(self, planner: Planner, budget_bytes: int | str, tries: int, knob_tries: int) -> Fitted:
-        limit = limit_of("memory")
-        knob = self._taken_before(budget_bytes, knob_tries)
-        if knob is not None and self._is_as_before(knob):
-            return self._fitted(None, knob, f"{report(None, knob)} It won the last time, too.")
-        why_no_plan: Exception | None = None
-        try:
-            size_bytes = limit.value(budget_bytes, self._plain, "budget_bytes")
-        except _NO_PLAN as error:
-            given = limit.read(budget_bytes, "budget_bytes")
-            if isinstance(given, float) or not knob_tries:
-                raise
-            size_bytes, why_no_plan = given, error
-        if size_bytes < 1:
-            raise InputError("budget_bytes", budget_bytes, "is no positive number of bytes", "Give one: 8 << 30.")
-        if knob is None or knob.budget_bytes != size_bytes:
-            knob = self._knob_side(size_bytes, knob_tries)
-        planned = None if why_no_plan is not None else self._planned_side(planner, size_bytes, tries, knob)
-        knob.only_hope = planned is None
-        if planned is not None:
-            knob.is_hopeless = planned.is_far
-        sides: list[Side] = [knob] if planned is None else [planned, knob]
-        try:
-            contest(sides)
-        finally:
-            self.setting.beside.end()
-            self.setting.ahead.end()
-        if planned is not None and not self.setting.counts_kernels:
-            time_in_turns(self.setting, planned, knob)
-        winner = best_of(sides)
-        self._keep(budget_bytes, knob, taken=winner is knob)
-        if winner is None:
-            raise refusal(why_no_plan if planned is None else planned.error(), knob)
-        said = report(planned, knob, why_no_plan)
-        if winner is knob and (planned is None or planned.failed is not None):
-            logger.warning("%s", said)
-        return self._fitted(planned, knob, said)
-
-    def profiled(self, step: AnyStep) -> Timeline:
-        """The timeline of one more step."""
-        setting = self.setting
-        is_planned = isinstance(step, PlannedStep)
-        held_bytes = self.captured.resident_bytes if is_planned else own_bytes(setting.model, setting.batch)
-        return self.alone(step, lambda run: record(run, setting.device, held_bytes))
-
-    def alone(self, step: AnyStep, look: Callable[[Callable[[], None]], Found]) -> Found:
-        """Warm up, then look at one forward and backward pass; the model is as it was afterwards."""
-        return self.setting.alone(step, look)
-
-    @property
-    def _plain(self) -> MemoryProblem:
-        """As captured. Operators are measured now, where capturing has not measured them."""
-        costed, setting = self.costed, self.setting
-        with setting.phases.during(COSTING), setting.ahead.standing_still():
-            return costed.plain
-
-    @property
-    def _is_measured(self) -> bool:
-        """Whether costs are those of this device, which what is learned is of."""
-        return self.setting.options.costs is None and self.setting.options.hardware is None
-
-    def _taken_before(self, budget_bytes: int | str, knob_tries: int) -> KnobSide | None:
-        """The knob that won this budget the last time, measured again; None where none did."""
-        if not knob_tries or str(budget_bytes) not in self._kept.knobs:
-            return None
-        size_bytes, value = self._kept.knobs[str(budget_bytes)]
-        knob = self._knob_side(size_bytes, knob_tries)
-        knob.measure(value)
-        return knob
-
-    def _is_as_before(self, knob: KnobSide) -> bool:
-        """Whether the one try kept the budget, and took about as long as it is known to take."""
-        if knob.best_us is None:
-            return False
-        before_us = [p.step_us for p in knob.known if p.knob == knob.tries[0].knob]
-        return bool(before_us) and knob.best_us <= _SLOWER_THAN_BEFORE * before_us[0]
-
-    def _knob_side(self, budget_bytes: int, most: int) -> KnobSide:
-        self.setting.ahead.leave_room(self.setting.device, budget_bytes)
-        return KnobSide(
-            self.setting,
-            budget_bytes,
-            self._kept.probes,
-            most,
-            self.on_knob,
-            self._share(budget_bytes) if most else 1.0,
-        )
-
-    def _share(self, budget_bytes: int) -> float:
-        """Where a budget lies between what is resident and the captured step's peak; 1 where nothing was captured."""
-        if "costed" not in vars(self):
-            return 1.0
-        resident_bytes, plain_bytes = self.captured.resident_bytes, peak_bytes(self.costed.plain)
-        return (budget_bytes - resident_bytes) / max(1, plain_bytes - resident_bytes)
-
-    def _planned_side(self, planner: Planner, budget_bytes: int, tries: int, knob: KnobSide) -> PlannedSide:
-        alone = not knob.most
-        return PlannedSide(self.setting, self.costed, planner, budget_bytes, tries, alone=alone, on_try=self.on_try)
-
-    def _keep(self, budget: int | str, knob: KnobSide, *, taken: bool) -> None:
-        """Leave what was found for the next call, here and in the next run."""
-        kept = self._kept.with_probes([t.probe for t in knob.tries])
-        value = knob.tries[knob.chosen].knob if taken and knob.chosen is not None else None
-        kept = kept.with_taken(budget, knob.budget_bytes, value)
-        if self._is_measured and "costed" in vars(self):
-            kept = replace(kept, correction=self.costed.learned)
-        self._kept = replace(kept, seconds=self.setting.phases.each_s)
-        on_disk.write(self._path, self._kept)
-
-    def _fitted(self, planned: PlannedSide | None, knob: KnobSide, said: str) -> Fitted:
-        """The faster of the two sides' steps."""
-        trials = () if planned is None else planned.state.trials
-        phases, knobs = self.setting.phases, tuple(knob.tries)
-        if best_of([knob] if planned is None else [planned, knob]) is knob:
-            assert knob.step is not None, "it kept the budget"
-            step, more = in_mode(self.setting, knob.step, knob.budget_bytes)
-            said = " ".join(filter(None, (said, more, phases.words())))
-            return Fitted(step, None, None, trials, None, knobs, knob.chosen, said, dict(phases.seconds))
-        assert planned is not None and planned.chosen is not None, "it kept the budget"
-        best = planned.state.candidates[planned.chosen]
-        found = self._measurement(best)
-        step, more = in_mode(self.setting, best.step, knob.budget_bytes)
-        said = " ".join(filter(None, (said, more, phases.words())))
-        chosen, seconds = planned.chosen, dict(phases.seconds)
-        return Fitted(step, best.plan, best.problem, trials, chosen, knobs, None, said, seconds, found)
-
-    def _measurement(self, best: Candidate) -> MemoryMeasurement | None:
-        """What the plan measured, with the curve of one more step; None where the profiler broke, and the log has why.
-
-        The step is measured and there: nothing that happens here takes it away.
-        """
-        try:
-            with self.setting.phases.during(PLANS):
-                timeline = self.profiled(best.step)
-        except Exception as error:  # noqa: BLE001 - of a profiler, a driver, or the device's memory
-            logger.warning("no curve of the step's memory: %s: %s", type(error).__name__, error)
-            return None
-        found = best.measured
-        return measured(best.plan, timeline.device, found.peak_bytes, found.step_us, timeline.levels)
-
-
-def _expect_one_process(model: nn.Module) -> None:
-    """Refuse a wrapper whose trial steps would wait for other ranks: each may measure, correct and try differently."""
-    ddp = ddp_of(model)
-    if ddp is not None:
-        buckets = gradient_bytes(ddp.module)
-        raise InputError(
-            "model",
-            "DistributedDataParallel",
-            "needs every rank in every trial step, and ranks measure differently",
-            f"Fit ddp.module on one rank, under a budget less the {buckets} bytes of DDP's buckets, and give every "
-            "rank that plan: apply(plan, ddp, loss).",
-        )
 
 
 @renamed_keywords(offer="implementations", inputs="batch")
@@ -333,6 +41,7 @@ def fit(
     knob_tries: int = KNOB_TRIES,
     repeats: int = 5,
     mode: Mode = "default",
+    tune_while_training: bool = True,
     progress: bool | None = None,
 ) -> Fitted:
     """A training step that keeps a byte budget: measured, not only planned, and no slower than torch.compile's own.
@@ -361,6 +70,11 @@ def fit(
         mode: as for :func:`~loadmaster.executor.memory.run.apply.apply`. Plans and knobs are tried without CUDA graphs,
             and a step's time is that of its kernels; graphs of the fastest are made at the end, measured, and taken
             where they keep the budget, too.
+        tune_while_training: return as soon as a step keeps the budget, and try the others while it trains: with eight
+            cores or more, helpers compile them ahead, and ``fitted.step`` becomes the faster one between two of its
+            calls. Each try holds up one call for seconds, and its trial steps may take more than the budget, as all
+            do. :meth:`~loadmaster.executor.memory.fit.state.Fitted.finish` tries what is left at once. False: all tries
+            are over when this returns; so it is with a mode, among ranks, and on fewer cores.
         progress: whether to say what goes on, in a line on standard error. None: in a terminal or a notebook. A planner
             has a line of its own.
 
@@ -395,4 +109,4 @@ def fit(
         repeats=repeats,
         mode=mode,
     )
-    return fitter.fit(planner, budget_bytes, tries, knob_tries)
+    return fitter.fit(planner, budget_bytes, tries, knob_tries, tune_while_training=tune_while_training)

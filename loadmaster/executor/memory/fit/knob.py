@@ -71,7 +71,7 @@ def describe_knob(tried: KnobTrial) -> str:
     return f"{budget} {held}: {what} measured {measured}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KnobOffer(Offer):
     """A knob that can be tried next."""
 
@@ -157,7 +157,7 @@ class KnobSide:
             return None
         if self.setting.ahead.is_at(knob):
             expected = math.inf
-        return KnobOffer(at_least, expected, lambda: self.measure(knob), knob)
+        return KnobOffer(at_least, expected, lambda: self.measure(knob), lambda: self._is_ready(knob), knob=knob)
 
     def measure(self, knob: float) -> None:
         """Compile the step under the knob, and run it."""
@@ -177,6 +177,10 @@ class KnobSide:
         logger.info("%s", describe_knob(tried))
         if self.on_try is not None:
             self.on_try(tried)
+
+    def _is_ready(self, knob: float) -> bool:
+        self.setting.ahead.knob(knob)
+        return not self.setting.ahead.is_pending(knob)
 
     def _promise(self, knob: float) -> tuple[float, float]:
         return at_least_us(self.probes, knob), expected_us(self.probes, knob)

@@ -38,6 +38,7 @@ class Phases:
         self.before = dict(before or {})
         self._times: Counter[str] = Counter()
         self._began = time.perf_counter()
+        self._stood_at: float | None = None
 
     def begin(self) -> None:
         """Count from here on."""
@@ -46,6 +47,16 @@ class Phases:
         self.beside_s = 0.0
         self._times.clear()
         self._began = time.perf_counter()
+
+    def stand_still(self) -> None:
+        """What comes until :meth:`go_on` is not counted: the user trains."""
+        self._stood_at = time.perf_counter()
+
+    def go_on(self) -> None:
+        """Count from here on again."""
+        if self._stood_at is not None:
+            self._began += time.perf_counter() - self._stood_at
+            self._stood_at = None
 
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:

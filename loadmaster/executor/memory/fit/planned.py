@@ -125,7 +125,8 @@ class PlannedSide:
         if self._next is None:
             return None
         planned_us = self._next.verdict.time_us * self._measured_share
-        return Offer((1.0 - self._most_off) * planned_us, planned_us, self._try)
+        plan = self._next.plan
+        return Offer((1.0 - self._most_off) * planned_us, planned_us, self._try, lambda: self._is_ready(plan))
 
     def is_far(self) -> bool:
         """Whether every plan is proved to need much more than the budget: no partition of the same graph will do."""
@@ -135,6 +136,10 @@ class PlannedSide:
     def error(self) -> Exception:
         """Why no plan keeps the budget."""
         return self.failed or broken(self.state.trials)
+
+    def _is_ready(self, plan: MemoryPlan) -> bool:
+        self.setting.ahead.plan(plan, self.setting.options.implementations)
+        return not self.setting.ahead.is_pending(plan)
 
     def _is_new(self, proposal: Proposal) -> bool:
         return all(c.plan.schedule != proposal.plan.schedule for c in self.state.candidates)

@@ -129,6 +129,12 @@ class Setting:
         """Whether the launches of a trial's kernels say nothing of the step that the user gets."""
         return self.mode != "default" and self.device.type == "cuda"
 
+    @property
+    def may_tune_while_training(self) -> bool:
+        """Whether tries can wait for what helpers compile, and hold up no other rank."""
+        is_alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        return is_alone and self.mode == "default" and self.ahead.is_at_work
+
     def _kernels_us(self, step: AnyStep) -> float:
         """Time of all kernels of a step that is compiled, copies to and from the host left out."""
         timeline = self.alone(step, lambda run: record(run, self.device))

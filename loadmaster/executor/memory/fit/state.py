@@ -10,6 +10,7 @@ from os import PathLike
 from loadmaster.executor.memory.fit.knob import KnobTrial
 from loadmaster.executor.memory.fit.setting import AnyStep
 from loadmaster.executor.memory.fit.trials import Correction, Trial, recorded
+from loadmaster.executor.memory.fit.tuned_step import TunedStep
 from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.steps.measure import Measurement
 from loadmaster.models.fit_record import FitRecord, fit_words
@@ -20,13 +21,16 @@ from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.shown import one_line, remember
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Fitted:
     """A step that keeps its budget.
 
+    As long as tries go on beside training, all of this is of the tries so far; :meth:`finish` does not wait for them.
+
     Attributes:
         step: to train with, as :func:`~loadmaster.executor.memory.run.apply.apply` returns it; or torch.compile's own
-            partition under its knob, where that was faster, or nothing else kept the budget.
+            partition under its knob, where that was faster, or nothing else kept the budget. As long as tries go on, a
+            :class:`~loadmaster.executor.memory.fit.tuned_step.TunedStep`.
         plan, problem: what it runs, and the corrected problem that this is a plan for; None where it runs no plan.
         tries: every plan that was run, in order.
         chosen: which of them ``step`` is, if it is one.
@@ -35,10 +39,10 @@ class Fitted:
         report: in words, which of both the step is, and what both measured.
         seconds: what each part took.
         measurement: what the plan measured when it ran, with the allocated bytes over one step; None where no plan
-            runs, or where the device had no room for a profiled step.
+            runs, where the device had no room for a profiled step, and as long as tries go on.
     """
 
-    step: AnyStep
+    step: AnyStep | TunedStep
     plan: MemoryPlan | None
     problem: MemoryProblem | None
     tries: tuple[Trial, ...]
@@ -48,6 +52,17 @@ class Fitted:
     report: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
     measurement: MemoryMeasurement | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing is left to try."""
+        return not isinstance(self.step, TunedStep)
+
+    def finish(self) -> Fitted:
+        """Try now what is left to try, and return this, as it is then."""
+        if isinstance(self.step, TunedStep):
+            self.step.finish()
+        return self
 
     @property
     def measured(self) -> Measurement:

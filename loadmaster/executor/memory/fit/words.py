@@ -7,6 +7,7 @@ from loadmaster.executor.memory.fit.knob import KnobSide
 from loadmaster.executor.memory.fit.planned import PlannedSide
 from loadmaster.models.units import show_bytes, show_cost
 
+MORE = "What may be faster is tried while it trains."
 _NAME = "torch.compile's own partition"
 
 

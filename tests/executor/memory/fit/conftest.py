@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from loadmaster.executor.costs import roofline
+from loadmaster.executor.memory.fit import setting
 from loadmaster.executor.memory.fit.ahead import ahead
-from loadmaster.executor.memory.fit.fit import Fitter
+from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.memory.options import CaptureOptions
+from tests.executor.memory.fit.fakes import FakeRuns, Told
 from tests.executor.memory.hand_planner import keep_everything_peak, keep_nothing_peak
 from tests.executor.memory.models import mlp_case
 
@@ -26,3 +28,20 @@ def budget(problem):
 def few_cores(monkeypatch):
     """No helpers, whatever the machine has: each is a process that imports PyTorch."""
     monkeypatch.setattr(ahead, "cores", lambda: 1)
+
+
+@pytest.fixture
+def helpers(monkeypatch):
+    """As many as two may run, none of which is a process."""
+    Told.all_of_them.clear()
+    monkeypatch.setattr(ahead, "cores", lambda: 2 * ahead.CORES_EACH)
+    monkeypatch.setattr(ahead, "Helper", Told)
+    return Told.all_of_them
+
+
+@pytest.fixture
+def runs(monkeypatch, problem):
+    fake = FakeRuns(problem)
+    monkeypatch.setattr(setting, "run_trial", fake)
+    monkeypatch.setattr(setting.Setting, "times_us", lambda _self, step: fake.times_us(step))
+    return fake

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
+from torch._subclasses import FakeTensorMode
 
 from loadmaster.executor import KnobStep, apply
 from loadmaster.executor.costs import roofline
@@ -20,48 +21,12 @@ from loadmaster.executor.memory.fit.ahead import ahead
 from loadmaster.executor.memory.fit.ahead.ahead import Ahead
 from loadmaster.executor.memory.fit.ahead.helper import Helper
 from loadmaster.executor.memory.fit.ahead.job import Job
-from loadmaster.executor.memory.fit.fit import Fitter
+from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.steps.measure import Measurement
 from tests.executor.memory.hand_planner import HandPlanner, keep_nothing_peak
 from tests.executor.memory.models import mlp_case
-
-
-class Told:
-    """A helper that ends when it is told to."""
-
-    def __init__(self, _threads):
-        all_of_them.append(self)
-        self.began = self.path = self.job = self.code = None
-        self.signals = []
-        self.is_gone = False
-
-    def begin(self, path):
-        self.began = 0.0
-        self.job = Job.load(path)
-
-    def has_ended(self):
-        return self.code is not None or self.is_gone
-
-    def send(self, number):
-        self.signals.append(number)
-
-    def end(self):
-        self.is_gone = True
-        return "no memory" if self.code else None
-
-
-all_of_them: list[Told] = []
-
-
-@pytest.fixture
-def helpers(monkeypatch):
-    """As many as two may run, none of which is a process."""
-    all_of_them.clear()
-    monkeypatch.setattr(ahead, "cores", lambda: 2 * ahead.CORES_EACH)
-    monkeypatch.setattr(ahead, "Helper", Told)
-    return all_of_them
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +65,51 @@ def test_of_convolutions_only_a_whole_step_is_compiled_ahead(helpers, noted, pla
             noted.wait(how, "forward")
             assert helper.is_gone
             noted.wait(how, "backward")
+
+
+def test_of_padded_rows_the_knob_is_compiled_ahead_as_a_whole(helpers, noted, plan, monkeypatch):
+    monkeypatch.setattr(noted, "_pads", True)
+    with noted.during_fit(), noted.compiling_here():
+        noted.knob(0.5)
+        noted.plan(plan)
+        assert [(h.job.how, h.job.part) for h in helpers] == [(0.5, "whole"), (plan, "backward")]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "device", "is_padded"),
+    [
+        ((4, 50257), torch.float32, "cuda", True),
+        ((4, 50304), torch.bfloat16, "cuda", False),  # rows of whole memory transactions
+        ((50257,), torch.float32, "cuda", False),  # one row
+        ((4, 1023), torch.float32, "cuda", False),  # short ones
+        ((4, 50257), torch.float32, "cpu", False),
+    ],
+)
+def test_long_rows_at_odd_addresses_are_padded(shape, dtype, device, is_padded):
+    with FakeTensorMode():
+        assert ahead.is_padded(torch.empty(shape, dtype=dtype, device=device)) == is_padded
+
+
+def test_what_waits_for_a_helper_is_pending(helpers, noted):
+    with noted.during_fit():
+        noted.knob(0.5)
+        noted.knob(0.2)
+        assert noted.is_pending(0.5) and noted.is_pending(0.2) and not noted.is_pending(0.1)
+        for helper in helpers:
+            helper.code = 0
+        assert not noted.is_pending(0.5) and noted.is_pending(0.2)
+        assert {h.job.how for h in helpers} == {0.5, 0.2}, "what waits is begun"
+        for helper in helpers:
+            helper.code = 0
+        assert not noted.is_pending(0.2)
+
+
+def test_beside_training_all_of_a_plan_is_compiled_ahead(helpers, noted, plan):
+    with noted.during_fit():
+        noted.is_beside_training = True
+        noted.plan(plan)
+        assert [h.job.part for h in helpers] == ["backward", "forward"]
+    assert not noted.is_beside_training
 
 
 def test_no_more_run_than_may(helpers, noted):

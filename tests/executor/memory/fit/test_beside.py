@@ -14,7 +14,7 @@ from loadmaster.executor import KnobStep
 from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory.fit import beside, phases, setting
 from loadmaster.executor.memory.fit.beside import Beside, Work
-from loadmaster.executor.memory.fit.fit import Fitter
+from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.steps.measure import Measurement
 from loadmaster.models.memory.checker import check

@@ -14,7 +14,8 @@ from loadmaster.errors import BudgetError, CheckFailedError, InputError, LimitRe
 from loadmaster.executor import apply, capture, measure
 from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory.fit import planned, setting
-from loadmaster.executor.memory.fit.fit import Fitter, fit
+from loadmaster.executor.memory.fit.fit import fit
+from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.memory.fit.reserve import LARGE_BYTES, allocator_reserve_bytes
 from loadmaster.executor.memory.fit.trials import Correction, Trial, describe, factors, launches_bind
 from loadmaster.executor.memory.options import CaptureOptions

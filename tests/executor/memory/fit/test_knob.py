@@ -12,65 +12,19 @@ import torch
 from loadmaster.errors import BudgetError, InputError, LimitReachedError
 from loadmaster.executor import KnobStep, PlannedStep
 from loadmaster.executor.costs import roofline
-from loadmaster.executor.memory.fit import fit as fitting
+from loadmaster.executor.memory.fit import fitter as fitting
 from loadmaster.executor.memory.fit import setting
-from loadmaster.executor.memory.fit.fit import Fitter, fit
+from loadmaster.executor.memory.fit.fit import fit
+from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.memory.options import CaptureOptions
-from loadmaster.executor.steps.measure import Measurement
 from loadmaster.models.fit_record import load_fit
-from loadmaster.models.memory.checker import check
+from tests.executor.memory.fit.fakes import PLAN_US, halves
 from tests.executor.memory.hand_planner import HandPlanner, keep_everything_peak, keep_nothing_peak
 from tests.executor.memory.models import mlp_case, transformer_case
-
-PLAN_US = 100.0
-
-
-class FakeRuns:
-    """Measures no step: plans take PLAN_US and what they are planned to hold, the knob what a curve says."""
-
-    def __init__(self, problem, curve=lambda knob: (0, 0.0), plan_us=PLAN_US, hidden_bytes=0):
-        self.problem, self.curve, self.plan_us, self.hidden_bytes = problem, curve, plan_us, hidden_bytes
-        self.knobs, self.plans = [], 0
-        self.raises = {}
-        self.in_turns = None
-        """Factors of the times of plans and of knobs, when both are timed once more."""
-
-    def __call__(self, step, *_args, **_kwargs):
-        error = self.raises.get(type(step))
-        if error is not None:
-            raise error
-        if isinstance(step, KnobStep):
-            self.knobs.append(step.knob)
-            used_bytes, us = self.curve(step.knob)
-        else:
-            self.plans += 1
-            verdict = check(self.problem, step.plans[0].schedule, 1 << 60)
-            used_bytes, us = verdict.peak_bytes + self.hidden_bytes, self.plan_us
-        return Measurement(used_bytes, 0, us, used_bytes, used_bytes)
-
-    def times_us(self, step):
-        """What its trial said, but for :attr:`in_turns`."""
-        if self.in_turns == "no room":
-            raise torch.OutOfMemoryError
-        plan_factor, knob_factor = self.in_turns or (1.0, 1.0)
-        return [self.curve(step.knob)[1] * knob_factor if isinstance(step, KnobStep) else self.plan_us * plan_factor]
-
-
-@pytest.fixture
-def runs(monkeypatch, problem):
-    fake = FakeRuns(problem)
-    monkeypatch.setattr(setting, "run_trial", fake)
-    monkeypatch.setattr(setting.Setting, "times_us", lambda _self, step: fake.times_us(step))
-    return fake
 
 
 def fitter(**more):
     return Fitter(*mlp_case(), CaptureOptions(costs=roofline("cpu")), time_tolerance=1e9, **more)
-
-
-def halves(budget_bytes, us_at_1=50.0, slope_us=40.0):
-    """Takes twice the budget at 1, and keeps it from a half on."""
-    return lambda knob: (round(2 * budget_bytes * knob), us_at_1 + slope_us * (1 - knob))
 
 
 def test_the_knob_is_taken_where_it_is_faster(runs, budget, tmp_path):

@@ -31,6 +31,7 @@ from loadmaster.executor.memory.fit.ahead.job import Job, Part
 from loadmaster.executor.memory.fit.beside import cores
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
 from loadmaster.executor.steps.sent_graph import TorchSettings, sent
+from loadmaster.executor.steps.step_graph import tensors
 from loadmaster.executor.steps.tracing import Half
 from loadmaster.models.memory.plan import MemoryPlan
 
@@ -67,7 +68,7 @@ class Ahead:
     def __init__(self, *, wanted: bool = True) -> None:
         self._is_wanted = wanted
         self._graph: bytes | None = None
-        self._convolves = False
+        self._convolves = self._pads = False
         self._settings: TorchSettings | None = None
         self._most = 0
         self._folder: Path | None = None
@@ -75,6 +76,8 @@ class Ahead:
         self._wanted: list[_Wanted] = []
         self._written = 0
         self._is_compiling = False
+        self.is_beside_training = False
+        """This process compiles nothing that is not compiled ahead."""
         self._lock = threading.Lock()  # plans come from a thread of their own
 
     @contextlib.contextmanager
@@ -85,7 +88,13 @@ class Ahead:
             yield
         finally:
             self._most = 0
+            self.is_beside_training = False
             self.end()
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a step is known, and helpers may run."""
+        return self._graph is not None and self._most > 0
 
     def get_ready(self) -> None:
         """Start helpers, for what comes: they take a while to import what they need."""
@@ -99,6 +108,7 @@ class Ahead:
             with self._or_nothing():
                 self._graph, self._settings = sent(module), TorchSettings.here()
                 self._convolves = any("conv" in str(node.target) for node in module.graph.nodes)
+                self._pads = any(is_padded(t) for n in module.graph.nodes for t in tensors(n.meta.get("example_value")))
 
     def leave_room(self, device: torch.device, budget_bytes: int) -> None:
         """Let no more helpers run than have room on the device beside a step within the budget."""
@@ -122,6 +132,15 @@ class Ahead:
         with self._lock:
             ours = [w.helper for w in self._wanted if _is_same(w.job.how, how)]
         return any(helper is not None and not helper.has_ended() for helper in ours)
+
+    def is_pending(self, how: float | MemoryPlan) -> bool:
+        """Whether a helper is compiling it, or will."""
+        pending = False
+        with self._or_nothing(), self._lock:
+            self._go_on()
+            ours = [w.helper for w in self._wanted if _is_same(w.job.how, how)]
+            pending = any(helper is None or not helper.has_ended() for helper in ours)
+        return pending
 
     def wait(self, how: float | MemoryPlan, half: Half) -> None:
         """Before half of a step is compiled here: wait for the helper that is at it; none may begin it now."""
@@ -179,9 +198,13 @@ class Ahead:
                 self._folder = None
 
     def _compile(self, how: float | MemoryPlan, implementations: ImplementationFilter) -> None:
-        # Of convolutions the backward graph depends on how the forward graph was compiled.
-        parts: tuple[Part, ...] = ("whole",) if self._convolves else ("backward", "forward")
-        if isinstance(how, MemoryPlan) and not self._is_compiling:
+        # Of convolutions, and of results with padded rows, the backward graph depends on how the forward graph was
+        # compiled. A plan keeps no such result: its loss is computed in chunks.
+        is_plan = isinstance(how, MemoryPlan)
+        parts: tuple[Part, ...] = ("backward", "forward")
+        if self._convolves or (self._pads and not is_plan):
+            parts = ("whole",)
+        if is_plan and not (self._is_compiling or self.is_beside_training):
             parts = () if self._convolves else ("backward",)
         with self._or_nothing(), self._lock:
             if self._graph is None or self._settings is None or not self._most:
@@ -230,6 +253,16 @@ class Ahead:
 
     def _new(self) -> Helper:
         return Helper(max(1, cores() // (self._most + 1)))
+
+
+def is_padded(tensor: torch.Tensor) -> bool:
+    """Whether Inductor gives a result of this shape longer rows: on a GPU, long ones that begin at odd addresses."""
+    if tensor.device.type != "cuda" or not config.comprehensive_padding:
+        return False
+    return any(
+        stride > config.padding_stride_threshold and stride * tensor.itemsize % config.padding_alignment_bytes
+        for stride in tensor.stride()
+    )
 
 
 def _is_worth_waiting_for(helper: Helper | None, half: Half) -> bool:

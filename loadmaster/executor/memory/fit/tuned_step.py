@@ -1,0 +1,69 @@
+"""A step to train with while others are still tried: between two of its steps it becomes the faster one.
+
+A fit gives it as soon as some step keeps the budget. What else may win is planned and compiled beside, in threads and
+processes of their own; where it is ready, the next call runs it a few times before it does its own step. The model is
+left as it was, see :mod:`loadmaster.executor.memory.fit.trial_run`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from loadmaster.executor.memory.fit.setting import AnyStep
+
+
+class TunedStep(nn.Module):
+    """A training step that keeps a budget: ``loss = step(*batch)`` or ``step(**batch)``, then ``loss.backward()``.
+
+    Attributes:
+        now: what it runs: the fastest step that was found so far.
+
+    Args:
+        now: the first that kept the budget.
+        go_on: tries what is ready; returns the step to run from now on, None where that is not settled yet.
+        finish: tries all that is left, and returns the step to run.
+    """
+
+    def __init__(self, now: AnyStep, go_on: Callable[[], AnyStep | None], finish: Callable[[], AnyStep]) -> None:
+        super().__init__()
+        self.step = now.step  # of the user's model and loss, whichever step runs them
+        self._now = (now,)  # in a tuple, which hides it: its parameters are the model's
+        self._tries: tuple[Callable[[], AnyStep | None], Callable[[], AnyStep]] | None = (go_on, finish)
+
+    @property
+    def now(self) -> AnyStep:
+        """What it runs."""
+        return self._now[0]
+
+    def finish(self) -> None:
+        """Try now what is left to try."""
+        if self._tries is not None:
+            self._settle(self._tries[1]())
+
+    # Tries are not part of a compiled function around it, and neither are planned steps.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The loss of one batch."""
+        if self._tries is not None and torch.is_grad_enabled() and (found := self._tries[0]()) is not None:
+            self._settle(found)
+        return cast(torch.Tensor, self.now(*args, **kwargs))
+
+    def __repr__(self) -> str:
+        return f"<TunedStep that runs {self.now!r}>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AnyStep:
+        """What it runs now, on a copy of the model."""
+        return copy.deepcopy(self.now, memo)
+
+    def _settle(self, step: AnyStep) -> None:
+        self._now, self._tries = (step,), None  # and with it all that was tried
+
+
+def running(step: AnyStep | TunedStep) -> AnyStep:
+    """The step itself, or what it runs now."""
+    return step.now if isinstance(step, TunedStep) else step
