@@ -38,7 +38,8 @@ def test_models_train_on_two_ranks_as_on_one(tmp_path: Path) -> None:
     """On equal ranks, and where one has three times what the other has."""
     unequal = ((3, 1),)
     scenarios = {name: partial(step_scenarios.trains_alike, name, 1, (2,)) for name in MADE}
-    scenarios |= {f"{name}, unequal": partial(step_scenarios.trains_alike, name, 1, unequal) for name in MADE}
+    for name in ("convolutional", "gpt", "experts"):
+        scenarios[f"{name}, unequal"] = partial(step_scenarios.trains_alike, name, 1, unequal)
     scenarios |= {str(of): partial(step_scenarios.every_redistribution, of) for of in ((2,), unequal)}
     scenarios |= {
         "dropout": partial(step_scenarios.drops_alike, (2,)),

@@ -77,7 +77,7 @@ def test_array_and_pulp_twin_have_the_same_optimum(seed: int, monkeypatch: pytes
         assert bound(problem, budget, starts) == pytest.approx(math.inf if twin is None else twin)
 
 
-@pytest.mark.parametrize("seed", seeds(range(8), range(8, 200)))
+@pytest.mark.parametrize("seed", seeds(range(8), range(8, 100)))
 def test_no_schedule_beats_it(seed: int) -> None:
     """With any grouping, of all the schedules there are. No point of it: no schedule at all."""
     problem, cases = tight_cases(seed)

@@ -78,7 +78,7 @@ class Ahead:
         self._is_compiling = False
         self.is_beside_training = False
         """This process compiles nothing that is not compiled ahead."""
-        self._lock = threading.Lock()  # plans come from a thread of their own
+        self._lock = threading.RLock()  # plans come from a thread of their own, and an end from anywhere
 
     @contextlib.contextmanager
     def during_fit(self) -> Iterator[None]:
