@@ -25,7 +25,7 @@ from loadmaster.models.shown import one_line, remember
 class Fitted:
     """A step that keeps its budget.
 
-    As long as tries go on beside training, all of this is of the tries so far; :meth:`finish` does not wait for them.
+    As long as tries go on beside training, all of this is of the tries so far; :meth:`finish` runs the rest at once.
 
     Attributes:
         step: to train with, as :func:`~loadmaster.executor.memory.run.apply.apply` returns it; or torch.compile's own
@@ -59,7 +59,11 @@ class Fitted:
         return not isinstance(self.step, TunedStep)
 
     def finish(self) -> Fitted:
-        """Try now what is left to try, and return this, as it is then."""
+        """Try now what is left to try, and return this, as it is then.
+
+        Raises:
+            InputError: precision or mode are other ones than where ``fit`` was called.
+        """
         if isinstance(self.step, TunedStep):
             self.step.finish()
         return self

@@ -8,13 +8,29 @@ left as it was, see :mod:`loadmaster.executor.memory.fit.trial_run`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
 
 from loadmaster.executor.memory.fit.setting import AnyStep
+
+
+class Tries(Protocol):
+    """What is left to try."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is."""
+        ...
+
+    def go_on(self) -> AnyStep | None:
+        """Try what is ready; then the step to run from now on, None: the one that runs."""
+        ...
+
+    def finish(self) -> AnyStep:
+        """Try all that is left; then the step to run."""
+        ...
 
 
 class TunedStep(nn.Module):
@@ -25,15 +41,14 @@ class TunedStep(nn.Module):
 
     Args:
         now: the first that kept the budget.
-        go_on: tries what is ready; returns the step to run from now on, None where that is not settled yet.
-        finish: tries all that is left, and returns the step to run.
+        tries: what is left to try.
     """
 
-    def __init__(self, now: AnyStep, go_on: Callable[[], AnyStep | None], finish: Callable[[], AnyStep]) -> None:
+    def __init__(self, now: AnyStep, tries: Tries) -> None:
         super().__init__()
         self.step = now.step  # of the user's model and loss, whichever step runs them
         self._now = (now,)  # in a tuple, which hides it: its parameters are the model's
-        self._tries: tuple[Callable[[], AnyStep | None], Callable[[], AnyStep]] | None = (go_on, finish)
+        self._tries: Tries | None = tries
 
     @property
     def now(self) -> AnyStep:
@@ -43,14 +58,15 @@ class TunedStep(nn.Module):
     def finish(self) -> None:
         """Try now what is left to try."""
         if self._tries is not None:
-            self._settle(self._tries[1]())
+            self._run_from_now_on(self._tries.finish(), is_over=True)
 
     # Tries are not part of a compiled function around it, and neither are planned steps.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The loss of one batch."""
-        if self._tries is not None and torch.is_grad_enabled() and (found := self._tries[0]()) is not None:
-            self._settle(found)
+        tries = self._tries
+        if tries is not None and torch.is_grad_enabled() and (found := tries.go_on()) is not None:
+            self._run_from_now_on(found, is_over=tries.is_over)
         return cast(torch.Tensor, self.now(*args, **kwargs))
 
     def __repr__(self) -> str:
@@ -60,8 +76,10 @@ class TunedStep(nn.Module):
         """What it runs now, on a copy of the model."""
         return copy.deepcopy(self.now, memo)
 
-    def _settle(self, step: AnyStep) -> None:
-        self._now, self._tries = (step,), None  # and with it all that was tried
+    def _run_from_now_on(self, step: AnyStep, *, is_over: bool) -> None:
+        self._now = (step,)
+        if is_over:
+            self._tries = None  # and with it all that was tried
 
 
 def running(step: AnyStep | TunedStep) -> AnyStep:

@@ -17,13 +17,14 @@ from typing import Protocol
 
 import torch
 
+from loadmaster.errors import InputError
 from loadmaster.executor.memory.fit.contest import Side, best_of, next_try
 from loadmaster.executor.memory.fit.phases import KNOB, PLANS, compiling
 from loadmaster.executor.memory.fit.setting import AnyStep, Setting
 from loadmaster.executor.memory.fit.state import Fitted
 from loadmaster.executor.memory.fit.tuned_step import TunedStep, running
 from loadmaster.executor.memory.fit.words import MORE
-from loadmaster.executor.steps.guards import guards_of
+from loadmaster.executor.steps.guards import differences, guards_of
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +57,7 @@ class Tuning:
     ) -> None:
         self.setting, self.sides, self.conclude = setting, sides, conclude
         self._work = work
-        self._has_ended = False
-        self._began, self._held_s = time.perf_counter(), 0.0
-        """When training began, and how long tries have held it up."""
+        self.has_ended = False
         self._guards = guards_of(setting.model, setting.batch)
 
     def finish(self) -> Fitted:
@@ -71,85 +70,109 @@ class Tuning:
         """Try until a step keeps the budget; what may be faster is tried while that one trains."""
         while best_of(self.sides) is None and (offer := next_try(self.sides)) is not None:
             offer.run()
-        if best_of(self.sides) is None or not self._has_more():
+        if best_of(self.sides) is None or (not self.is_busy() and next_try(self.sides) is None):
             return self.finish()
         fitted = self.conclude(is_final=False)
         self._work = self._work.pop_all()
-        self.setting.ahead.is_beside_training = True
-        step = TunedStep(running(fitted.step), lambda: self._go_on(fitted), lambda: self._finish_late(fitted))
+        self.setting.ahead.go_on_beside_training()
+        fitted.step = step = TunedStep(running(fitted.step), LateTries(self, fitted))
         weakref.finalize(step, self._work.close)
-        fitted.step = step
         self.setting.phases.stand_still()
-        self._began = time.perf_counter()
         return fitted
 
     def end(self) -> None:
         """Try nothing more: what trains stays as it is."""
-        self._has_ended = True
+        self.has_ended = True
         self._work.close()
 
-    def _go_on(self, fitted: Fitted) -> AnyStep | None:
-        """Between two steps: one try, if one is ready. Whatever it raises ends the tries, and not the training."""
-        try:
-            if self._has_ended:
-                return _take(fitted, fitted)
-            if not self._is_worth_a_try() or self._is_busy():
-                return None
-            offer = next_try(self.sides)
-            if (offer is not None and not offer.is_ready()) or not self._is_as_fitted():
-                return None
-            began = time.perf_counter()
-            self.setting.phases.go_on()
-            if offer is None:
-                return _take(fitted, self._concluded())
-            offer.run()
-            self.setting.phases.stand_still()
-            self._held_s += time.perf_counter() - began
-        except Exception as error:  # noqa: BLE001 - of a planner, of a driver, or of what a compiler wrote
-            said = f"No further tries: {type(error).__name__}: {error}"
-            logger.warning("%s", said)
-            self.end()
-            fitted.report = fitted.report.replace(MORE, said)
-            return _take(fitted, fitted)
-        return None
-
-    def _finish_late(self, fitted: Fitted) -> AnyStep:
-        if self._has_ended:
-            return _take(fitted, fitted)
-        self.setting.phases.go_on()
-        return _take(fitted, self.finish())
-
-    def _concluded(self) -> Fitted:
-        self._work.close()
-        return self.conclude(is_final=True)
-
-    def _is_worth_a_try(self) -> bool:
-        """Whether training has gone on for so long that another try is a small part of it."""
-        each_s = self.setting.phases.each_s
-        next_s = max((each_s.get(compiling(side), 0.0) for side in (PLANS, KNOB)), default=0.0)
-        return self._held_s + next_s <= MOST_SHARE * (time.perf_counter() - self._began)
-
-    def _has_more(self) -> bool:
-        return self._is_busy() or next_try(self.sides) is not None
-
-    def _is_busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether the next try is being worked out."""
         for side in self.sides:
             side.begin()
         return any(side.is_at_work() for side in self.sides)
 
-    def _is_as_fitted(self) -> bool:
-        """Whether a trial would run the step that is fitted, and no other rank waits in it."""
+    def differs(self) -> str | None:
+        """What keeps a trial from running the step that is fitted now, in words; None where nothing does."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return False
+            return "torch.distributed is initialized"
         if self.setting.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return False
-        return guards_of(self.setting.model, self.setting.batch) == self._guards
+            return "a CUDA graph is recorded"
+        return differences(self._guards, guards_of(self.setting.model, self.setting.batch)) or None
+
+    def _concluded(self) -> Fitted:
+        self._work.close()
+        return self.conclude(is_final=True)
 
 
-def _take(fitted: Fitted, final: Fitted) -> AnyStep:
-    """What everybody holds becomes what it has come to."""
-    step = running(final.step)
-    vars(fitted).update(vars(final) | {"step": step})
-    logger.info("%s", fitted.report)
-    return step
+class LateTries:
+    """What is left of the tries while a step trains.
+
+    Args:
+        fitted: what everybody holds: it becomes what the tries come to.
+    """
+
+    def __init__(self, tuning: Tuning, fitted: Fitted) -> None:
+        self.tuning, self.fitted = tuning, fitted
+        self._began, self._held_s = time.perf_counter(), 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to try."""
+        return self.fitted.is_final
+
+    def go_on(self) -> AnyStep | None:
+        """Between two steps: one try, if one is ready; then the step to run. None: the one that runs.
+
+        Whatever a try raises ends the tries, and not the training.
+        """
+        tuning, phases = self.tuning, self.tuning.setting.phases
+        if tuning.has_ended:
+            return self._become(self.fitted, is_final=True)
+        try:
+            if not self._is_worth_a_try() or tuning.is_busy():
+                return None
+            offer = next_try(tuning.sides)
+            if (offer is not None and not offer.is_ready()) or tuning.differs() is not None:
+                return None
+            began = time.perf_counter()
+            phases.go_on()
+            if offer is None:
+                return self._become(tuning.finish(), is_final=True)
+            offer.run()
+            found = self._become(tuning.conclude(is_final=False), is_final=False)
+            phases.stand_still()
+            self._held_s += time.perf_counter() - began
+            return found
+        except Exception as error:  # noqa: BLE001 - of a planner, of a driver, or of what a compiler wrote
+            said = f"No further tries: {type(error).__name__}: {error}"
+            logger.warning("%s", said)
+            tuning.end()
+            self.fitted.report = self.fitted.report.replace(MORE, said)
+            return self._become(self.fitted, is_final=True)
+
+    def finish(self) -> AnyStep:
+        """Try all that is left; then the step to run.
+
+        Raises:
+            InputError: trials would run another step than the one that is fitted.
+        """
+        if self.tuning.has_ended:
+            return self._become(self.fitted, is_final=True)
+        if (other := self.tuning.differs()) is not None:
+            remedy = "Call it as fit was: under the same torch.autocast, the model in the same mode."
+            raise InputError("finish", other, "is another call than fit's", remedy)
+        self.tuning.setting.phases.go_on()
+        return self._become(self.tuning.finish(), is_final=True)
+
+    def _is_worth_a_try(self) -> bool:
+        """Whether training has gone on for so long that another try is a small part of it."""
+        each_s = self.tuning.setting.phases.each_s
+        next_s = max((each_s.get(compiling(side), 0.0) for side in (PLANS, KNOB)), default=0.0)
+        return self._held_s + next_s <= MOST_SHARE * (time.perf_counter() - self._began)
+
+    def _become(self, found: Fitted, *, is_final: bool) -> AnyStep:
+        step = running(found.step)
+        vars(self.fitted).update(vars(found) | {"step": step if is_final else self.fitted.step})
+        if is_final:
+            logger.info("%s", self.fitted.report)
+        return step

@@ -104,12 +104,21 @@ def test_what_waits_for_a_helper_is_pending(helpers, noted):
         assert not noted.is_pending(0.2)
 
 
-def test_beside_training_all_of_a_plan_is_compiled_ahead(helpers, noted, plan):
+def test_beside_training_all_of_a_plan_is_compiled_ahead_by_one(helpers, noted, plan):
     with noted.during_fit():
-        noted.is_beside_training = True
+        noted.get_ready()
+        noted.go_on_beside_training()
+        assert [h.is_gone for h in helpers] == [False, True]
         noted.plan(plan)
-        assert [h.job.part for h in helpers] == ["backward", "forward"]
-    assert not noted.is_beside_training
+        assert [h.job.part for h in helpers if h.job] == ["backward"] and noted.is_pending(plan)
+        helpers[0].code = 0
+        assert noted.is_pending(plan)
+        assert [h.job.part for h in helpers if h.job] == ["backward", "forward"]
+        helpers[-1].code = 0
+        assert not noted.is_pending(plan)
+    with noted.during_fit():
+        noted.plan(plan)
+        assert [h.job.part for h in helpers if h.job and not h.is_gone] == ["backward"], "the next fit is as ever"
 
 
 def test_no_more_run_than_may(helpers, noted):

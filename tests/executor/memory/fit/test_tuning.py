@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import loadmaster
-from loadmaster.errors import CheckFailedError
+from loadmaster.errors import CheckFailedError, InputError
 from loadmaster.executor import KnobStep, PlannedStep, apply, fit
 from loadmaster.executor.costs import roofline
 from loadmaster.executor.memory.fit import tuning
@@ -132,13 +132,23 @@ def test_tries_are_a_small_part_of_training(begun, runs, helpers, clock, monkeyp
     runs.curve = takes_long
     tried = {}
     for now_s in (0.0, 59.0, 61.0, 70.0, 119.0, 121.0):
-        let_end(helpers)
         clock.now_s = now_s
-        fitted.step(*batch).backward()
-        let_end(helpers)
-        fitted.step(*batch).backward()  # what was only begun to be compiled is ready now
+        for _half_is_compiled in range(3):
+            let_end(helpers)
+            fitted.step(*batch).backward()
         tried[now_s] = len(runs.knobs)
     assert tried == {0.0: 0, 59.0: 0, 61.0: 1, 70.0: 1, 119.0: 1, 121.0: 2}
+
+
+def test_what_is_faster_trains_before_all_is_tried(begun, runs, helpers, clock):
+    fitted, batch = begun
+    step, seen = fitted.step, []
+    while not fitted.is_final:
+        let_end(helpers)
+        clock.now_s += WAIT
+        step(*batch).backward()
+        seen.append((fitted.knob, type(step.now), fitted.is_final))
+    assert (0.5, KnobStep, False) in seen and seen[-1] == (0.5, KnobStep, True)
 
 
 @pytest.mark.parametrize("what", ["no_grad", "eval", "autocast", "ranks", "frozen"])
@@ -188,6 +198,14 @@ def test_finish_tries_what_is_left_at_once(begun, runs, helpers):
     step.finish()
     step(*batch).backward()
     assert fitted.finish() is fitted and runs.knobs == knobs
+
+
+def test_finish_is_refused_in_another_precision(begun, runs):
+    fitted, _batch = begun
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(InputError, match="autocast on cpu is") as refused:
+        fitted.finish()
+    assert refused.value.field == "finish" and "under the same torch.autocast" in refused.value.remedy
+    assert not runs.knobs and not fitted.is_final
 
 
 def test_the_model_is_what_it_was_with_any_step(begun, runs, helpers, clock):

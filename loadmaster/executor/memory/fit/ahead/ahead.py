@@ -76,8 +76,7 @@ class Ahead:
         self._wanted: list[_Wanted] = []
         self._written = 0
         self._is_compiling = False
-        self.is_beside_training = False
-        """This process compiles nothing that is not compiled ahead."""
+        self._is_beside_training = False
         self._lock = threading.RLock()  # plans come from a thread of their own, and an end from anywhere
 
     @contextlib.contextmanager
@@ -88,7 +87,7 @@ class Ahead:
             yield
         finally:
             self._most = 0
-            self.is_beside_training = False
+            self._is_beside_training = False
             self.end()
 
     @property
@@ -115,9 +114,15 @@ class Ahead:
         if device.type == "cuda" and self._most:
             present_bytes = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
             self._most = max(0, min(self._most, (present_bytes - budget_bytes) // ROOM_BYTES))
-        with self._lock:
-            while len(self._spare) > self._most:
-                self._spare.pop().end()
+        self._end_spare()
+
+    def go_on_beside_training(self) -> None:
+        """Have whole steps compiled from now on, which nobody waits for, one after another: the step that trains needs
+        processor and device itself.
+        """
+        self._is_beside_training = True
+        self._most = min(1, self._most)
+        self._end_spare()
 
     def knob(self, value: float) -> None:
         """Have the step compiled under torch.compile's knob."""
@@ -197,6 +202,11 @@ class Ahead:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._folder = None
 
+    def _end_spare(self) -> None:
+        with self._lock:
+            while len(self._spare) > self._most:
+                self._spare.pop().end()
+
     def _compile(self, how: float | MemoryPlan, implementations: ImplementationFilter) -> None:
         # Of convolutions, and of results with padded rows, the backward graph depends on how the forward graph was
         # compiled. A plan keeps no such result: its loss is computed in chunks.
@@ -204,7 +214,7 @@ class Ahead:
         parts: tuple[Part, ...] = ("backward", "forward")
         if self._convolves or (self._pads and not is_plan):
             parts = ("whole",)
-        if is_plan and not (self._is_compiling or self.is_beside_training):
+        if is_plan and not (self._is_compiling or self._is_beside_training):
             parts = () if self._convolves else ("backward",)
         with self._or_nothing(), self._lock:
             if self._graph is None or self._settings is None or not self._most:
