@@ -167,7 +167,7 @@ class Fitter:
             knob_tries = 0
         self.setting.phases.begin()
         if self._tuning is not None:
-            self._tuning.end()
+            self._tuning.end("another budget is fitted")
         with contextlib.ExitStack() as work:
             work.enter_context(self.setting.ahead.during_fit())
             work.callback(self.setting.beside.end)

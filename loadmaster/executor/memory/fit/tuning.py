@@ -57,7 +57,8 @@ class Tuning:
     ) -> None:
         self.setting, self.sides, self.conclude = setting, sides, conclude
         self._work = work
-        self.has_ended = False
+        self.ended: str | None = None
+        """Why nothing more is tried, if something ended it."""
         self._guards = guards_of(setting.model, setting.batch)
 
     def finish(self) -> Fitted:
@@ -80,9 +81,9 @@ class Tuning:
         self.setting.phases.stand_still()
         return fitted
 
-    def end(self) -> None:
+    def end(self, why: str) -> None:
         """Try nothing more: what trains stays as it is."""
-        self.has_ended = True
+        self.ended = why
         self._work.close()
 
     def is_busy(self) -> bool:
@@ -126,8 +127,8 @@ class LateTries:
         Whatever a try raises ends the tries, and not the training.
         """
         tuning, phases = self.tuning, self.tuning.setting.phases
-        if tuning.has_ended:
-            return self._become(self.fitted, is_final=True)
+        if tuning.ended is not None:
+            return self._stay()
         try:
             if not self._is_worth_a_try() or tuning.is_busy():
                 return None
@@ -144,11 +145,9 @@ class LateTries:
             self._held_s += time.perf_counter() - began
             return found
         except Exception as error:  # noqa: BLE001 - of a planner, of a driver, or of what a compiler wrote
-            said = f"No further tries: {type(error).__name__}: {error}"
-            logger.warning("%s", said)
-            tuning.end()
-            self.fitted.report = self.fitted.report.replace(MORE, said)
-            return self._become(self.fitted, is_final=True)
+            tuning.end(f"{type(error).__name__}: {error}")
+            logger.warning("no further tries: %s", tuning.ended)
+            return self._stay()
 
     def finish(self) -> AnyStep:
         """Try all that is left; then the step to run.
@@ -156,8 +155,8 @@ class LateTries:
         Raises:
             InputError: trials would run another step than the one that is fitted.
         """
-        if self.tuning.has_ended:
-            return self._become(self.fitted, is_final=True)
+        if self.tuning.ended is not None:
+            return self._stay()
         if (other := self.tuning.differs()) is not None:
             remedy = "Call it as fit was: under the same torch.autocast, the model in the same mode."
             raise InputError("finish", other, "is another call than fit's", remedy)
@@ -169,6 +168,10 @@ class LateTries:
         each_s = self.tuning.setting.phases.each_s
         next_s = max((each_s.get(compiling(side), 0.0) for side in (PLANS, KNOB)), default=0.0)
         return self._held_s + next_s <= MOST_SHARE * (time.perf_counter() - self._began)
+
+    def _stay(self) -> AnyStep:
+        self.fitted.report = self.fitted.report.replace(MORE, f"No further tries: {self.tuning.ended}.")
+        return self._become(self.fitted, is_final=True)
 
     def _become(self, found: Fitted, *, is_final: bool) -> AnyStep:
         step = running(found.step)

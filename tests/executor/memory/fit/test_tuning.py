@@ -185,8 +185,8 @@ def test_what_breaks_a_try_ends_the_tries_and_not_the_training(begun, runs, help
     with caplog.at_level(logging.WARNING):
         train(fitted, batch, clock, helpers)
     assert isinstance(fitted.step, PlannedStep) and all(h.is_gone for h in helpers)
-    for said in (fitted.report, caplog.text):
-        assert "No further tries: CheckFailedError: the planner's plan breaks its problem" in said
+    why = "CheckFailedError: the planner's plan breaks its problem"
+    assert f"No further tries: {why}." in fitted.report and f"no further tries: {why}" in caplog.text
 
 
 def test_finish_tries_what_is_left_at_once(begun, runs, helpers):
@@ -241,6 +241,7 @@ def test_another_budget_ends_the_tries_of_the_one_before(runs, helpers, budget, 
     knobs = list(runs.knobs)
     held(*mlp_case()[1]).backward()
     assert first.is_final and isinstance(first.step, PlannedStep) and runs.knobs == knobs
+    assert "No further tries: another budget is fitted." in first.report
 
 
 @pytest.mark.parametrize(
