@@ -132,8 +132,7 @@ class Setting:
     @property
     def may_tune_while_training(self) -> bool:
         """Whether tries can wait for what helpers compile, and hold up no other rank."""
-        is_alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-        return is_alone and self.mode == "default" and self.ahead.is_at_work
+        return self.mode == "default" and self.ahead.is_at_work and not is_among_ranks()
 
     def _kernels_us(self, step: AnyStep) -> float:
         """Time of all kernels of a step that is compiled, copies to and from the host left out."""
@@ -151,3 +150,8 @@ class Setting:
             run()
             with self.ahead.standing_still():
                 return look(run)
+
+
+def is_among_ranks() -> bool:
+    """Whether others may wait for what this process does, or it for them."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

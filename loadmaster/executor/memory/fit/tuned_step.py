@@ -58,7 +58,7 @@ class TunedStep(nn.Module):
     def finish(self) -> None:
         """Try now what is left to try."""
         if self._tries is not None:
-            self._run_from_now_on(self._tries.finish(), is_over=True)
+            self._run_from_now_on(self._tries.finish(), self._tries)
 
     # Tries are not part of a compiled function around it, and neither are planned steps.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -66,7 +66,7 @@ class TunedStep(nn.Module):
         """The loss of one batch."""
         tries = self._tries
         if tries is not None and torch.is_grad_enabled() and (found := tries.go_on()) is not None:
-            self._run_from_now_on(found, is_over=tries.is_over)
+            self._run_from_now_on(found, tries)
         return cast(torch.Tensor, self.now(*args, **kwargs))
 
     def __repr__(self) -> str:
@@ -76,10 +76,9 @@ class TunedStep(nn.Module):
         """What it runs now, on a copy of the model."""
         return copy.deepcopy(self.now, memo)
 
-    def _run_from_now_on(self, step: AnyStep, *, is_over: bool) -> None:
+    def _run_from_now_on(self, step: AnyStep, tries: Tries) -> None:
         self._now = (step,)
-        if is_over:
-            self._tries = None  # and with it all that was tried
+        self._tries = None if tries.is_over else tries  # they hold all that was tried
 
 
 def running(step: AnyStep | TunedStep) -> AnyStep:

@@ -18,16 +18,15 @@ from typing import Protocol
 import torch
 
 from loadmaster.errors import InputError
-from loadmaster.executor.memory.fit.contest import Side, best_of, next_try
+from loadmaster.executor.memory.fit.contest import Side, best_of, contest, next_try
 from loadmaster.executor.memory.fit.phases import KNOB, PLANS, compiling
-from loadmaster.executor.memory.fit.setting import AnyStep, Setting
+from loadmaster.executor.memory.fit.setting import AnyStep, Setting, is_among_ranks
 from loadmaster.executor.memory.fit.state import Fitted
 from loadmaster.executor.memory.fit.tuned_step import TunedStep, running
 from loadmaster.executor.memory.fit.words import MORE
 from loadmaster.executor.steps.guards import differences, guards_of
 
 logger = logging.getLogger(__name__)
-
 
 MOST_SHARE = 0.1  # of the time since training began, that tries hold it up
 
@@ -59,13 +58,12 @@ class Tuning:
         self._work = work
         self.ended: str | None = None
         """Why nothing more is tried, if something ended it."""
-        self._guards = guards_of(setting.model, setting.batch)
 
     def finish(self) -> Fitted:
         """Try all that is left; returns what it comes to."""
-        while (offer := next_try(self.sides)) is not None:
-            offer.run()
-        return self._concluded()
+        contest(self.sides)
+        self._work.close()
+        return self.conclude(is_final=True)
 
     def begin(self) -> Fitted:
         """Try until a step keeps the budget; what may be faster is tried while that one trains."""
@@ -92,18 +90,6 @@ class Tuning:
             side.begin()
         return any(side.is_at_work() for side in self.sides)
 
-    def differs(self) -> str | None:
-        """What keeps a trial from running the step that is fitted now, in words; None where nothing does."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return "torch.distributed is initialized"
-        if self.setting.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return "a CUDA graph is recorded"
-        return differences(self._guards, guards_of(self.setting.model, self.setting.batch)) or None
-
-    def _concluded(self) -> Fitted:
-        self._work.close()
-        return self.conclude(is_final=True)
-
 
 class LateTries:
     """What is left of the tries while a step trains.
@@ -114,6 +100,7 @@ class LateTries:
 
     def __init__(self, tuning: Tuning, fitted: Fitted) -> None:
         self.tuning, self.fitted = tuning, fitted
+        self._guards = guards_of(tuning.setting.model, tuning.setting.batch)
         self._began, self._held_s = time.perf_counter(), 0.0
 
     @property
@@ -133,7 +120,7 @@ class LateTries:
             if not self._is_worth_a_try() or tuning.is_busy():
                 return None
             offer = next_try(tuning.sides)
-            if (offer is not None and not offer.is_ready()) or tuning.differs() is not None:
+            if (offer is not None and not offer.is_ready()) or self._differs() is not None:
                 return None
             began = time.perf_counter()
             phases.go_on()
@@ -157,11 +144,20 @@ class LateTries:
         """
         if self.tuning.ended is not None:
             return self._stay()
-        if (other := self.tuning.differs()) is not None:
+        if (other := self._differs()) is not None:
             remedy = "Call it as fit was: under the same torch.autocast, the model in the same mode."
             raise InputError("finish", other, "is another call than fit's", remedy)
         self.tuning.setting.phases.go_on()
         return self._become(self.tuning.finish(), is_final=True)
+
+    def _differs(self) -> str | None:
+        """What keeps a trial from running the step that is fitted now, in words; None where nothing does."""
+        if is_among_ranks():
+            return "torch.distributed is initialized"
+        setting = self.tuning.setting
+        if setting.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return "a CUDA graph is recorded"
+        return differences(self._guards, guards_of(setting.model, setting.batch)) or None
 
     def _is_worth_a_try(self) -> bool:
         """Whether training has gone on for so long that another try is a small part of it."""

@@ -135,7 +135,7 @@ class Ahead:
     def is_at(self, how: float | MemoryPlan) -> bool:
         """Whether a helper is compiling it now."""
         with self._lock:
-            ours = [w.helper for w in self._wanted if _is_same(w.job.how, how)]
+            ours = self._helpers(how)
         return any(helper is not None and not helper.has_ended() for helper in ours)
 
     def is_pending(self, how: float | MemoryPlan) -> bool:
@@ -143,8 +143,7 @@ class Ahead:
         pending = False
         with self._or_nothing(), self._lock:
             self._go_on()
-            ours = [w.helper for w in self._wanted if _is_same(w.job.how, how)]
-            pending = any(helper is None or not helper.has_ended() for helper in ours)
+            pending = any(helper is None or not helper.has_ended() for helper in self._helpers(how))
         return pending
 
     def wait(self, how: float | MemoryPlan, half: Half) -> None:
@@ -236,6 +235,10 @@ class Ahead:
 
     def _allowed(self) -> int:
         return _most() if self._is_wanted else 0
+
+    def _helpers(self, how: float | MemoryPlan) -> list[Helper | None]:
+        """Of each of its jobs; None: it waits."""
+        return [w.helper for w in self._wanted if _is_same(w.job.how, how)]
 
     def _find(self, how: float | MemoryPlan, part: Part) -> _Wanted | None:
         return next((w for w in self._wanted if w.job.part in (part, "whole") and _is_same(w.job.how, how)), None)
