@@ -75,14 +75,17 @@ class Machine:
         """One block: yields True after every step, False where it has to wait."""
         table = call.table
         words, (begin, end) = table.words[rank], table.begins[rank][stream : stream + 2]
-        for turn in range(table.rounds):
+        # No table lags by more than two rounds.
+        for level in range(table.rounds + 2):
             at = begin
             while at < end:
                 size, counts = int(words[at]), int(words[at + 1])
                 operands = iter(int(w) for w in words[at + 2 :])
                 lists = [[next(operands) for _ in range(counts >> (8 * k) & 255)] for k in range(4)]
-                when = counts >> 32
+                when, turn = counts >> 32 & 3, level - (counts >> 34)
                 at += 2 + sum(len(one) for one in lists)
+                if not 0 <= turn < table.rounds:
+                    continue
                 if when and (lane or turn != (0 if when == 1 else table.rounds - 1)):
                     continue
                 number = epoch + 1 + (0 if when else turn)

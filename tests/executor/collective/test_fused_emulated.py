@@ -108,7 +108,7 @@ def test_calls_one_after_another(library: ctypes.CDLL, collective: str, shape: s
         # Every second call with the other protocol: they share numbers and parities.
         of = protocol if number % 2 == 0 else next(other for other in PROTOCOLS if other != protocol)
         rounds = 1 if of == "packed" else 1 + number % 3
-        t = table(p, algorithm(p, 2, shape), block, of, 1 + number % 2, rounds, (1, 2, 1))  # type: ignore[arg-type]
+        t = table(p, algorithm(p, 2, shape), block, of, 1 + number % 2, rounds, (1, 2))  # type: ignore[arg-type]
         calls.append(call_of(t, inputs, expected))
         wanted.append(expected)
     emulator = Emulator(library, 3)
@@ -147,7 +147,7 @@ def test_sums_are_those_of_torch(library: ctypes.CDLL, dtype: torch.dtype, shape
 @pytest.mark.parametrize("shape", ["direct", "gather", "ring"])
 def test_in_place(library: ctypes.CDLL, shape: str, protocol: str) -> None:
     p = case("allreduce", 4)
-    t = table(p, algorithm(p, 1, shape), 1000, protocol, 2, 1 if protocol == "packed" else 2, (2, 2, 2))  # type: ignore[arg-type]
+    t = table(p, algorithm(p, 1, shape), 1000, protocol, 2, 1 if protocol == "packed" else 2, (2, 2))  # type: ignore[arg-type]
     inputs, expected = buffers(p, 1000, 0)
     call = call_of(t, inputs, expected)
     call.inputs = call.outputs = [i.copy() for i in call.inputs]

@@ -69,7 +69,7 @@ def table(
     protocol: Protocol,
     lanes: int = 2,
     rounds: int = 1,
-    widths: tuple[int, int, int] = (1, 1, 1),
+    widths: tuple[int, int] = (1, 1),
     stride_bytes: int | None = None,
 ) -> Table:
     operations = operations_of(lower(p, a), cut_of(p, a, block_bytes, stride_bytes))
@@ -135,7 +135,7 @@ def test_data_is_right_in_any_order(collective: str, shape: str, count: int, pro
         block = (36, 4, 200)[number] * (1 if count == 8 else 3)
         inputs, expected = buffers(p, block, number)
         rounds = 1 if protocol == "packed" else 1 + number
-        calls.append(call_of(table(p, a, block, protocol, 1 + number % 2, rounds, (1, 2, 3)), inputs, expected))
+        calls.append(call_of(table(p, a, block, protocol, 1 + number % 2, rounds, (1, 2)), inputs, expected))
         wanted.append(expected)
     machine.run(calls)
     for call, expected in zip(calls, wanted, strict=True):
@@ -154,7 +154,7 @@ def test_calls_of_every_kind_follow_one_another(data: st.DataObject) -> None:
         protocol = data.draw(st.sampled_from(PROTOCOLS))
         block = 4 * data.draw(st.integers(1, 60))
         rounds = 1 if protocol == "packed" else data.draw(st.integers(1, 3))
-        widths = tuple(data.draw(st.integers(1, 3)) for _ in range(3))
+        widths = tuple(data.draw(st.integers(1, 3)) for _ in range(2))
         lanes = data.draw(st.integers(1, 3))
         inputs, expected = buffers(p, block, number)
         calls.append(call_of(table(p, a, block, protocol, lanes, rounds, widths), inputs, expected))  # type: ignore[arg-type]
@@ -169,7 +169,7 @@ def test_calls_of_every_kind_follow_one_another(data: st.DataObject) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_output_may_be_input(collective: str, shape: str, protocol: Protocol, seed: int) -> None:
     p = case(collective, 4)
-    t = table(p, algorithm(p, 2, shape), 520, protocol, 2, 1 if protocol == "packed" else 3, (2, 2, 2))
+    t = table(p, algorithm(p, 2, shape), 520, protocol, 2, 1 if protocol == "packed" else 3, (2, 2))
     inputs, expected = buffers(p, 520, seed)
     call = call_of(t, inputs, expected)
     for rank, raw in enumerate(call.inputs):
@@ -227,23 +227,20 @@ def test_notices_are_there_where_nothing_else_tells() -> None:
 
 def test_a_failure_names_the_message_and_its_sender() -> None:
     p = case("allreduce", 2)
-    # Packed: after a copy from one place to another, in its stream. Simple: in the second stream.
-    for protocol, stream, second, operand in (("simple", 1, 2 + 1 + 1 + 2, 0), ("packed", 0, 2 + 1 + 1, 1)):
+    # After a copy from one place to another, which in simple programs has a signal, too.
+    for protocol, second, operand in (("simple", 2 + 1 + 1 + 1, 0), ("packed", 2 + 1 + 1, 1)):
         t = table(p, algorithm(p, 1, "gather"), 64, protocol)  # type: ignore[arg-type]
-        assert "sum of chunk 0, 64 bytes, to the output" in t.describe(0, stream, second)
-        assert t.awaited(0, stream, second, operand) == Awaited(1, 1, 1)
-    # The simple one waits for its own rank, too, to have read the input.
-    t = table(p, algorithm(p, 1, "gather"), 64, "simple")
-    assert t.awaited(0, 1, 6, 1) == Awaited(0, None, 0)
+        assert "sum of chunk 0, 64 bytes, to the output" in t.describe(0, 0, second)
+        assert t.awaited(0, 0, second, operand) == Awaited(1, 1, 1)
 
 
 def test_what_the_kernel_cannot_hold_is_refused() -> None:
     with pytest.raises(InputError, match="ranks"):
-        table_of((), 33, "simple", 1, 1, (1, 1, 1))
+        table_of((), 33, "simple", 1, 1, (1, 1))
     p = case("alltoall", 8)
     a = algorithm(p, 16, "direct")
     with pytest.raises(InputError, match="streams"):
-        table(p, a, 4096, "simple", widths=(100, 1, 1))
+        table(p, a, 4096, "simple", widths=(100, 1))
 
 
 def test_a_size_not_planned_for_is_cut_at_multiples_of_16() -> None:

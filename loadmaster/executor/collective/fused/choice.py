@@ -1,4 +1,4 @@
-"""How a collective of one size is spread over a GPU: protocol, lanes, rounds, and streams of each stage.
+"""How a collective of one size is spread over a GPU: protocol, lanes, rounds, and streams.
 
 Figures behind the limits: a fence and a flag cost a level of messages about two microseconds, in which a port carries
 about 700 kB; packed words save them and cost every byte twice. A block of 512 threads has 8 kB in flight with one
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from loadmaster.executor.collective.fused.kernel import THREADS, WARP
 from loadmaster.executor.collective.fused.operations import VECTOR_BYTES, Operation
-from loadmaster.executor.collective.fused.table import MOST_STREAMS, Protocol, rides
+from loadmaster.executor.collective.fused.table import MOST_STREAMS, Protocol
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Choice:
     protocol: Protocol
     lanes: int
     rounds: int
-    widths: tuple[int, int, int]
+    widths: tuple[int, int]
     threads: int
 
 
@@ -57,35 +57,30 @@ def choose(operations: Sequence[Operation], limits: Limits) -> Choice:
     for operation in operations:
         sent[operation.rank] += operation.size_bytes * len(operation.sends)
     protocol: Protocol = "packed" if max(sent.values(), default=0) <= limits.packed_bytes else "simple"
-    counts: Counter[tuple[int, int]] = Counter()
-    hosts = {(o.rank, o.chunk) for o in operations if o.stage == 0}
-    for operation in operations:
-        if not rides(operation, (operation.rank, operation.chunk) in hosts, protocol):
-            counts[operation.rank, operation.stage] += 1
-    ranks = {rank for rank, _ in counts}
-    most = [max((counts[rank, stage] for rank in ranks), default=0) for stage in range(3)]
+    counts = Counter((operation.rank, operation.stage) for operation in operations)
+    most = [max((count for (_, of), count in counts.items() if of == stage), default=0) for stage in range(3)]
+    kinds = max(most[0], most[2]), most[1]
     largest = max((o.size_bytes for o in operations), default=0)
     if protocol == "packed":
-        widths = _at_most(most, min(limits.blocks, MOST_STREAMS))
+        widths = _at_most(kinds, min(limits.blocks, MOST_STREAMS))
         units = -(-largest // (VECTOR_BYTES // 2))
         lanes = _between(1, -(-units // limits.packed_threads), limits.blocks // max(1, sum(widths)))
         threads = _between(limits.packed_threads, -(-units // (lanes * WARP)) * WARP, THREADS)
         return Choice("packed", lanes, 1, widths, threads)
-    stages = sum(count > 0 for count in most)
-    lanes = _between(1, -(-largest // (THREADS * VECTOR_BYTES)), limits.blocks // stages)
+    lanes = _between(1, -(-largest // (THREADS * VECTOR_BYTES)), limits.blocks // sum(count > 0 for count in kinds))
     # One more than pieces: the first and the last round of a lane share one.
     pieces = largest // (lanes * limits.piece_bytes)
     rounds = _between(1, pieces + 1 if pieces else 1, limits.rounds)
-    return Choice("simple", lanes, rounds, _at_most(most, min(limits.blocks // lanes, MOST_STREAMS)), THREADS)
+    return Choice("simple", lanes, rounds, _at_most(kinds, min(limits.blocks // lanes, MOST_STREAMS)), THREADS)
 
 
-def _at_most(counts: Sequence[int], total: int) -> tuple[int, int, int]:
-    """A stream for every operation of a stage, or as many as there may be; at least one for a stage that has any."""
+def _at_most(counts: Sequence[int], total: int) -> tuple[int, int]:
+    """A stream for every operation of a kind, or as many as there may be; at least one for a kind that has any."""
     widths = list(counts)
     while sum(widths) > total and max(widths) > 1:
         widest = widths.index(max(widths))
         widths[widest] = -(-widths[widest] // 2)
-    return widths[0], widths[1], widths[2]
+    return widths[0], widths[1]
 
 
 def _between(low: int, value: int, high: int) -> int:

@@ -9,6 +9,7 @@ const int kInlineWords = 384;  // less than fit a block's shared memory
 const u64 kOffsetMask = (1ull << 48) - 1;
 const int kInput = 0, kArena = 2;  // 1: the output
 const int kAlways = 0, kAtStart = 1;  // 2: at the end
+const int kWhenBits = 2;  // of a word of counts, above its low half; what is left above is the lag
 
 // Mirrored by kernel.py, field by field.
 struct Launch {
@@ -338,19 +339,23 @@ __device__ __forceinline__ void interpret(const Launch &launch) {
     Block block = {launch, program, stream, (int)(blockIdx.x % launch.lanes), 0, number, calls & 1,
                    (u32)(number + 1) | 0x80000000u};
     bool failed = false;
-    for (; block.turn < launch.rounds; ++block.turn) {
+    int most = 0;  // of the lags of this stream
+    for (int level = 0; level < launch.rounds + most; ++level) {
         for (u32 at = 0; at < count;) {
             const u64 bytes = (u64)program[at];
             const i64 counts = program[at + 1];
             const int source_count = counts & 255, target_count = (counts >> 8) & 255;
             const int wait_count = (counts >> 16) & 255, signal_count = (counts >> 24) & 255;
-            const int when = (int)(counts >> 32);
+            const int when = (int)(counts >> 32) & ((1 << kWhenBits) - 1), lag = (int)(counts >> (32 + kWhenBits));
             const i64 *sources = program + at + 2;
             const i64 *targets = sources + source_count;
             const i64 *waits = targets + target_count;
             const i64 *signals = waits + wait_count;
             const u32 word = begin + at;
             at += 2 + source_count + target_count + wait_count + signal_count;
+            most = lag > most ? lag : most;
+            block.turn = level - lag;
+            if (block.turn < 0 || block.turn >= launch.rounds) continue;
             if (when != kAlways && (block.lane || block.turn != (when == kAtStart ? 0 : launch.rounds - 1))) continue;
             const u64 expected = number + 1 + (when == kAlways ? block.turn : 0);
             if (wait_count) {

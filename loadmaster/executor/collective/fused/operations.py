@@ -64,8 +64,6 @@ class Operation:
         chunk: what it is about; of a sum of several inputs, the one that this rank gave.
         tells: ranks that it tells, at the start of the call, that this rank has begun it.
         hears: ranks whose such word it waits for, at the end (see :mod:`loadmaster.executor.collective.fused.table`).
-        frees: it tells an operation of its own rank that it has read the input.
-        follows: it waits for that, behind its ``waits``.
     """
 
     rank: int
@@ -78,18 +76,11 @@ class Operation:
     chunk: int | None = None
     tells: tuple[int, ...] = ()
     hears: tuple[int, ...] = ()
-    frees: bool = False
-    follows: bool = False
 
     @property
     def stage(self) -> int:
         """0: begins at once and sends; 1: waits and sends; 2: only writes the rank's own output."""
         return 2 if not self.sends else min(len(self.waits), 1)
-
-    @property
-    def overwrites(self) -> bool:
-        """It writes to the output what it read of the input: in place, where others of its rank may still read."""
-        return self.stage == 2 and any(place.buffer == "input" for place in self.sources)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 **Streams and lanes.** Every rank has streams, each a list of operations in the global order, and every stream runs as
 ``lanes`` blocks (the instances of TACCL, section 5.6.2). Lane i moves slice i of every chunk and waits only for lane i
 of others, so no block ever waits for another of its own rank because of slices. ``rounds`` cut slices further: a
-stream goes through its operations once a round, and streams of one rank overlap in different rounds. Lane i of n ends
+stream goes through its operations once a round, and streams of one rank overlap in different rounds. What ends at its
+rank shares streams with what begins there, and lags a round behind (two, where others pass chunks on): it is all but
+there when a block comes to it, which has sent the next round meanwhile. Lane i of n ends
 its rounds by i/n of one earlier than lane 0 does (its first round is shorter by that, its last one longer), so that not
 all lanes stand still at their fences at once. The slices of all pieces of one length are alike.
 
@@ -12,8 +14,8 @@ before the slot is read. ``packed``: every 8 bytes travel in one store of 16 wit
 they carry their own flag: no fence and no second trip, at half the bandwidth. Packed slots have a region of their own,
 where nothing but packed words is ever written: old words there are recognised by their old number.
 
-**No deadlock.** All blocks of a rank are resident at once. Take the first operation in the order (round, global order)
-that has not ended: all that it waits for comes before it, and so does all before it in its stream.
+**No deadlock.** All blocks of a rank are resident at once. Take the first operation in the order (round and lag, global
+order) that has not ended: all that it waits for comes before it, and so does all before it in its stream.
 
 **Numbers of calls.** Flags hold a number of 64 bits that grows with every call by its rounds; it lives in device memory
 and the kernel itself advances it, so that a replayed CUDA graph goes on counting. Waiting is for at least the number.
@@ -26,19 +28,19 @@ its end). So B had begun call n + 1, hence ended call n (one stream of device wo
 
 **In place.** Output may be input for AllReduce, Reduce and Broadcast. A block overwrites input of its rank only after
 it was read: a final value of form ``direct`` depends on what this rank gave to it, slice by slice; a sum of form
-``gather`` comes behind the operation that sends the same chunk, with the same slices: packed, in the same stream, where
-the same thread has read what it overwrites; simple, in a stream of its own, so that sums of a round run while the next
-is sent: there the operation that sends has a flag of its own rank, which the sum waits for like for those of others.
+``gather`` stands in the stream of the operation that sends the same chunk, with the same slices, and comes after it.
 
-Words of an operation (64 bits each): bytes; counts (sources, targets << 8, waits << 16, signals << 24, when << 32);
+Words of an operation (64 bits each): bytes; counts (sources, targets << 8, waits << 16, signals << 24, when << 32, lag
+<< 34);
 sources and targets as place << 56 | rank << 48 | offset; waits as flag; signals as rank << 32 | flag. A flag is the
 number of the first lane's; ``when`` is 0 (always), 1 (lane 0, first round) or 2 (lane 0, last round).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -55,14 +57,12 @@ MOST_STREAMS = 64
 _PLACES = {"input": 0, "output": 1, "arena": 2}
 _MOST_OPERANDS = 255
 _ALWAYS, _AT_START, _AT_END = 0, 1, 2
+_WHEN_BITS = 2
 
 
 @dataclass(frozen=True)
 class Awaited:
-    """What a block waits for: a chunk of a message of a peer, or (None) a peer's word that it began the call.
-
-    Or, where the peer is the rank itself, that it has read its own input of a chunk.
-    """
+    """What a block waits for: a chunk of a message of a peer, or (None) a peer's word that it began the call."""
 
     peer: int
     message: int | None
@@ -111,8 +111,6 @@ class Table:
             if at >= word:
                 if operation.hears:
                     return Awaited(operation.hears[operand], None, None)
-                if operation.follows and operand == len(operation.waits):
-                    return Awaited(rank, None, operation.chunk)
                 arriving = {t.slot: t for t in operation.waits}
                 of_slot = self.protocol == "packed"
                 found = arriving[operation.sources[operand]] if of_slot else operation.waits[operand]
@@ -134,7 +132,7 @@ def table_of(
     """Tables for all ranks.
 
     Args:
-        widths: streams for each stage: operations that begin at once, that pass on, and that end here.
+        widths: streams of a rank: of what begins or ends there, and of what passes on.
         threads: of a block; what it does is the same with any number.
 
     Raises:
@@ -146,16 +144,16 @@ def table_of(
     flags = [0] * rank_count
     for t in transfers:
         flags[t.target] = max(flags[t.target], t.number + 1)
-    dealt = _streams(operations, rank_count, widths, protocol)
+    dealt = _streams(operations, rank_count, widths)
     streams, notice_flags = _with_notices(dealt, operations, rank_count, flags)
     for _, hearer in notice_flags:
         flags[hearer] += 1
-    own_flags = _own_flags(streams, flags)
-    encode = _Encoder(protocol, lanes, notice_flags, own_flags)
+    lag = 2 if any(operation.stage == 1 for operation in operations) else 1
+    encode = _Encoder(protocol, lanes, lag, notice_flags)
     words, begins = zip(*(encode.rank(of_rank) for of_rank in streams), strict=True)
     slots = [t.slot.offset_bytes + -(-o.size_bytes // VECTOR_BYTES) * VECTOR_BYTES for o in operations for t in o.sends]
     factor = 2 if protocol == "packed" else 1
-    flag_count = max((*flags, *(number + 1 for number in own_flags.values())), default=0) * lanes
+    flag_count = max(flags) * lanes
     return Table(
         protocol,
         lanes,
@@ -181,38 +179,24 @@ def notices_of(operations: Sequence[Operation], rank_count: int) -> dict[int, tu
     return {rank: tuple(sorted(set(range(rank_count)) - heard[rank])) for rank in range(rank_count)}
 
 
-def rides(operation: Operation, sent: bool, protocol: Protocol) -> bool:
-    """Whether it goes in the stream of the operation that sends its chunk, if one before it does."""
-    return protocol == "packed" and operation.overwrites and sent
-
-
-def _streams(
-    operations: Sequence[Operation], rank_count: int, widths: Sequence[int], protocol: Protocol
-) -> list[list[list[Operation]]]:
-    """Operations dealt out to the streams of their stage, in order; a sum behind the operation that sends its chunk."""
-    dealt: list[list[list[list[Operation]]]] = [[[] for _ in widths] for _ in range(rank_count)]
-    for stage, width in enumerate(widths):
-        for rank in range(rank_count):
-            dealt[rank][stage] = [[] for _ in range(width)]
-    counts: dict[tuple[int, int], int] = {}
-    where: dict[tuple[int, int | None], tuple[list[Operation], int]] = {}
+def _streams(operations: Sequence[Operation], rank_count: int, widths: Sequence[int]) -> list[list[list[Operation]]]:
+    """Operations dealt out to streams, in order; what ends at a rank that sends the same chunk, behind that."""
+    dealt: list[list[list[list[Operation]]]] = [
+        [[[] for _ in range(width)] for width in widths] for _ in range(rank_count)
+    ]
+    counts: Counter[tuple[int, int]] = Counter()
+    sends: dict[tuple[int, int | None], list[Operation]] = {}
     for operation in operations:
         rank, stage = operation.rank, operation.stage
-        sender = where.get((rank, operation.chunk))
-        if sender and rides(operation, True, protocol):
-            stream = sender[0]
-        else:
-            if sender and operation.overwrites:
-                sent_in, at = sender
-                sent_in[at] = replace(sent_in[at], frees=True)
-                operation = replace(operation, follows=True)
-            count = counts.get((rank, stage), 0)
-            counts[rank, stage] = count + 1
-            stream = dealt[rank][stage][count % widths[stage]]
-        stream.append(operation)
+        among = dealt[rank][stage % 2]
+        stream = among[counts[rank, stage] % len(among)]
+        counts[rank, stage] += 1
         if stage == 0:
-            where[rank, operation.chunk] = (stream, len(stream) - 1)
-    return [[stream for stage in of_rank for stream in stage if stream] for of_rank in dealt]
+            sends[rank, operation.chunk] = stream
+        elif stage == 2:
+            stream = sends.get((rank, operation.chunk), stream)
+        stream.append(operation)
+    return [[stream for kind in of_rank for stream in kind if stream] for of_rank in dealt]
 
 
 def _with_notices(
@@ -238,17 +222,6 @@ def _with_notices(
     return tuple(found), numbers
 
 
-def _own_flags(
-    streams: Sequence[Sequence[Sequence[Operation]]], flags: Sequence[int]
-) -> dict[tuple[int, int | None], int]:
-    """The flag for each (rank, chunk) whose input is read by one operation before another overwrites it."""
-    numbers: dict[tuple[int, int | None], int] = {}
-    for rank, of_rank in enumerate(streams):
-        freeing = [o for stream in of_rank for o in stream if o.frees]
-        numbers |= {(rank, o.chunk): flags[rank] + number for number, o in enumerate(freeing)}
-    return numbers
-
-
 class _Encoder:
     """Operations as words."""
 
@@ -256,10 +229,10 @@ class _Encoder:
         self,
         protocol: Protocol,
         lanes: int,
+        lag: int,
         notices: dict[tuple[int, int], int],
-        own: dict[tuple[int, int | None], int],
     ) -> None:
-        self.packed, self.lanes, self.notices, self.own = protocol == "packed", lanes, notices, own
+        self.packed, self.lanes, self.lag, self.notices = protocol == "packed", lanes, lag, notices
 
     def rank(self, streams: Sequence[Sequence[Operation]]) -> tuple[NDArray[np.int64], tuple[int, ...]]:
         if len(streams) > MOST_STREAMS:
@@ -281,14 +254,11 @@ class _Encoder:
         if not self.packed:
             waits += [transfer.number * self.lanes for transfer in operation.waits]
             signals += [self._signal(transfer.target, transfer.number) for transfer in operation.sends]
-        if operation.follows:
-            waits.append(self.own[operation.rank, operation.chunk] * self.lanes)
-        if operation.frees:
-            signals.append(self._signal(operation.rank, self.own[operation.rank, operation.chunk]))
         counts = [len(sources), len(targets), len(waits), len(signals)]
         if max(counts) > _MOST_OPERANDS:
             raise InputError("operands", max(counts), f"are more than {_MOST_OPERANDS}", "Plan with fewer parts.")
-        packed = sum(count << (8 * place) for place, count in enumerate(counts)) | when << 32
+        lag = self.lag if operation.stage == 2 and operation.targets else 0
+        packed = sum(count << (8 * place) for place, count in enumerate(counts)) | (when | lag << _WHEN_BITS) << 32
         return [operation.size_bytes, packed, *sources, *targets, *waits, *signals]
 
     def _place(self, place: Place) -> int:
@@ -301,7 +271,7 @@ class _Encoder:
 
 def _length(operation: Operation, protocol: Protocol) -> int:
     """Words of an operation."""
-    flags = len(operation.tells) + len(operation.hears) + operation.frees + operation.follows
+    flags = len(operation.tells) + len(operation.hears)
     if protocol == "simple":
         flags += len(operation.waits) + len(operation.sends)
     return 2 + len(operation.sources) + len(operation.targets) + flags
