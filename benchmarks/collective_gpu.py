@@ -5,11 +5,12 @@
     torchrun --nproc-per-node 2 benchmarks/collective_gpu.py --sweep        # which settings are fastest?
 
 ``loadmaster`` is what a program gets after ``use``, which measures first and leaves to NCCL what that is faster at: a
-call of ``torch.distributed``, as ``nccl`` is on the group below; ``engine`` is the kernel launched directly. Before a
-size is timed, results are held against fp32 sums made apart, bit by bit, and against themselves in three runs. A sample
-is the mean of some calls one after another between two events (or of the same calls in a CUDA graph), on the slowest
-rank; the host's time is that of issuing them. Methods take turns, and a row is the median and quartiles of samples.
-Sizes are in order of importance: small ones of all collectives first. ``--wall`` ends a run in time to write.
+call of ``torch.distributed``, as ``nccl`` is on the group below; ``shared`` is that on memory of ``Installed.empty``;
+``engine`` is the kernel launched directly. Before a size is timed, results are held against fp32 sums made apart, bit
+by bit, and against themselves in three runs. A sample is the mean of some calls one after another between two events
+(or of the same calls in a CUDA graph), on the slowest rank; the host's time is that of issuing them. Methods take
+turns, and a row is the median and quartiles of samples. Sizes are in order of importance: small ones of all collectives
+first. ``--wall`` ends a run in time to write.
 """
 
 from __future__ import annotations
@@ -115,6 +116,18 @@ def verify(case: Any, engine: Any) -> str | None:
     )
 
 
+def wrong_on_shared(case: Any, planned: Any, shared: Any) -> str | None:
+    """What is wrong with a call on shared memory, if anything."""
+    import torch
+
+    from benchmarks.collective.calls import called
+
+    call, output = called(case, case.input_of(case.rank), planned, shared)
+    call()
+    torch.cuda.synchronize()
+    return None if torch.equal(output, case.expected()) else "it gives something else"
+
+
 def everywhere(problem: str | None) -> list[str]:
     """What any rank found wrong."""
     import torch.distributed as dist
@@ -161,7 +174,9 @@ def sample(play: Callable[[], Any], repeats: int) -> tuple[float, float]:
     return start.elapsed_time(end) * 1e3, host_us
 
 
-def measure(run: Run, case: Any, engine: Any, planned: Any, inner: Any) -> dict[str, dict[str, dict[str, float]]]:
+def measure(
+    run: Run, case: Any, engine: Any, planned: Any, inner: Any, shared: Any
+) -> dict[str, dict[str, dict[str, float]]]:
     """Per mode and method: median and quartiles in us; eager, also how long the host is busy with a call."""
     import torch
     import torch.distributed as dist
@@ -170,7 +185,7 @@ def measure(run: Run, case: Any, engine: Any, planned: Any, inner: Any) -> dict[
 
     count = calls_per_sample(case.size_bytes)
     plays: dict[tuple[str, str], tuple[Callable[[], Any], int]] = {}
-    for name, call in methods(case, engine, planned, inner):
+    for name, call in methods(case, engine, planned, inner, shared):
         call()
         torch.cuda.synchronize()
         plays["eager", name] = (call, count)
@@ -393,6 +408,7 @@ def main() -> None:
     say("switched on")
     if rank == 0:
         print(switched.calibration)
+    shared = switched.empty(a.largest, dtype=torch.uint8)
     rows = []
     left = order(a.collectives, a.largest, a.smallest)
     while left:
@@ -405,7 +421,12 @@ def main() -> None:
             say(f"WRONG {collective} {size}: " + "; ".join(wrong_here))
             rows.append({"collective": collective, "size_bytes": size, "wrong": wrong_here})
             continue
-        found = measure(run, case, made[collective], switched.group, switched.inner)
+        wrong_here = everywhere(wrong_on_shared(case, switched.group, shared))
+        if wrong_here:
+            say(f"WRONG {collective} {size} on shared memory: " + "; ".join(wrong_here))
+            rows.append({"collective": collective, "size_bytes": size, "wrong": wrong_here})
+            continue
+        found = measure(run, case, made[collective], switched.group, switched.inner, shared)
         rows.append({**row_of(case, made[collective], found), "runs": runs(switched, case), "right": True})
         say(describe(rows[-1]))
         torch.cuda.empty_cache()

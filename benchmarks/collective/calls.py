@@ -70,36 +70,44 @@ def fused(case: Case, engine: FusedEngine) -> Callable[[torch.Tensor, torch.Tens
 
 
 def methods(
-    case: Case, engine: FusedEngine, planned: dist.ProcessGroup, inner: dist.ProcessGroup
+    case: Case, engine: FusedEngine, planned: dist.ProcessGroup, inner: dist.ProcessGroup, shared: torch.Tensor
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Each method by name, as a call on buffers of its own.
 
     ``loadmaster`` and ``nccl`` are the same call of ``torch.distributed``, on the planned group and on the one that it
-    stands on; ``engine`` is the kernel launched directly, without ``torch.distributed``.
+    stands on; ``shared`` is that of the planned group with the output (of a ReduceScatter, the input) in memory of
+    ``Installed.empty``; ``engine`` is the kernel launched directly, without ``torch.distributed``.
     """
     given, direct = case.input_of(case.rank), case.empty()
-    yield "loadmaster", called(case, given, planned)
+    yield "loadmaster", called(case, given, planned)[0]
+    yield "shared", called(case, given, planned, shared)[0]
     call = fused(case, engine)
     yield "engine", lambda: call(direct, given)
-    yield "nccl", called(case, given, inner)
+    yield "nccl", called(case, given, inner)[0]
     if case.collective == "allreduce":
         yield from _symmetric(case, given, inner)
 
 
-def called(case: Case, given: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], Any]:
-    """The collective as a program calls it, on an output of its own."""
+def called(
+    case: Case, given: torch.Tensor, group: dist.ProcessGroup, shared: torch.Tensor | None = None
+) -> tuple[Callable[[], Any], torch.Tensor]:
+    """The collective as a program calls it, and its output, of its own; or on memory that all ranks share."""
     output = case.empty()
+    if shared is not None and case.collective == "reduce_scatter":
+        given = shared[: given.nbytes].view(case.dtype).copy_(given)
+    elif shared is not None:
+        output = shared[: output.nbytes].view(case.dtype)
     match case.collective:
         case "allgather":
-            return lambda: dist.all_gather_into_tensor(output, given, group=group)
+            return lambda: dist.all_gather_into_tensor(output, given, group=group), output
         case "reduce_scatter":
-            return lambda: dist.reduce_scatter_tensor(output, given, group=group)
+            return lambda: dist.reduce_scatter_tensor(output, given, group=group), output
         case "alltoall":
-            return lambda: dist.all_to_all_single(output, given, group=group)
+            return lambda: dist.all_to_all_single(output, given, group=group), output
         case "allreduce":
             # In place: after many calls it adds up infinities, as fast as anything else.
             output.copy_(given)
-            return lambda: dist.all_reduce(output, group=group)
+            return lambda: dist.all_reduce(output, group=group), output
         case other:
             raise ValueError(f"{other} is not measured here")
 

@@ -24,6 +24,7 @@ class Call:
         filled: what the call's future holds.
         later: the caller goes on without it.
         after: once the output is there.
+        shared: in memory that all ranks share, where the inner group has nothing like it.
     """
 
     collective: Collective
@@ -35,6 +36,7 @@ class Call:
     op: object = dist.ReduceOp.SUM
     root: int | None = None
     after: Callable[[], None] | None = None
+    shared: bool = False
 
     @property
     def tensor(self) -> torch.Tensor:

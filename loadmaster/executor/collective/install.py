@@ -10,6 +10,7 @@ is timed beside the inner group first, and the inner group keeps what it is fast
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,7 @@ from loadmaster.executor.collective.engine import Engine, MakeEngine, ReferenceE
 from loadmaster.executor.collective.fused.engine import FusedEngine
 from loadmaster.executor.collective.native.extension import extension
 from loadmaster.executor.collective.native.group import NativeGroup, launcher_of
+from loadmaster.executor.collective.native.launching import LaunchEngine
 from loadmaster.executor.collective.process_group import PlannedGroup
 from loadmaster.executor.collective.sources import Planned, Plans, read_plans
 from loadmaster.models.collective.plan import CollectivePlan
@@ -76,6 +78,27 @@ class Installed:
     def stats(self) -> dict[str, dict[str, Any]]:
         """How many calls went which way; see :func:`stats`."""
         return _stats(self._planned)
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """An uninitialized tensor in memory that all ranks share. Every rank asks for the same, in the same order.
+
+        All-reduce on it, or on the same part of it on every rank, is done in place: nothing is copied in or out. So are
+        an all-gather or an all-to-all into it, and a reduce-scatter of it. It stays until the process group ends. Where
+        ranks share no memory (CPUs, several hosts), it is a tensor as any other.
+
+        Args:
+            dtype: None: the default.
+        """
+        one = torch.empty((), dtype=dtype)
+        size_bytes = max(1, math.prod(shape)) * one.element_size()
+        engines = (engine for entry in self._deciding.entries.values() for engine in entry.engines)
+        found = next((one.empty(size_bytes) for one in engines if isinstance(one, LaunchEngine)), None)
+        if found is None:
+            return torch.empty(*shape, dtype=dtype, device=_device_of(self.inner))
+        memory, region = found
+        if isinstance(self._planned, NativeGroup):
+            self._planned.share(memory, region)
+        return memory.view(one.dtype)[: math.prod(shape)].view(shape)
 
     @property
     def calibration(self) -> Calibration | None:

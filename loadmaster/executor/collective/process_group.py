@@ -333,7 +333,8 @@ class PlannedGroup(dist.ProcessGroup):
             return "size"
         if self.largest_bytes is not None and call.size_bytes > self.largest_bytes:
             return "size"
-        if self.calibration is not None and not self.calibration.wins(call.collective, call.size_bytes):
+        known = None if call.shared else self.calibration
+        if known is not None and not known.wins(call.collective, call.size_bytes):
             return "measured slower"
         algorithm = entry.plan.algorithm_for(call.size_bytes)
         if (

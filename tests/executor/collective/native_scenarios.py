@@ -49,6 +49,7 @@ class Launcher:
 
     def __init__(self, group):
         self.device, self.group, self.calls, self.ordered = torch.device("cpu"), group, [], []
+        self.regions = []
         self._stream, self._failure = ctypes.c_int64(-1), ctypes.c_int64(0)
         self._enqueue = ENQUEUE(self.enqueue)
         self.enqueue_address = ctypes.cast(self._enqueue, _VOID).value
@@ -98,7 +99,11 @@ class Engine:
     def supports(self, collective, tensor, algorithm):
         return tensor.dtype == torch.float32
 
-    def prepared(self, algorithm, size_bytes, dtype):
+    def empty(self, size_bytes):
+        return torch.zeros(-(-size_bytes // 16) * 16, dtype=torch.uint8), 5
+
+    def prepared(self, algorithm, size_bytes, dtype, region=None):
+        self.launcher.regions.append(region)
         launch = Launch(len(self.launcher.calls))
         call = Call(self.problem.collective, size_bytes, dtype, dist.get_world_size(), launch)
         self.launcher.calls.append(call)
@@ -214,6 +219,34 @@ def what_is_slower_stays(rank):
         use(rank, calibrate=bool(rank % 2))
 
 
+def calls_on_shared_memory(rank):
+    """They are told from others by output or, of a reduce-scatter, input, and run by plan whatever was measured."""
+    n = dist.get_world_size()
+    with use(rank, calibrate=True, largest_bytes=4096) as installed:
+        slower = tuple(Timing(one, 1024, 2, 1) for one in NAMES)
+        known = Calibration("cpu", n, installed.calibration.plans, slower)
+    with use(rank, calibrate=known) as installed:
+        del Engine.made.regions[:]
+        shared = installed.empty(4, n, 64)
+        assert shared.shape == (4, n, 64) and shared.dtype == torch.get_default_dtype()
+        assert installed.empty(3, dtype=torch.int8).dtype == torch.int8
+        for memory, region in ((shared, 5), (torch.zeros(4, n, 64), None)):
+            memory[1] = torch.arange(n * 64).view(n, 64) + rank
+            dist.all_gather_into_tensor(memory[0].view(-1), memory[1][rank].clone())
+            assert torch.equal(memory[0], torch.stack([torch.arange(64) + 64 * k + k for k in range(n)]).float())
+            scattered = torch.empty(64)
+            dist.reduce_scatter_tensor(scattered, memory[1].view(-1))
+            total = n * torch.arange(n * 64).view(n, 64) + n * (n - 1) / 2
+            assert torch.equal(scattered, total[rank])
+            dist.all_to_all_single(memory[2].view(-1), memory[1].view(-1))
+            assert torch.equal(memory[2], torch.stack([torch.arange(64) + 64.0 * rank + k for k in range(n)]))
+            dist.all_reduce(memory[1])
+            assert torch.equal(memory[1], total)
+            launched = [] if region is None else [region] * 4
+            assert Engine.made.regions == launched, Engine.made.regions
+            del Engine.made.regions[:]
+
+
 def other_releases_are_refused(rank):
     kept, loadmaster.__version__ = loadmaster.__version__, f"0.0.{rank}"
     try:
@@ -228,6 +261,7 @@ SCENARIOS = (
     forms_of_calls,
     gradients_of_ddp,
     what_is_slower_stays,
+    calls_on_shared_memory,
     other_releases_are_refused,
     a_failure_is_raised,
 )

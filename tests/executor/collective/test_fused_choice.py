@@ -44,12 +44,13 @@ def test_small_calls_are_packed_and_large_ones_fill_the_blocks() -> None:
         ("direct", 256 * KIB, "packed", 8),
         ("direct", 1 * MIB, "simple", 16),
         ("gather", 1 * MIB, "simple", 64),
+        ("gather", 24 * MIB, "simple", 64),
         ("direct", 256 * MIB, "simple", 32),
     ):
         a = algorithm(p, 1, shape)
         chosen = choose(operations_of(lower(p, a), cut_of(p, a, size)), Limits())
         assert (chosen.protocol, chosen.lanes) == (protocol, lanes)
-        assert chosen.rounds == (1 if size <= MIB else 9)
+        assert chosen.rounds == (1 if size <= 24 * MIB else 9)  # three pieces are not worth it
         assert chosen.threads == (128 if size <= 64 * KIB else 512)
 
 

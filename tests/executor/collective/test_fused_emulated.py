@@ -41,6 +41,7 @@ class Emulator:
         self.arenas = [np.zeros(REGIONS + 16, dtype=np.uint8) for _ in range(count)]
         for arena in self.arenas:
             arena[2 * FLAGS + 2 * SLOTS :] = 0xFF  # simple slots; packed ones and flags begin as zeros
+        self.shared = [0] * count
         self.state = np.zeros((count, 4), dtype=np.uint64)
         self.failure = np.zeros((count, kernel.FAILURE_WORDS), dtype=np.int64)
 
@@ -78,6 +79,7 @@ class Emulator:
         )
         for peer, arena in enumerate(self.arenas):
             launch.arenas[peer] = -(-arena.ctypes.data // 16) * 16
+        launch.shared[: self.count] = self.shared
         return launch
 
 

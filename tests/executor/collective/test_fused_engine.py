@@ -87,7 +87,7 @@ class Node:
         made.state = torch.zeros(4, dtype=torch.int64)
         made.failure = torch.zeros(FAILURE_WORDS, dtype=torch.int64)
         made._failed = made.failure.numpy()
-        made._tables, made._stream, made._last = [], ctypes.c_int64(0), None
+        made.regions, made._tables, made._stream, made._last = [], [], ctypes.c_int64(0), None
         return made
 
     def play(self, library: ctypes.CDLL, absent: tuple[int, ...] = ()) -> None:

@@ -109,6 +109,36 @@ def _in_ddp(rank: int, ranks: int) -> None:
         assert installed.stats()["planned"]["allreduce"]["fused"] >= 2
 
 
+def _on_shared_memory(rank: int, ranks: int) -> None:
+    with _use(ranks) as installed:
+        for count in (256 * ranks, (3 << 18) * ranks, (1 << 20) * ranks + 5):
+            shared = installed.empty(count + 8, dtype=torch.bfloat16)[8:]
+            whole = torch.arange(count, device="cuda").remainder(7).bfloat16() + rank
+            total = ranks * torch.arange(count, device="cuda").remainder(7).bfloat16() + ranks * (ranks - 1) / 2
+            for asynchronous in (False, True):
+                for _ in range(20):  # the same memory again and again
+                    shared.copy_(whole)
+                    work = dist.all_reduce(shared, async_op=asynchronous)
+                    if work is not None:
+                        work.wait()
+                    assert torch.equal(shared, total)
+            if count % ranks:
+                continue
+            parts = whole.view(ranks, -1)
+            for _ in range(20):
+                dist.all_gather_into_tensor(shared, parts[rank])
+                expected = torch.stack([parts[k] + (k - rank) for k in range(ranks)])
+                assert torch.equal(shared.view_as(parts), expected)
+                shared.copy_(whole)
+                scattered = torch.empty_like(parts[0])
+                dist.reduce_scatter_tensor(scattered, shared)
+                assert torch.equal(scattered, total.view_as(parts)[rank])
+                dist.all_to_all_single(shared, whole)
+                expected = torch.stack([parts[rank] + (k - rank) for k in range(ranks)])
+                assert torch.equal(shared.view_as(parts), expected)
+        assert set(installed.stats()["fell_back"]) <= {"allreduce"}
+
+
 def _measured(rank: int, ranks: int) -> None:
     expected = _calls(rank, ranks, False)
     with _use(ranks, calibrate=True, largest_bytes=1 << 22) as installed:
@@ -119,6 +149,10 @@ def _measured(rank: int, ranks: int) -> None:
 
 def test_calls_give_what_nccl_gives(tmp_path: Path) -> None:
     everywhere(_as_nccl, tmp_path)
+
+
+def test_calls_on_shared_memory_follow_one_another(tmp_path: Path) -> None:
+    everywhere(_on_shared_memory, tmp_path)
 
 
 def test_calls_of_several_streams_take_turns(tmp_path: Path) -> None:

@@ -46,6 +46,27 @@ class Capacity:
         )
 
 
+@dataclass(frozen=True)
+class Region:
+    """Memory that all ranks share.
+
+    Attributes:
+        memory: this rank's.
+        addresses: of every rank's, as this GPU sees them.
+    """
+
+    memory: torch.Tensor
+    addresses: tuple[int, ...]
+
+    @property
+    def begin(self) -> int:
+        return self.memory.data_ptr()
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.memory.nbytes
+
+
 class Arena:
     """This rank's arena, the addresses of all, the built kernels, and what the kernels keep count of.
 
@@ -62,19 +83,32 @@ class Arena:
         Raises:
             LoadmasterError: the GPUs cannot write to each other's memory, or torch says that they do not.
         """
-        self.device, self.capacity = device, capacity
+        self.device, self.capacity, self._group = device, capacity, group
         self.rank, self.size = group.rank(), group.size()
         self.kernels = Kernels(device)
         self.memory, self.addresses = _shared(group, device, capacity.total_bytes)
         self.state = torch.zeros(4, dtype=torch.int64, device=device)
         self.failure = torch.zeros(FAILURE_WORDS, dtype=torch.int64, pin_memory=True)
         self._failed = self.failure.numpy()
+        self.regions: list[Region] = []
         self._tables: list[Table] = []
         # No stream has this handle. C++ looks here, too.
         self._stream = ctypes.c_int64(-1)
         self._last: torch.cuda.Stream | None = None
         torch.cuda.synchronize(device)
         dist.barrier(group)
+
+    def empty(self, size_bytes: int) -> tuple[torch.Tensor, int]:
+        """Memory that all ranks share, and its number among ``regions``; every rank asks for as much. It stays."""
+        memory, addresses = _shared(self._group, self.device, max(1, -(-size_bytes // 16)) * 16)
+        self.regions.append(Region(memory, tuple(addresses)))
+        return memory, len(self.regions) - 1
+
+    def region_of(self, tensor: torch.Tensor) -> int | None:
+        """In which region a tensor lies."""
+        at, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        found = (k for k, region in enumerate(self.regions) if region.begin <= at and end <= region.end)
+        return next(found, None)
 
     def register(self, table: Table) -> int:
         """A number for a table, to know it by when it fails."""

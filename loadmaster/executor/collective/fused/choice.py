@@ -6,7 +6,8 @@ vector a thread. Blocks are not more than leave room on the GPU for kernels of o
 
 Packed blocks are small and many: a block's stores leave its multiprocessor one after another, and what is small waits
 for them. A round ends in a fence, for which a block stands still about as long as its share of the port takes for 40
-kB; pieces are several times that, and no more rounds are worth it than hide what comes after the last.
+kB; pieces are several times that, a few of them are slower than one, and no more rounds are worth it than hide what
+comes after the last.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from dataclasses import dataclass
 from loadmaster.executor.collective.fused.kernel import THREADS, WARP
 from loadmaster.executor.collective.fused.operations import VECTOR_BYTES, Operation
 from loadmaster.executor.collective.fused.table import MOST_STREAMS, Protocol
+
+# Fewer pieces of a lane are not worth their fences.
+FEWEST_PIECES = 4
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ def choose(operations: Sequence[Operation], limits: Limits) -> Choice:
     lanes = _between(1, -(-largest // (THREADS * VECTOR_BYTES)), limits.blocks // sum(count > 0 for count in kinds))
     # One more than pieces: the first and the last round of a lane share one.
     pieces = largest // (lanes * limits.piece_bytes)
-    rounds = _between(1, pieces + 1 if pieces else 1, limits.rounds)
+    rounds = _between(1, pieces + 1 if pieces >= FEWEST_PIECES else 1, limits.rounds)
     return Choice("simple", lanes, rounds, _at_most(kinds, min(limits.blocks // lanes, MOST_STREAMS)), THREADS)
 
 

@@ -3,6 +3,8 @@
     engine = FusedEngine(problem, plan, group)          # on every rank, once
     engine.run(plan.algorithm_for(size), tensor, tensor, ReduceOp.SUM, size)
 
+On memory that all ranks share nothing is staged (:mod:`loadmaster.executor.collective.fused.shared`).
+
 A call of a size seen before is one launch. A size seen first is cut and encoded, which takes the CPU milliseconds;
 under capture of a CUDA graph it must be known already if its program does not fit a launch. Where slots of a call are
 more than the arena holds, it is done in several launches, each for a part of every block.
@@ -23,6 +25,7 @@ from loadmaster.executor.collective.fused.arena import Arena, Capacity, arena_of
 from loadmaster.executor.collective.fused.choice import Choice, Limits, choose
 from loadmaster.executor.collective.fused.kernel import SUMMABLE, Launch, fits_inline, kernel_name, launch_of
 from loadmaster.executor.collective.fused.operations import Buffers, Operation, block_count, cut_of, operations_of
+from loadmaster.executor.collective.fused.shared import SHARED, shared_is_input, shared_table
 from loadmaster.executor.collective.fused.table import MOST_RANKS, Table, table_of
 from loadmaster.executor.collective.sums import averages, kind_of
 from loadmaster.models.collective.collectives import COMBINING
@@ -90,7 +93,9 @@ def _fitted(operations: Sequence[Operation], rank_count: int, chosen: Choice, ca
 class _Prepared:
     """A launch of this rank, complete but for where input and output are."""
 
-    def __init__(self, arena: Arena, begin: int, table: Table, dtype: torch.dtype | None, timeout_s: float) -> None:
+    def __init__(
+        self, arena: Arena, begin: int, table: Table, dtype: torch.dtype | None, timeout_s: float, region: int | None
+    ) -> None:
         offset, size = arena.capacity.slots(table.protocol)
         self.begin = begin
         blocks = len(table.streams[arena.rank]) * table.lanes
@@ -113,6 +118,8 @@ class _Prepared:
             table=arena.register(table),
         )
         self.launch.arenas[: arena.size] = arena.addresses
+        if region is not None:
+            self.launch.shared[: arena.size] = arena.regions[region].addresses
         function = arena.kernels.function(kernel_name(table.protocol, dtype))
         # Of the rank that has most: all ranks refuse alike. What is not resident is waited for in vain.
         most = max(map(len, table.streams)) * table.lanes
@@ -192,7 +199,7 @@ class FusedEngine:
         self._sums = problem.collective in COMBINING
         self._device_index = 0 if self._arena is None else self._arena.device.index
         self._lowered: dict[int, Lowered] = {}
-        self._calls: dict[tuple[int, int, torch.dtype | None], _Call] = {}
+        self._calls: dict[tuple[int, int, torch.dtype | None, int | None], _Call] = {}
 
     def supports(self, collective: Collective, tensor: torch.Tensor, algorithm: Algorithm) -> bool:
         """On this GPU, of one NVLink domain; sums of fp32, bf16 and fp16, copies of anything."""
@@ -218,7 +225,12 @@ class FusedEngine:
         dtype = tensor.dtype if self._sums and tensor is not None else None
         if op is not _SUM and dtype is not None and kind_of(op) not in self.operators:
             raise InputError("op", op, "is no sum", "Fused collectives add up: use SUM or AVG.")
-        input_bytes, output_bytes, launches = self.prepared(algorithm, size_bytes, dtype)
+        shared = input if shared_is_input(self.problem.collective) else output
+        in_place = output is not None and input is not None and output.data_ptr() == input.data_ptr()
+        region = None
+        if arena.regions and shared is not None and (in_place or self.problem.collective != "allreduce"):
+            region = arena.region_of(shared)
+        input_bytes, output_bytes, launches = self.prepared(algorithm, size_bytes, dtype, region)
         given_bytes = 0 if input is None else input.nbytes
         taken_bytes = 0 if output is None else output.nbytes
         if given_bytes != input_bytes or taken_bytes != output_bytes:
@@ -259,28 +271,42 @@ class FusedEngine:
             lowered = self._lowered[id(algorithm)] = lower(self.problem, algorithm)
         return tables_of(self.problem, algorithm, lowered, size_bytes, self.limits, self._arena.capacity)
 
+    def empty(self, size_bytes: int) -> tuple[torch.Tensor, int] | None:
+        """See :meth:`Arena.empty`. None: this group's GPUs have no arena."""
+        return None if self._arena is None else self._arena.empty(size_bytes)
+
     @property
     def launcher(self) -> FusedLauncher | None:
         """What C++ needs to launch prepared calls. None: this group's GPUs have no arena."""
         return None if self._arena is None else FusedLauncher(self._arena, self.group, self.timeout_s)
 
-    def prepared(self, algorithm: Algorithm, size_bytes: int, dtype: torch.dtype | None) -> _Call:
+    def prepared(
+        self, algorithm: Algorithm, size_bytes: int, dtype: torch.dtype | None, region: int | None = None
+    ) -> _Call:
         """The launches of a call, made when a size is first seen. They stay as long as the engine does.
+
+        Args:
+            region: of shared memory, in which the output lies (of a ReduceScatter, the input).
 
         Raises:
             InputError: see :func:`tables_of`; under capture, a size whose program does not fit a launch.
         """
-        key = (id(algorithm), size_bytes, dtype if self._sums else None)
+        key = (id(algorithm), size_bytes, dtype if self._sums else None, region)
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = self._prepare(algorithm, *key[1:])
         return call
 
-    def _prepare(self, algorithm: Algorithm, size_bytes: int, dtype: torch.dtype | None) -> _Call:
+    def _prepare(self, algorithm: Algorithm, size_bytes: int, dtype: torch.dtype | None, region: int | None) -> _Call:
         arena = self._arena
         assert arena is not None
         launches = self.tables(algorithm, size_bytes)
         lowered = self._lowered[id(algorithm)]
         whole = cut_of(self.problem, algorithm, size_bytes // block_count(self.problem))
-        prepared = tuple(_Prepared(arena, begin, table, dtype, self.timeout_s) for begin, table in launches)
+        # Small calls are faster packed, through the arena: there are fewer words to wait for.
+        if region is not None and self.problem.collective in SHARED and launches[0][1].protocol == "simple":
+            launches = ((0, shared_table(self.problem.collective, arena.size, size_bytes, self.limits.blocks)),)
+        else:
+            region = None
+        prepared = tuple(_Prepared(arena, begin, table, dtype, self.timeout_s, region) for begin, table in launches)
         return _Call(*Buffers(lowered, whole).total_bytes(arena.rank), prepared)

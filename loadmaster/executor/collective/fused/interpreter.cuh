@@ -24,6 +24,7 @@ struct Launch {
     int rank, lanes, rounds, held_count;
     i64 table;
     u64 arenas[kMostRanks];
+    u64 shared[kMostRanks];  // the memory that input or output lies in, and that of every rank, as seen from here
     u32 begins[kMostStreams + 2];
     i64 held[kInlineWords];
 };
@@ -52,8 +53,11 @@ __device__ __forceinline__ bool in_arena(i64 place) { return (int)(place >> 56) 
 __device__ __forceinline__ char *resolve(const Block &block, i64 place) {
     int buffer = (int)(place >> 56);
     u64 offset = (u64)place & kOffsetMask;
-    if (buffer == kArena) return arena_of(block, (int)(place >> 48) & 255) + offset;
-    return (buffer == kInput ? (char *)block.launch.input : block.launch.output) + offset;
+    const int rank = (int)(place >> 48) & 255;
+    if (buffer == kArena) return arena_of(block, rank) + offset;
+    char *own = buffer == kInput ? (char *)block.launch.input : block.launch.output;
+    if (rank != block.launch.rank) own += block.launch.shared[rank] - block.launch.shared[block.launch.rank];
+    return own + offset;
 }
 
 // By value: what a call takes the address of does not stay in registers.
@@ -380,9 +384,12 @@ __device__ __forceinline__ void interpret(const Launch &launch) {
             }
             if (signal_count) {
                 __syncthreads();
-                if (!failed)
-                    for (int k = threadIdx.x; k < signal_count; k += blockDim.x)
-                        store_release(flag_of(block, (int)(signals[k] >> 32), (u32)signals[k]), expected);
+                // What neither waited nor moved anything has nothing to release but what earlier kernels did.
+                const bool begins = !bytes && !wait_count;
+                for (int k = threadIdx.x; k < signal_count && !failed; k += blockDim.x) {
+                    u64 *flag = flag_of(block, (int)(signals[k] >> 32), (u32)signals[k]);
+                    begins ? store_plain(flag, expected) : store_release(flag, expected);
+                }
             }
         }
     }

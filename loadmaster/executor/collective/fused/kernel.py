@@ -49,6 +49,7 @@ class Launch(ctypes.Structure):
         ("held_count", ctypes.c_int32),
         ("table", ctypes.c_int64),
         ("arenas", ctypes.c_uint64 * MOST_RANKS),
+        ("shared", ctypes.c_uint64 * MOST_RANKS),
         ("begins", ctypes.c_uint32 * (MOST_STREAMS + 2)),
         ("held", ctypes.c_int64 * INLINE_WORDS),
     )
@@ -57,7 +58,7 @@ class Launch(ctypes.Structure):
 def launch_of(table: Table, rank: int, words: int, /, **fields: int) -> Launch:
     """What stays the same from call to call; ``words``: address of the rank's words on the device, if it has too many.
 
-    ``fields``: those of :class:`Launch` that depend on memory, but ``arenas``.
+    ``fields``: those of :class:`Launch` that depend on memory, but ``arenas`` and ``shared``.
     """
     launch = Launch(words=words, rank=rank, lanes=table.lanes, rounds=table.rounds, **fields)
     launch.begins[: len(table.begins[rank])] = table.begins[rank]

@@ -41,13 +41,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A chunk on its way: its slot in the target's arena, and its number among the transfers to that target."""
+    """A chunk on its way: its slot in the target's arena, and its number among the transfers to that target.
+
+    Without a slot nothing travels but the word itself.
+    """
 
     message: int
     chunk: int
     source: int
     target: int
-    slot: Place
+    slot: Place | None
     number: int
 
 
@@ -231,7 +234,7 @@ class _Builder:
         known = self.made.get((rank, chunk, tuple(t.message for t in waits)))
         if known:
             return known
-        contributions = [(t.source, t.message, t.slot) for t in waits]
+        contributions = [(t.source, t.message, t.slot) for t in waits if t.slot]
         if not copy and chunk in self.lowered.buffers.inputs[rank]:
             contributions.append((rank, -1, self.buffers.input(rank, chunk)))
         sources = tuple(place for _, _, place in sorted(contributions, key=lambda c: c[:2]))

@@ -32,15 +32,17 @@ it was read: a final value of form ``direct`` depends on what this rank gave to 
 
 Words of an operation (64 bits each): bytes; counts (sources, targets << 8, waits << 16, signals << 24, when << 32, lag
 << 34);
-sources and targets as place << 56 | rank << 48 | offset; waits as flag; signals as rank << 32 | flag. A flag is the
+sources and targets as place << 56 | rank << 48 | offset (input or output of another rank: it is shared, see
+:mod:`loadmaster.executor.collective.fused.shared`); waits as flag; signals as rank << 32 | flag. A flag is the
 number of the first lane's; ``when`` is 0 (always), 1 (lane 0, first round) or 2 (lane 0, last round).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -50,6 +52,8 @@ from loadmaster.errors import InputError
 from loadmaster.executor.collective.fused.operations import VECTOR_BYTES, Operation, Place
 
 Protocol = Literal["simple", "packed"]
+Streams = tuple[tuple[tuple[Operation, ...], ...], ...]
+"""Per rank and stream, its operations."""
 
 # What the kernel's own arrays hold.
 MOST_RANKS = 32
@@ -85,7 +89,7 @@ class Table:
     lanes: int
     rounds: int
     threads: int
-    streams: tuple[tuple[tuple[Operation, ...], ...], ...]
+    streams: Streams
     words: tuple[NDArray[np.int64], ...]
     begins: tuple[tuple[int, ...], ...]
     arena_bytes: int
@@ -140,20 +144,34 @@ def table_of(
     """
     if rank_count > MOST_RANKS:
         raise InputError("ranks", rank_count, f"are more than {MOST_RANKS}", "Use the point-to-point executor.")
-    transfers = [t for o in operations for t in o.sends]
     flags = [0] * rank_count
-    for t in transfers:
+    for t in (t for o in operations for t in o.sends):
         flags[t.target] = max(flags[t.target], t.number + 1)
     dealt = _streams(operations, rank_count, widths)
-    streams, notice_flags = _with_notices(dealt, operations, rank_count, flags)
-    for _, hearer in notice_flags:
-        flags[hearer] += 1
+    streams, notices = _with_notices(dealt, operations, rank_count, flags)
     lag = 2 if any(operation.stage == 1 for operation in operations) else 1
-    encode = _Encoder(protocol, lanes, lag, notice_flags)
+    return encoded(streams, protocol, lanes, rounds, threads, lag, notices)
+
+
+def encoded(
+    streams: Streams,
+    protocol: Protocol,
+    lanes: int,
+    rounds: int,
+    threads: int,
+    lag: int = 0,
+    notices: Mapping[tuple[int, int], int] = MappingProxyType({}),
+) -> Table:
+    """The table of these streams.
+
+    Args:
+        lag: rounds by which what ends at a rank lags.
+        notices: the flag for each (teller, hearer).
+    """
+    encode = _Encoder(protocol, lanes, lag, notices)
     words, begins = zip(*(encode.rank(of_rank) for of_rank in streams), strict=True)
-    slots = [t.slot.offset_bytes + -(-o.size_bytes // VECTOR_BYTES) * VECTOR_BYTES for o in operations for t in o.sends]
-    factor = 2 if protocol == "packed" else 1
-    flag_count = max(flags) * lanes
+    sends = [(o, t) for of_rank in streams for stream in of_rank for o in stream for t in o.sends]
+    slots = [t.slot.offset_bytes + -(-o.size_bytes // VECTOR_BYTES) * VECTOR_BYTES for o, t in sends if t.slot]
     return Table(
         protocol,
         lanes,
@@ -162,8 +180,8 @@ def table_of(
         streams,
         tuple(words),
         tuple(begins),
-        max(slots, default=0) * factor,
-        flag_count,
+        max(slots, default=0) * (2 if protocol == "packed" else 1),
+        (max((*(t.number for _, t in sends), *notices.values()), default=-1) + 1) * lanes,
     )
 
 
@@ -201,7 +219,7 @@ def _streams(operations: Sequence[Operation], rank_count: int, widths: Sequence[
 
 def _with_notices(
     streams: list[list[list[Operation]]], operations: Sequence[Operation], rank_count: int, flags: Sequence[int]
-) -> tuple[tuple[tuple[tuple[Operation, ...], ...], ...], dict[tuple[int, int], int]]:
+) -> tuple[Streams, dict[tuple[int, int], int]]:
     """Notices first and last in a rank's first stream, and the flag for each (teller, hearer)."""
     missing = notices_of(operations, rank_count)
     numbers = {
@@ -230,7 +248,7 @@ class _Encoder:
         protocol: Protocol,
         lanes: int,
         lag: int,
-        notices: dict[tuple[int, int], int],
+        notices: Mapping[tuple[int, int], int],
     ) -> None:
         self.packed, self.lanes, self.lag, self.notices = protocol == "packed", lanes, lag, notices
 
@@ -280,6 +298,8 @@ def _length(operation: Operation, protocol: Protocol) -> int:
 def _describe(operation: Operation) -> str:
     if operation.tells or operation.hears:
         return f"notice to {list(operation.tells)}" if operation.tells else f"notice from {list(operation.hears)}"
+    if not operation.size_bytes:
+        return f"words of ranks {[t.source for t in operation.waits]}"
     what = "sum" if len(operation.sources) > 1 else "copy"
     to = [f"rank {t.target} (message {t.message})" for t in operation.sends]
     if any(place.buffer == "output" for place in operation.targets):

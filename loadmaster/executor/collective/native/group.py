@@ -114,9 +114,23 @@ class NativeGroup:
                 counted[collective, detail] += calls
         return counted
 
-    def _choose(self, collective: Collective, root: int, op: object, tensor: torch.Tensor, size_bytes: int) -> Decision:
+    def share(self, memory: torch.Tensor, region: int) -> None:
+        """Tell calls on that memory from others."""
+        self.backend.share(memory.data_ptr(), memory.data_ptr() + memory.nbytes, region)
+
+    def _choose(
+        self, collective: Collective, root: int, op: object, tensor: torch.Tensor, size_bytes: int, region: int
+    ) -> Decision:
         call = Call(
-            collective, tensor, tensor, size_bytes, [tensor], later=False, op=op, root=None if root < 0 else root
+            collective,
+            tensor,
+            tensor,
+            size_bytes,
+            [tensor],
+            later=False,
+            op=op,
+            root=None if root < 0 else root,
+            shared=region >= 0,
         )
         found = self.planned_group.choose(call)
         if isinstance(found, str):
@@ -125,5 +139,5 @@ class NativeGroup:
         if size_bytes % grain_bytes(entry.problem, algorithm, tensor.element_size()):
             return "does not divide", False, 0, 0, []
         assert isinstance(engine, LaunchEngine)
-        made = engine.prepared(algorithm, size_bytes, tensor.dtype)
+        made = engine.prepared(algorithm, size_bytes, tensor.dtype, None if region < 0 else region)
         return engine.name, True, made.input_bytes, made.output_bytes, [one.address for one in made.launches]

@@ -71,6 +71,16 @@ class LaunchEngine(Protocol):
         """The same for all engines of a group. None: it cannot launch here."""
         ...
 
-    def prepared(self, algorithm: Algorithm, size_bytes: int, dtype: torch.dtype | None) -> PreparedCall:
-        """The launches of a call; they stay as long as the engine does."""
+    def empty(self, size_bytes: int) -> tuple[torch.Tensor, int] | None:
+        """Memory that all ranks share, and its number. None: ranks share none."""
+        ...
+
+    def prepared(
+        self, algorithm: Algorithm, size_bytes: int, dtype: torch.dtype | None, region: int | None = None
+    ) -> PreparedCall:
+        """The launches of a call; they stay as long as the engine does.
+
+        Args:
+            region: of memory that all ranks share: the output, of a ReduceScatter the input, lies in it.
+        """
         ...

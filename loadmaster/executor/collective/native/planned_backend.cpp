@@ -89,6 +89,12 @@ struct Launch {
   uint64_t begin;
 };
 
+struct Region {
+  uintptr_t begin;
+  uintptr_t end;
+  int64_t number;
+};
+
 // What was decided for calls of one kind and size.
 struct Entry {
   std::string detail;  // the engine; or why the inner backend has it
@@ -105,16 +111,17 @@ struct Key {
   int op;
   c10::ScalarType dtype;
   size_t size_bytes;
+  int64_t region;  // of memory that all ranks share; -1: none
   bool operator==(const Key& other) const {
     return collective == other.collective && root == other.root && op == other.op && dtype == other.dtype &&
-        size_bytes == other.size_bytes;
+        size_bytes == other.size_bytes && region == other.region;
   }
 };
 
 struct KeyHash {
   size_t operator()(const Key& key) const {
     size_t hash = std::hash<const void*>()(key.collective);
-    for (size_t part : {size_t(key.root + 1), size_t(key.op), size_t(key.dtype), key.size_bytes}) {
+    for (size_t part : {size_t(key.root + 1), size_t(key.op), size_t(key.dtype), key.size_bytes, size_t(key.region + 1)}) {
       hash = hash * 0x9E3779B97F4A7C15ull + part;
     }
     return hash;
@@ -144,7 +151,7 @@ size_t bytes_of(const at::Tensor* tensor) { return tensor ? tensor->nbytes() : 0
 
 class PlannedBackend : public c10d::Backend {
  public:
-  // choose(collective, root, op, tensor, size_bytes) -> (detail, planned, input bytes, output bytes, launches);
+  // choose(collective, root, op, tensor, size_bytes, region) -> (detail, planned, input bytes, output bytes, launches);
   // order(stream): it is about to be used, after others; failed(): raises what a kernel waited for in vain.
   // `last_stream` and `failure` are addresses that Python keeps: of the last stream's handle, and of a flag.
   PlannedBackend(
@@ -293,6 +300,12 @@ class PlannedBackend : public c10d::Backend {
   // The inner backend is its own group's to shut down.
   void shutdown() override { on_ = false; }
 
+  // Memory that all ranks share.
+  void share(uintptr_t begin, uintptr_t end, int64_t region) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    regions_.push_back({begin, end, region});
+  }
+
   // Decide everything anew, and count from here.
   void forget() {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -376,9 +389,10 @@ class PlannedBackend : public c10d::Backend {
 
   Entry& entry_of(const Call& call, const at::Tensor& one) {
     int op = call.op ? static_cast<int>(static_cast<c10d::ReduceOp::RedOpType>(*call.op)) : -1;
-    Key key{call.collective, call.root, op, one.scalar_type(), call.size_bytes};
+    Key key{call.collective, call.root, op, one.scalar_type(), call.size_bytes, -1};
     {
       std::lock_guard<std::mutex> lock(mutex_);
+      key.region = region_of(call.collective == REDUCE_SCATTER ? call.input : call.output);
       auto found = entries_.find(key);
       if (found != entries_.end()) {
         return found->second;
@@ -386,7 +400,7 @@ class PlannedBackend : public c10d::Backend {
     }
     py::gil_scoped_acquire gil;
     py::object reduce_op = call.op ? py::cast(*call.op) : py::none();
-    auto made = choose_(call.collective, call.root, reduce_op, one, call.size_bytes)
+    auto made = choose_(call.collective, call.root, reduce_op, one, call.size_bytes, key.region)
                     .cast<std::tuple<
                         std::string, bool, size_t, size_t,
                         std::vector<std::tuple<uintptr_t, unsigned, unsigned, uintptr_t, uint64_t>>>>();
@@ -404,6 +418,18 @@ class PlannedBackend : public c10d::Backend {
       }
     }
     return entry;
+  }
+
+  int64_t region_of(const at::Tensor* tensor) const {
+    if (tensor) {
+      auto begin = reinterpret_cast<uintptr_t>(tensor->data_ptr());
+      for (const Region& region : regions_) {
+        if (region.begin <= begin && begin + tensor->nbytes() <= region.end) {
+          return region.number;
+        }
+      }
+    }
+    return -1;
   }
 
   void enqueue(Entry& entry, const Call& call, c10::Stream stream) {
@@ -461,6 +487,7 @@ class PlannedBackend : public c10d::Backend {
   std::atomic<bool> on_{true}, coalescing_{false};
   std::mutex mutex_, launching_;
   std::unordered_map<Key, Entry, KeyHash> entries_;
+  std::vector<Region> regions_;
   std::map<std::pair<std::string, std::string>, int64_t> fell_back_;
   std::optional<c10::Stream> side_;
 };
@@ -473,6 +500,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def(py::init<
            int, int, c10::intrusive_ptr<c10d::Backend>, c10::Device, uintptr_t, uintptr_t, uintptr_t, py::object,
            py::object, py::object>())
+      .def("share", &PlannedBackend::share, Released())
       .def("forget", &PlannedBackend::forget, Released())
       .def("counts", &PlannedBackend::counts, Released());
 }
