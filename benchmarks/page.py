@@ -210,8 +210,10 @@ def _latency_against_size(result: Result) -> str:
         f"{number(statistics.median(hosts[1]))}.",
         f"NCCL keeps {len(left)} of {len(result['rows'])} rows: there both sides are the same call, and differ by "
         f"noise ({_span(left, 'eager')}). In a graph 1.4 was asked for up to 1 MiB. AllReduce from 512 KiB to 64 MiB "
-        f"is {_beside(summed, 'two_shot_copied')} times as fast as PyTorch's two-shot with its copies, and "
-        f"{_beside(summed, 'two_shot')} times as fast as that on symmetric memory, where nothing is copied in or out.",
+        f"is {_beside(summed, 'eager', 'two_shot_copied')} times as fast as PyTorch's two-shot with its copies (in a "
+        f"graph {_beside(summed, 'graph', 'two_shot_copied')}); on shared memory, where neither copies, "
+        f"{_beside(summed, 'eager', 'two_shot', 'shared')} times (in a graph "
+        f"{_beside(summed, 'graph', 'two_shot', 'shared')}).",
         result,
     )
 
@@ -221,8 +223,8 @@ def gpu_of(result: Result) -> str:
     return f"{result['machine']['gpu'].removeprefix('NVIDIA ').split()[0]}s"
 
 
-def _beside(rows: Sequence[Result], name: str) -> str:
-    ratios = [row["eager"][name]["median_us"] / row["eager"]["loadmaster"]["median_us"] for row in rows]
+def _beside(rows: Sequence[Result], mode: str, name: str, ours: str = "loadmaster") -> str:
+    ratios = [row[mode][name]["median_us"] / row[mode][ours]["median_us"] for row in rows]
     return f"{min(ratios):.2f} to {max(ratios):.2f}"
 
 

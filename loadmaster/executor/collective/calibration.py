@@ -2,8 +2,8 @@
 
 Sizes are powers of two; both groups take turns, and the slowest rank counts. On a GPU calls are timed alone and beside
 matrix products on another stream, as training has them: what is fast alone may take the multiprocessors of others. A
-plan wins a size where it is no slower either way, and faster alone. A size between two measured ones is planned where
-both are won.
+plan wins a size where it is clearly faster alone, and no slower beside them. A size between two measured ones is
+planned where both are won.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _SMALLEST_BYTES, _LARGEST_BYTES = KIB, 1 << 30
 # Buffers of a call take at most this part of the memory that is free.
 _SHARE = 8
 _SAMPLES = 5
-# Times beside computation vary by as much from run to run.
-_LEVEL = 1.01
+# Times vary by as much from run to run: alone, and beside computation.
+_CLEARLY, _LEVEL = 0.97, 1.01
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Timing:
 
     @property
     def won(self) -> bool:
-        return self.planned_us < self.inner_us and self.planned_beside_us <= self.inner_beside_us * _LEVEL
+        return self.planned_us <= self.inner_us * _CLEARLY and self.planned_beside_us <= self.inner_beside_us * _LEVEL
 
 
 @dataclass(frozen=True)

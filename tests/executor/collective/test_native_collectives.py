@@ -78,6 +78,12 @@ def test_between_two_sizes_both_must_be_won():
     assert known.wins("broadcast", 8)
 
 
+def test_what_is_as_fast_as_the_inner_group_stays_there():
+    """Another day it is the slower one."""
+    assert [Timing("allreduce", 1 << 30, planned, 100.0).won for planned in (99.0, 98.0, 97.0)] == [False, False, True]
+    assert not Timing("allreduce", 1 << 30, 90.0, 100.0, 150.0, 140.0).won
+
+
 def test_a_calibration_comes_back_from_its_file(tmp_path):
     known = Calibration("cpu", 2, ("allreduce of 0123",), (Timing("allreduce", 1024, 5.0, 10.0),))
     known.save(tmp_path / "kept.json")
