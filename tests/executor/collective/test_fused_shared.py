@@ -26,10 +26,10 @@ def calls(collective: str, count: int, seed: int) -> tuple[list[Call], list[list
     """Calls of three sizes, and what must come out; an AllReduce is in place."""
     p = case(collective, count)
     made, wanted = [], []
-    for number, block in enumerate((36, 4, 50_000)):
+    for number, block in enumerate((36, 4, 20_000)):
         inputs, expected = buffers(p, block, seed + number)
         size = block if collective == "allreduce" else block * count
-        call = call_of(shared_table(collective, count, size, 3), inputs, expected)  # type: ignore[arg-type]
+        call = call_of(shared_table(collective, count, size, 3, 8 << 10), inputs, expected)  # type: ignore[arg-type]
         if collective == "allreduce":
             call.outputs = call.inputs
         made.append(call)
@@ -53,7 +53,7 @@ def test_nobody_is_written_to_who_has_not_begun_nor_left_before_all_are_done(col
     p = case(collective, 3)
     inputs, expected = buffers(p, 360, 0)
     size = 360 if collective == "allreduce" else 3 * 360
-    t = shared_table(collective, 3, size, 2)  # type: ignore[arg-type]
+    t = shared_table(collective, 3, size, 2, 8 << 10)  # type: ignore[arg-type]
     call = call_of(t, inputs, expected)
     if collective == "allreduce":
         call.outputs = call.inputs
@@ -128,3 +128,9 @@ def test_what_is_not_shared_goes_through_the_arena(monkeypatch: pytest.MonkeyPat
     made.run(made.plan.algorithm_for(4096), behind, behind, torch.distributed.ReduceOp.SUM, 4096)
     assert node.written[0].launches[-1][2].shared[0] == memory.data_ptr()
     assert np.array_equal(memory.numpy(), np.zeros(8192, dtype=np.uint8))
+
+
+def test_blocks_have_room_for_their_flags() -> None:
+    for flags_bytes, lanes in ((1 << 20, 64), (2048, 18), (64, 1)):
+        made = shared_table("allreduce", 8, 64 << 20, 64, flags_bytes)
+        assert made.lanes == lanes and (made.flag_count * 8 <= flags_bytes or lanes == 1)

@@ -305,7 +305,9 @@ class FusedEngine:
         whole = cut_of(self.problem, algorithm, size_bytes // block_count(self.problem))
         # Small calls are faster packed, through the arena: there are fewer words to wait for.
         if region is not None and self.problem.collective in SHARED and launches[0][1].protocol == "simple":
-            launches = ((0, shared_table(self.problem.collective, arena.size, size_bytes, self.limits.blocks)),)
+            flags_bytes = arena.capacity.flags_bytes
+            made = shared_table(self.problem.collective, arena.size, size_bytes, self.limits.blocks, flags_bytes)
+            launches = ((0, made),)
         else:
             region = None
         prepared = tuple(_Prepared(arena, begin, table, dtype, self.timeout_s, region) for begin, table in launches)

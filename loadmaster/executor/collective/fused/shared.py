@@ -20,6 +20,7 @@ from loadmaster.models.collective.problem import Collective
 
 SHARED: tuple[Collective, ...] = ("allreduce", "allgather", "reduce_scatter", "alltoall")
 _BEGUN, _DONE = 0, 1
+_FLAG_BYTES = 8
 
 
 def shared_is_input(collective: Collective) -> bool:
@@ -27,18 +28,20 @@ def shared_is_input(collective: Collective) -> bool:
     return collective == "reduce_scatter"
 
 
-def shared_table(collective: Collective, rank_count: int, size_bytes: int, blocks: int) -> Table:
+def shared_table(collective: Collective, rank_count: int, size_bytes: int, blocks: int, flags_bytes: int) -> Table:
     """The launch of a call.
 
     Args:
         collective: one of ``SHARED``; an AllReduce is in place.
         size_bytes: of the largest buffer of a rank; of all but an AllReduce, a multiple of the number of ranks.
         blocks: at most.
+        flags_bytes: room for flags, of which a block takes 16 bytes for each of its peers.
     """
     ranks = range(rank_count)
     cut = Cut(size_bytes, size_bytes, rank_count) if collective == "allreduce" else None
     each = size_bytes // rank_count if cut is None else cut.part_bytes
-    lanes = max(1, min(blocks, -(-each // (THREADS * VECTOR_BYTES))))
+    room = flags_bytes // (_FLAG_BYTES * 2 * (rank_count - 1))
+    lanes = max(1, min(blocks, room, -(-each // (THREADS * VECTOR_BYTES))))
 
     def word(kind: int, source: int, target: int) -> Transfer:
         number = kind * (rank_count - 1) + (source - (source > target))
