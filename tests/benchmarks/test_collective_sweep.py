@@ -58,5 +58,7 @@ def test_the_fastest_setting_of_a_case_is_named_first() -> None:
     assert len({row["table"] for row in rows if row["size_bytes"] == 64 * MIB}) == sum(
         row["size_bytes"] == 64 * MIB for row in rows
     )
-    assert sum("WRONG" in line for line in said) >= 4
-    assert "standard 15.6" in said[4]
+    wrong = [line for line in said if "WRONG" in line]
+    assert {line.split()[2] for line in wrong} == {str(64 * MIB), str(32 * MIB)}
+    assert all("blocks=128" in line and "one element" in line for line in wrong)
+    assert "standard 15.6" in next(line for line in said if "WRONG" not in line)
