@@ -4,10 +4,10 @@
 ``lanes`` blocks (the instances of TACCL, section 5.6.2). Lane i moves slice i of every chunk and waits only for lane i
 of others, so no block ever waits for another of its own rank because of slices. ``rounds`` cut slices further: a
 stream goes through its operations once a round, and streams of one rank overlap in different rounds. What ends at its
-rank shares streams with what begins there, and lags a round behind (two, where others pass chunks on): it is all but
-there when a block comes to it, which has sent the next round meanwhile. Lane i of n ends
-its rounds by i/n of one earlier than lane 0 does (its first round is shorter by that, its last one longer), so that not
-all lanes stand still at their fences at once. The slices of all pieces of one length are alike.
+rank shares streams with what begins there, and lags a round behind it, or two where chunks are passed on: while a round
+is on its way, its block sends the next. Lane i of n ends its rounds by i/n of one earlier than lane 0 does (its first
+round is shorter by that, its last one longer), so that not all lanes stand still at their fences at once. The slices of
+all pieces of one length are alike.
 
 **Protocols.** ``simple``: vectors of 16 bytes, then one flag per transfer and lane, released after them and acquired
 before the slot is read. ``packed``: every 8 bytes travel in one store of 16 with the number of the call twice, so that
@@ -31,10 +31,9 @@ it was read: a final value of form ``direct`` depends on what this rank gave to 
 ``gather`` stands in the stream of the operation that sends the same chunk, with the same slices, and comes after it.
 
 Words of an operation (64 bits each): bytes; counts (sources, targets << 8, waits << 16, signals << 24, when << 32, lag
-<< 34);
-sources and targets as place << 56 | rank << 48 | offset (input or output of another rank: it is shared, see
-:mod:`loadmaster.executor.collective.fused.shared`); waits as flag; signals as rank << 32 | flag. A flag is the
-number of the first lane's; ``when`` is 0 (always), 1 (lane 0, first round) or 2 (lane 0, last round).
+<< 34); sources and targets as place << 56 | rank << 48 | offset (input or output of another rank: it is shared, see
+:mod:`loadmaster.executor.collective.fused.shared`); waits as flag; signals as rank << 32 | flag. A flag is the number
+of the first lane's; ``when`` is 0 (always), 1 (lane 0, first round) or 2 (lane 0, last round).
 """
 
 from __future__ import annotations
