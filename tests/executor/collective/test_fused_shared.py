@@ -22,11 +22,11 @@ __all__ = ["library"]  # the fixture
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
 
-def calls(collective: str, count: int, seed: int) -> tuple[list[Call], list[list[Any]]]:
+def calls(collective: str, count: int, seed: int, largest: int = 20_000) -> tuple[list[Call], list[list[Any]]]:
     """Calls of three sizes, and what must come out; an AllReduce is in place."""
     p = case(collective, count)
     made, wanted = [], []
-    for number, block in enumerate((36, 4, 20_000)):
+    for number, block in enumerate((36, 4, largest)):
         inputs, expected = buffers(p, block, seed + number)
         size = block if collective == "allreduce" else block * count
         call = call_of(shared_table(collective, count, size, 3, 8 << 10), inputs, expected)  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ def test_nobody_is_written_to_who_has_not_begun_nor_left_before_all_are_done(col
 @needs_compiler
 @pytest.mark.parametrize("collective", SHARED)
 def test_the_kernel_does_it(library: ctypes.CDLL, collective: str) -> None:
-    made, wanted = calls(collective, 3, 0)
+    made, wanted = calls(collective, 3, 0, 9000)
     emulator = Emulator(library, 3)
     for call, expected in zip(made, wanted, strict=True):
         shared = call.inputs if shared_is_input(collective) else call.outputs  # type: ignore[arg-type]
