@@ -26,6 +26,7 @@ from loadmaster.executor.steps.user_cache import user_folder
 _LOG = logging.getLogger(__name__)
 _NAME = "planned_backend"
 SOURCE = Path(__file__).parent / f"{_NAME}.cpp"
+_HEADERS = tuple(sorted(SOURCE.parent.glob("*.hpp")))
 _LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch_python")
 _FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", f"-DTORCH_EXTENSION_NAME={_NAME}")
 
@@ -57,7 +58,7 @@ def extension(group: dist.ProcessGroup) -> ModuleType | None:
 @cache
 def _module() -> ModuleType | str:
     """The module, or why there is none."""
-    version = fingerprint_of([SOURCE], _FLAGS, _LIBRARIES, torch.__version__, sys.version_info[:2])
+    version = fingerprint_of([SOURCE, *_HEADERS], _FLAGS, _LIBRARIES, torch.__version__, sys.version_info[:2])
     try:
         with kept_library("collective", version, f"{_NAME}.so", _make) as library:
             return _loaded(library)

@@ -16,138 +16,22 @@
 #include <utility>
 #include <vector>
 
+#include "calls.hpp"
+#include "launched_work.hpp"
+
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
 namespace {
 
 namespace py = pybind11;
-using c10d::Work;
-using Tensors = std::vector<at::Tensor>;
+using namespace loadmaster;
 using Begun = c10::intrusive_ptr<Work>;
-
-// As cuLaunchKernel.
-using Enqueue = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
-
-// The stream that a call runs on, and an event behind it where that is not the caller's.
-class LaunchedWork : public Work {
- public:
-  LaunchedWork(int rank, c10d::OpType type, Tensors filled, c10::Stream stream, bool later)
-      : Work(rank, type), filled_(std::move(filled)), stream_(stream) {
-    if (later) {
-      over_.emplace(stream.device_type());
-      over_->record(stream);
-    }
-  }
-
-  // What follows on the current stream comes after it; the kernel itself minds the time.
-  bool wait(std::chrono::milliseconds = kNoTimeout) override {
-    if (over_) {
-      over_->block(c10::impl::VirtualGuardImpl(stream_.device_type()).getStream(stream_.device()));
-    }
-    return true;
-  }
-  void synchronize() override { wait(); }
-  void blockCurrentStream() override { wait(); }
-  bool isCompleted() override { return !over_ || over_->query(); }
-  bool isSuccess() const override { return true; }
-  Tensors result() override { return filled_; }
-
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    std::vector<c10::Device> devices;
-    if (!stream_.device().is_cpu()) {
-      devices.push_back(stream_.device());
-    }
-    auto future =
-        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), std::move(devices));
-    c10::OptionalStreamGuard on;
-    if (!stream_.device().is_cpu()) {
-      on.reset_stream(stream_);
-    }
-    future->markCompleted(c10::IValue(filled_));
-    return future;
-  }
-
- private:
-  Tensors filled_;
-  c10::Stream stream_;
-  std::optional<c10::Event> over_;
-};
-
-// One kernel. `fields` begins with the addresses of input and output.
-struct Launch {
-  void* function;
-  unsigned blocks;
-  unsigned threads;
-  uint64_t* fields;
-  uint64_t begin;
-};
-
-struct Region {
-  uintptr_t begin;
-  uintptr_t end;
-  int64_t number;
-};
-
-// What was decided for calls of one kind and size.
-struct Entry {
-  std::string detail;  // the engine; or why the inner backend has it
-  std::vector<Launch> launches;
-  size_t input_bytes = 0;
-  size_t output_bytes = 0;
-  bool planned = false;
-  std::atomic<int64_t> calls{0};
-};
-
-struct Key {
-  const char* collective;  // one of the names below: compared by address
-  int64_t root;
-  int op;
-  c10::ScalarType dtype;
-  size_t size_bytes;
-  int64_t region;  // of memory that all ranks share; -1: none
-  bool operator==(const Key& other) const {
-    return collective == other.collective && root == other.root && op == other.op && dtype == other.dtype &&
-        size_bytes == other.size_bytes && region == other.region;
-  }
-};
-
-struct KeyHash {
-  size_t operator()(const Key& key) const {
-    size_t hash = std::hash<const void*>()(key.collective);
-    for (size_t part : {size_t(key.root + 1), size_t(key.op), size_t(key.dtype), key.size_bytes, size_t(key.region + 1)}) {
-      hash = hash * 0x9E3779B97F4A7C15ull + part;
-    }
-    return hash;
-  }
-};
-
-const char* const ALLREDUCE = "allreduce";
-const char* const ALLGATHER = "allgather";
-const char* const REDUCE_SCATTER = "reduce_scatter";
-const char* const ALLTOALL = "alltoall";
-const char* const BROADCAST = "broadcast";
-const char* const REDUCE = "reduce";
-
-// A call, in the terms of a plan.
-struct Call {
-  const char* collective;
-  c10d::OpType type;
-  const at::Tensor* output;  // null: not on this rank
-  const at::Tensor* input;
-  size_t size_bytes;  // of the largest buffer of a rank
-  bool later;         // the caller goes on without it
-  const c10d::ReduceOp* op = nullptr;
-  int64_t root = -1;
-};
-
-size_t bytes_of(const at::Tensor* tensor) { return tensor ? tensor->nbytes() : 0; }
 
 class PlannedBackend : public c10d::Backend {
  public:
