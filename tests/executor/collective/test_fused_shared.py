@@ -22,7 +22,9 @@ __all__ = ["library"]  # the fixture
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
 
-def calls(collective: str, count: int, seed: int, largest: int = 20_000) -> tuple[list[Call], list[list[Any]]]:
+def calls(
+    collective: str, count: int, seed: int, largest: int = 20_000, blocks: int = 3
+) -> tuple[list[Call], list[list[Any]]]:
     """Calls of three sizes, and what must come out; an AllReduce is in place."""
     p = case(collective, count)
     made, wanted = [], []
@@ -40,8 +42,8 @@ def calls(collective: str, count: int, seed: int, largest: int = 20_000) -> tupl
 @pytest.mark.parametrize("collective", SHARED)
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_data_is_right_in_any_order(collective: str, count: int) -> None:
-    for seed in range(3):
-        made, wanted = calls(collective, count, seed)
+    for seed, blocks in enumerate((1, 3, 40)):
+        made, wanted = calls(collective, count, seed, blocks=blocks)
         Machine(count, seed).run(made)
         for call, expected in zip(made, wanted, strict=True):
             check(call, expected)

@@ -11,6 +11,7 @@ Sums are added in the order of ranks, as everywhere: the bits are those of other
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from loadmaster.executor.collective.fused.kernel import THREADS
@@ -20,6 +21,8 @@ from loadmaster.models.collective.problem import Collective
 
 SHARED: tuple[Collective, ...] = ("allreduce", "allgather", "reduce_scatter", "alltoall")
 _BEGUN, _DONE = 0, 1
+# Of what an AllToAll gives to others: with two ranks three quarters of all blocks.
+_STREAMS = 3
 _FLAG_BYTES = 8
 
 
@@ -35,47 +38,58 @@ def shared_table(collective: Collective, rank_count: int, size_bytes: int, block
         collective: one of ``SHARED``; an AllReduce is in place.
         size_bytes: of the largest buffer of a rank; of all but an AllReduce, a multiple of the number of ranks.
         blocks: at most.
-        flags_bytes: room for flags, of which a block takes 16 bytes for each of its peers.
+        flags_bytes: room for flags, of which a block takes 16 bytes for each peer it works with.
     """
     ranks = range(rank_count)
+    exchanges = collective == "alltoall"
     cut = Cut(size_bytes, size_bytes, rank_count) if collective == "allreduce" else None
     each = size_bytes // rank_count if cut is None else cut.part_bytes
-    room = flags_bytes // (_FLAG_BYTES * 2 * (rank_count - 1))
-    lanes = max(1, min(blocks, room, -(-each // (THREADS * VECTOR_BYTES))))
+    shares = max(1, _STREAMS // (rank_count - 1)) if exchanges else 1  # of what one rank gives another
+    share = Cut(each, each, shares)
+    streams = min(blocks, shares * (rank_count - 1) + 1) if exchanges else 1
+    room = flags_bytes // (_FLAG_BYTES * 2 * shares * (rank_count - 1))
+    lanes = max(1, min(blocks // streams, room, -(-share.part_bytes // (THREADS * VECTOR_BYTES))))
 
-    def word(kind: int, source: int, target: int) -> Transfer:
-        number = kind * (rank_count - 1) + (source - (source > target))
-        return Transfer(kind, source, source, target, None, number)
-
-    def words(kind: int, rank: int, *, to: bool) -> tuple[Transfer, ...]:
-        others = (other for other in ranks if other != rank)
-        return tuple(word(kind, rank, other) if to else word(kind, other, rank) for other in others)
-
-    def moves(rank: int) -> list[Operation]:
-        """What the rank does between the words."""
+    def whole(rank: int) -> Operation:
+        """What the rank does, of all but an AllToAll."""
         mine = rank * each
-        if collective == "allreduce":
-            assert cut is not None
+        if cut is not None:
             sources, targets = (tuple(Place(of, other, mine) for other in ranks) for of in ("input", "output"))
-            return [Operation(rank, 0, cut.size_bytes(rank), sources, targets)]
+            return Operation(rank, 0, cut.size_bytes(rank), sources, targets)
         if collective == "reduce_scatter":
             sources = tuple(Place("input", other, mine) for other in ranks)
-            return [Operation(rank, 0, each, sources, (Place("output", rank, 0),))]
-        if collective == "allgather":
-            targets = tuple(Place("output", other, mine) for other in ranks)
-            return [Operation(rank, 0, each, (Place("input", rank, 0),), targets)]
+            return Operation(rank, 0, each, sources, (Place("output", rank, 0),))
+        targets = tuple(Place("output", other, mine) for other in ranks)
+        return Operation(rank, 0, each, (Place("input", rank, 0),), targets)
+
+    def given(rank: int, other: int, part: int) -> Operation:
+        """A share of what a rank gives another in an AllToAll; what it gives itself is one share."""
+        at, size = part * share.part_bytes, each if other == rank else share.size_bytes(part)
+        source, target = Place("input", rank, other * each + at), Place("output", other, rank * each + at)
+        return Operation(rank, 0, size, (source,), (target,))
+
+    def word(kind: int, source: int, target: int, part: int) -> Transfer:
+        number = (kind * shares + part) * (rank_count - 1) + (source - (source > target))
+        return Transfer(kind, source, source, target, None, number)
+
+    def between(work: Sequence[Operation], peers: Sequence[tuple[int, int]]) -> tuple[Operation, ...]:
+        """The work between the words: of whose memory, and of which share of it."""
+        rank = work[0].rank
+        told, said = (tuple(word(kind, rank, *peer) for peer in peers) for kind in (_BEGUN, _DONE))
+        begun, done = (tuple(word(kind, peer, rank, part) for peer, part in peers) for kind in (_BEGUN, _DONE))
+        begins, ends = Operation(rank, 0, 0, (), (), sends=told), Operation(rank, 0, 0, (), (), waits=done)
+        *first, last = (replace(work[0], waits=begun), *work[1:])
+        return (begins, *first, replace(last, sends=said), ends)
+
+    def of_rank(rank: int) -> tuple[tuple[Operation, ...], ...]:
         # The next rank first, so that no port is asked for twice at once.
-        order = [(rank + step) % rank_count for step in ranks]
-        return [
-            Operation(rank, 0, each, (Place("input", rank, other * each),), (Place("output", other, mine),))
-            for other in order
-        ]
+        peers = [((rank + step) % rank_count, part) for part in range(shares) for step in ranks[1:]]
+        if not exchanges:
+            return (between([whole(rank)], peers),)
+        dealt = [[*peers, (rank, 0)][i::streams] for i in range(streams)]
+        return tuple(
+            between([given(rank, *one) for one in stream], [one for one in stream if one[0] != rank])
+            for stream in dealt
+        )
 
-    def stream(rank: int) -> tuple[Operation, ...]:
-        begins = Operation(rank, 0, 0, (), (), (), words(_BEGUN, rank, to=True))
-        work = moves(rank)
-        work[0] = replace(work[0], waits=words(_BEGUN, rank, to=False))
-        work[-1] = replace(work[-1], sends=words(_DONE, rank, to=True))
-        return (begins, *work, Operation(rank, 0, 0, (), (), words(_DONE, rank, to=False)))
-
-    return encoded(tuple((stream(rank),) for rank in ranks), "simple", lanes, 1, THREADS)
+    return encoded(tuple(of_rank(rank) for rank in ranks), "simple", lanes, 1, THREADS)
