@@ -12,6 +12,8 @@ from torch._guards import TracingContext, detect_fake_mode
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.replace_random import replace_random_passes
+from torch._inductor.virtualized import V
 from torch.compiler import config as compiler_config
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import _BoxedCodeGen
@@ -123,6 +125,8 @@ def _lower(module: fx.GraphModule, inputs: Sequence[Any], *, channels_last: bool
         table = {**select_decomp_table(), **decompositions()}
         run = ChannelsLast(module, convolutions=channels_last).run
         lowered: fx.GraphModule = make_fx(run, decomposition_table=table)(*inputs)
+        with V.set_fake_mode(fake_mode):
+            replace_random_passes(lowered)  # Inductor has its own random numbers, and code for no others
     # Inductor's cache tells modules apart that differ in nothing but whether their code was written when they were
     # made. Here it always is, whoever calls.
     return fx.GraphModule(lowered, lowered.graph)
