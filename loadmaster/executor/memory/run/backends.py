@@ -22,6 +22,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.decompositions import decompositions
 from loadmaster.executor.memory.run.channels_last import ChannelsLast, has_channels_last_gradients, runs_channels_last
 from loadmaster.executor.memory.run.dimensions import WithDimensions, shapes_of
+from loadmaster.executor.memory.run.kernel_builds import built_together
 from loadmaster.executor.memory.run.segments import Runner, Segment, chain, cut, is_staged
 from loadmaster.executor.steps.tracing import Half
 from loadmaster.executor.steps.transfers import send
@@ -82,22 +83,23 @@ def _run_by_inductor(
     compiled: dict[Hashable, Runner] = {}
     not_ours = frozenset(fakes) - saved
     runners = []
-    for segment in segments:
-        given = [fakes[name] for name in segment.reads]
-        lowered = _lower(segment.module, given, channels_last=channels_last)
-        made = lowered.graph.output_node()
-        results = list(cast(Sequence[fx.Node], made.args[0]))
-        fakes.update(zip(segment.makes, (n.meta["val"] for n in results), strict=True))
-        holders.update(_storages(fakes[name] for name in segment.makes))
-        # The segments that follow are lowered for exactly these strides.
-        made.meta["user_visible_output_idxs"] = list(range(len(results)))
-        donated = _donated(segment, not_ours, fakes, holders)
-        key = (_key(lowered, given), donated)
-        if key not in compiled:
-            # What a segment returns is not what the graph returns.
-            with TracingContext.report_output_strides():
-                compiled[key] = compile(lowered, given, donated)
-        runners.append(compiled[key])
+    with built_together():
+        for segment in segments:
+            given = [fakes[name] for name in segment.reads]
+            lowered = _lower(segment.module, given, channels_last=channels_last)
+            made = lowered.graph.output_node()
+            results = list(cast(Sequence[fx.Node], made.args[0]))
+            fakes.update(zip(segment.makes, (n.meta["val"] for n in results), strict=True))
+            holders.update(_storages(fakes[name] for name in segment.makes))
+            # The segments that follow are lowered for exactly these strides.
+            made.meta["user_visible_output_idxs"] = list(range(len(results)))
+            donated = _donated(segment, not_ours, fakes, holders)
+            key = (_key(lowered, given), donated)
+            if key not in compiled:
+                # What a segment returns is not what the graph returns.
+                with TracingContext.report_output_strides():
+                    compiled[key] = compile(lowered, given, donated)
+            runners.append(compiled[key])
     report_strides(module, fakes)
     return chain(module, segments, runners)
 
