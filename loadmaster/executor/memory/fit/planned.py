@@ -9,6 +9,7 @@ others are scaled to what was profiled. The planner gets the corrected problem; 
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -153,6 +154,7 @@ class PlannedSide:
         except Exception as error:  # of what a compiler wrote, too: assertions
             if self.alone:
                 raise
+            _let_go(error)
             self.failed, self._done = error, True
             return
         latest, corrected = self.state.trials[-1], self._corrected(self.state, proposal.verdict)
@@ -303,6 +305,13 @@ class PlannedSide:
             if (warning := launches_bind(busy_us, sum(measured))) is not None:
                 logger.warning("%s", warning)
         return factors(busy_us, measured, planned)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Free what the frames of an error hold, such as a step's tensors: what is tried next is measured without them."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _may_gain(proposal: Proposal, before: Correction, after: Correction) -> bool:

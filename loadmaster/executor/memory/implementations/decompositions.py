@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._inductor import config
 
 from loadmaster.executor.memory.implementations.batch_norm import batch_norm_apply
 from loadmaster.executor.memory.implementations.cross_entropy_rows import scaled
@@ -44,7 +45,15 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
         layer_norm_apply._opoverload: _layer_norm_apply,
         norm_input._opoverload: _norm_input,
         scaled._opoverload: _scaled,
+        aten.bernoulli.p: _bernoulli,
     }
+
+
+def _bernoulli(x: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Any:
+    """PyTorch's own for compilers gives booleans, and what they are multiplied with then is 32 bits wide."""
+    if generator is not None or config.fallback_random:
+        return NotImplemented
+    return (torch.rand_like(x, dtype=torch.float32) < p).to(x.dtype)
 
 
 def _pack_inside(x: Tensor, low: float, high: float | None = None) -> Tensor:

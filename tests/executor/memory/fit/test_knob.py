@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import weakref
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from loadmaster.executor.memory.fit import fitter as fitting
 from loadmaster.executor.memory.fit import setting
 from loadmaster.executor.memory.fit.fit import fit
 from loadmaster.executor.memory.fit.fitter import Fitter
+from loadmaster.executor.memory.fit.planned import PlannedSide
 from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.models.fit_record import load_fit
 from tests.executor.memory.fit.fakes import PLAN_US, halves
@@ -190,6 +192,21 @@ def test_a_side_that_cannot_be_compiled_leaves_the_other(runs, budget, fails, ca
     runs.raises[KnobStep if fails is PlannedStep else PlannedStep] = RuntimeError("nor for this one")
     with pytest.raises(RuntimeError, match=r"no compiler found|nor for this one"):
         fitter().fit(HandPlanner(step=1), budget + 1)
+
+
+def test_what_a_failed_plan_held_is_free_when_others_are_measured(runs, budget, monkeypatch):
+    held = []
+
+    def fails(*_arguments):
+        activation = torch.empty(1)
+        held.append(weakref.ref(activation))
+        raise RuntimeError("operands of two types")
+
+    monkeypatch.setattr(PlannedSide, "_run", fails)
+    runs.curve = halves(budget)
+    fitted = fitter().fit(HandPlanner(step=1), budget)
+    assert fitted.knob == 0.5 and "RuntimeError: operands of two types" in fitted.report
+    assert [one() for one in held] == [None]
 
 
 class Branching(torch.nn.Module):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from loadmaster.executor.memory.implementations.batch_norm import batch_norm_apply
@@ -15,6 +17,16 @@ from loadmaster.executor.memory.implementations.masks import masked_gradient, pa
 from loadmaster.executor.memory.implementations.norm_inverse import norm_input
 from loadmaster.executor.memory.implementations.pooling import pool_offsets
 
+aten = torch.ops.aten
+RANDOM = {
+    "bernoulli_ of stochastic depth": lambda x: aten.bernoulli.p(x, 0.8),
+    "bernoulli": lambda x: aten.bernoulli.default(x),
+    "rand_like": lambda x: aten.rand_like.default(x),
+    "uniform": lambda x: aten.uniform.default(x, 0.0, 1.0),
+    "exponential": lambda x: aten.exponential.default(x),
+    "randint_like": lambda x: aten.randint_like.default(x, 4),
+    "dropout": lambda x: aten.native_dropout.default(x, 0.1, True)[0],
+}
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
 
@@ -96,3 +108,16 @@ def test_row_norms_and_scaling(dtype):
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
         assert (got.dtype, got.stride()) == (expected.dtype, expected.stride())
         assert not any("loadmaster" in t for t in targets)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_numbers_are_of_the_type_that_was_asked_for(name, device, dtype):
+    """Also on a GPU, where compilers draw them by other ways."""
+    draw = RANDOM[name]
+    with FakeTensorMode():
+        x = torch.empty(4, 8, dtype=dtype, device=device)
+        expected = draw(x).dtype
+        graph = make_fx(draw, decomposition_table={**select_decomp_table(), **decompositions()})(x)
+        assert graph(x).dtype == expected == dtype
