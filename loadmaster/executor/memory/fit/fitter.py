@@ -15,11 +15,12 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar
 
-from torch import nn
+from torch import fx, nn
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.capture import CapturedStep, capture_step
 from loadmaster.executor.memory.fit import kept as on_disk
+from loadmaster.executor.memory.fit import vector_isas
 from loadmaster.executor.memory.fit.ahead.ahead import Ahead
 from loadmaster.executor.memory.fit.beside import Beside
 from loadmaster.executor.memory.fit.contest import Side, best_of
@@ -126,7 +127,13 @@ class Fitter:
         setting = self.setting
         with setting.phases.during(CAPTURING):
             setting.ahead.get_ready()
-            return capture_step(setting.model, setting.batch, setting.loss, setting.options, noted=setting.ahead.take)
+            return capture_step(setting.model, setting.batch, setting.loss, setting.options, noted=self._noted)
+
+    def _noted(self, module: fx.GraphModule) -> None:
+        """Dynamo's graph of the step: what it needs that takes a while is begun."""
+        if self.setting.options.backend == "inductor":
+            vector_isas.ask_ahead(module)
+        self.setting.ahead.take(module)
 
     @cached_property
     def costed(self) -> Costed:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from loadmaster import live_line
+from loadmaster.executor.memory.fit import vector_isas
 from loadmaster.executor.memory.fit.ahead.ahead import Ahead
 from loadmaster.executor.memory.fit.beside import Beside
 from loadmaster.executor.memory.fit.phases import Phases, compiling, timing
@@ -95,6 +96,7 @@ class Setting:
         ):
             phase.enter_context(self.phases.during(compiling(side)))
             phase.enter_context(self.ahead.compiling_here())
+            vector_isas.settle()
             line.show(f"{name}: compiling{last_time}", begins=True)
             compiled = step if isinstance(step, KnobStep) else step.planned
             how = step.knob if isinstance(step, KnobStep) else step.plans[0]

@@ -25,6 +25,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from loadmaster.executor.memory.fit import vector_isas
 from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.run.apply import CompiledPlans
@@ -68,6 +69,8 @@ class Job:
         self.settings.take()
         mode = FakeTensorMode(shape_env=ShapeEnv())
         module, inputs = received(self.graph, mode)
+        vector_isas.ask_ahead(module)
+        vector_isas.settle()
         # What AOTAutograd's own cache has depends on more than its keys say, and would have both halves.
         whole = {"enable_autograd_cache": False, "force_non_lazy_backward_lowering": True}
         with (
