@@ -127,8 +127,6 @@ def _lower(module: fx.GraphModule, inputs: Sequence[Any], *, channels_last: bool
         table = {**select_decomp_table(), **decompositions()}
         run = ChannelsLast(module, convolutions=channels_last).run
         lowered: fx.GraphModule = make_fx(run, decomposition_table=table)(*inputs)
-        with V.set_fake_mode(fake_mode):
-            replace_random_passes(lowered)  # Inductor has its own random numbers, and code for no others
     # Inductor's cache tells modules apart that differ in nothing but whether their code was written when they were
     # made. Here it always is, whoever calls.
     return fx.GraphModule(lowered, lowered.graph)
@@ -169,6 +167,9 @@ def _storages(fakes: Iterable[Any]) -> list[int]:
 
 def _compile(module: fx.GraphModule, inputs: Sequence[Any], donated: Sequence[int] = ()) -> Runner:
     shapes = shapes_of(module)  # compiling changes the graph
+    with V.set_fake_mode(detect_fake_mode(inputs)):
+        replace_random_passes(module)  # Inductor has its own random numbers, and code for no others
+    module.recompile()  # see :func:`_lower`
     options = {"reorder_for_peak_memory": False, "reorder_for_locality": False}
     if has_channels_last_gradients(module):
         options["force_layout_optimization"] = config.layout_optimization
