@@ -68,6 +68,7 @@ def _saved(module: fx.GraphModule) -> frozenset[str]:
     return frozenset(n.name for place, n in enumerate(module.graph.find_nodes(op="placeholder")) if place in places)
 
 
+@built_together()
 def _run_by_inductor(
     module: fx.GraphModule, inputs: Sequence[Any], compile: Callable[..., Runner], saved: frozenset[str] = frozenset()
 ) -> Runner:
@@ -83,23 +84,22 @@ def _run_by_inductor(
     compiled: dict[Hashable, Runner] = {}
     not_ours = frozenset(fakes) - saved
     runners = []
-    with built_together():
-        for segment in segments:
-            given = [fakes[name] for name in segment.reads]
-            lowered = _lower(segment.module, given, channels_last=channels_last)
-            made = lowered.graph.output_node()
-            results = list(cast(Sequence[fx.Node], made.args[0]))
-            fakes.update(zip(segment.makes, (n.meta["val"] for n in results), strict=True))
-            holders.update(_storages(fakes[name] for name in segment.makes))
-            # The segments that follow are lowered for exactly these strides.
-            made.meta["user_visible_output_idxs"] = list(range(len(results)))
-            donated = _donated(segment, not_ours, fakes, holders)
-            key = (_key(lowered, given), donated)
-            if key not in compiled:
-                # What a segment returns is not what the graph returns.
-                with TracingContext.report_output_strides():
-                    compiled[key] = compile(lowered, given, donated)
-            runners.append(compiled[key])
+    for segment in segments:
+        given = [fakes[name] for name in segment.reads]
+        lowered = _lower(segment.module, given, channels_last=channels_last)
+        made = lowered.graph.output_node()
+        results = list(cast(Sequence[fx.Node], made.args[0]))
+        fakes.update(zip(segment.makes, (n.meta["val"] for n in results), strict=True))
+        holders.update(_storages(fakes[name] for name in segment.makes))
+        # The segments that follow are lowered for exactly these strides.
+        made.meta["user_visible_output_idxs"] = list(range(len(results)))
+        donated = _donated(segment, not_ours, fakes, holders)
+        key = (_key(lowered, given), donated)
+        if key not in compiled:
+            # What a segment returns is not what the graph returns.
+            with TracingContext.report_output_strides():
+                compiled[key] = compile(lowered, given, donated)
+        runners.append(compiled[key])
     report_strides(module, fakes)
     return chain(module, segments, runners)
 
