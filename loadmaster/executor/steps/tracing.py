@@ -83,7 +83,7 @@ def compiled(
             noted(module)
         return backend_of(partition, passes, *compilers())(module, inputs)
 
-    return torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False)
+    return _with_all_layers(torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False))
 
 
 def given_tensors(module: fx.GraphModule) -> list[torch.Tensor | None]:
@@ -169,7 +169,15 @@ def compiled_plainly(mode: Mode = "default", before: Before = lambda _half: None
         lay_out_masks(module)
         return cast(Callable[..., Any], compile_fx(module, inputs, inner_compile=inner, config_patches=patches))
 
-    return torch.compile(_own_call(), backend=inductor)
+    return _with_all_layers(torch.compile(_own_call(), backend=inductor))
+
+
+def _with_all_layers(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def called(step: Step, *args: Any, **kwargs: Any) -> torch.Tensor:
+        with step.layer_drop:
+            return call(step, *args, **kwargs)
+
+    return called
 
 
 def _own_call() -> Callable[..., torch.Tensor]:

@@ -1,0 +1,94 @@
+"""LayerDrop as transformers writes it: with probability 0 the step is one graph, and what the model holds stays."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from loadmaster.errors import InputError
+from loadmaster.executor import KnobStep, apply, capture
+from tests.executor.memory.schedules import plan, schedule
+
+
+class Encoder(nn.Module):
+    """Three layers."""
+
+    __module__ = "transformers.models.bart.modeling_bart"
+
+    def __init__(self, layerdrop: float, leaves_out) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.layerdrop, self.leaves_out = layerdrop, leaves_out
+
+    def forward(self, x):
+        for layer in self.layers:
+            if self.leaves_out(self):
+                continue
+            x = layer(x).tanh()
+        return x.square().sum()
+
+
+def bart(encoder):
+    if encoder.training:
+        dropout_probability = torch.rand([])
+        if dropout_probability < encoder.layerdrop:
+            return True
+    return False
+
+
+def seamless(encoder):
+    dropout_probability = torch.rand([])
+    return encoder.training and (dropout_probability < encoder.layerdrop)
+
+
+def oneformer(encoder):
+    layerdrop_prob = torch.rand([])
+    return not (not encoder.training or (layerdrop_prob > encoder.layerdrop))
+
+
+def guarded(encoder):
+    return encoder.training and encoder.layerdrop > 0.0 and bool(torch.rand([]) < encoder.layerdrop)
+
+
+@pytest.mark.parametrize("leaves_out", [bart, seamless, oneformer, guarded])
+def test_layers_are_kept_under_a_plan(leaves_out):
+    torch.manual_seed(0)
+    model, batch = Encoder(0.0, leaves_out), (torch.randn(4, 8),)
+    model(*batch).backward()
+    plain = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    problem = capture(model, batch, hardware="cpu", backend="eager")
+    step = apply(plan(problem, schedule(problem, lambda i: False)), model, backend="eager")
+    step(*batch).backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], plain)
+    assert type(model.layerdrop) is float
+    assert model.layerdrop == 0.0
+
+
+@pytest.mark.slow
+def test_the_knob_sees_one_graph():
+    counters.clear()
+    model = Encoder(0.0, bart)
+    KnobStep(model, knob=0.5)(torch.randn(4, 8)).backward()
+    assert not counters["graph_break"]
+    assert type(model.layerdrop) is float
+
+
+def test_layers_that_may_be_left_out_are_no_graph():
+    model = Encoder(0.5, bart)
+    with pytest.raises(InputError, match=r"dropout_probability < encoder\.layerdrop"):
+        capture(model, (torch.randn(4, 8),), hardware="cpu", backend="eager")
+    assert model.layerdrop == 0.5
+
+
+def test_a_later_probability_is_seen():
+    model, batch = Encoder(0.0, bart), (torch.randn(4, 8),)
+    problem = capture(model, batch, hardware="cpu", backend="eager")
+    step = apply(plan(problem, schedule(problem, lambda i: True)), model, backend="eager")
+    step(*batch).backward()
+    model.layerdrop = 0.5
+    with pytest.raises(InputError, match="layerdrop"):
+        step(*batch)
+    assert model.layerdrop == 0.5
