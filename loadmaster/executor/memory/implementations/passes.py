@@ -2,7 +2,7 @@
 
 They put operators in place that hold less: dropout from a seed, attention's as well, linear plus cross-entropy in
 chunks, clamps whose backward reads the output, the largest convolutions' backward in two,
-losses whose scalar keeps nothing else.
+losses whose scalar keeps nothing else, gradients of slices side by side.
 Every pass is deterministic, so that a plan made on one process's graph fits another's.
 """
 
@@ -19,6 +19,7 @@ from loadmaster.executor.memory.implementations.attention import seed_attention
 from loadmaster.executor.memory.implementations.convolution import split_convolution_backward
 from loadmaster.executor.memory.implementations.cross_entropy_pass import chunk_cross_entropy
 from loadmaster.executor.memory.implementations.dropout import seed_dropout
+from loadmaster.executor.memory.implementations.joined_slices import join_slices
 from loadmaster.executor.memory.implementations.reduced_losses import reduce_losses
 
 PASSES: dict[str, Callable[[fx.Graph], None]] = {
@@ -28,6 +29,7 @@ PASSES: dict[str, Callable[[fx.Graph], None]] = {
     "linear_cross_entropy": chunk_cross_entropy,
     "split_convolution_backward": split_convolution_backward,
     "reduced_losses": reduce_losses,
+    "joined_slices": join_slices,
 }
 """By name, in the order they run. Each changes the graph in place."""
 
