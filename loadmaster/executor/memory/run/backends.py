@@ -20,12 +20,16 @@ from torch.fx.graph import _BoxedCodeGen
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.decompositions import decompositions
-from loadmaster.executor.memory.run.channels_last import ChannelsLast, has_channels_last_gradients, runs_channels_last
+from loadmaster.executor.memory.run.channels_last import (
+    ChannelsLast,
+    has_channels_last_gradients,
+    is_channels_last,
+    runs_channels_last,
+)
 from loadmaster.executor.memory.run.dimensions import WithDimensions, shapes_of
 from loadmaster.executor.memory.run.kernel_builds import built_together
 from loadmaster.executor.memory.run.segments import Runner, Segment, chain, cut, is_staged
 from loadmaster.executor.steps.tracing import Half
-from loadmaster.executor.steps.transfers import send
 
 Backend = Literal["inductor", "eager"]
 
@@ -49,13 +53,18 @@ def eager(module: fx.GraphModule, _inputs: Sequence[Any], _half: Half = "forward
 
 def inductor(module: fx.GraphModule, inputs: Sequence[Any], half: Half = "forward") -> Runner:
     """Compile the graph with Inductor, its own reordering for memory off; segment by segment where it is cut."""
-    return _run_by_inductor(module, inputs, _compile, _saved(module) if half == "backward" else frozenset())
+    if half == "forward":
+        return _run_by_inductor(module, inputs, _compile, channels_last=runs_channels_last(module))
+    # The forward pass left images so, or nothing does.
+    channels_last = any(is_channels_last(t) for t in inputs if isinstance(t, Tensor))
+    return _run_by_inductor(module, inputs, _compile, _saved(module), channels_last=channels_last)
 
 
 def lowered_only(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
     """As :func:`inductor` for what is compiled after it, but nothing is compiled: what is returned cannot run."""
-    if is_staged(module):
-        return _run_by_inductor(module, inputs, lambda lowered, *_: lowered)
+    channels_last = runs_channels_last(module)
+    if is_staged(module) or channels_last:
+        return _run_by_inductor(module, inputs, lambda lowered, *_: lowered, channels_last=channels_last)
     report_strides(module)
     return cast(Runner, module)
 
@@ -70,14 +79,19 @@ def _saved(module: fx.GraphModule) -> frozenset[str]:
 
 @built_together()
 def _run_by_inductor(
-    module: fx.GraphModule, inputs: Sequence[Any], compile: Callable[..., Runner], saved: frozenset[str] = frozenset()
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    compile: Callable[..., Runner],
+    saved: frozenset[str] = frozenset(),
+    *,
+    channels_last: bool,
 ) -> Runner:
-    sends = bool(module.graph.find_nodes(op="call_function", target=send))
-    channels_last = sends and runs_channels_last(module)
     fakes = dict(zip((n.name for n in module.graph.find_nodes(op="placeholder")), inputs, strict=True))
     holders = Counter(_storages(inputs))
-    if not is_staged(module):
-        lowered = _lower(module, inputs, channels_last=channels_last)
+    # Left to itself Inductor lays out whatever has four dimensions and leads to a convolution channels last, what is
+    # permuted before it gets there as well: rows of a LayerNorm, which nobody can read along then.
+    if not is_staged(module) and not channels_last:
+        lowered = _lower(module, inputs, channels_last=False)
         given_up = (p for p, (name, fake) in enumerate(fakes.items()) if name in saved and _is_alone(fake, holders))
         return compile(lowered, inputs, tuple(given_up))
     segments = cut(module)

@@ -6,9 +6,9 @@ the two meet, PyTorch's rule for the strides of an elementwise result goes by th
 row-major gradient can run down a whole chain of residual connections: every convolution would copy it. Here channels
 last wins wherever both meet. A compiler writes the result in this layout in the first place: no copy is left.
 
-What goes to the host must come back as it was, and a forward pass that is cut into segments has the strides of its
-trace wherever one ends: both would make Inductor turn results row-major. A graph that sends is therefore channels last
-from its first convolution on (``convolutions``), and so are the copies (:func:`laid_out`).
+What Inductor would lay out so by itself is laid out here, from the first convolution on (``convolutions``), and every
+result keeps that layout: what is saved, what a segment ends with, and the copies on the host (:func:`laid_out`). So the
+backward graph can be compiled before the forward graph is.
 """
 
 from __future__ import annotations

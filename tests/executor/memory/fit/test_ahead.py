@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
 from torch._subclasses import FakeTensorMode
+from torch.nn import functional
 
 from loadmaster.executor import KnobStep, apply
 from loadmaster.executor.costs import roofline
@@ -27,6 +29,23 @@ from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.steps.measure import Measurement
 from tests.executor.memory.hand_planner import HandPlanner, keep_nothing_peak
 from tests.executor.memory.models import mlp_case
+from tests.executor.memory.schedules import plan as plan_of
+from tests.executor.memory.schedules import schedule
+
+
+class Rows(nn.Module):
+    """ConvNeXt's LayerNorm of images: along their channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+
+    def forward(self, x):
+        return functional.gelu(self.norm(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+
+
+def squared(result, _target):
+    return result.square().sum()
 
 
 @pytest.fixture(scope="module")
@@ -51,24 +70,24 @@ def plan(captured):
     return HandPlanner(1)(problem.with_budget((keep_nothing_peak(problem) * 5) // 4))
 
 
-def test_of_convolutions_only_a_whole_step_is_compiled_ahead(helpers, noted, plan, monkeypatch):
+def test_a_helper_is_at_it_until_it_ends(helpers, noted, monkeypatch):
     monkeypatch.setattr(noted, "_convolves", True)
     monkeypatch.setattr(ahead, "HEAD_START_S", 0.0)
     with noted.during_fit(), noted.compiling_here():
         noted.knob(0.5)
-        noted.plan(plan)
-        assert [(h.job.how, h.job.part) for h in helpers] == [(0.5, "whole"), (plan, "whole")]
-        for helper, how in zip(helpers, (0.5, plan), strict=True):
-            assert noted.is_at(how)
-            helper.code = 0
-            assert not noted.is_at(how)
-            noted.wait(how, "forward")
-            assert helper.is_gone
-            noted.wait(how, "backward")
+        assert noted.is_at(0.5)
+        helpers[0].code = 0
+        assert not noted.is_at(0.5)
+        noted.wait(0.5, "forward")
+        assert helpers[0].is_gone
+        noted.wait(0.5, "backward")
 
 
-def test_of_padded_rows_the_knob_is_compiled_ahead_as_a_whole(helpers, noted, plan, monkeypatch):
-    monkeypatch.setattr(noted, "_pads", True)
+@pytest.mark.parametrize("why", ["_convolves", "_pads"])
+def test_the_knob_is_compiled_ahead_as_a_whole_where_one_half_depends_on_the_other(
+    helpers, noted, plan, monkeypatch, why
+):
+    monkeypatch.setattr(noted, why, True)
     with noted.during_fit(), noted.compiling_here():
         noted.knob(0.5)
         noted.plan(plan)
@@ -155,14 +174,10 @@ def test_what_begins_as_late_as_this_process_is_not_waited_for(helpers, noted, p
         ]
 
 
-@pytest.mark.parametrize(("convolves", "parts"), [(False, ["backward"]), (True, [])])
-def test_of_a_plan_that_is_compiled_here_at_once_the_backward_graph_is_compiled_ahead(
-    helpers, noted, plan, monkeypatch, convolves, parts
-):
-    monkeypatch.setattr(noted, "_convolves", convolves)
+def test_of_a_plan_that_is_compiled_here_at_once_the_backward_graph_is_compiled_ahead(helpers, noted, plan):
     with noted.during_fit():
         noted.plan(plan)
-        assert [h.job.part for h in helpers] == parts
+        assert [h.job.part for h in helpers] == ["backward"]
 
 
 def test_helpers_stand_still_while_something_is_timed(helpers, noted):
@@ -284,12 +299,18 @@ def test_a_fit_has_compiled_what_it_tries(helpers, problem, budget, monkeypatch)
     assert all(h.is_gone for h in helpers)
 
 
-@pytest.mark.slow
-def test_what_is_compiled_ahead_is_found_and_is_the_same(noted, plan, monkeypatch):
+@pytest.fixture
+def four_at_work(monkeypatch):
+    """As many helpers as there are halves, each waited for."""
     monkeypatch.setattr(ahead, "cores", lambda: 4 * ahead.CORES_EACH)
     monkeypatch.setattr(ahead, "MOST", 4)
     monkeypatch.setattr(ahead, "HEAD_START_S", 0.0)
     monkeypatch.setattr(ahead, "PATIENCE_S", float("inf"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("four_at_work")
+def test_what_is_compiled_ahead_is_found_and_is_the_same(noted, plan):
     model, (x, y), loss = mlp_case()
     loss(model(x), y).backward()
     plain = [p.grad.clone() for p in model.parameters()]
@@ -309,6 +330,29 @@ def test_what_is_compiled_ahead_is_found_and_is_the_same(noted, plan, monkeypatc
         assert counters["inductor"]["fxgraph_cache_hit"] >= len(at_work) == 4
         assert counters["inductor"]["fxgraph_cache_miss"] == 0
     assert all(h is not None and h.has_ended() for h in at_work)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("four_at_work")
+def test_how_images_lie_is_known_before_the_forward_graph_is_compiled():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), Rows(8), nn.Conv2d(8, 8, 3, groups=8), Rows(8)).double()
+    batch = torch.randn(2, 3, 9, 9, dtype=torch.float64)
+    own = Ahead()
+    step = capture_step(model, (batch, None), squared, CaptureOptions(costs=roofline("cpu")), noted=own.take)
+    recomputes = plan_of(step.problem(), schedule(step.problem(), lambda i: i % 2 == 0))
+    squared(model(batch), None).backward()
+    plain = [p.grad.clone() for p in model.parameters()]
+    with fresh_cache(), own.during_fit(), own.compiling_here():
+        own.plan(recomputes)
+        for half in ("forward", "backward"):
+            own.wait(recomputes, half)
+        counters.clear()
+        model.zero_grad()
+        apply(recomputes, model, squared)(batch, None).backward()
+        assert counters["inductor"]["fxgraph_cache_miss"] == 0
+    for parameter, expected in zip(model.parameters(), plain, strict=True):
+        torch.testing.assert_close(parameter.grad, expected)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import fx
 from torch._subclasses import FakeTensorMode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loadmaster.executor.memory.run.backends import inductor
@@ -121,3 +122,24 @@ def test_gradients_of_depthwise_convolutions_are_computed_in_the_layout_that_the
     assert all(t.is_contiguous(memory_format=layout) for t in read)
     for have, expected in zip(got, want, strict=True):
         torch.testing.assert_close(have, expected)
+
+
+def test_rows_between_convolutions_stay_rows():
+    """ConvNeXt: a LayerNorm's result has four dimensions, of which the channels are the last already."""
+    made = fx.Graph()
+    image, kernel, other = (made.placeholder(name) for name in ("image", "kernel", "other"))
+    rest = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    first = made.call_function(aten.convolution.default, (image, kernel, *rest))
+    rows = made.call_function(aten.sin.default, (made.call_function(aten.permute.default, (first, [0, 2, 3, 1])),))
+    turned = made.call_function(aten.permute.default, (rows, [0, 3, 1, 2]))
+    made.output((rows, made.call_function(aten.convolution.default, (turned, other, *rest))))
+    module = fx.GraphModule(torch.nn.Module(), made)
+    inputs = [torch.randn(2, 3, 8, 9), torch.randn(16, 3, 3, 3), torch.randn(16, 16, 3, 3)]
+    mode = FakeTensorMode()
+    FakeTensorProp(module, mode).propagate(*inputs)
+    want = module(*inputs)
+    compiled = inductor(module, [mode.from_tensor(t) for t in inputs])
+    got = compiled(list(inputs))
+    torch.testing.assert_close(got, want)
+    assert got[0].is_contiguous()
+    assert is_channels_last(got[1])

@@ -207,14 +207,13 @@ class Ahead:
                 self._spare.pop().end()
 
     def _compile(self, how: float | MemoryPlan, implementations: ImplementationFilter) -> None:
-        # Of convolutions, and of results with padded rows, the backward graph depends on how the forward graph was
-        # compiled. A plan keeps no such result: its loss is computed in chunks.
-        is_plan = isinstance(how, MemoryPlan)
+        # torch.compile's own backward graph depends on how the forward graph was compiled where there are convolutions
+        # or results with padded rows. A plan says how images lie, and keeps no such rows: its loss is in chunks.
         parts: tuple[Part, ...] = ("backward", "forward")
-        if self._convolves or (self._pads and not is_plan):
-            parts = ("whole",)
-        if is_plan and not (self._is_compiling or self._is_beside_training):
-            parts = () if self._convolves else ("backward",)
+        if not isinstance(how, MemoryPlan):
+            parts = ("whole",) if self._convolves or self._pads else parts
+        elif not (self._is_compiling or self._is_beside_training):
+            parts = ("backward",)
         with self._or_nothing(), self._lock:
             if self._graph is None or self._settings is None or not self._most:
                 return

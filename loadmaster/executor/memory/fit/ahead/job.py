@@ -2,8 +2,8 @@
 
 A step is compiled from Dynamo's graph by the very functions that compile it where it is run, so that these find there
 what they ask for. Of a half, only the forward or the backward graph is compiled; the other one is made, and left. What
-the forward graph's results are laid out like is guessed where it is not compiled: like those of the traced graph. That
-is wrong where Inductor lays out convolutions anew.
+the forward graph's results are laid out like is guessed where it is not compiled: like those of the traced graph, or
+as a planned step's convolutions have it. For torch.compile's own that is wrong where it lays out convolutions anew.
 """
 
 from __future__ import annotations
