@@ -13,7 +13,7 @@ import numpy as np
 
 from loadmaster.models.memory import baselines
 from loadmaster.models.memory.checker import check
-from loadmaster.models.memory.groups import missing
+from loadmaster.models.memory.checkpoints import run_again
 from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.solvers.program import IntArray
@@ -38,19 +38,8 @@ def _peak_and_objective(problem: MemoryProblem, schedule: Schedule) -> tuple[int
 def in_segments(problem: MemoryProblem, number: int) -> Schedule:
     """The schedule with about ``number`` segments."""
     ways = baselines.fastest_backward(problem)
-    needs = baselines.needs_of(problem, ways)
-    ids = baselines.forward_pass(problem, ways)
-    segment = _segments(problem, number)
-    kept = _kept(problem, ids, segment)
-    there = set(kept)
-    runs = [baselines.run(problem, 0, ids)]
-    for k, now in enumerate(needs):
-        entered = {int(segment[i]) for i in now if i not in there}
-        wanted = {i for later in needs[k:] for i in later if segment[i] in entered}
-        ran = missing(problem, wanted, there)
-        there |= ran
-        runs.append(baselines.run(problem, k + 1, ran))
-    return baselines.schedule(problem, runs, ways, kept)
+    runs, kept = run_again(problem, ways, _segments(problem, number), number)
+    return baselines.schedule(problem, [baselines.run(problem, k, ids) for k, ids in enumerate(runs)], ways, kept)
 
 
 def _segments(problem: MemoryProblem, number: int) -> IntArray:
@@ -59,15 +48,3 @@ def _segments(problem: MemoryProblem, number: int) -> IntArray:
     middle = np.cumsum(sizes) - sizes / 2
     share = middle / max(float(sizes.sum()), 1.0)
     return np.minimum((share * number).astype(np.int64), number - 1)
-
-
-def _kept(problem: MemoryProblem, ids: list[int], segment: IntArray) -> set[int]:
-    """Results that a later segment reads, and those that cannot be had a second time."""
-    kept: set[int] = set()
-    for i in ids:
-        operator = problem.forward[i]
-        parent = i if operator.encodes is None else operator.encodes
-        once = not (operator.recomputable and problem.forward[parent].recomputable)
-        if once or any(segment[j] > segment[i] for j in problem.consumers[i] if j in ids):
-            kept.add(i)
-    return kept

@@ -1,7 +1,8 @@
 """How a memory problem is solved: bound, plans, better bound, better plans, until the gap is proved or time is up.
 
 ``auto`` first plays the step through, evicting what does not fit (a plan in a second, where there is any), and asks the
-boundary relaxation for a bound (a second more), then a portfolio of banded restrictions for plans,
+boundary relaxation for a bound (a second more). Where that leaves much to gain, as in loops of hundreds of positions,
+whole segments run again as people write it by hand. Then comes a portfolio of banded restrictions for plans,
 each started from the best so far, in turn with relaxations of more boundaries. On middling graphs these stand where
 they tell most (:mod:`~loadmaster.planner.memory.refinement`); small ones have the exact formulation. Under a tight
 budget a restriction may have no plan, or show none for long: bytes are minimized then, until the budget holds them.
@@ -29,6 +30,7 @@ from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.rows import MIB
 from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import Effort
+from loadmaster.planner.memory.checkpoint_search import checkpointed
 from loadmaster.planner.memory.eviction_search import all_again, evict, least_planned, planned_budget
 from loadmaster.planner.memory.feasibility import find_feasible
 from loadmaster.planner.memory.large_neighbourhood import improve
@@ -67,6 +69,9 @@ MOST_CELLS = 5_000_000
 MOST_EXACT_CELLS = 250_000
 # Plans by eviction take a second in all; of a large graph or a short limit this share.
 EVICT_SHARE = 0.1
+# Whole segments run again (:mod:`~loadmaster.models.memory.checkpoints`) where a plan by eviction leaves such a gap;
+# that takes as long at most.
+CHECKPOINT_GAP = 0.1
 # Where no plan exists, a budget that has one is looked for this long at most.
 MOST_SEEKING_S = 2.0
 # The shares of the time limit after which a relaxation, a sequence of refined ones, or a restriction has had its
@@ -132,17 +137,30 @@ def _auto(search: Search) -> None:
     last_resort = None
     if search.best is None and not search.done():
         least_planned(search, search.budget_bytes, EVICT_SHARE * limit_s)
-        last_resort = all_again(search, EVICT_SHARE * limit_s)
+        last_resort = _last_resort(search, EVICT_SHARE * limit_s)
     _by_programs(search)
     # Not before: what starts from so long a step ends near it.
     if search.best is None and last_resort is not None and not search.infeasible:
-        search.adopt(last_resort, "eviction")
+        search.adopt(*last_resort)
+
+
+def _last_resort(search: Search, limit_s: float) -> tuple[Schedule, str] | None:
+    """A long step, where evicting has found none, and how it was found."""
+    checkpoints = checkpointed(search, limit_s)
+    if checkpoints is not None:
+        return checkpoints, "checkpoints"
+    again = all_again(search, limit_s)
+    return None if again is None else (again, "eviction")
 
 
 def _by_programs(search: Search) -> None:
     """Bounds and plans in turn, until the gap is proved or time is up."""
     problem, limit_s = search.problem, search.effort.options.time_limit_s
     relaxed = search.relax([1], RELAX_SHARE * limit_s)
+    if search.gap is not None and search.gap > CHECKPOINT_GAP:
+        again = checkpointed(search, EVICT_SHARE * limit_s)
+        if again is not None:
+            search.adopt(again, "checkpoints")
     is_large = _cells(problem) > LARGE_CELLS
     first, *others = (NARROW, *PORTFOLIO) if is_large else PORTFOLIO
     early = (EVERY_STAGE,) if _cells(problem) <= SMALL_CELLS else ()

@@ -22,7 +22,7 @@ FINE_ENOUGH = 0.02
 
 def evict(search: Search, limit_s: float) -> None:
     """Plans by playing the step through and evicting what does not fit, weighed in several ways."""
-    out_of_time = _after(search, limit_s)
+    out_of_time = after(search, limit_s)
     eviction = search.built(lambda: Eviction(search.problem))
     for ways, weights in itertools.product(eviction.ways(), WEIGHTS):
         if out_of_time():
@@ -38,7 +38,7 @@ def least_planned(search: Search, least_bytes: int, limit_s: float) -> int | Non
 
     Its plan is the nearest schedule from then on. None if not even the plain step was played in time.
     """
-    out_of_time = _after(search, limit_s)
+    out_of_time = after(search, limit_s)
     eviction = search.built(lambda: Eviction(search.problem))
     low, planned, budget_bytes = least_bytes, None, least_bytes
     most = max(least_bytes, plain.peak_bytes(search.problem))
@@ -73,11 +73,11 @@ def planned_budget(search: Search, least_bytes: int, limit_s: float) -> int | No
 def all_again(search: Search, limit_s: float) -> Schedule | None:
     """The step that computes everything again where it is read: long, and a plan where a budget leaves no room for
     anything else. None if there was no time to write it."""
-    decisions = search.built(lambda: Eviction(search.problem).nothing_kept(_after(search, limit_s)))
+    decisions = search.built(lambda: Eviction(search.problem).nothing_kept(after(search, limit_s)))
     return None if decisions is None else search.built(lambda: complete(search.problem, search.budget_bytes, decisions))
 
 
-def _after(search: Search, limit_s: float) -> Callable[[], bool]:
+def after(search: Search, limit_s: float) -> Callable[[], bool]:
     """Whether that time has passed, or the search is done."""
     until = time.monotonic() + limit_s
     return lambda: time.monotonic() > until or search.effort.cancelled() or search.gap_is_proved()

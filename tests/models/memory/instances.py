@@ -130,7 +130,7 @@ class _Generator:
 
     def problem(self, objective: Objective, host_link: HostLink | None) -> MemoryProblem:
         plain, encoded = self._forward()
-        forward = _with_live_sets(plain)
+        forward = with_live_sets(plain)
         return MemoryProblem(
             name=f"random-{self.seed}",
             forward=forward,
@@ -243,7 +243,7 @@ class _Generator:
         return tuple(made)
 
 
-def _with_live_sets(forward: list[ForwardOperator]) -> tuple[ForwardOperator, ...]:
+def with_live_sets(forward: list[ForwardOperator]) -> tuple[ForwardOperator, ...]:
     """L_j: earlier results that j or a later operator still reads."""
     complete: list[ForwardOperator] = []
     for f in forward:
