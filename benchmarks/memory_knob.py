@@ -48,7 +48,6 @@ from loadmaster.models.memory.minimum import minimum_budget
 
 KNOBS = (1.0, 0.5, 0.2)
 STEPS = 15
-PLAN_LIMIT_S = 20.0
 
 
 def made(name: str, device: str, *, small: bool) -> tuple[Any, Any, Any, Callable[[], Any]]:
@@ -138,11 +137,7 @@ def fitted(model: Any, batch: Any, loss: Any, row: Row, found: Row, turn: Turn) 
         found["proof_s"] = time.perf_counter() - began  # nobody waits for it who has a budget
         budget_bytes = (row["lowest_bytes"] + least_bytes) // 2
     found["budget_bytes"] = budget_bytes
-    return fitter.fit(
-        lambda problem: loadmaster.plan(problem, time_limit_s=PLAN_LIMIT_S),
-        budget_bytes,
-        tune_while_training=not row["beside"],
-    )
+    return fitter.fit(loadmaster.plan, budget_bytes, tune_while_training=not row["beside"])
 
 
 def finished(done: Fitted) -> Row:
@@ -191,7 +186,7 @@ def main() -> None:
     if a.device == "cuda":
         record.write(
             "memory_knob" if a.mode is None else "memory_cuda_graphs",
-            {"plan_limit_s": PLAN_LIMIT_S, **figures, "rows": rows.rows},
+            {**figures, "rows": rows.rows},
         )
 
 

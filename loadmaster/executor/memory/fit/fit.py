@@ -56,8 +56,9 @@ def fit(
         budget_bytes: what the measured peak must not exceed: bytes, a size (``"6GiB"``), or a share (``"50%"``) of the
             peak that the captured step has with nothing planned.
         planner: plans a problem under the budget it comes with, for example
-            ``lambda p: loadmaster.plan(p, time_limit_s=60)``. It is called in a thread of its own while torch.compile's
-            own partition is compiled, where there are cores to spare.
+            ``loadmaster.plan``. It is called in a thread of its own while torch.compile's own partition is compiled,
+            where there are cores to spare. A plan that training waits for is made within 20 s, if the planner takes
+            ``time_limit_s``; where more time may gain, it is asked again while the step trains.
         backend: ``inductor`` compiles steps; with eight cores or more, processes of their own compile part of them
             ahead, and end with the fit.
         fragmentation_reserve_bytes: part of the budget that the step must leave free, for what CUDA's allocator

@@ -206,7 +206,10 @@ class Fitter:
             raise InputError("budget_bytes", budget_bytes, "is no positive number of bytes", "Give one: 8 << 30.")
         if knob is None or knob.budget_bytes != size_bytes:
             knob = self._knob_side(size_bytes, knob_tries)
-        planned = None if why_no_plan is not None else self._planned_side(planner, size_bytes, tries, knob)
+        goes_on_later = bool(tune_while_training and knob_tries and self.setting.may_tune_while_training)
+        planned = None
+        if why_no_plan is None:
+            planned = self._planned_side(planner, size_bytes, tries, knob, soon=goes_on_later)
         knob.only_hope = planned is None
         if planned is not None:
             knob.is_hopeless = planned.is_far
@@ -225,7 +228,6 @@ class Fitter:
             return self._fitted(planned, knob, said if is_final else f"{said} {MORE}", is_final=is_final)
 
         self._tuning = Tuning(self.setting, sides, work, conclude)
-        goes_on_later = tune_while_training and knob_tries and self.setting.may_tune_while_training
         return self._tuning.begin() if goes_on_later else self._tuning.finish()
 
     def profiled(self, step: AnyStep | TunedStep) -> Timeline:
@@ -285,9 +287,11 @@ class Fitter:
         resident_bytes, plain_bytes = self.captured.resident_bytes, peak_bytes(self.costed.plain)
         return (budget_bytes - resident_bytes) / max(1, plain_bytes - resident_bytes)
 
-    def _planned_side(self, planner: Planner, budget_bytes: int, tries: int, knob: KnobSide) -> PlannedSide:
-        alone = not knob.most
-        return PlannedSide(self.setting, self.costed, planner, budget_bytes, tries, alone=alone, on_try=self.on_try)
+    def _planned_side(
+        self, planner: Planner, budget_bytes: int, tries: int, knob: KnobSide, *, soon: bool
+    ) -> PlannedSide:
+        setting, costed, alone = self.setting, self.costed, not knob.most
+        return PlannedSide(setting, costed, planner, budget_bytes, tries, soon=soon, alone=alone, on_try=self.on_try)
 
     def _keep(self, budget: int | str, knob: KnobSide, *, taken: bool) -> None:
         """Leave what was found for the next call, here and in the next run."""

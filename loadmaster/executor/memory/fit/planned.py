@@ -8,6 +8,9 @@ others are scaled to what was profiled. The planner gets the corrected problem; 
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import logging
 import traceback
 from collections.abc import Callable
@@ -36,7 +39,8 @@ from loadmaster.models.memory.checker import Check, check_plan
 from loadmaster.models.memory.plan import MemoryPlan
 from loadmaster.models.memory.problem import MemoryProblem
 
-Planner = Callable[[MemoryProblem], MemoryPlan]
+Planner = Callable[..., MemoryPlan]
+"""``planner(problem)``, or ``planner(problem, time_limit_s=...)`` where it takes that, as ``loadmaster.plan`` does."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,8 @@ IDLE_SHARE = 0.02  # of the budget: less than this left of a planned peak is not
 # No first plan of those recorded under benchmarks/results took less than 0.89 of the time it was planned to take; but
 # for RoBERTa's 0.82, of a loss that has been mended since.
 PESSIMISM = 0.15
+# A plan that training waits for. What a planner finds later is tried beside training.
+SOON_S = 20.0
 FAR = 1.25  # of a budget: so much more is needed than where torch.compile may still keep it, and plans do not
 
 
@@ -53,6 +59,8 @@ class PlannedSide:
     Args:
         planner: as for :func:`~loadmaster.executor.memory.fit.fit.fit`.
         most: plans that are run at most.
+        soon: training begins with the first plan: it is made in :data:`SOON_S`, if the planner takes a limit, and made
+            again within the planner's own limit where that may gain.
         alone: nothing else keeps the budget: what a plan's step raises is raised.
         on_try: called with each trial.
     """
@@ -65,10 +73,12 @@ class PlannedSide:
         budget_bytes: int,
         most: int,
         *,
+        soon: bool,
         alone: bool,
         on_try: Callable[[Trial], None] | None,
     ) -> None:
         self.setting, self.costed, self.planner, self.most = setting, costed, planner, most
+        self.soon = soon and _takes_limit(planner)
         self.alone, self.on_try = alone, on_try
         self.state = State(budget_bytes, self._first(budget_bytes))
         self.failed: Exception | None = None
@@ -159,6 +169,7 @@ class PlannedSide:
             return
         latest, corrected = self.state.trials[-1], self._corrected(self.state, proposal.verdict)
         may_gain = _may_gain(proposal, latest.correction, corrected.correction) or _is_idle(latest, proposal.verdict)
+        may_gain = may_gain or (self.soon and len(self.state.trials) == 1 and _ran_out_of_time(proposal.plan))
         self._done = latest.kept and not (is_new and may_gain)
         if not self._done:
             self.state = corrected
@@ -203,10 +214,16 @@ class PlannedSide:
 
     def _plan(self, problem: MemoryProblem) -> MemoryPlan:
         with self.setting.phases.during(PLANNING):
-            plan = _expect_plan(self.planner(problem), self.state.budget_bytes)
+            plan = _expect_plan(self._made(problem), self.state.budget_bytes)
         if plan.schedule is not None and self._lacks_a_plan:
             self.setting.ahead.plan(plan, self.setting.options.implementations)
         return plan
+
+    def _made(self, problem: MemoryProblem) -> MemoryPlan:
+        if self.soon and not self.state.trials:
+            with contextlib.suppress(LimitReachedError):
+                return self.planner(problem, time_limit_s=SOON_S)
+        return self.planner(problem)
 
     def _measured(self, state: State, proposal: Proposal) -> State:
         """With one more trial: that of the plan, or the one that there was, of a plan with the same schedule."""
@@ -305,6 +322,22 @@ class PlannedSide:
             if (warning := launches_bind(busy_us, sum(measured))) is not None:
                 logger.warning("%s", warning)
         return factors(busy_us, measured, planned)
+
+
+def _takes_limit(planner: Planner) -> bool:
+    """Whether it can be given a time limit, and has none from who made it."""
+    if isinstance(planner, functools.partial) and "time_limit_s" in planner.keywords:
+        return False
+    try:
+        inspect.signature(planner).bind(None, time_limit_s=SOON_S)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _ran_out_of_time(plan: MemoryPlan) -> bool:
+    """Whether more time may make another plan faster by what is worth a compilation."""
+    return plan.stopped_by == "time" and plan.gap is not None and plan.gap > 1.0 - WORTH_A_TRY
 
 
 def _let_go(error: BaseException | None) -> None:
