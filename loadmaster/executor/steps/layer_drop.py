@@ -54,7 +54,7 @@ class LayerDrop:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = [m for m in model.modules() if type(m).__module__.startswith(LIBRARY) and NAME in vars(m)]
+        self._modules = [m for m in model.modules() if NAME in vars(m) and _is_the_librarys(m)]
         self._set: list[tuple[dict[str, Any], float]] = []
 
     def __enter__(self) -> None:
@@ -65,3 +65,8 @@ class LayerDrop:
     def __exit__(self, *_: object) -> None:
         for attributes, probability in self._set:
             attributes[NAME] = probability
+
+
+def _is_the_librarys(module: nn.Module) -> bool:
+    """Also a class of the user's, or of a wrapper such as FSDP2, that is made from one of the library."""
+    return any(base.__module__.startswith(LIBRARY) for base in type(module).__mro__)

@@ -2,11 +2,11 @@
 
 A segment that runs again keeps what later ones read of it, and computes everything else anew when the backward pass
 gets there; the others keep what the backward pass reads. It is the first segments that run again. The backward pass
-comes to them last: until then nothing is held of them but what crosses their ends, and then nothing any more of the
-others. So a budget has one question, how many.
+comes to them last: until then nothing is held of them but what crosses their ends, and by then nothing of the others
+is. So a budget asks one thing only: how many run again.
 
-A segment ends where little crosses, as between the layers of a model: near the places that cut the pass into parts of
-about equal bytes, and nowhere near those where all crosses much.
+Places that cut the pass into parts of about equal bytes are where segments should end. Each ends nearby, where least
+crosses, as between two layers of a model; where much crosses everywhere near, none ends.
 Source: [Chen16] for segments of a chain that run again.
 """
 

@@ -67,6 +67,11 @@ def test_layers_are_kept_under_a_plan(leaves_out):
     assert model.layerdrop == 0.0
 
 
+def test_classes_made_from_the_librarys_are_known():
+    model = type("Wrapped", (Encoder,), {"__module__": "torch.distributed"})(0.0, bart)
+    assert capture(model, (torch.randn(4, 8),), hardware="cpu", backend="eager").forward
+
+
 @pytest.mark.slow
 def test_the_knob_sees_one_graph():
     counters.clear()

@@ -118,8 +118,9 @@ def _sides(slices: Iterable[_Slice]) -> Iterator[list[_Slice]]:
             for found in sorted(waiting, key=lambda s: (s.end, s.start)):
                 if not side or found.start >= side[-1].end:
                     side.append(found)
-            waiting = [found for found in waiting if found not in side]
             yield side
+            taken = set(side)
+            waiting = [found for found in waiting if found not in taken]
 
 
 def _concatenated(graph: fx.Graph, side: Sequence[_Slice]) -> fx.Node:
