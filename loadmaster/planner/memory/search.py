@@ -1,9 +1,10 @@
 """The state of one search for a memory plan: the best checked schedule, the best proved bound, the clock.
 
 Two moves: *relax* raises the bound (:mod:`loadmaster.models.memory.relaxation`), *restrict* finds plans
-(:mod:`loadmaster.models.memory.banded`). Four more stand on them:
+(:mod:`loadmaster.models.memory.banded`). Five more stand on them:
 :mod:`~loadmaster.planner.memory.refinement` puts the boundaries of relaxations where they tell most,
 :mod:`~loadmaster.planner.memory.eviction_search` finds first plans,
+:mod:`~loadmaster.planner.memory.checkpoint_search` others in which whole segments run again,
 :mod:`~loadmaster.planner.memory.large_neighbourhood` solves parts of a restriction around the best plan,
 :mod:`~loadmaster.planner.memory.feasibility` finds a first plan where memory leaves little room. Every plan is
 completed and checked before it counts.
