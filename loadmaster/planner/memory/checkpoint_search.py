@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
-from loadmaster.models.memory import baselines
-from loadmaster.models.memory.checker import Check, check
+from loadmaster.models.memory import baselines, plain
 from loadmaster.models.memory.checkpoints import at_narrow_places, run_again
 from loadmaster.models.memory.completion import Decisions, complete
 from loadmaster.models.memory.plan import Schedule
@@ -14,28 +14,44 @@ from loadmaster.planner.memory.eviction_search import after
 from loadmaster.planner.memory.search import Search
 from loadmaster.solvers.program import IntArray
 
-# Numbers of segments that are tried, as powers of two of sqrt(V), in this order.
-POWERS = (0.0, -1.0, 1.0)
+# Numbers of segments that are tried, as powers of two of sqrt(V), in this order. With more of them a budget is met more
+# closely; with too many, too much is kept of what crosses their ends.
+POWERS = (0.0, 1.0, -1.0, 2.0)
+MOST_LOOKS = 4  # for how many of them run again, beside the look at all of them
 
 
-def checkpointed(search: Search, limit_s: float) -> Schedule | None:
-    """The best of them that keeps the budget; None if none does, or time was up before."""
+def checkpointed(search: Search, limit_s: float) -> None:
+    """Take the best of them that keeps the budget, if there is time to find one."""
     problem, out_of_time = search.problem, after(search, limit_s)
-    best: tuple[Check, Schedule] | None = None
+    ways = baselines.fastest_backward(problem)
+
+    def peak_bytes(segment: IntArray, again: int) -> int:
+        schedule = search.built(functools.partial(_schedule, search, ways, segment, again))
+        verdict = search.adopt(schedule, "checkpoints")
+        search.say("checkpoints", f"{again} of {int(segment.max()) + 1} segments run again")
+        return verdict.peak_bytes
+
     for power in POWERS:
+        if out_of_time():
+            return
         segment = at_narrow_places(problem, max(2, round(math.sqrt(len(problem.forward)) * 2.0**power)))
-        least, most = 1, int(segment.max()) + 1
-        while least <= most and not out_of_time():
-            again = (least + most) // 2
-            schedule = search.built(functools.partial(_schedule, search, segment, again))
-            verdict = check(problem, schedule, search.budget_bytes)
-            if verdict.ok and (best is None or verdict.objective < best[0].objective):
-                best = verdict, schedule
-            least, most = (least, again - 1) if verdict.ok else (again + 1, most)
-    return None if best is None else best[1]
+        few, many = 0, int(segment.max()) + 1
+        most_bytes, least_bytes = plain.peak_bytes(problem), peak_bytes(segment, many)
+        if least_bytes > search.budget_bytes:
+            continue
+        for _ in range(MOST_LOOKS):
+            if many - few <= 1 or out_of_time():
+                break
+            # Each that runs again saves about as much as the next.
+            share = (most_bytes - search.budget_bytes) / max(1, most_bytes - least_bytes)
+            again = min(max(few + math.ceil(share * (many - few)), few + 1), many - 1)
+            found_bytes = peak_bytes(segment, again)
+            if found_bytes > search.budget_bytes:
+                few, most_bytes = again, found_bytes
+            else:
+                many, least_bytes = again, found_bytes
 
 
-def _schedule(search: Search, segment: IntArray, again: int) -> Schedule:
-    ways = baselines.fastest_backward(search.problem)
+def _schedule(search: Search, ways: Sequence[int], segment: IntArray, again: int) -> Schedule:
     runs, _ = run_again(search.problem, ways, segment, again)
     return complete(search.problem, search.budget_bytes, Decisions(tuple(map(frozenset, runs)), tuple(ways)))

@@ -69,9 +69,10 @@ MOST_CELLS = 5_000_000
 MOST_EXACT_CELLS = 250_000
 # Plans by eviction take a second in all; of a large graph or a short limit this share.
 EVICT_SHARE = 0.1
-# Whole segments run again (:mod:`~loadmaster.models.memory.checkpoints`) where a plan by eviction leaves such a gap;
-# that takes as long at most.
+# Whole segments run again (:mod:`~loadmaster.models.memory.checkpoints`) where eviction has no plan in its time, as of
+# hundreds of layers, or leaves such a gap.
 CHECKPOINT_GAP = 0.1
+CHECKPOINT_SHARE = 0.2
 # Where no plan exists, a budget that has one is looked for this long at most.
 MOST_SEEKING_S = 2.0
 # The shares of the time limit after which a relaxation, a sequence of refined ones, or a restriction has had its
@@ -136,40 +137,32 @@ def _auto(search: Search) -> None:
     evict(search, EVICT_SHARE * limit_s)
     last_resort = None
     if search.best is None and not search.done():
-        least_planned(search, search.budget_bytes, EVICT_SHARE * limit_s)
-        last_resort = _last_resort(search, EVICT_SHARE * limit_s)
+        search.fallback = Search(problem, search.budget_bytes, search.effort, closing_s=search.closing_s)
+        checkpointed(search.fallback, CHECKPOINT_SHARE * limit_s)
+        if search.fallback.best is None:
+            least_planned(search, search.budget_bytes, EVICT_SHARE * limit_s)
+            last_resort = all_again(search, EVICT_SHARE * limit_s)
     _by_programs(search)
+    search.take_fallback()
     # Not before: what starts from so long a step ends near it.
     if search.best is None and last_resort is not None and not search.infeasible:
-        search.adopt(*last_resort)
-
-
-def _last_resort(search: Search, limit_s: float) -> tuple[Schedule, str] | None:
-    """A long step, where evicting has found none, and how it was found."""
-    checkpoints = checkpointed(search, limit_s)
-    if checkpoints is not None:
-        return checkpoints, "checkpoints"
-    again = all_again(search, limit_s)
-    return None if again is None else (again, "eviction")
+        search.adopt(last_resort, "eviction")
 
 
 def _by_programs(search: Search) -> None:
     """Bounds and plans in turn, until the gap is proved or time is up."""
     problem, limit_s = search.problem, search.effort.options.time_limit_s
     relaxed = search.relax([1], RELAX_SHARE * limit_s)
-    if search.gap is not None and search.gap > CHECKPOINT_GAP:
-        again = checkpointed(search, EVICT_SHARE * limit_s)
-        if again is not None:
-            search.adopt(again, "checkpoints")
+    if search.gap is not None and search.gap > CHECKPOINT_GAP and search.method != "checkpoints":
+        checkpointed(search, CHECKPOINT_SHARE * limit_s)
     is_large = _cells(problem) > LARGE_CELLS
     first, *others = (NARROW, *PORTFOLIO) if is_large else PORTFOLIO
     early = (EVERY_STAGE,) if _cells(problem) <= SMALL_CELLS else ()
     portfolio = (first, *early, *(OFFLOADING if problem.may_offload else ()), *others)
-    if is_large and search.best is None and not search.done():
-        search.fallback = Search(
-            problem, search.budget_bytes, search.effort, bound=search.bound, closing_s=search.closing_s
-        )
-        search.fallback.restrict(PORTFOLIO[0], FALLBACK_SHARE * limit_s, offload=False)
+    if search.fallback is not None:
+        search.fallback.raise_bound(search.bound)
+        if is_large and not search.done():
+            search.fallback.restrict(PORTFOLIO[0], FALLBACK_SHARE * limit_s, offload=False)
         if search.fallback.done():
             search.take_fallback()
     proofs = iter(_proofs(search, Refinement(search, [1], relaxed)))

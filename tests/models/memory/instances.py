@@ -103,6 +103,32 @@ def tight_cases(seed: int) -> tuple[MemoryProblem, tuple[tuple[int, float], ...]
     return problem, tuple((every[n], best[n]) for n in sorted({*falls, *(n - 1 for n in falls)}))
 
 
+def loops(layers: int, positions: int) -> MemoryProblem:
+    """Layers with a loop inside, as Mamba's: each makes one wide result, and reads a slice of it at each position."""
+    forward: list[ForwardOperator] = []
+    reads: list[tuple[int, ...]] = []
+
+    def add(op: str, inputs: tuple[int, ...], units: int, time_us: float = 1.0) -> int:
+        ways = (Implementation(time_us, 0),)
+        forward.append(ForwardOperator(len(forward), op, inputs, units * UNIT, (), 0, 0, ways, ways))
+        reads.append(inputs)
+        return len(forward) - 1
+
+    x = add("embedding", (), 1)
+    for _ in range(layers):
+        wide = add("wide", (x,), positions, 4.0)
+        states = []
+        for _ in range(positions):
+            states.append(add("state", (wide, *states[-1:]), 1))
+        x = add("stack", tuple(states), 1)
+    add("loss", (x,), 1)
+    backward = tuple(
+        BackwardOperator(k, f"{f.op} backward", UNIT, UNIT, 0, (BackwardImplementation(2.0, 0, f.inputs),))
+        for k, f in enumerate(reversed(forward), start=1)
+    )
+    return MemoryProblem("loops", _with_live_sets(forward), backward)
+
+
 class _Generator:
     def __init__(self, seed: int, operators: int, chances: tuple[float, ...], choices: int, unit_bytes: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -130,7 +156,7 @@ class _Generator:
 
     def problem(self, objective: Objective, host_link: HostLink | None) -> MemoryProblem:
         plain, encoded = self._forward()
-        forward = with_live_sets(plain)
+        forward = _with_live_sets(plain)
         return MemoryProblem(
             name=f"random-{self.seed}",
             forward=forward,
@@ -243,7 +269,7 @@ class _Generator:
         return tuple(made)
 
 
-def with_live_sets(forward: list[ForwardOperator]) -> tuple[ForwardOperator, ...]:
+def _with_live_sets(forward: list[ForwardOperator]) -> tuple[ForwardOperator, ...]:
     """L_j: earlier results that j or a later operator still reads."""
     complete: list[ForwardOperator] = []
     for f in forward:
