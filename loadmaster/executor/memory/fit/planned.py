@@ -326,7 +326,7 @@ class PlannedSide:
 
 def _takes_limit(planner: Planner) -> bool:
     """Whether it can be given a time limit, and has none from who made it."""
-    if isinstance(planner, functools.partial) and "time_limit_s" in planner.keywords:
+    if isinstance(planner, functools.partial) and not planner.keywords.keys().isdisjoint(("options", "time_limit_s")):
         return False
     try:
         inspect.signature(planner).bind(None, time_limit_s=SOON_S)

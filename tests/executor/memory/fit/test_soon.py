@@ -24,7 +24,8 @@ class Patient(HandPlanner):
         super().__init__(step=1)
         self.gap, self.stopped_by, self.limits = gap, stopped_by, []
 
-    def __call__(self, problem, time_limit_s=None):
+    def __call__(self, problem, options=None, *, time_limit_s=None):
+        time_limit_s = time_limit_s or options
         self.limits.append(time_limit_s)
         if time_limit_s is None:
             return super().__call__(problem)
@@ -81,9 +82,10 @@ def test_all_tries_at_once_leave_the_planner_its_time(begin):
     assert planner.limits == [None]
 
 
-def test_a_limit_of_the_users_stands(begin):
+@pytest.mark.parametrize("name", ["options", "time_limit_s"])
+def test_a_limit_of_the_users_stands(begin, name):
     planner = Patient()
-    begin(functools.partial(planner, time_limit_s=5.0)).finish()
+    begin(functools.partial(planner, **{name: 5.0})).finish()
     assert set(planner.limits) == {5.0}
 
 
