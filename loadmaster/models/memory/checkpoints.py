@@ -17,7 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from loadmaster.models.memory import baselines
+from loadmaster.models.memory.completion import Decisions, complete
 from loadmaster.models.memory.groups import missing
+from loadmaster.models.memory.plan import Schedule
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.solvers.program import FloatArray, IntArray
 
@@ -48,6 +50,18 @@ def _crossing(problem: MemoryProblem) -> FloatArray:
             change[max(problem.consumers[f.id], default=f.id) + 1] -= f.output_bytes
     crossing: FloatArray = np.cumsum(change)[:-1]
     return crossing
+
+
+def formulate(
+    problem: MemoryProblem, budget_bytes: int, ways: Sequence[int], segment: IntArray, again: int
+) -> Schedule:
+    """The schedule in which the first segments run again. It may break the budget: the checker says so.
+
+    Args:
+        ways, segment, again: as for :func:`run_again`.
+    """
+    runs, _ = run_again(problem, ways, segment, again)
+    return complete(problem, budget_bytes, Decisions(tuple(map(frozenset, runs)), tuple(ways)))
 
 
 def run_again(

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 
 from loadmaster.models.memory import baselines, plain
-from loadmaster.models.memory.checkpoints import at_narrow_places, run_again
-from loadmaster.models.memory.completion import Decisions, complete
-from loadmaster.models.memory.plan import Schedule
+from loadmaster.models.memory.checkpoints import at_narrow_places, formulate
 from loadmaster.planner.memory.eviction_search import after
 from loadmaster.planner.memory.search import Search
 from loadmaster.solvers.program import IntArray
@@ -26,8 +23,8 @@ def checkpointed(search: Search, limit_s: float) -> None:
     ways = baselines.fastest_backward(problem)
 
     def peak_bytes(segment: IntArray, again: int) -> int:
-        schedule = search.built(functools.partial(_schedule, search, ways, segment, again))
-        verdict = search.adopt(schedule, "checkpoints")
+        make = functools.partial(formulate, problem, search.budget_bytes, ways, segment, again)
+        verdict = search.adopt(search.built(make), "checkpoints")
         search.say("checkpoints", f"{again} of {int(segment.max()) + 1} segments run again")
         return verdict.peak_bytes
 
@@ -50,8 +47,3 @@ def checkpointed(search: Search, limit_s: float) -> None:
                 few, most_bytes = again, found_bytes
             else:
                 many, least_bytes = again, found_bytes
-
-
-def _schedule(search: Search, ways: Sequence[int], segment: IntArray, again: int) -> Schedule:
-    runs, _ = run_again(search.problem, ways, segment, again)
-    return complete(search.problem, search.budget_bytes, Decisions(tuple(map(frozenset, runs)), tuple(ways)))

@@ -153,7 +153,7 @@ def _by_programs(search: Search) -> None:
     """Bounds and plans in turn, until the gap is proved or time is up."""
     problem, limit_s = search.problem, search.effort.options.time_limit_s
     relaxed = search.relax([1], RELAX_SHARE * limit_s)
-    if search.gap is not None and search.gap > CHECKPOINT_GAP and search.method != "checkpoints":
+    if search.gap is not None and search.gap > CHECKPOINT_GAP:
         checkpointed(search, CHECKPOINT_SHARE * limit_s)
     is_large = _cells(problem) > LARGE_CELLS
     first, *others = (NARROW, *PORTFOLIO) if is_large else PORTFOLIO

@@ -106,12 +106,10 @@ def tight_cases(seed: int) -> tuple[MemoryProblem, tuple[tuple[int, float], ...]
 def loops(layers: int, positions: int) -> MemoryProblem:
     """Layers with a loop inside, as Mamba's: each makes one wide result, and reads a slice of it at each position."""
     forward: list[ForwardOperator] = []
-    reads: list[tuple[int, ...]] = []
 
     def add(op: str, inputs: tuple[int, ...], units: int, time_us: float = 1.0) -> int:
         ways = (Implementation(time_us, 0),)
         forward.append(ForwardOperator(len(forward), op, inputs, units * UNIT, (), 0, 0, ways, ways))
-        reads.append(inputs)
         return len(forward) - 1
 
     x = add("embedding", (), 1)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from loadmaster.models.memory import baselines, plain
 from loadmaster.models.memory.checker import Check, check
-from loadmaster.models.memory.checkpoints import at_narrow_places, run_again
-from loadmaster.models.memory.completion import Decisions, complete
+from loadmaster.models.memory.checkpoints import at_narrow_places, formulate
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.presets import chain
 from loadmaster.models.memory.problem import MemoryProblem
@@ -20,10 +19,9 @@ from tests.models.memory.instances import loops, random_problem
 PLENTY = 10**15
 
 
-def replayed(problem: MemoryProblem, segment: np.ndarray, again: int, budget: int = PLENTY) -> Check:
+def replayed(problem: MemoryProblem, segment: np.ndarray, again: int) -> Check:
     ways = baselines.fastest_backward(problem)
-    runs, _ = run_again(problem, ways, segment, again)
-    return check(problem, complete(problem, budget, Decisions(tuple(map(frozenset, runs)), tuple(ways))), budget)
+    return check(problem, formulate(problem, PLENTY, ways, segment, again), PLENTY)
 
 
 @settings(max_examples=60, deadline=None)

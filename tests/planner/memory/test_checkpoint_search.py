@@ -8,8 +8,7 @@ import pytest
 from loadmaster.models.hardware import hardware
 from loadmaster.models.memory import baselines
 from loadmaster.models.memory.checker import Check, check
-from loadmaster.models.memory.checkpoints import run_again
-from loadmaster.models.memory.completion import Decisions, complete
+from loadmaster.models.memory.checkpoints import formulate
 from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.presets import transformer
@@ -32,9 +31,8 @@ def searched(problem: MemoryProblem, budget_bytes: int) -> Search:
 
 def by_hand(problem: MemoryProblem, segment: IntArray, again: int) -> Check:
     ways = baselines.fastest_backward(problem)
-    runs, _ = run_again(problem, ways, segment, again)
     plenty = 1 << 60
-    return check(problem, complete(problem, plenty, Decisions(tuple(map(frozenset, runs)), tuple(ways))), plenty)
+    return check(problem, formulate(problem, plenty, ways, segment, again), plenty)
 
 
 @pytest.mark.parametrize("again", [2, 5])
