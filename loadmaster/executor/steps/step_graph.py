@@ -34,6 +34,17 @@ def is_view(node: fx.Node) -> bool:
     return any(a is not None and not a.is_write for a in aliases)
 
 
+def is_alias(node: fx.Node) -> bool:
+    """Whether it is a view, or one of several that a view operator gives."""
+    source = node.args[0] if node.target is operator.getitem else node
+    return isinstance(source, fx.Node) and is_view(source)
+
+
+def views_of(node: fx.Node) -> set[fx.Node]:
+    """All views of a value, and views of those."""
+    return {view for user in node.users if is_alias(user) for view in (user, *views_of(user))}
+
+
 def is_compute(node: fx.Node) -> bool:
     """Whether the node runs a kernel, its own or one fused with its neighbours."""
     return node.op == "call_function" and node.target is not operator.getitem and not is_view(node)

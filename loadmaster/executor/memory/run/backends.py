@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from torch import Tensor, fx
@@ -20,6 +19,7 @@ from torch.fx.graph import _BoxedCodeGen
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.decompositions import decompositions
+from loadmaster.executor.memory.run.alike import Lowered, Storages, kind_of
 from loadmaster.executor.memory.run.channels_last import (
     ChannelsLast,
     has_channels_last_gradients,
@@ -28,7 +28,7 @@ from loadmaster.executor.memory.run.channels_last import (
 )
 from loadmaster.executor.memory.run.dimensions import WithDimensions, shapes_of
 from loadmaster.executor.memory.run.kernel_builds import built_together
-from loadmaster.executor.memory.run.segments import Runner, Segment, chain, cut, is_staged
+from loadmaster.executor.memory.run.segments import Runner, chain, cut
 from loadmaster.executor.steps.tracing import Half
 
 Backend = Literal["inductor", "eager"]
@@ -51,22 +51,30 @@ def eager(module: fx.GraphModule, _inputs: Sequence[Any], _half: Half = "forward
     return run
 
 
-def inductor(module: fx.GraphModule, inputs: Sequence[Any], half: Half = "forward") -> Runner:
-    """Compile the graph with Inductor, its own reordering for memory off; segment by segment where it is cut."""
+def inductor(
+    module: fx.GraphModule, inputs: Sequence[Any], half: Half = "forward", *, last_first: bool = False
+) -> Runner:
+    """Compile the graph with Inductor segment by segment, its own reordering for memory off.
+
+    Left to itself Inductor lays out whatever has four dimensions and leads to a convolution channels last, what is
+    permuted before it gets there as well: rows of a LayerNorm, which nobody can read along then. So the layouts of what
+    segments make are those that they are lowered with.
+
+    Args:
+        last_first: compile the last segment first, of a backward graph: another process begins with the first one.
+    """
     if half == "forward":
         return _run_by_inductor(module, inputs, _compile, channels_last=runs_channels_last(module))
     # The forward pass left images so, or nothing does.
     channels_last = any(is_channels_last(t) for t in inputs if isinstance(t, Tensor))
-    return _run_by_inductor(module, inputs, _compile, _saved(module), channels_last=channels_last)
+    return _run_by_inductor(
+        module, inputs, _compile, _saved(module), channels_last=channels_last, last_first=last_first
+    )
 
 
 def lowered_only(module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
     """As :func:`inductor` for what is compiled after it, but nothing is compiled: what is returned cannot run."""
-    channels_last = runs_channels_last(module)
-    if is_staged(module) or channels_last:
-        return _run_by_inductor(module, inputs, lambda lowered, *_: lowered, channels_last=channels_last)
-    report_strides(module)
-    return cast(Runner, module)
+    return _run_by_inductor(module, inputs, lambda lowered, *_: lowered, channels_last=runs_channels_last(module))
 
 
 def _saved(module: fx.GraphModule) -> frozenset[str]:
@@ -85,37 +93,34 @@ def _run_by_inductor(
     saved: frozenset[str] = frozenset(),
     *,
     channels_last: bool,
+    last_first: bool = False,
 ) -> Runner:
     fakes = dict(zip((n.name for n in module.graph.find_nodes(op="placeholder")), inputs, strict=True))
-    holders = Counter(_storages(inputs))
-    # Left to itself Inductor lays out whatever has four dimensions and leads to a convolution channels last, what is
-    # permuted before it gets there as well: rows of a LayerNorm, which nobody can read along then.
-    if not is_staged(module) and not channels_last:
-        lowered = _lower(module, inputs, channels_last=False)
-        given_up = (p for p, (name, fake) in enumerate(fakes.items()) if name in saved and _is_alone(fake, holders))
-        return compile(lowered, inputs, tuple(given_up))
+    storages = Storages(fakes)
     segments = cut(module)
-    compiled: dict[Hashable, Runner] = {}
+    known: dict[Hashable, Lowered] = {}
+    alike: dict[tuple[Hashable, tuple[int, ...]], Sequence[Any]] = {}  # what the first of them is given
     not_ours = frozenset(fakes) - saved
-    runners = []
+    kinds = []
     for segment in segments:
         given = [fakes[name] for name in segment.reads]
-        lowered = _lower(segment.module, given, channels_last=channels_last)
-        made = lowered.graph.output_node()
-        results = list(cast(Sequence[fx.Node], made.args[0]))
-        fakes.update(zip(segment.makes, (n.meta["val"] for n in results), strict=True))
-        holders.update(_storages(fakes[name] for name in segment.makes))
-        # The segments that follow are lowered for exactly these strides.
-        made.meta["user_visible_output_idxs"] = list(range(len(results)))
-        donated = _donated(segment, not_ours, fakes, holders)
-        key = (_key(lowered, given), donated)
-        if key not in compiled:
-            # What a segment returns is not what the graph returns.
-            with TracingContext.report_output_strides():
-                compiled[key] = compile(lowered, given, donated)
-        runners.append(compiled[key])
+        kind = kind_of(segment, given, storages)
+        if kind not in known:
+            known[kind] = Lowered.of(_lower(segment.module, given, channels_last=channels_last), given)
+        fakes.update(zip(segment.makes, known[kind].results(), strict=True))
+        storages.add(segment, known[kind])
+        # It may write over what is made by segments before it, or for this graph alone, and read by none after it.
+        last_read = segment.frees - not_ours
+        donated = tuple(p for p, name in enumerate(segment.reads) if name in last_read and storages.is_alone(name))
+        kinds.append((kind, donated))
+        alike.setdefault(kinds[-1], given)
+    compiled = {}
+    for (kind, donated), reads in reversed(alike.items()) if last_first else alike.items():
+        # What a segment returns is not what the graph returns.
+        with TracingContext.report_output_strides():
+            compiled[kind, donated] = compile(known[kind].copied(), reads, donated)
     report_strides(module, fakes)
-    return chain(module, segments, runners)
+    return chain(module, segments, [compiled[kind] for kind in kinds])
 
 
 def report_strides(module: fx.GraphModule, fakes: Mapping[str, Any] | None = None) -> None:
@@ -144,39 +149,6 @@ def _lower(module: fx.GraphModule, inputs: Sequence[Any], *, channels_last: bool
     # Inductor's cache tells modules apart that differ in nothing but whether their code was written when they were
     # made. Here it always is, whoever calls.
     return fx.GraphModule(lowered, lowered.graph)
-
-
-def _key(module: fx.GraphModule, inputs: Sequence[Any]) -> Hashable:
-    """Equal for graphs that compile to the same code; a graph with constants of its own equals no other."""
-    if module.graph.find_nodes(op="get_attr"):
-        return id(module)
-    described = [(str(t.dtype), str(t.device), tuple(t.shape), t.stride()) for t in inputs]
-    return module.code, tuple(described)
-
-
-def _donated(
-    segment: Segment, not_ours: frozenset[str], fakes: Mapping[str, Any], holders: Mapping[int, int]
-) -> tuple[int, ...]:
-    """Places among a segment's inputs that it may write over: made by segments before it, or for this graph alone,
-    read by none after it, and no other value shares their memory.
-
-    Args:
-        not_ours: inputs of the graph, but for those.
-        holders: how many values have each storage.
-    """
-    return tuple(
-        place
-        for place, name in enumerate(segment.reads)
-        if name in segment.frees - not_ours and _is_alone(fakes[name], holders)
-    )
-
-
-def _is_alone(fake: Any, holders: Mapping[int, int]) -> bool:
-    return all(holders[s] == 1 for s in _storages([fake]))
-
-
-def _storages(fakes: Iterable[Any]) -> list[int]:
-    return [fake.untyped_storage()._cdata for fake in fakes if isinstance(fake, Tensor)]
 
 
 def _compile(module: fx.GraphModule, inputs: Sequence[Any], donated: Sequence[int] = ()) -> Runner:

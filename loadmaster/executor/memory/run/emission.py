@@ -20,7 +20,7 @@ from loadmaster.executor.memory.operators.emitter import Emitter, encoded_meta, 
 from loadmaster.executor.memory.operators.groups import ForwardGroup, Operators
 from loadmaster.executor.memory.run.offload import REMEDY, Fetches, HostCopy, Sends, expect_transfers, host_fake
 from loadmaster.executor.memory.run.segments import STAGE
-from loadmaster.executor.steps.step_graph import StepGraph, is_view
+from loadmaster.executor.steps.step_graph import StepGraph, views_of
 from loadmaster.models.memory.plan import Schedule, Stage
 
 # What travels from the forward to the backward graph: a root, an encoded result, or a copy on the host.
@@ -115,30 +115,24 @@ def _forward_graph(operators: Operators, schedule: Schedule, saved: Sequence[Sav
     outputs += map(held, saved)
     written = zip(step_graph.written, step_graph.forward_outputs, strict=False)
     copies = [call(graph, torch.ops.aten.copy_.default, emitter.value(p), emitter.value(new)) for p, new in written]
-    _write_before_cuts(graph, copies)
+    _write_early(graph, copies)
     _finish(step_graph, graph, outputs, slice(len(step_graph.written), len(step_graph.forward_outputs)), len(saved))
     return graph
 
 
-def _write_before_cuts(graph: fx.Graph, copies: Sequence[fx.Node]) -> None:
-    """Move what is written to buffers into the segments that make it.
+def _write_early(graph: fx.Graph, copies: Sequence[fx.Node]) -> None:
+    """Move what is written to buffers behind what makes the value and what reads the old one.
 
     A compiler fuses a write with what makes the value, where both are in one segment: after the last cut each would be
     a kernel of its own, three for every BatchNorm.
     """
     order = {node: n for n, node in enumerate(graph.nodes)}
-    cuts = [node for node in order if STAGE in node.meta]
     for copy in copies:
         target, value = copy.all_input_nodes
-        last = max(order[node] for node in (value, *_readers(target)) if node is not copy)
-        cut = next((c for c in cuts if order[c] > last), None)
-        if cut is not None:
-            cut.prepend(copy)
-
-
-def _readers(node: fx.Node) -> set[fx.Node]:
-    """What reads a value, or a view of it."""
-    return {reader for user in node.users for reader in (user, *(_readers(user) if is_view(user) else ()))}
+        readers = {user for held in (target, *views_of(target)) for user in held.users}
+        last = max({value, *readers} - {copy}, key=order.__getitem__)
+        if last.op != "placeholder":
+            last.append(copy)
 
 
 class _BackwardEmission:

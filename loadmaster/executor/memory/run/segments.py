@@ -14,6 +14,9 @@ from typing import Any, cast
 
 from torch import fx
 
+from loadmaster.executor.memory.run.repeats import repeated_pieces
+from loadmaster.executor.steps.step_graph import is_alias
+
 Runner = Callable[[list[Any]], Any]
 """Takes its arguments in a list, which it empties. It may have ``direct``: what to call from the second time on."""
 STAGE = "loadmaster_stage"
@@ -34,13 +37,8 @@ class Segment:
     frees: frozenset[str]
 
 
-def is_staged(module: fx.GraphModule) -> bool:
-    """Whether the graph is to be cut."""
-    return any(STAGE in n.meta for n in module.graph.nodes)
-
-
 def cut(module: fx.GraphModule) -> list[Segment]:
-    """The graph's segments in order. Nodes carry :data:`STAGE`."""
+    """The graph's segments in order: as its nodes' :data:`STAGE` says, and where it repeats itself."""
     runs: list[list[fx.Node]] = [[]]
     stage, apart = 0, False
     for node in module.graph.nodes:
@@ -51,20 +49,38 @@ def cut(module: fx.GraphModule) -> list[Segment]:
             runs.append([])
         stage, apart = number, own
         runs[-1].append(node)
-    returned = set(module.graph.output_node().all_input_nodes)
     found: list[Segment] = []
-    read_later = set(returned)
+    read_later = set(module.graph.output_node().all_input_nodes)
     for run in reversed(runs):
-        if run:
-            found.append(_segment(module, run, returned, read_later))
-            read_later.update(i for n in run for i in n.all_input_nodes)
+        for piece in reversed(repeated_pieces(run)):
+            nodes = _with_views(piece)
+            found.append(_segment(module, nodes, read_later))
+            read_later.update(i for n in nodes for i in n.all_input_nodes)
     return found[::-1]
 
 
-def _segment(module: fx.GraphModule, run: Sequence[fx.Node], returned: set[fx.Node], later: set[fx.Node]) -> Segment:
+def _with_views(piece: Sequence[fx.Node]) -> list[fx.Node]:
+    """The nodes, and before them the views that they read: what is viewed is handed over, not the view."""
+    held = set(piece)
+    nodes: list[fx.Node] = []
+
+    def bring(node: fx.Node) -> None:
+        if is_alias(node) and node not in held:
+            held.add(node)
+            for source in node.all_input_nodes:
+                bring(source)
+            nodes.append(node)
+
+    for node in piece:
+        for source in node.all_input_nodes:
+            bring(source)
+    return [*nodes, *piece]
+
+
+def _segment(module: fx.GraphModule, run: Sequence[fx.Node], later: set[fx.Node]) -> Segment:
     inside = set(run)
     reads = tuple(dict.fromkeys(i for n in run for i in n.all_input_nodes if i not in inside))
-    makes = tuple(n for n in run if n in returned or any(u not in inside and u.op != "output" for u in n.users))
+    makes = tuple(n for n in run if n in later)
     graph = fx.Graph()
     held: dict[fx.Node, fx.Node] = {}
     for node in reads:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,16 @@ def test_of_a_plan_that_is_compiled_here_at_once_the_backward_graph_is_compiled_
         assert [h.job.part for h in helpers] == ["backward"]
 
 
+def test_a_plans_backward_graph_is_compiled_from_both_ends(helpers, noted, plan):
+    with noted.during_fit():
+        noted.plan(plan)
+        with noted.compiling_here():
+            noted.wait(plan, "forward")
+            noted.wait(plan, "backward")
+            assert not helpers[0].is_gone, "it is not waited for, and goes on"
+        assert helpers[0].is_gone
+
+
 def test_helpers_stand_still_while_something_is_timed(helpers, noted):
     with noted.during_fit():
         noted.get_ready()
@@ -299,6 +310,11 @@ def test_a_fit_has_compiled_what_it_tries(helpers, problem, budget, monkeypatch)
     assert all(h.is_gone for h in helpers)
 
 
+def wait_for(own: Ahead, how) -> None:
+    while own.is_pending(how):
+        time.sleep(0.05)
+
+
 @pytest.fixture
 def four_at_work(monkeypatch):
     """As many helpers as there are halves, each waited for."""
@@ -321,6 +337,7 @@ def test_what_is_compiled_ahead_is_found_and_is_the_same(noted, plan):
         for how in (0.5, plan):
             for half in ("forward", "backward"):
                 noted.wait(how, half)
+        wait_for(noted, plan)
         counters.clear()
         for call in (KnobStep(model, loss, knob=0.5), apply(plan, model, loss)):
             model.zero_grad()
@@ -347,6 +364,7 @@ def test_how_images_lie_is_known_before_the_forward_graph_is_compiled():
         own.plan(recomputes)
         for half in ("forward", "backward"):
             own.wait(recomputes, half)
+        wait_for(own, recomputes)
         counters.clear()
         model.zero_grad()
         apply(recomputes, model, squared)(batch, None).backward()

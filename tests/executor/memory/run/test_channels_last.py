@@ -105,6 +105,7 @@ def depthwise_gradients(layout: torch.memory_format) -> tuple[fx.GraphModule, li
 def test_gradients_of_depthwise_convolutions_are_computed_in_the_layout_that_there_is(layout):
     module, inputs = depthwise_gradients(layout)
     mode = FakeTensorMode()
+    FakeTensorProp(module, mode).propagate(*inputs)
     want = module(*inputs)
     compiled = inductor(module, [mode.from_tensor(t) for t in inputs])
     read: list[torch.Tensor] = []

@@ -3,7 +3,8 @@
 Three quarters of a compilation are Inductor's Python, and of that one process runs one thread at a time. So halves of
 steps are compiled in processes of their own, from the captured graph: the knob while a plan is made, compiled and
 timed, and a backward graph while this process compiles the forward graph. Then this process compiles as ever, and finds
-in the cache what was compiled ahead; where a helper could not do it, or too late, it compiles it itself.
+in the cache what was compiled ahead; where a helper could not do it, or too late, it compiles it itself. Of a plan's
+backward graph the helper compiles the last segments first, and both go on until they meet.
 
 Helpers stand still while something is timed, and end with the fit.
 """
@@ -75,6 +76,7 @@ class Ahead:
         self._spare: list[Helper] = []
         self._wanted: list[_Wanted] = []
         self._written = 0
+        self._met: _Wanted | None = None  # this process compiles the same from the other end
         self._is_compiling = False
         self._is_beside_training = False
         self._lock = threading.RLock()  # plans come from a thread of their own, and an end from anywhere
@@ -147,10 +149,16 @@ class Ahead:
         return pending
 
     def wait(self, how: float | MemoryPlan, half: Half) -> None:
-        """Before half of a step is compiled here: wait for the helper that is at it; none may begin it now."""
+        """Before half of a step is compiled here: wait for the helper that is at it; none may begin it now.
+
+        One that is at a plan's backward graph goes on until this process has compiled it.
+        """
         helper = None
         with self._or_nothing(), self._lock:
             wanted = self._find(how, half)
+            if wanted is not None and wanted.helper is not None and half == "backward" and isinstance(how, MemoryPlan):
+                self._met = wanted
+                return
             if wanted is not None and _is_worth_waiting_for(wanted.helper, half):
                 helper = wanted.helper
             elif wanted is not None:
@@ -176,6 +184,11 @@ class Ahead:
             yield
         finally:
             self._is_compiling = False
+            with self._or_nothing(), self._lock:
+                if self._met is not None:
+                    self._drop(self._met)
+                    self._met = None
+                    self._go_on()
 
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[None]:

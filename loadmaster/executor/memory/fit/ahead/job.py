@@ -88,7 +88,7 @@ class Job:
     def _compile_planned(self, plan: MemoryPlan, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
         partition = CompiledPlans((plan,), "inductor", self.implementations).partition
         forward = lowered_only if self.part == "backward" else inductor
-        backward = left if self.part == "forward" else partial(inductor, half="backward")
+        backward = left if self.part == "forward" else partial(inductor, half="backward", last_first=True)
         backend_of(partition, run_passes, forward, backward)(module, inputs)
 
     def _inner(self, module: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
