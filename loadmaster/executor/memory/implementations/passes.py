@@ -2,7 +2,7 @@
 
 They put operators in place that hold less: dropout from a seed, attention's as well, linear plus cross-entropy in
 chunks, clamps whose backward reads the output, the largest convolutions' backward in two,
-losses whose scalar keeps nothing else, gradients of slices side by side.
+losses whose scalar keeps nothing else, gradients of slices side by side, what is drawn before all else.
 Every pass is deterministic, so that a plan made on one process's graph fits another's.
 """
 
@@ -18,6 +18,7 @@ from loadmaster.executor.memory.implementations.activations import clamp_from_ou
 from loadmaster.executor.memory.implementations.attention import seed_attention
 from loadmaster.executor.memory.implementations.convolution import split_convolution_backward
 from loadmaster.executor.memory.implementations.cross_entropy_pass import chunk_cross_entropy
+from loadmaster.executor.memory.implementations.draws_first import draw_first
 from loadmaster.executor.memory.implementations.dropout import seed_dropout
 from loadmaster.executor.memory.implementations.joined_slices import join_slices
 from loadmaster.executor.memory.implementations.reduced_losses import reduce_losses
@@ -30,6 +31,7 @@ PASSES: dict[str, Callable[[fx.Graph], None]] = {
     "split_convolution_backward": split_convolution_backward,
     "reduced_losses": reduce_losses,
     "joined_slices": join_slices,
+    "draws_first": draw_first,
 }
 """By name, in the order they run. Each changes the graph in place."""
 

@@ -23,6 +23,7 @@ from typing import Any
 import networkx as nx
 from torch import fx
 
+from loadmaster.executor.memory.implementations.draws_first import DRAWN_FIRST
 from loadmaster.executor.memory.operators.fusion import is_elementwise, is_fusible, is_softmax_of_rows
 from loadmaster.executor.steps.step_graph import StepGraph, is_mutating, is_random
 
@@ -57,7 +58,7 @@ def _computed_inside(step_graph: StepGraph, runs: Sequence[Run], kept: Collectio
 def _is_candidate(step_graph: StepGraph, node: fx.Node) -> bool:
     if not (is_elementwise(node) or is_softmax_of_rows(node)) or step_graph.results[node] != (node,):
         return False
-    if is_random(node) or is_mutating(node):
+    if is_random(node) or is_mutating(node) or DRAWN_FIRST in node.meta:
         return False
     return not any(r in step_graph.mutated for r in step_graph.reads([node]))
 

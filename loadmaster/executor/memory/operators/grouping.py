@@ -17,6 +17,7 @@ from dataclasses import replace
 from torch import fx
 
 from loadmaster.executor.memory.implementations import registry
+from loadmaster.executor.memory.implementations.draws_first import DRAWN_FIRST
 from loadmaster.executor.memory.operators.backward_order import backward_order
 from loadmaster.executor.memory.operators.computed_inside import with_computed_inside
 from loadmaster.executor.memory.operators.fusion import SMALL, is_created, is_elementwise, is_fusible
@@ -159,6 +160,7 @@ class _Grouping:
                 r in outputs or r in self.pinned or (r in self.wanted and step_graph.bytes_of(r) > self.small_bytes)
                 for r in again or step_graph.results[node]
             )
+            exposed = exposed or DRAWN_FIRST in node.meta
             if exposed or len(readers[node]) != 1 or not self._recomputable(node):
                 continue
             reader = next(iter(readers[node]))
