@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import fx, nn
@@ -20,7 +21,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
 from loadmaster.executor.costs.told import Told
 from loadmaster.executor.memory.implementations.passes import run_passes
-from loadmaster.executor.memory.operators.accounting import Accountant
+from loadmaster.executor.memory.operators.accounting import Accountant, Runs
 from loadmaster.executor.memory.operators.advice import advice
 from loadmaster.executor.memory.operators.grouping import group
 from loadmaster.executor.memory.operators.groups import BackwardGroup, ForwardGroup, Operators
@@ -95,15 +96,23 @@ class CapturedStep:
             return self._problem(asked if line.quiet else Told(asked, line, self.name, count))
 
     def _problem(self, costs: CostModel) -> MemoryProblem:
-        accountant = Accountant(self.operators, costs, fused=self.fused, resident_bytes=self.resident_bytes)
+        accountant = Accountant(self._runs, costs, fused=self.fused, resident_bytes=self.resident_bytes)
         return MemoryProblem(
             name=self.name,
             title=self.title,
-            forward=_forward(self.operators, accountant, self.wrapper.forward_bytes),
-            backward=_backward(self.operators, accountant, self.wrapper.end_bytes),
+            forward=_forward(accountant, self._places, self.wrapper.forward_bytes),
+            backward=_backward(accountant, self._places, self.wrapper.end_bytes),
             host_link=self.host_link,
             captured_with=captured_with(),
         )
+
+    @cached_property
+    def _runs(self) -> Runs:
+        return Runs(self.operators)
+
+    @cached_property
+    def _places(self) -> dict[fx.Node, Place]:
+        return places(self.operators.step_graph)
 
 
 @renamed_keywords(offer="implementations", inputs="batch")
@@ -259,9 +268,9 @@ def _op(node: fx.Node) -> str:
     return str(node.target).removesuffix(".default")
 
 
-def _forward(operators: Operators, accountant: Accountant, extra_bytes: int) -> tuple[ForwardOperator, ...]:
+def _forward(accountant: Accountant, where: dict[fx.Node, Place], extra_bytes: int) -> tuple[ForwardOperator, ...]:
+    operators = accountant.operators
     sizes = [accountant.output_bytes(f) for f in operators.forward]
-    where = places(operators.step_graph)
     captured: list[ForwardOperator] = []
     for f in operators.forward:
         size, encodes = sizes[f.id], f.encodes
@@ -305,8 +314,8 @@ def _forward_op(group: ForwardGroup, operators: Operators) -> str:
     return _op(group.nodes[-1])
 
 
-def _backward(operators: Operators, accountant: Accountant, end_bytes: int) -> tuple[BackwardOperator, ...]:
-    where = places(operators.step_graph)
+def _backward(accountant: Accountant, where: dict[fx.Node, Place], end_bytes: int) -> tuple[BackwardOperator, ...]:
+    operators = accountant.operators
     captured = []
     for b, usage in zip(operators.backward, accountant.backward(), strict=True):
         choices = []

@@ -6,6 +6,7 @@ plan made from the one fits the other.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast, get_args
 
@@ -65,6 +66,7 @@ def compiled(
     compilers: Callable[[], tuple[Compiler, Compiler]],
     passes: Passes,
     noted: Callable[[fx.GraphModule], None] | None = None,
+    during: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Callable[..., torch.Tensor]:
     """``call(step, *args, **kwargs)`` under torch.compile with a partition and compilers of our own.
 
@@ -75,13 +77,15 @@ def compiled(
         compilers: gives, for each step that becomes a graph, that of the forward and that of the backward graph.
         passes: what to do with the joint graph before it is cut.
         noted: is called with Dynamo's graph, before more is made of it than attention's masks laid out.
+        during: what Dynamo's graph becomes is made inside.
     """
 
     def noting(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         lay_out_masks(module)
         if noted is not None:
             noted(module)
-        return backend_of(partition, passes, *compilers())(module, inputs)
+        with during():
+            return backend_of(partition, passes, *compilers())(module, inputs)
 
     return _with_all_layers(torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False))
 

@@ -15,7 +15,7 @@ from torch import fx
 from loadmaster.executor.costs.model import CostModel
 from loadmaster.executor.memory.operators.emitter import Emitter, stand_in
 from loadmaster.executor.memory.operators.fused_forward import fused_savings_us
-from loadmaster.executor.memory.operators.groups import BackwardGroup, Choice, ForwardGroup, Operators
+from loadmaster.executor.memory.operators.groups import BackwardGroup, ForwardGroup, Operators
 from loadmaster.executor.memory.operators.runs import Run, Usage
 
 
@@ -30,6 +30,62 @@ class BackwardUsage:
     time_us: tuple[float, ...]
 
 
+class Runs:
+    """What would be emitted for each operator of a step: written once, whatever it costs."""
+
+    def __init__(self, operators: Operators) -> None:
+        self.operators = operators
+        self._written: dict[tuple[str, int, int], Run] = {}
+
+    def forward(self, group: ForwardGroup, results: Collection[fx.Node]) -> Run:
+        """In the forward pass."""
+
+        def emit(emitter: Emitter) -> None:
+            for node in (*group.nodes, *group.side):
+                emitter.run(node)
+
+        return self._once("forward", group.id, 0, emit, results)
+
+    def recompute(self, group: ForwardGroup) -> Run:
+        """In the backward pass."""
+        return self._once("recompute", group.id, 0, lambda emitter: emitter.recompute(group), group.results)
+
+    def choice(self, group: BackwardGroup, number: int, results: Collection[fx.Node]) -> Run:
+        """A backward operator in one of its implementations."""
+        choice = group.choices[number]
+
+        def encoded(emitter: Emitter, i: int) -> fx.Node:
+            made = self.encoding(self.operators.forward[i]).results[0]
+            return stand_in(emitter.graph, f"encoded_{i}", made)
+
+        def emit(emitter: Emitter) -> None:
+            for i in choice.inlined:
+                emitter.recompute(self.operators.forward[i])
+            for node in group.nodes:
+                emitter.differentiate(node, choice, lambda i: encoded(emitter, i))
+
+        return self._once("backward", group.id, number, emit, results)
+
+    def encoding(self, group: ForwardGroup) -> Run:
+        """What a result is encoded by."""
+        key = ("encoding", group.id, 0)
+        if key not in self._written:
+            self._written[key] = Run.emitted(
+                self.operators, lambda emitter: emitter.encode(group), lambda emitter: [emitter.encoded[group.id]]
+            )
+        return self._written[key]
+
+    def _once(
+        self, what: str, number: int, choice: int, emit: Callable[[Emitter], object], results: Collection[fx.Node]
+    ) -> Run:
+        key = (what, number, choice)
+        if key not in self._written:
+            self._written[key] = Run.emitted(
+                self.operators, emit, lambda emitter: [emitter.held[r] for r in results if r in emitter.held]
+            )
+        return self._written[key]
+
+
 class Accountant:
     """Costs and sizes of one step's operators.
 
@@ -38,8 +94,9 @@ class Accountant:
         resident_bytes: parameters, buffers, inputs, optimizer state.
     """
 
-    def __init__(self, operators: Operators, costs: CostModel, *, fused: bool, resident_bytes: int) -> None:
-        self.operators = operators
+    def __init__(self, runs: Runs, costs: CostModel, *, fused: bool, resident_bytes: int) -> None:
+        self.runs = runs
+        self.operators = operators = runs.operators
         self.step_graph = operators.step_graph
         self.costs = costs
         self.fused = fused
@@ -59,22 +116,16 @@ class Accountant:
     def output_bytes(self, group: ForwardGroup) -> int:
         """m_i."""
         if group.encoding is not None:
-            return self._encoding(group).result_bytes
+            return self.runs.encoding(group).result_bytes
         return sum(self.step_graph.bytes_of(r) for r in group.results)
 
     def forward(self, group: ForwardGroup) -> Usage:
         """In the forward pass."""
         if group.encoding is not None:
-            return self._usage(self._encoding(group))
-
-        def emit(emitter: Emitter) -> None:
-            for node in (*group.nodes, *group.side):
-                emitter.run(node)
-
+            return self._usage(self.runs.encoding(group))
         pinned = set(self.operators.pinned)
         results = [r for n in (*group.nodes, *group.side) for r in self.step_graph.results[n] if r in pinned]
-        run = self._run(emit, (*group.results, *results))
-        usage = self._usage(run)
+        usage = self._usage(self.runs.forward(group, (*group.results, *results)))
         # Pinned results are counted as resident.
         return Usage(
             usage.time_us - self._savings_us.get(group.id, 0.0),
@@ -84,8 +135,8 @@ class Accountant:
     def recompute(self, group: ForwardGroup) -> Usage:
         """In the backward pass, where some nodes have a cheaper way to run again."""
         if group.encoding is not None:
-            return self._usage(self._encoding(group))
-        return self._usage(self._run(lambda emitter: emitter.recompute(group), group.results))
+            return self._usage(self.runs.encoding(group))
+        return self._usage(self.runs.recompute(group))
 
     def backward(self) -> list[BackwardUsage]:
         """All backward operators, in order."""
@@ -105,7 +156,7 @@ class Accountant:
             made = {r for n in b.nodes for r in step_graph.results[n]}
             results = [r for r in made if r in returned or last.get(r, -1) > b.id]
             dying = [r for r in live if last[r] == b.id and r not in returned]
-            runs = [self._usage(self._choice(b, c, results), dying) for c in b.choices]
+            runs = [self._usage(self.runs.choice(b, n, results), dying) for n in range(len(b.choices))]
             fixed += sum(step_graph.bytes_of(r) for r in results if r in returned)
             live.update((r, step_graph.bytes_of(r)) for r in results if r not in returned)
             live = {r: size for r, size in live.items() if last[r] > b.id}
@@ -120,29 +171,6 @@ class Accountant:
                 )
             )
         return usages
-
-    def _choice(self, group: BackwardGroup, choice: Choice, results: Collection[fx.Node]) -> Run:
-        def encoded(emitter: Emitter, i: int) -> fx.Node:
-            made = self._encoding(self.operators.forward[i]).results[0]
-            return stand_in(emitter.graph, f"encoded_{i}", made)
-
-        def emit(emitter: Emitter) -> None:
-            for i in choice.inlined:
-                emitter.recompute(self.operators.forward[i])
-            for node in group.nodes:
-                emitter.differentiate(node, choice, lambda i: encoded(emitter, i))
-
-        return self._run(emit, results)
-
-    def _run(self, emit: Callable[[Emitter], object], results: Collection[fx.Node]) -> Run:
-        return Run.emitted(
-            self.operators, emit, lambda emitter: [emitter.held[r] for r in results if r in emitter.held]
-        )
-
-    def _encoding(self, group: ForwardGroup) -> Run:
-        return Run.emitted(
-            self.operators, lambda emitter: emitter.encode(group), lambda emitter: [emitter.encoded[group.id]]
-        )
 
     def _usage(self, run: Run, dying: Collection[fx.Node] = ()) -> Usage:
         return run.usage(self.costs, fused=self.fused, dying=dying)

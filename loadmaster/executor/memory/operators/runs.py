@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from loadmaster.executor.costs.model import CostModel
 from loadmaster.executor.costs.traffic import is_free
@@ -61,7 +62,7 @@ class Run:
         emit(emitter)
         read = tuple(results(emitter))
         graph.output(read)
-        step_graph = StepGraph(fx.GraphModule(operators.step_graph.module, graph), (), ())
+        step_graph = StepGraph(_LazyGraphModule(operators.step_graph.module, graph), (), ())  # nobody runs it
         return cls(step_graph, tuple(dict.fromkeys(step_graph.roots[n] for n in read)), known)
 
     @property

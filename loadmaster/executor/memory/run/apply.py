@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -16,7 +17,7 @@ from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.memory.operators.grouping import group
 from loadmaster.executor.memory.operators.groups import FINGERPRINT_DIGITS
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
-from loadmaster.executor.memory.run.backends import COMPILERS, Backend, expect_backend
+from loadmaster.executor.memory.run.backends import COMPILERS, Backend, both_halves, expect_backend
 from loadmaster.executor.memory.run.budget_check import BudgetCheck
 from loadmaster.executor.memory.run.channels_last import runs_channels_last
 from loadmaster.executor.memory.run.elsewhere import without_elsewhere
@@ -64,7 +65,8 @@ class CompiledPlans:
         self.implementations = implementations
         self.mode = mode
         self.before: Before = lambda _half: None
-        self.call = compiled(self.partition, self._compilers, run_passes)
+        during = contextlib.nullcontext if backend == "eager" else both_halves
+        self.call = compiled(self.partition, self._compilers, run_passes, during=during)
         self.plain: Callable[..., torch.Tensor] = Step.__call__ if backend == "eager" else compiled_plainly(mode)
 
     def _compilers(self) -> tuple[Compiler, Compiler]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from torch import Tensor, fx
+from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, detect_fake_mode
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner
@@ -163,6 +164,14 @@ def _compile(module: fx.GraphModule, inputs: Sequence[Any], donated: Sequence[in
         # Inductor asks which inputs it may write over where it takes a graph for a backward graph.
         runner: Runner = compile_fx_inner(module, list(inputs), is_backward=bool(donated))
     return WithDimensions(runner, shapes)
+
+
+@contextlib.contextmanager
+def both_halves() -> Iterator[None]:
+    """Inside, AOTAutograd has the backward graph compiled with the forward graph, not when it first runs: while the one
+    is lowered, kernels of the other one are built."""
+    with functorch_config.patch(force_non_lazy_backward_lowering=True), built_together():
+        yield
 
 
 @contextlib.contextmanager

@@ -24,6 +24,8 @@ _WAIT = "_wait_futures"
 def built_together() -> Iterator[None]:
     """Wait for the kernels of everything that this thread compiles inside when all is compiled.
 
+    Inside another one, the other one waits.
+
     Where PyTorch has no such step, each graph waits for its own.
     """
     original = getattr(AsyncCompile, _WAIT, None)
