@@ -7,7 +7,7 @@ result appears. Gradients that return to the user stay, the others go after thei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 
 from torch import fx
@@ -35,7 +35,7 @@ class Runs:
 
     def __init__(self, operators: Operators) -> None:
         self.operators = operators
-        self._written: dict[tuple[str, int, int], Run] = {}
+        self._written: dict[Hashable, Run] = {}
 
     def forward(self, group: ForwardGroup, results: Collection[fx.Node]) -> Run:
         """In the forward pass."""
@@ -44,11 +44,11 @@ class Runs:
             for node in (*group.nodes, *group.side):
                 emitter.run(node)
 
-        return self._once("forward", group.id, 0, emit, results)
+        return self._once(("forward", group.id), emit, results)
 
     def recompute(self, group: ForwardGroup) -> Run:
         """In the backward pass."""
-        return self._once("recompute", group.id, 0, lambda emitter: emitter.recompute(group), group.results)
+        return self._once(("recompute", group.id), lambda emitter: emitter.recompute(group), group.results)
 
     def choice(self, group: BackwardGroup, number: int, results: Collection[fx.Node]) -> Run:
         """A backward operator in one of its implementations."""
@@ -64,25 +64,24 @@ class Runs:
             for node in group.nodes:
                 emitter.differentiate(node, choice, lambda i: encoded(emitter, i))
 
-        return self._once("backward", group.id, number, emit, results)
+        return self._once(("backward", group.id, number), emit, results)
 
     def encoding(self, group: ForwardGroup) -> Run:
         """What a result is encoded by."""
-        key = ("encoding", group.id, 0)
-        if key not in self._written:
-            self._written[key] = Run.emitted(
-                self.operators, lambda emitter: emitter.encode(group), lambda emitter: [emitter.encoded[group.id]]
-            )
-        return self._written[key]
+        return self._once(("encoding", group.id), lambda emitter: emitter.encode(group), (), (group.id,))
 
     def _once(
-        self, what: str, number: int, choice: int, emit: Callable[[Emitter], object], results: Collection[fx.Node]
+        self,
+        key: Hashable,
+        emit: Callable[[Emitter], object],
+        results: Collection[fx.Node],
+        encoded: Collection[int] = (),
     ) -> Run:
-        key = (what, number, choice)
+        def read(emitter: Emitter) -> list[fx.Node]:
+            return [*(emitter.held[r] for r in results if r in emitter.held), *(emitter.encoded[i] for i in encoded)]
+
         if key not in self._written:
-            self._written[key] = Run.emitted(
-                self.operators, emit, lambda emitter: [emitter.held[r] for r in results if r in emitter.held]
-            )
+            self._written[key] = Run.emitted(self.operators, emit, read)
         return self._written[key]
 
 

@@ -65,7 +65,8 @@ class CompiledPlans:
         self.implementations = implementations
         self.mode = mode
         self.before: Before = lambda _half: None
-        during = contextlib.nullcontext if backend == "eager" else both_halves
+        # As CUDA graphs a backward graph is compiled when it first runs, as PyTorch's own are.
+        during = both_halves if backend == "inductor" and mode == "default" else contextlib.nullcontext
         self.call = compiled(self.partition, self._compilers, run_passes, during=during)
         self.plain: Callable[..., torch.Tensor] = Step.__call__ if backend == "eager" else compiled_plainly(mode)
 

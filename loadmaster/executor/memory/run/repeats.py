@@ -32,7 +32,7 @@ from loadmaster.executor.memory.operators.fusion import is_fusible
 from loadmaster.executor.steps.step_graph import is_alias, is_compute, is_mutating, tensors, views_of
 
 _LAGS = 16
-"""A layer may have this many equal products less one: repetitions are looked for between each and as many after it."""
+"""A layer may have so many products alike: periods are the distances from each to as many after it."""
 _KERNELS = 2
 """A period has at least this many kernels that do not fuse: less is not worth a call."""
 
