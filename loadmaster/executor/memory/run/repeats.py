@@ -77,10 +77,12 @@ def described_tensors(tensors: Iterable[Tensor]) -> Hashable:
 
 class _Run:
     def __init__(self, run: Sequence[fx.Node]) -> None:
-        self.kernels = np.array([_is_kernel(n) for n in run], np.int64)
+        fusible = [is_fusible(n) for n in run]
+        kernels = [is_compute(n) and not f and not is_mutating(n) for n, f in zip(run, fusible, strict=True)]
+        self.kernels = np.array(kernels, np.int64)
         known: dict[Hashable, int] = {}
         self.kinds = np.array([known.setdefault(described(n), len(known)) for n in run], np.int64)
-        self.losses = _losses(run)
+        self.losses = _losses(run, fusible, kernels)
 
     def cuts(self, start: int, end: int) -> list[int]:
         """Places to cut at between two, in ascending order."""
@@ -124,23 +126,19 @@ def _stretches(same: NDArray[np.bool_]) -> list[tuple[int, int]]:
     return [(begin, end) for begin, end in changes.reshape(-1, 2).tolist()]
 
 
-def _is_kernel(node: fx.Node) -> bool:
-    return is_compute(node) and not is_fusible(node) and not is_mutating(node)
-
-
-def _losses(run: Sequence[fx.Node]) -> list[tuple[int, int, int]]:
+def _losses(run: Sequence[fx.Node], fusible: Sequence[bool], kernels: Sequence[bool]) -> list[tuple[int, int, int]]:
     """What a cut before each node costs: values that cannot cross it, bytes that stay inside a fused kernel otherwise,
     and all that cross."""
     place = {node: n for n, node in enumerate(run)}
     changes = np.zeros((len(run) + 1, 3), np.int64)
-    behind = _behind_kernels(run, place)
+    behind = _behind_kernels(run, place, kernels)
     for node in run:
         if is_alias(node):
             continue
         made = place[node]
         own = {node, *views_of(node)}
         readers = [place[u] for value in own for u in value.users if u in place and u not in own]
-        fused = [p for p in readers if is_fusible(node) and is_fusible(run[p]) and not behind[p] >> made & 1]
+        fused = [p for p in readers if fusible[made] and fusible[p] and not behind[p] >> made & 1]
         # Of several results only the elements are handed over.
         stays = readers if not isinstance(value_of(node), Tensor) else []
         size = value_bytes(value_of(node))
@@ -151,13 +149,13 @@ def _losses(run: Sequence[fx.Node]) -> list[tuple[int, int, int]]:
     return [(stay, lost, crossing) for stay, lost, crossing in np.cumsum(changes, axis=0).tolist()]
 
 
-def _behind_kernels(run: Sequence[fx.Node], place: Mapping[fx.Node, int]) -> list[int]:
+def _behind_kernels(run: Sequence[fx.Node], place: Mapping[fx.Node, int], kernels: Sequence[bool]) -> list[int]:
     """For each node, as bits, the nodes that it can be in no fused kernel with: one that does not fuse lies between."""
     before: list[int] = []
     behind: list[int] = []
     for node in run:
         sources = [place[source] for source in node.all_input_nodes if source in place]
         before.append(functools.reduce(operator.or_, (before[s] | 1 << s for s in sources), 0))
-        apart = (before[s] if _is_kernel(run[s]) else behind[s] for s in sources)
+        apart = (before[s] if kernels[s] else behind[s] for s in sources)
         behind.append(functools.reduce(operator.or_, apart, 0))
     return behind

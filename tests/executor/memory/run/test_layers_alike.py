@@ -136,9 +136,7 @@ def test_several_results_stay_with_what_makes_them():
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.lists(st.sampled_from(["product", "sin", "add", "view"]), max_size=6), max_size=3), st.integers(1, 5)
-)
+@given(st.lists(st.lists(st.sampled_from(STEPS), max_size=6), max_size=3), st.integers(1, 5))
 def test_pieces_are_the_run_and_compute_the_same(blocks, times):
     graph = Graph()
     value = earlier = graph.x
