@@ -53,14 +53,16 @@ def cut(module: fx.GraphModule) -> list[Segment]:
     read_later = set(module.graph.output_node().all_input_nodes)
     for run in reversed(runs):
         for piece in reversed(repeated_pieces(run)):
-            nodes = _with_views(piece)
-            found.append(_segment(module, nodes, read_later))
-            read_later.update(i for n in nodes for i in n.all_input_nodes)
+            nodes = [*_views_read(piece), *piece]
+            reads = _reads(nodes)
+            makes = [n for n in piece if n in read_later]
+            found.append(_segment(module, nodes, reads, makes, read_later))
+            read_later.update(reads)
     return found[::-1]
 
 
-def _with_views(piece: Sequence[fx.Node]) -> list[fx.Node]:
-    """The nodes, and before them the views that they read: what is viewed is handed over, not the view."""
+def _views_read(piece: Sequence[fx.Node]) -> list[fx.Node]:
+    """Views made before it that it reads, to be made anew in it: what is viewed is handed over, not the view."""
     held = set(piece)
     nodes: list[fx.Node] = []
 
@@ -74,13 +76,22 @@ def _with_views(piece: Sequence[fx.Node]) -> list[fx.Node]:
     for node in piece:
         for source in node.all_input_nodes:
             bring(source)
-    return [*nodes, *piece]
+    return nodes
 
 
-def _segment(module: fx.GraphModule, run: Sequence[fx.Node], later: set[fx.Node]) -> Segment:
+def _reads(run: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
+    """What the nodes read of others, in order."""
     inside = set(run)
-    reads = tuple(dict.fromkeys(i for n in run for i in n.all_input_nodes if i not in inside))
-    makes = tuple(n for n in run if n in later)
+    return tuple(dict.fromkeys(i for n in run for i in n.all_input_nodes if i not in inside))
+
+
+def _segment(
+    module: fx.GraphModule,
+    run: Sequence[fx.Node],
+    reads: Sequence[fx.Node],
+    makes: Sequence[fx.Node],
+    later: set[fx.Node],
+) -> Segment:
     graph = fx.Graph()
     held: dict[fx.Node, fx.Node] = {}
     for node in reads:

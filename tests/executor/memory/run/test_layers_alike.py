@@ -68,6 +68,16 @@ def same_numbers(module: fx.GraphModule) -> None:
         assert torch.equal(have, want)
 
 
+def nothing_in_vain(module: fx.GraphModule, segments) -> None:
+    """What a segment makes is read by a later one, or returned; each value is made once."""
+    made = [name for segment in segments for name in segment.makes]
+    assert len({*made}) == len(made)
+    read = {n.name for n in module.graph.output_node().all_input_nodes}
+    for segment in reversed(segments):
+        assert {*segment.makes} <= read
+        read |= {*segment.reads}
+
+
 def test_layers_are_cut_where_products_begin():
     graph = Graph()
     value = graph.call(aten.exp.default, graph.x)
@@ -123,6 +133,21 @@ def test_a_view_is_made_anew_where_it_is_read():
     same_numbers(module)
 
 
+def test_halves_that_all_layers_read_are_not_handed_over():
+    graph = Graph()
+    both = graph.call(aten.split.Tensor, graph.call(aten.exp.default, graph.x), WIDTH // 2)
+    halves = [graph.call(operator.getitem, both, n) for n in (1, 0)]  # as rotary embeddings: cosines and sines
+    value = graph.x
+    for _ in range(4):
+        turned = graph.call(aten.add.Tensor, value, graph.call(aten.cat.default, halves))
+        value = graph.product(graph.product(graph.call(aten.sin.default, turned)))
+    module = graph.module(value)
+    segments = cut(module)
+    assert len(segments) > 3
+    nothing_in_vain(module, segments)
+    same_numbers(module)
+
+
 def test_several_results_stay_with_what_makes_them():
     graph = Graph()
     value = graph.x
@@ -154,6 +179,7 @@ def test_pieces_are_the_run_and_compute_the_same(blocks, times):
     module = graph.module(value, earlier)
     names = [n.name for n in module.graph.nodes if n.op == "call_function"]
     assert [name for piece in pieces_of(module) for name in piece] == names
+    nothing_in_vain(module, cut(module))
     same_numbers(module)
 
 

@@ -144,14 +144,14 @@ def test_a_stage_that_recomputes_is_a_segment_and_values_die_in_time(recomputes)
     assert not any(alive)
 
 
-def staged(*rows) -> fx.GraphModule:
-    """A graph over the input x, a segment for every row (name, operator, arguments); the last row is returned."""
+def staged(*rows, returned: tuple[str, ...] = ()) -> fx.GraphModule:
+    """A graph over the input x, a segment for every row (name, operator, arguments); the last row is returned, too."""
     graph = fx.Graph()
     made = {"x": graph.placeholder("x")}
     for stage, (name, op, *arguments) in enumerate(rows, start=1):
         made[name] = graph.call_function(op, tuple(made.get(a, a) if isinstance(a, str) else a for a in arguments))
         made[name].meta[STAGE] = (stage, True)
-    graph.output((made[rows[-1][0]],))
+    graph.output((made[rows[-1][0]], *(made[name] for name in returned)))
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
@@ -181,16 +181,17 @@ def test_a_segment_writes_over_what_dies_in_it_and_nothing_else_holds(monkeypatc
     module = staged(
         ("a", aten.exp.default, "x"),  # the graph's input is not ours
         ("view", aten.view.default, "a", [-1]),
-        ("b", aten.mul.Tensor, "a", 2.0),  # a is read last here, but its view is not
+        ("b", aten.mul.Tensor, "a", 2.0),  # its view is read later
         ("c", aten.sin.default, "b"),
         ("d", aten.cos.default, "c"),
         ("e", aten.add.Tensor, "c", "d"),
-        ("f", aten.sum.default, "view"),
+        ("f", aten.sum.default, "view"),  # a is read last here, but its view is returned
         ("g", aten.add.Tensor, "e", "f"),
+        returned=("view",),
     )
     run, donated = compiled(module, x, monkeypatch)
     assert donated == [(), (), (), (0,), (), (0, 1), (), (0, 1)]
-    torch.testing.assert_close(run([x])[0], module(kept)[0])
+    torch.testing.assert_close(run([x]), module(kept))
     assert torch.equal(x, kept)
     # a, with b turned into c, and d: the fourth of a size would be c beside b, or e beside c and d.
     assert cpu_peak_bytes(lambda: run([x])) < 3.5 * x.nbytes
