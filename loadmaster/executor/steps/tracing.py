@@ -233,7 +233,8 @@ def expect_scalar_loss(step_graph: StepGraph) -> None:
         if any(all(d == 1 for d in shape) for shape in found):  # the loss is there
             problem += " alone: it returns another tensor beside it, or puts one into the model"
             remedy = "Return the loss alone, write into buffers instead of replacing them (self.mean.copy_(...)), and "
-            remedy += "take torch.nn.utils.parametrizations for weights that are computed."
+            remedy += "take torch.nn.utils.parametrizations for weights that are computed. What a model makes in its "
+            remedy += "first call alone is there if you call it once before."
         raise InputError("loss", found or shapes, problem, remedy)
     if step_graph.producer(step_graph.roots[loss]).op != "call_function":
         raise InputError("loss", str(loss), "the loss is an input of the step", "Compute the loss from the model.")
