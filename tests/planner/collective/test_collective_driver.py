@@ -38,7 +38,7 @@ def test_an_allgather_round_a_ring_is_proved_optimal() -> None:
 
 def test_a_table_of_sizes_says_where_one_overtakes_the_other() -> None:
     sizes = (1 << 10, 1 << 16, 1 << 24)
-    found = plan(asked("allreduce", sizes), PlanOptions(time_limit_s=6.0, gap=0.05))
+    found = plan(asked("allreduce", sizes), PlanOptions(time_limit_s=60.0, gap=0.05))  # it ends much sooner
     assert [a.size_bytes for a in found.algorithms] == list(sizes)
     starts = [a.from_bytes for a in found.algorithms]
     assert starts[0] == 0 and starts == sorted(starts)
