@@ -215,7 +215,11 @@ def schedule_of(plan: MemoryPlan) -> Schedule:
         InputError: the plan is infeasible and has none.
     """
     if plan.schedule is None:
-        raise InputError("plan.status", plan.status, "has no schedule to apply", "Plan again with a larger budget.")
+        why = plan.infeasibility
+        enough = "a larger budget"
+        if why is not None:
+            enough = f"{why.planned_budget_bytes or why.minimum_budget_bytes} bytes or more"
+        raise InputError("plan.status", plan.status, "has no schedule to apply", f"Plan again with {enough}.")
     return plan.schedule
 
 
