@@ -66,6 +66,7 @@ def test_nobody_is_written_to_who_has_not_begun_nor_left_before_all_are_done(col
         Machine(3, 1).run([call], stalled=1)
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("collective", SHARED)
 def test_the_kernel_does_it(library: ctypes.CDLL, collective: str) -> None:

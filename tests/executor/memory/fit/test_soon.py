@@ -16,6 +16,8 @@ from tests.executor.memory import schedules
 from tests.executor.memory.hand_planner import HandPlanner
 from tests.executor.memory.models import mlp_case
 
+pytestmark = pytest.mark.slow  # each test is a fit
+
 
 class Patient(HandPlanner):
     """Under a limit it has a plan that keeps nothing, with this gap, or none."""

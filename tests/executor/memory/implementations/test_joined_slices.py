@@ -84,6 +84,7 @@ def test_each_dimension_has_a_sum_of_its_own():
 SLICES = st.tuples(st.integers(0, 2), st.integers(-3, 3), st.integers(1, 4), st.sampled_from([1, 1, 2]), st.booleans())
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(slices=st.lists(SLICES, min_size=1, max_size=6), also_whole=st.booleans())
 def test_gradients_of_any_slices_are_pytorchs(slices, also_whole):

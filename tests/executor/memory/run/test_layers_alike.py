@@ -160,7 +160,7 @@ def test_several_results_stay_with_what_makes_them():
     same_numbers(module)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.sampled_from(STEPS), max_size=6), max_size=3), st.integers(1, 5))
 def test_pieces_are_the_run_and_compute_the_same(blocks, times):
     graph = Graph()
