@@ -50,14 +50,11 @@ def cut(module: fx.GraphModule) -> list[Segment]:
         stage, apart = number, own
         runs[-1].append(node)
     found: list[Segment] = []
-    read_later = set(module.graph.output_node().all_input_nodes)
+    read_later = {n.name for n in module.graph.output_node().all_input_nodes}
     for run in reversed(runs):
         for piece in reversed(repeated_pieces(run)):
-            nodes = [*_views_read(piece), *piece]
-            reads = _reads(nodes)
-            makes = [n for n in piece if n in read_later]
-            found.append(_segment(module, nodes, reads, makes, read_later))
-            read_later.update(reads)
+            found.append(_segment(module, piece, read_later))
+            read_later.update(found[-1].reads)
     return found[::-1]
 
 
@@ -79,29 +76,21 @@ def _views_read(piece: Sequence[fx.Node]) -> list[fx.Node]:
     return nodes
 
 
-def _reads(run: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
-    """What the nodes read of others, in order."""
-    inside = set(run)
-    return tuple(dict.fromkeys(i for n in run for i in n.all_input_nodes if i not in inside))
-
-
-def _segment(
-    module: fx.GraphModule,
-    run: Sequence[fx.Node],
-    reads: Sequence[fx.Node],
-    makes: Sequence[fx.Node],
-    later: set[fx.Node],
-) -> Segment:
+def _segment(module: fx.GraphModule, piece: Sequence[fx.Node], later: set[str]) -> Segment:
+    nodes = [*_views_read(piece), *piece]
+    inside = set(nodes)
+    reads = tuple(dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside))
+    makes = [n for n in piece if n.name in later]
     graph = fx.Graph()
     held: dict[fx.Node, fx.Node] = {}
     for node in reads:
         held[node] = graph.placeholder(f"read_{len(held)}")
         held[node].meta = dict(node.meta)
-    for node in run:
+    for node in nodes:
         held[node] = graph.node_copy(node, held.__getitem__)
     graph.output(tuple(held[n] for n in makes))
     names, made = tuple(n.name for n in reads), tuple(n.name for n in makes)
-    return Segment(fx.GraphModule(module, graph), names, made, frozenset(n.name for n in reads if n not in later))
+    return Segment(fx.GraphModule(module, graph), names, made, frozenset(names) - later)
 
 
 def chain(module: fx.GraphModule, segments: Sequence[Segment], runners: Sequence[Runner]) -> Runner:
