@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -19,6 +20,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.steps.attention_masks import lay_out_masks
 from loadmaster.executor.steps.batch import AnyBatch
 from loadmaster.executor.steps.graph_breaks import UntraceableError, clear_errors, passing_over_logging, place_of
+from loadmaster.executor.steps.launches import launch_directly, noting_modules
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 
@@ -157,23 +159,33 @@ def left(module: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
 
 
 def compiled_plainly(mode: Mode = "default", before: Before = lambda _half: None) -> Callable[..., torch.Tensor]:
-    """``call(step, *args, **kwargs)`` as torch.compile has it in this mode, without a plan, but for attention's masks.
+    """``call(step, *args, **kwargs)`` as torch.compile has it in this mode, without a plan, but for attention's masks,
+    and kernels that are launched directly from the second step on.
 
     Each has a backend of its own. Dynamo compiles what follows a graph break as functions of the model's, and takes
     what it once compiled for another caller with the same backend: under that one's settings, not under this one's.
     """
 
     patches = {"triton.cudagraphs": True} if mode == "reduce-overhead" else None
+    modules: list[ModuleType] = []
 
     def inner(module: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
         before("backward" if settings.get("is_backward") else "forward")
-        return compile_fx_inner(module, inputs, **settings)
+        with noting_modules(modules):
+            return compile_fx_inner(module, inputs, **settings)
 
     def inductor(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
         lay_out_masks(module)
         return cast(Callable[..., Any], compile_fx(module, inputs, inner_compile=inner, config_patches=patches))
 
-    return _with_all_layers(torch.compile(_own_call(), backend=inductor))
+    compiled = torch.compile(_own_call(), backend=inductor)
+
+    def call(step: Step, *args: Any, **kwargs: Any) -> torch.Tensor:
+        launch_directly(modules)  # those of steps before, both halves of which have run
+        modules.clear()
+        return compiled(step, *args, **kwargs)
+
+    return _with_all_layers(call)
 
 
 def _with_all_layers(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

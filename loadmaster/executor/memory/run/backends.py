@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any, Literal, cast
 
 from torch import Tensor, fx
@@ -30,6 +31,7 @@ from loadmaster.executor.memory.run.channels_last import (
 from loadmaster.executor.memory.run.dimensions import WithDimensions, shapes_of
 from loadmaster.executor.memory.run.kernel_builds import built_together
 from loadmaster.executor.memory.run.segments import Runner, chain, cut
+from loadmaster.executor.steps.launches import noting_modules
 from loadmaster.executor.steps.tracing import Half
 
 Backend = Literal["inductor", "eager"]
@@ -160,10 +162,11 @@ def _compile(module: fx.GraphModule, inputs: Sequence[Any], donated: Sequence[in
     options = {"reorder_for_peak_memory": False, "reorder_for_locality": False}
     if has_channels_last_gradients(module):
         options["force_layout_optimization"] = config.layout_optimization
-    with config.patch(options), _donating(donated):
+    modules: list[ModuleType] = []
+    with config.patch(options), _donating(donated), noting_modules(modules):
         # Inductor asks which inputs it may write over where it takes a graph for a backward graph.
         runner: Runner = compile_fx_inner(module, list(inputs), is_backward=bool(donated))
-    return WithDimensions(runner, shapes)
+    return WithDimensions(runner, shapes, modules)
 
 
 @contextlib.contextmanager

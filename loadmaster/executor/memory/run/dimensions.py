@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 
 from loadmaster.executor.memory.run.segments import Runner
+from loadmaster.executor.steps.launches import launch_directly
 
 
 def shapes_of(module: fx.GraphModule) -> dict[int, torch.Size]:
@@ -29,12 +31,16 @@ class WithDimensions:
     """The runner of a graph, whose results have as many dimensions as these shapes.
 
     Attributes:
-        direct: from the first call on, what computes the results without a wrapper that only that call needs.
+        direct: from the first call on, what computes the results without what only that call needs.
+
+    Args:
+        modules: those that Inductor wrote for the graph.
     """
 
-    def __init__(self, compiled: Runner, shapes: Mapping[int, torch.Size]) -> None:
+    def __init__(self, compiled: Runner, shapes: Mapping[int, torch.Size], modules: Sequence[ModuleType] = ()) -> None:
         self._compiled = compiled
         self._shapes = shapes
+        self._modules = modules
         self.direct: Runner = self._first
         self._boxed_call = True
 
@@ -48,6 +54,7 @@ class WithDimensions:
         # Inductor's wrapper ends the tuning of kernels, which their first call does.
         code = getattr(self._compiled, "current_callable", None) or self._compiled
         self.direct = partial(_viewed, code, lost) if lost else code
+        launch_directly(self._modules)
         return _with(made, lost)
 
 

@@ -1,0 +1,65 @@
+"""Kernels of compiled code launched without what Inductor asks before each launch.
+
+Inductor's object around a Triton kernel asks at every launch whether the kernel is still to be tuned, dumped or traced.
+A step of small kernels takes as long as the host needs to launch them, and that is 10 to 15 % of it: 84 ms for 93
+(EfficientNet, PyTorch 2.11, on the host of an H100). From PyTorch 2.13 on the object itself skips it from its second
+launch on. Before that, the module that Inductor wrote is given the tuned kernel's launcher in the object's place. The
+profiler shows such a kernel on the device, not the call on the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+from torch._inductor.codecache import PyCodeCache
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+SKIPS_BY_ITSELF = hasattr(CachingAutotuner, "_build_fast_launcher")
+
+
+class Launched:
+    """Stands for a kernel in a module that Inductor wrote.
+
+    Attributes:
+        run: its launcher.
+    """
+
+    __slots__ = ("run",)
+
+    def __init__(self, run: Callable[..., None]) -> None:
+        self.run = run
+
+
+@contextlib.contextmanager
+def noting_modules(modules: list[ModuleType]) -> Iterator[None]:
+    """Inside, note the modules that Inductor writes for graphs."""
+    known = len(PyCodeCache.modules)
+    yield
+    modules += [m for m in PyCodeCache.modules[known:] if hasattr(m, "call")]
+
+
+def launch_directly(modules: Iterable[ModuleType]) -> None:
+    """From now on the kernels of these modules are launched directly: of code that has run once."""
+    if SKIPS_BY_ITSELF:
+        return
+    for module in modules:
+        for name, held in list(vars(module).items()):
+            if (launcher := _launcher_of(held)) is not None:
+                setattr(module, name, Launched(launcher))
+
+
+def _launcher_of(held: Any) -> Callable[..., None] | None:
+    """What launches a kernel as it was tuned; None of what is none, or has more to do at a launch than that."""
+    if type(held) is not CachingAutotuner or len(held.launchers) != 1:
+        return None
+    if held.triton_interpret or held.dump_launch_params or held.dump_launch_tensors:
+        return None
+    launcher = held.launchers[0]
+    is_tuned = getattr(launcher.config, "found_by_coordesc", False)
+    if held.inductor_meta.get("coordinate_descent_tuning", False) and not is_tuned:
+        return None
+    # Others may need memory that Triton asks for at a launch, or have their binary stored.
+    return launcher if getattr(launcher, "_is_static", False) else None
