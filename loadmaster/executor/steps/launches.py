@@ -35,10 +35,10 @@ class Launched:
 
 @contextlib.contextmanager
 def noting_modules(modules: list[ModuleType]) -> Iterator[None]:
-    """Inside, note the modules that Inductor writes for graphs."""
+    """Inside, note the modules that Inductor writes for graphs, or finds written; each once."""
     known = len(PyCodeCache.modules)
     yield
-    modules += [m for m in PyCodeCache.modules[known:] if hasattr(m, "call")]
+    modules += [m for m in PyCodeCache.modules[known:] if hasattr(m, "call") and m not in modules]
 
 
 def launch_directly(modules: Iterable[ModuleType]) -> None:

@@ -176,7 +176,8 @@ def compiled_plainly(mode: Mode = "default", before: Before = lambda _half: None
 
     def inductor(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
         lay_out_masks(module)
-        return cast(Callable[..., Any], compile_fx(module, inputs, inner_compile=inner, config_patches=patches))
+        with noting_modules(modules):  # AOTAutograd's cache has both halves, or compiles the backward graph later
+            return cast(Callable[..., Any], compile_fx(module, inputs, inner_compile=inner, config_patches=patches))
 
     compiled = torch.compile(_own_call(), backend=inductor)
 
