@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from torch import Tensor, fx
 from torch._functorch import config as functorch_config
@@ -14,6 +14,7 @@ from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.replace_random import replace_random_passes
+from torch._inductor.utils import count_tangents
 from torch._inductor.virtualized import V
 from torch.compiler import config as compiler_config
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -22,6 +23,7 @@ from torch.fx.graph import _BoxedCodeGen
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.decompositions import decompositions
 from loadmaster.executor.memory.run.alike import Lowered, Storages, kind_of
+from loadmaster.executor.memory.run.buffer_reuse import buffers_reused
 from loadmaster.executor.memory.run.channels_last import (
     ChannelsLast,
     has_channels_last_gradients,
@@ -66,12 +68,13 @@ def inductor(
     Args:
         last_first: compile the last segment first, of a backward graph: another process begins with the first one.
     """
+    new = _new_each_time(module, half)
     if half == "forward":
-        return _run_by_inductor(module, inputs, _compile, channels_last=runs_channels_last(module))
+        return _run_by_inductor(module, inputs, _compile, new=new, channels_last=runs_channels_last(module))
     # The forward pass left images so, or nothing does.
     channels_last = any(is_channels_last(t) for t in inputs if isinstance(t, Tensor))
     return _run_by_inductor(
-        module, inputs, _compile, _saved(module), channels_last=channels_last, last_first=last_first
+        module, inputs, _compile, _saved(module), new=new, channels_last=channels_last, last_first=last_first
     )
 
 
@@ -88,6 +91,31 @@ def _saved(module: fx.GraphModule) -> frozenset[str]:
     return frozenset(n.name for place, n in enumerate(module.graph.find_nodes(op="placeholder")) if place in places)
 
 
+def _new_each_time(module: fx.GraphModule, half: Half) -> frozenset[str]:
+    """Inputs of a graph that may lie elsewhere in each step: of the forward graph the batch, of the other one tangents.
+    torch.compile takes the same ones for such."""
+    names = [n.name for n in module.graph.find_nodes(op="placeholder")]
+    if half == "backward":
+        return frozenset(names[count_tangents(module) :])
+    context = TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    return frozenset(names) - {names[place] for place in getattr(metadata, "static_input_indices", ())}
+
+
+class _Call(NamedTuple):
+    """Segments that run the same code.
+
+    Attributes:
+        kind: of the graph.
+        donated: places of inputs that it may write over.
+        aligned: places of inputs that begin where a memory access may begin, as everything does that is made here.
+    """
+
+    kind: Hashable
+    donated: tuple[int, ...]
+    aligned: tuple[int, ...]
+
+
 @built_together()
 def _run_by_inductor(
     module: fx.GraphModule,
@@ -95,16 +123,17 @@ def _run_by_inductor(
     compile: Callable[..., Runner],
     saved: frozenset[str] = frozenset(),
     *,
+    new: frozenset[str] = frozenset(),
     channels_last: bool,
     last_first: bool = False,
 ) -> Runner:
     fakes = dict(zip((n.name for n in module.graph.find_nodes(op="placeholder")), inputs, strict=True))
     storages = Storages(fakes)
+    not_ours, elsewhere = frozenset(fakes) - saved, {storages.by_name[name] for name in new}
     segments = cut(module)
     known: dict[Hashable, Lowered] = {}
-    alike: dict[tuple[Hashable, tuple[int, ...]], Sequence[Any]] = {}  # what the first of them is given
-    not_ours = frozenset(fakes) - saved
-    kinds = []
+    calls: list[_Call] = []
+    alike: dict[_Call, Sequence[Any]] = {}  # what the first of them is given
     for segment in segments:
         given = [fakes[name] for name in segment.reads]
         kind = kind_of(segment, given, storages)
@@ -114,16 +143,18 @@ def _run_by_inductor(
         storages.add(segment, known[kind])
         # It may write over what is made by segments before it, or for this graph alone, and read by none after it.
         last_read = segment.frees - not_ours
-        donated = tuple(p for p, name in enumerate(segment.reads) if name in last_read and storages.is_alone(name))
-        kinds.append((kind, donated))
-        alike.setdefault(kinds[-1], given)
+        places = list(enumerate(segment.reads))
+        donated = tuple(p for p, name in places if name in last_read and storages.is_alone(name))
+        aligned = tuple(p for p, name in places if storages.by_name[name] not in elsewhere)
+        calls.append(_Call(kind, donated, aligned))
+        alike.setdefault(calls[-1], given)
     compiled = {}
-    for (kind, donated), reads in reversed(alike.items()) if last_first else alike.items():
+    for call, reads in reversed(alike.items()) if last_first else alike.items():
         # What a segment returns is not what the graph returns.
         with TracingContext.report_output_strides():
-            compiled[kind, donated] = compile(known[kind].copied(), reads, donated)
+            compiled[call] = compile(known[call.kind].copied(), reads, call.donated, call.aligned)
     report_strides(module, fakes)
-    return chain(module, segments, [compiled[kind] for kind in kinds])
+    return chain(module, segments, [compiled[call] for call in calls])
 
 
 def report_strides(module: fx.GraphModule, fakes: Mapping[str, Any] | None = None) -> None:
@@ -154,7 +185,9 @@ def _lower(module: fx.GraphModule, inputs: Sequence[Any], *, channels_last: bool
     return fx.GraphModule(lowered, lowered.graph)
 
 
-def _compile(module: fx.GraphModule, inputs: Sequence[Any], donated: Sequence[int] = ()) -> Runner:
+def _compile(
+    module: fx.GraphModule, inputs: Sequence[Any], donated: Sequence[int] = (), aligned: Sequence[int] = ()
+) -> Runner:
     shapes = shapes_of(module)  # compiling changes the graph
     with V.set_fake_mode(detect_fake_mode(inputs)):
         replace_random_passes(module)  # Inductor has its own random numbers, and code for no others
@@ -163,9 +196,9 @@ def _compile(module: fx.GraphModule, inputs: Sequence[Any], donated: Sequence[in
     if has_channels_last_gradients(module):
         options["force_layout_optimization"] = config.layout_optimization
     modules: list[ModuleType] = []
-    with config.patch(options), _donating(donated), noting_modules(modules):
+    with config.patch(options), _donating(donated), buffers_reused(), noting_modules(modules):
         # Inductor asks which inputs it may write over where it takes a graph for a backward graph.
-        runner: Runner = compile_fx_inner(module, list(inputs), is_backward=bool(donated))
+        runner: Runner = compile_fx_inner(module, list(inputs), static_input_idxs=aligned, is_backward=bool(donated))
     return WithDimensions(runner, shapes, modules)
 
 

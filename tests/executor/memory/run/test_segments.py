@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import weakref
 from types import SimpleNamespace
@@ -12,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx, nn
 from torch._guards import TracingContext, tracing
+from torch._inductor.codecache import PyCodeCache
 from torch._subclasses import FakeTensorMode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from loadmaster.executor import apply
 from loadmaster.executor.costs import roofline
@@ -160,18 +163,27 @@ def compiled(module: fx.GraphModule, value: torch.Tensor, monkeypatch: pytest.Mo
     donated: list[tuple[int, ...]] = []
     original = backends._compile
 
-    def compile_(lowered, inputs, places=()):
+    def compile_(lowered, inputs, places, aligned):
         donated.append(tuple(places))
-        return original(lowered, inputs, places)
+        return original(lowered, inputs, places, aligned)
 
     monkeypatch.setattr(backends, "_compile", compile_)
+    return through_inductor(module, value, **options), donated
+
+
+def through_inductor(module: fx.GraphModule, *values: torch.Tensor, static: tuple[int, ...] = (), **options):
+    """The graph compiled as AOTAutograd has it compiled.
+
+    Args:
+        static: places of parameters.
+    """
     fake_mode = FakeTensorMode()
     context = TracingContext(fake_mode)
-    context.fw_metadata = SimpleNamespace(bw_donated_idxs=[0], static_input_indices=[])
+    context.fw_metadata = SimpleNamespace(bw_donated_idxs=[0], static_input_indices=[*static])
     with tracing(context):
-        run = inductor(module, [fake_mode.from_tensor(value)], **options)
+        run = inductor(module, [fake_mode.from_tensor(value) for value in values], **options)
     assert context.fw_metadata.bw_donated_idxs == [0]
-    return run, donated
+    return run
 
 
 @pytest.mark.slow
@@ -222,6 +234,51 @@ def test_a_backward_graph_writes_over_what_was_saved_for_it(cut, monkeypatch):
     expected = module(x)[0]
     assert cpu_peak_bytes(lambda: run([x])) < 0.5 * x.nbytes
     torch.testing.assert_close(x, expected)  # it lies where x did
+
+
+def products(*rows) -> fx.GraphModule:
+    """Products in one segment over the inputs x and y; the last two are returned."""
+    graph = fx.Graph()
+    made = {name: graph.placeholder(name) for name in "xy"}
+    for name, left, right in rows:
+        made[name] = graph.call_function(aten.mm.default, (made[left], made[right]))
+    graph.output((made[rows[-2][0]], made[rows[-1][0]]))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+@pytest.mark.slow
+def test_a_buffer_that_nobody_reads_any_more_is_reused():
+    """a's for d, though c comes between, as in a graph that Inductor reorders: the peak is b, c and d."""
+    module = products(("a", "x", "x"), ("b", "a", "x"), ("c", "b", "y"), ("d", "b", "x"))
+    x, y, known = torch.randn(64, 64), torch.randn(64, 8), len(PyCodeCache.modules)
+    FakeTensorProp(module).propagate(x, y)
+    run = through_inductor(module, x, y)
+    torch.testing.assert_close(run([x, y]), list(module(x, y)), rtol=1e-4, atol=1e-2)
+    assert any("# reuse" in inspect.getsource(m) for m in PyCodeCache.modules[known:] if hasattr(m, "call"))
+
+
+@pytest.mark.slow
+def test_only_what_a_caller_gives_is_looked_at_for_where_it_begins(monkeypatch):
+    """And what shares memory with it. Parameters and what segments make begin where a memory access may."""
+    begins: list[list[bool]] = []
+    original = backends.compile_fx_inner
+
+    def compiling(lowered, inputs, *, static_input_idxs, **options):
+        begins.append([place in static_input_idxs for place in range(len(inputs))])
+        return original(lowered, inputs, static_input_idxs=static_input_idxs, **options)
+
+    monkeypatch.setattr(backends, "compile_fx_inner", compiling)
+    rows = (("a", aten.exp.default, "x"), ("b", aten.mul.Tensor, "a", "x"), ("c", aten.sin.default, "b"))
+    x = torch.randn(16)
+    for half, static, expected in (
+        ("forward", (), [[False], [True, False], [True]]),
+        ("forward", (0,), [[True], [True, True], [True]]),
+        ("backward", (), [[True], [True, True], [True]]),
+    ):
+        begins.clear()
+        run = through_inductor(staged(*rows), x, half=half, static=static)
+        torch.testing.assert_close(run([x.clone()])[0], staged(*rows)(x)[0])
+        assert begins == expected
 
 
 class Halves(nn.Module):

@@ -1,0 +1,33 @@
+"""Buffers of a segment reused, as Inductor does it where it may reorder a graph.
+
+Inductor writes a result into a buffer of its size that nobody reads any more, instead of asking the allocator for one,
+unless holding on to the buffer until then raises the peak of its graph. It knows the sizes of buffers, and with them
+the peak, from its own reordering for memory alone. A planned graph is not reordered: no size was known, every buffer
+seemed to raise the peak, and a step asked the allocator 2,582 times for the 1,044 of torch.compile's (EfficientNet).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+from torch._inductor import memory
+from torch._inductor.codegen import wrapper
+from torch._inductor.virtualized import V
+
+
+@contextlib.contextmanager
+def buffers_reused() -> Iterator[None]:
+    """Inside, graphs that Inductor compiles reuse their buffers, though it does not reorder them."""
+    estimate: Any = wrapper.EfficientPeakEstimate
+    original = estimate.__init__
+
+    def knowing_sizes(self: Any) -> None:
+        scheduler = V.graph.scheduler
+        memory.assign_memory_planning_info_for_scheduler_buffers(scheduler.nodes, scheduler.name_to_buf)
+        original(self)
+
+    with patch.object(estimate, "__init__", knowing_sizes):
+        yield
