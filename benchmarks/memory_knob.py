@@ -12,6 +12,8 @@ With ``--jobs`` models compile beside each other, each with its part of the core
 all others stand still while it measures its steps; so do their clocks.
 
 One at a time, a row of ``fit`` trains with the step that it gets first, and is measured when the others are tried, too.
+At the peak of a knob, torch.compile under that knob is compiled in the same process then, and both are timed in turns:
+a step that takes as long as its launches takes a fifth more or less from one minute to the next.
 
 With ``--mode reduce-overhead`` both are asked for CUDA graphs. These allocate when they are recorded, and hold it from
 then on: the peak of such a row is what the allocator has taken from the device.
@@ -22,10 +24,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import statistics
 import sys
 import time
 import unittest.mock
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ import loadmaster
 from benchmarks import record
 from benchmarks.gpu.budgets import Row
 from benchmarks.gpu.cases import build
-from benchmarks.gpu.knob_rows import HALF_WAY, Model, Rows, sittings, summary
+from benchmarks.gpu.knob_rows import AT_KNOB, HALF_WAY, Model, Rows, sittings, summary
 from benchmarks.gpu.talk import Link, Turn, first_runs_alone
 from benchmarks.gpu.zoo import ZOO, case
 from loadmaster.errors import InputError, LoadmasterError
@@ -48,6 +51,7 @@ from loadmaster.models.memory.minimum import minimum_budget
 
 KNOBS = (1.0, 0.5, 0.2)
 STEPS = 15
+TURNS, STEPS_OF_A_TURN = 9, 6
 
 
 def made(name: str, device: str, *, small: bool) -> tuple[Any, Any, Any, Callable[[], Any]]:
@@ -74,7 +78,7 @@ def measured(row: Row, link: Link, turn: Turn) -> Row:
             mode = row.get("mode")
             step = compiled(model, loss, row["knob"], mode) if row["method"] == "compile" else plain_step(model, loss)
 
-    def run() -> torch.Tensor:
+    def run(step: Callable[..., torch.Tensor] = step) -> torch.Tensor:
         model.zero_grad(set_to_none=True)
         with precision():
             value = step(**batch) if isinstance(batch, dict) else step(*batch)
@@ -97,7 +101,27 @@ def measured(row: Row, link: Link, turn: Turn) -> Row:
     if "mode" in row:
         torch.cuda.empty_cache()
         peak_bytes = torch.cuda.memory_reserved(device)
+    if done is not None and row["asked"].startswith(AT_KNOB) and not (row["beside"] or "mode" in row):
+        peer = compiled(model, loss, float(row["asked"].removeprefix(AT_KNOB)), None)
+        found["turns_us"] = in_turns([run, lambda: run(peer)], device)
     return found | {"peak_bytes": peak_bytes, "step_us": result.step_us, "resident_bytes": result.resident_bytes}
+
+
+def in_turns(runs: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
+    """The median time of a step of each, us, timed in turns."""
+    times: list[list[float]] = [[] for _ in runs]
+    for _ in range(TURNS + 1):  # the first compiles
+        for run, taken in zip(runs, times, strict=True):
+            run()  # its caches are cold
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(STEPS_OF_A_TURN):
+                run()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            taken.append((time.perf_counter() - began) * 1e6 / STEPS_OF_A_TURN)
+    return [statistics.median(taken[1:]) for taken in times]
 
 
 def compiled(model: Any, loss: Any, knob: float, mode: str | None) -> Callable[..., torch.Tensor]:

@@ -18,7 +18,7 @@ from benchmarks.gpu.process import Process
 from benchmarks.gpu.turns import Turns
 
 ROW_LIMIT_S = 900
-HALF_WAY = "half-way"
+AT_KNOB, HALF_WAY = "knob ", "half-way"
 # Peaks of one compiled step differ by up to 2 MiB from process to process; people write budgets like 3.36 GiB.
 UNIT_BYTES = (1 << 30) // 100
 LEAST_LEFT_S = 90  # of --wall: no row begins with less
@@ -53,9 +53,9 @@ def sittings(
     peaks = [p["peak_bytes"] for p in peers if "peak_bytes" in p]
     if len(peaks) < len(knobs):
         return
-    budgets = {f"knob {knob}": -(-peak // UNIT_BYTES) * UNIT_BYTES for knob, peak in zip(knobs, peaks, strict=True)}
+    budgets = {f"{AT_KNOB}{knob}": -(-peak // UNIT_BYTES) * UNIT_BYTES for knob, peak in zip(knobs, peaks, strict=True)}
     if len(budgets) > 1:
-        del budgets[f"knob {knobs[0]}"]
+        del budgets[f"{AT_KNOB}{knobs[0]}"]
     for row, share in itertools.product(eager, shares):
         budgets[share] = int(float(share.removesuffix("%")) / 100 * row["peak_bytes"])
     for asked in shares or (*budgets, HALF_WAY):
@@ -245,7 +245,8 @@ def _is_of(row: Row, other: Row) -> bool:
 def summary(rows: Sequence[Row]) -> Row:
     """The figures: over all rows of ``fit``, its step by that of the fastest peer within the budget, and its wait.
 
-    Under a share of eager's peak its step is held against the fastest peer's, whatever that takes.
+    Where both were timed in turns, that is what counts. Under a share of eager's peak its step is held against the
+    fastest peer's, whatever that takes.
     """
     steps, of_fastest, waits, broken = [], [], [], 0
     for row in (r for r in rows if r["method"] == "fit" and not r["again"] and "step_us" in r):
@@ -254,6 +255,8 @@ def summary(rows: Sequence[Row]) -> Row:
         broken += row["peak_bytes"] > row["budget_bytes"]
         if "%" in row["asked"]:
             of_fastest.append(row["step_us"] / min(p["step_us"] for p in peers))
+        elif "turns_us" in row:
+            steps.append(row["turns_us"][0] / row["turns_us"][1])
         elif within:
             steps.append(row["step_us"] / min(within))
         waits.append(row["first_step_s"] / statistics.median(p["first_step_s"] for p in peers))

@@ -38,6 +38,8 @@ def test_figures_by_hand() -> None:
     assert found["median_wait_of_peer"] == 2.5
     assert (found["fits"], found["budgets_broken"], found["failed"]) == (3, 1, 1)
     assert found["slowest_share_of_fastest"] is None
+    turns = [{**row, "turns_us": [90.0, 120.0]} if row.get("budget_bytes") == 80 else row for row in rows]
+    assert summary(turns)["slowest_of_peer"] == pytest.approx(0.75)  # in the same minute, not 30 of 60
     shares = [*rows, {**fitted(10, 10, 60.0, 25.0), "asked": "60%"}]
     assert summary(shares)["slowest_share_of_fastest"] == pytest.approx(1.2)
     assert summary([])["median_wait_of_peer"] is None

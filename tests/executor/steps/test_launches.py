@@ -86,6 +86,7 @@ def test_nothing_is_done_where_pytorch_skips_it_itself(monkeypatch):
     assert launched_directly(tuned) is tuned
 
 
+@pytest.mark.slow
 def test_every_graph_of_a_knob_step_is_seen(monkeypatch):
     model, batch, loss = mlp_case()
     seen, known = [], len(PyCodeCache.modules)
@@ -94,6 +95,7 @@ def test_every_graph_of_a_knob_step_is_seen(monkeypatch):
     assert seen == [m for m in PyCodeCache.modules[known:] if hasattr(m, "call")] and len(seen) == 2
 
 
+@pytest.mark.slow
 def test_every_graph_of_a_planned_step_is_seen(monkeypatch):
     model, batch, loss = mlp_case()
     seen, known = [], len(PyCodeCache.modules)
