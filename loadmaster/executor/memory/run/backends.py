@@ -37,6 +37,7 @@ from loadmaster.executor.steps.launches import noting_modules
 from loadmaster.executor.steps.tracing import Half
 
 Backend = Literal["inductor", "eager"]
+_PRIMAL = "primals_"  # how AOTAutograd calls inputs, counted from 1
 
 
 def eager(module: fx.GraphModule, _inputs: Sequence[Any], _half: Half = "forward") -> Runner:
@@ -92,14 +93,17 @@ def _saved(module: fx.GraphModule) -> frozenset[str]:
 
 
 def _new_each_time(module: fx.GraphModule, half: Half) -> frozenset[str]:
-    """Inputs of a graph that may lie elsewhere in each step: of the forward graph the batch, of the other one tangents.
-    torch.compile takes the same ones for such."""
+    """Inputs of a graph that may lie anywhere in each step: the batch, of the backward graph tangents, too."""
     names = [n.name for n in module.graph.find_nodes(op="placeholder")]
-    if half == "backward":
-        return frozenset(names[count_tangents(module) :])
     context = TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata
-    return frozenset(names) - {names[place] for place in getattr(metadata, "static_input_indices", ())}
+    static = getattr(metadata, "static_input_indices", ())
+    if half == "forward":
+        return frozenset(names) - {names[place] for place in static}
+    # What is saved of the batch is the tensor that the user gave, under its name in the joint graph.
+    parameters = {f"{_PRIMAL}{place + 1}" for place in static}
+    batch = frozenset(n for n in names if n.startswith(_PRIMAL)) - parameters
+    return batch.union(names[count_tangents(module) :])
 
 
 class _Call(NamedTuple):

@@ -273,12 +273,28 @@ def test_only_what_a_caller_gives_is_looked_at_for_where_it_begins(monkeypatch):
     for half, static, expected in (
         ("forward", (), [[False], [True, False], [True]]),
         ("forward", (0,), [[True], [True, True], [True]]),
-        ("backward", (), [[True], [True, True], [True]]),
+        ("backward", (), [[True], [True, True], [True]]),  # saved by the forward graph
     ):
         begins.clear()
         run = through_inductor(staged(*rows), x, half=half, static=static)
         torch.testing.assert_close(run([x.clone()])[0], staged(*rows)(x)[0])
         assert begins == expected
+
+
+@pytest.mark.slow
+def test_a_saved_batch_is_looked_at_and_saved_parameters_are_not(monkeypatch):
+    model, batch, loss = nn.Sequential(nn.Linear(8, 8), nn.GELU()), (torch.randn(4, 8), torch.randn(4, 8)), nn.MSELoss()
+    looked_at = []
+    original = backends._run_by_inductor
+
+    def running(module, inputs, *more, new, **options):
+        looked_at.append({tuple(i.shape) for i, n in zip(inputs, module.graph.nodes, strict=False) if n.name in new})
+        return original(module, inputs, *more, new=new, **options)
+
+    monkeypatch.setattr(backends, "_run_by_inductor", running)
+    problem = capture(model, batch, loss, costs=roofline("cpu"))
+    apply(HandPlanner(1)(problem.with_budget(4 * keep_nothing_peak(problem))), model, loss)(*batch).backward()
+    assert looked_at == [{(4, 8)}, {(4, 8), ()}]  # the batch, and with it the tangent of the loss
 
 
 class Halves(nn.Module):
