@@ -46,6 +46,7 @@ from loadmaster.executor import Fitted, measure
 from loadmaster.executor.costs.profiled import Profiler
 from loadmaster.executor.memory.fit.fitter import Fitter
 from loadmaster.executor.steps.factory import call_factory
+from loadmaster.executor.steps.measure import times_us
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.models.memory.minimum import minimum_budget
 
@@ -110,18 +111,12 @@ def measured(row: Row, link: Link, turn: Turn) -> Row:
 def in_turns(runs: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
     """The median time of a step of each, us, timed in turns."""
     times: list[list[float]] = [[] for _ in runs]
-    for _ in range(TURNS + 1):  # the first compiles
+    for turn in range(TURNS + 1):  # the first compiles
         for run, taken in zip(runs, times, strict=True):
             run()  # its caches are cold
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            began = time.perf_counter()
-            for _ in range(STEPS_OF_A_TURN):
-                run()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            taken.append((time.perf_counter() - began) * 1e6 / STEPS_OF_A_TURN)
-    return [statistics.median(taken[1:]) for taken in times]
+            found = times_us(run, device, STEPS_OF_A_TURN)
+            taken += found if turn else []
+    return [statistics.median(taken) for taken in times]
 
 
 def compiled(model: Any, loss: Any, knob: float, mode: str | None) -> Callable[..., torch.Tensor]:

@@ -189,9 +189,7 @@ def _lower(module: fx.GraphModule, inputs: Sequence[Any], *, channels_last: bool
     return fx.GraphModule(lowered, lowered.graph)
 
 
-def _compile(
-    module: fx.GraphModule, inputs: Sequence[Any], donated: Sequence[int] = (), aligned: Sequence[int] = ()
-) -> Runner:
+def _compile(module: fx.GraphModule, inputs: Sequence[Any], donated: Sequence[int], aligned: Sequence[int]) -> Runner:
     shapes = shapes_of(module)  # compiling changes the graph
     with V.set_fake_mode(detect_fake_mode(inputs)):
         replace_random_passes(module)  # Inductor has its own random numbers, and code for no others

@@ -37,7 +37,7 @@ class WithDimensions:
         modules: those that Inductor wrote for the graph.
     """
 
-    def __init__(self, compiled: Runner, shapes: Mapping[int, torch.Size], modules: Sequence[ModuleType] = ()) -> None:
+    def __init__(self, compiled: Runner, shapes: Mapping[int, torch.Size], modules: Sequence[ModuleType]) -> None:
         self._compiled = compiled
         self._shapes = shapes
         self._modules = modules

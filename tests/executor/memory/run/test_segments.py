@@ -279,6 +279,10 @@ def test_only_what_a_caller_gives_is_looked_at_for_where_it_begins(monkeypatch):
         run = through_inductor(staged(*rows), x, half=half, static=static)
         torch.testing.assert_close(run([x.clone()])[0], staged(*rows)(x)[0])
         assert begins == expected
+    begins.clear()
+    shared = staged(("a", aten._unsafe_view.default, "x", [4, 4]), ("b", aten.exp.default, "a"))
+    torch.testing.assert_close(through_inductor(shared, x)([x.clone()])[0], shared(x)[0])
+    assert begins == [[False], [False]]
 
 
 @pytest.mark.slow
