@@ -2,12 +2,12 @@
 
 ``auto`` first plays the step through, evicting what does not fit (a plan in a second, where there is any), and asks the
 boundary relaxation for a bound (a second more). Where that leaves much to gain, as in loops of hundreds of positions,
-whole segments run again as people write it by hand. Then comes a portfolio of banded restrictions for plans,
-each started from the best so far, in turn with relaxations of more boundaries. On middling graphs these stand where
-they tell most (:mod:`~loadmaster.planner.memory.refinement`); small ones have the exact formulation. Under a tight
-budget a restriction may have no plan, or show none for long: bytes are minimized then, until the budget holds them.
-Where a large restriction is not solved to its end, large neighbourhood search goes on from it.
-The other methods are baselines; their bound is that of the relaxation too, so gaps compare.
+whole segments run again as people write it by hand, and what they leave of the budget is filled. Then comes a portfolio
+of banded restrictions for plans, each started from the best so far, in turn with relaxations of more boundaries. On
+middling graphs these stand where they tell most (:mod:`~loadmaster.planner.memory.refinement`); small ones have the
+exact formulation. Under a tight budget a restriction may have no plan, or show none for long: bytes are minimized then,
+until the budget holds them. Where a large restriction is not solved to its end, large neighbourhood search goes on from
+it. The other methods are baselines; their bound is that of the relaxation too, so gaps compare.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from loadmaster.planner.effort import Effort
 from loadmaster.planner.memory.checkpoint_search import checkpointed
 from loadmaster.planner.memory.eviction_search import all_again, evict, least_planned, planned_budget
 from loadmaster.planner.memory.feasibility import find_feasible
+from loadmaster.planner.memory.keeping import keep_more
 from loadmaster.planner.memory.large_neighbourhood import improve
 from loadmaster.planner.memory.refinement import Refinement
 from loadmaster.planner.memory.search import Search
@@ -73,6 +74,8 @@ EVICT_SHARE = 0.1
 # hundreds of layers, or leaves such a gap.
 CHECKPOINT_GAP = 0.1
 CHECKPOINT_SHARE = 0.2
+# What these leave of the budget is filled for this long (:mod:`~loadmaster.planner.memory.keeping`).
+KEEP_SHARE = 0.1
 # Where no plan exists, a budget that has one is looked for this long at most.
 MOST_SEEKING_S = 2.0
 # The shares of the time limit after which a relaxation, a sequence of refined ones, or a restriction has had its
@@ -138,7 +141,7 @@ def _auto(search: Search) -> None:
     last_resort = None
     if search.best is None and not search.done():
         search.fallback = Search(problem, search.budget_bytes, search.effort, closing_s=search.closing_s)
-        checkpointed(search.fallback, CHECKPOINT_SHARE * limit_s)
+        _by_segments(search.fallback)
         if search.fallback.best is None:
             least_planned(search, search.budget_bytes, EVICT_SHARE * limit_s)
             last_resort = all_again(search, EVICT_SHARE * limit_s)
@@ -149,12 +152,20 @@ def _auto(search: Search) -> None:
         search.adopt(last_resort, "eviction")
 
 
+def _by_segments(search: Search) -> None:
+    """Whole segments run again. Where that is the best plan, what it leaves of the budget is filled."""
+    limit_s = search.effort.options.time_limit_s
+    checkpointed(search, CHECKPOINT_SHARE * limit_s)
+    if search.method == "checkpoints":
+        keep_more(search, KEEP_SHARE * limit_s)
+
+
 def _by_programs(search: Search) -> None:
     """Bounds and plans in turn, until the gap is proved or time is up."""
     problem, limit_s = search.problem, search.effort.options.time_limit_s
     relaxed = search.relax([1], RELAX_SHARE * limit_s)
     if search.gap is not None and search.gap > CHECKPOINT_GAP:
-        checkpointed(search, CHECKPOINT_SHARE * limit_s)
+        _by_segments(search)
     is_large = _cells(problem) > LARGE_CELLS
     first, *others = (NARROW, *PORTFOLIO) if is_large else PORTFOLIO
     early = (EVERY_STAGE,) if _cells(problem) <= SMALL_CELLS else ()

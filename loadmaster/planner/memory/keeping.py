@@ -1,0 +1,78 @@
+"""A plan that leaves bytes unused: results stay that it computes again, the dearest for their bytes first.
+
+Whole segments that run again are a coarse choice: one less breaks the budget, and what is left of it stands idle. Each
+result that is computed again may stay instead, from where it was computed before, and what only led to it is not
+computed again either. Results are tried in batches: twice as many after a batch that held the budget, half as many
+after one that broke it.
+
+Example: of a loop's layer, 32 products of 3 us each are stacked into 6 MiB, and 32 states of 6 MiB take 16 us each.
+Where 20 MiB are left, the stack stays first, for it saves 96 us; then two of the states.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+from loadmaster.models.memory.completion import Decisions, complete
+from loadmaster.models.memory.plan import Schedule
+from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.planner.memory.eviction_search import after
+from loadmaster.planner.memory.search import Search
+
+# A batch is one part in so many of all results at least: it is not divided further.
+BATCHES = 32
+
+Again = tuple[int, int]
+"""A stage of the backward pass, and a forward operator that it computes again."""
+
+
+def keep_more(search: Search, limit_s: float) -> None:
+    """Go on from the best plan, if there is one, to better ones that keep more."""
+    out_of_time = after(search, limit_s)
+    waiting = [] if search.best is None else _computed_again(search.problem, search.best)
+    least = max(1, len(waiting) // BATCHES)
+    size = least
+    while waiting and not out_of_time():
+        assert search.best is not None
+        before = search.best
+        batch, rest = waiting[:size], waiting[size:]
+        make = functools.partial(_keeping, search.problem, search.budget_bytes, before, batch)
+        search.adopt(search.built(make), search.method)
+        search.say("keeping more", f"{len(batch)} of {len(waiting)} results")
+        if search.best is not before:
+            computed = set(_all_again(search.best))
+            waiting, size = [a for a in rest if a in computed], 2 * size
+        elif size > least:
+            size = max(least, size // 2)
+        else:
+            waiting = rest
+
+
+def _all_again(schedule: Schedule) -> list[Again]:
+    return [(t, c.forward) for t, stage in enumerate(schedule.stages) if t for c in stage.computes]
+
+
+def _computed_again(problem: MemoryProblem, schedule: Schedule) -> list[Again]:
+    """What takes most time for its bytes and the stages that it would stay comes first."""
+    last: dict[int, int] = defaultdict(int)
+    worth: dict[Again, float] = {}
+    for t, i in _all_again(schedule):
+        cost, size = float(problem.forward_costs(i, recompute=True).min()), problem.forward[i].output_bytes
+        worth[t, i] = cost / max(size, 1) / math.sqrt(t - last[i])
+        last[i] = t
+    return sorted(worth, key=lambda again: -worth[again])
+
+
+def _keeping(problem: MemoryProblem, budget_bytes: int, schedule: Schedule, staying: Sequence[Again]) -> Schedule:
+    """The same plan where these are not computed again. It may break the budget: the checker says so."""
+    computes = [{c.forward for c in stage.computes} for stage in schedule.stages]
+    for t, i in staying:
+        computes[t].discard(i)
+    ways = [stage.implementation for stage in schedule.stages[1:]]
+    backward = tuple(way for way in ways if way is not None)
+    fetches = {t: stage.fetches for t, stage in enumerate(schedule.stages) if stage.fetches}
+    decisions = Decisions(tuple(map(frozenset, computes)), backward, schedule.offload, fetches)
+    return complete(problem, budget_bytes, decisions)
