@@ -12,8 +12,9 @@ With ``--jobs`` models compile beside each other, each with its part of the core
 all others stand still while it measures its steps; so do their clocks.
 
 One at a time, a row of ``fit`` trains with the step that it gets first, and is measured when the others are tried, too.
-At the peak of a knob, torch.compile under that knob is compiled in the same process then, and both are timed in turns:
-a step that takes as long as its launches takes a fifth more or less from one minute to the next.
+torch.compile is compiled in the same process then, under the knob whose peak is the budget, or under none for a share,
+and both are timed in turns: a step that takes as long as its launches takes a fifth more or less from one minute to the
+next.
 
 With ``--mode reduce-overhead`` both are asked for CUDA graphs. These allocate when they are recorded, and hold it from
 then on: the peak of such a row is what the allocator has taken from the device.
@@ -102,8 +103,8 @@ def measured(row: Row, link: Link, turn: Turn) -> Row:
     if "mode" in row:
         torch.cuda.empty_cache()
         peak_bytes = torch.cuda.memory_reserved(device)
-    if done is not None and row["asked"].startswith(AT_KNOB) and not (row["beside"] or "mode" in row):
-        peer = compiled(model, loss, float(row["asked"].removeprefix(AT_KNOB)), None)
+    if done is not None and row["asked"] != HALF_WAY and not (row["beside"] or "mode" in row):
+        peer = compiled(model, loss, 1.0 if "%" in row["asked"] else float(row["asked"].removeprefix(AT_KNOB)), None)
         found["turns_us"] = in_turns([run, lambda: run(peer)], device)
     return found | {"peak_bytes": peak_bytes, "step_us": result.step_us, "resident_bytes": result.resident_bytes}
 

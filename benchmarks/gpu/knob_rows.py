@@ -251,14 +251,12 @@ def summary(rows: Sequence[Row]) -> Row:
     steps, of_fastest, waits, broken = [], [], [], 0
     for row in (r for r in rows if r["method"] == "fit" and not r["again"] and "step_us" in r):
         peers = [r for r in rows if r["method"] == "compile" and _is_of(r, row) and "step_us" in r]
-        within = [p["step_us"] for p in peers if p["peak_bytes"] <= row["budget_bytes"]]
+        is_share = "%" in row["asked"]
+        took = [p["step_us"] for p in peers if is_share or p["peak_bytes"] <= row["budget_bytes"]]
+        step_us, peer_us = row.get("turns_us") or (row["step_us"], min(took, default=None))
+        if peer_us is not None:
+            (of_fastest if is_share else steps).append(step_us / peer_us)
         broken += row["peak_bytes"] > row["budget_bytes"]
-        if "%" in row["asked"]:
-            of_fastest.append(row["step_us"] / min(p["step_us"] for p in peers))
-        elif "turns_us" in row:
-            steps.append(row["turns_us"][0] / row["turns_us"][1])
-        elif within:
-            steps.append(row["step_us"] / min(within))
         waits.append(row["first_step_s"] / statistics.median(p["first_step_s"] for p in peers))
     return {
         "fits": len(waits),
