@@ -42,6 +42,8 @@ def test_figures_by_hand() -> None:
     assert summary(turns)["slowest_of_peer"] == pytest.approx(0.75)  # in the same minute, not 30 of 60
     shares = [*rows, {**fitted(10, 10, 60.0, 25.0), "asked": "60%"}]
     assert summary(shares)["slowest_share_of_fastest"] == pytest.approx(1.2)
+    shares[-1]["turns_us"] = [66.0, 60.0]
+    assert summary(shares)["slowest_share_of_fastest"] == pytest.approx(1.1)
     assert summary([])["median_wait_of_peer"] is None
 
 

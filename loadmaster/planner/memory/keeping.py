@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 
 from loadmaster.models.memory.completion import Decisions, complete
@@ -30,7 +29,7 @@ Again = tuple[int, int]
 
 
 def keep_more(search: Search, limit_s: float) -> None:
-    """Go on from the best plan, if there is one, to better ones that keep more."""
+    """Go on from the best plan, if there is one, to better ones that keep more. It sends nothing to the host."""
     out_of_time = after(search, limit_s)
     waiting = [] if search.best is None else _computed_again(search.problem, search.best)
     least = max(1, len(waiting) // BATCHES)
@@ -57,22 +56,21 @@ def _all_again(schedule: Schedule) -> list[Again]:
 
 def _computed_again(problem: MemoryProblem, schedule: Schedule) -> list[Again]:
     """What takes most time for its bytes and the stages that it would stay comes first."""
-    last: dict[int, int] = defaultdict(int)
+    last: dict[int, int] = {}
     worth: dict[Again, float] = {}
     for t, i in _all_again(schedule):
         cost, size = float(problem.forward_costs(i, recompute=True).min()), problem.forward[i].output_bytes
-        worth[t, i] = cost / max(size, 1) / math.sqrt(t - last[i])
+        worth[t, i] = cost / max(size, 1) / math.sqrt(t - last.get(i, 0))
         last[i] = t
     return sorted(worth, key=lambda again: -worth[again])
 
 
 def _keeping(problem: MemoryProblem, budget_bytes: int, schedule: Schedule, staying: Sequence[Again]) -> Schedule:
-    """The same plan where these are not computed again. It may break the budget: the checker says so."""
+    """The same plan, which sends nothing to the host, where these are not computed again. It may break the budget: the
+    checker says so."""
     computes = [{c.forward for c in stage.computes} for stage in schedule.stages]
     for t, i in staying:
         computes[t].discard(i)
     ways = [stage.implementation for stage in schedule.stages[1:]]
     backward = tuple(way for way in ways if way is not None)
-    fetches = {t: stage.fetches for t, stage in enumerate(schedule.stages) if stage.fetches}
-    decisions = Decisions(tuple(map(frozenset, computes)), backward, schedule.offload, fetches)
-    return complete(problem, budget_bytes, decisions)
+    return complete(problem, budget_bytes, Decisions(tuple(map(frozenset, computes)), backward))
