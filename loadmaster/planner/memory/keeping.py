@@ -42,7 +42,7 @@ def keep_more(search: Search, limit_s: float) -> None:
         search.adopt(search.built(make), search.method)
         search.say("keeping more", f"{len(batch)} of {len(waiting)} results")
         if search.best is not before:
-            computed = set(_all_again(search.best))
+            computed = set(_again_in(search.best))
             waiting, size = [a for a in rest if a in computed], 2 * size
         elif size > least:
             size = max(least, size // 2)
@@ -50,7 +50,7 @@ def keep_more(search: Search, limit_s: float) -> None:
             waiting = rest
 
 
-def _all_again(schedule: Schedule) -> list[Again]:
+def _again_in(schedule: Schedule) -> list[Again]:
     return [(t, c.forward) for t, stage in enumerate(schedule.stages) if t for c in stage.computes]
 
 
@@ -58,7 +58,7 @@ def _computed_again(problem: MemoryProblem, schedule: Schedule) -> list[Again]:
     """What takes most time for its bytes and the stages that it would stay comes first."""
     last: dict[int, int] = {}
     worth: dict[Again, float] = {}
-    for t, i in _all_again(schedule):
+    for t, i in _again_in(schedule):
         cost, size = float(problem.forward_costs(i, recompute=True).min()), problem.forward[i].output_bytes
         worth[t, i] = cost / max(size, 1) / math.sqrt(t - last.get(i, 0))
         last[i] = t
