@@ -25,6 +25,19 @@ IMPORTED = [
 Scenario = Callable[[int], None]
 
 
+_alone: list[dist.ProcessGroup] = []
+
+
+def join_alone() -> None:
+    """Make a group of this process alone.
+
+    It is held here until the process ends. A thread of gloo's may be the last to hold a DDP, and with it the group:
+    it would end the group from within, wait for itself, and keep Python's lock meanwhile.
+    """
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    _alone.append(dist.group.WORLD)
+
+
 def reports(
     scenarios: Mapping[str, Scenario], folder: Path, ranks: int, last: Scenario | None = None
 ) -> dict[str, list[str]]:

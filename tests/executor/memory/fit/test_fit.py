@@ -24,6 +24,7 @@ from loadmaster.models.memory.checker import check
 from tests.executor.memory import schedules
 from tests.executor.memory.hand_planner import HandPlanner, keep_everything_peak, keep_nothing_peak
 from tests.executor.memory.models import convnet_case, transformer_case
+from tests.executor.worlds import join_alone
 
 
 def convnet():
@@ -449,10 +450,10 @@ def test_arguments_that_mean_nothing_are_refused(faked, problem):
 
 
 @pytest.mark.slow
-def test_a_model_for_several_ranks_is_fitted_by_one_of_them(tmp_path):
+def test_a_model_for_several_ranks_is_fitted_by_one_of_them():
     """Ranks that measure differently would wait for each other forever."""
     model, inputs, loss = convnet()
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    join_alone()
     try:
         ddp = torch.nn.parallel.DistributedDataParallel(model)
         buckets = sum(p.nbytes for p in model.parameters())

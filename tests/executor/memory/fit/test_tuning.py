@@ -22,6 +22,7 @@ from loadmaster.executor.memory.options import CaptureOptions
 from tests.executor.memory.fit.fakes import halves
 from tests.executor.memory.hand_planner import HandPlanner, keep_everything_peak, keep_nothing_peak
 from tests.executor.memory.models import mlp_case, transformer_case
+from tests.executor.worlds import join_alone
 
 WAIT = 1e9  # of training, in seconds: any number of tries is a small part of it
 
@@ -51,11 +52,7 @@ def nothing_compiled(monkeypatch):
 @pytest.fixture
 def ranks():
     """Begins to be one of several ranks; one is enough to be held up by others."""
-
-    def join():
-        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-
-    yield join
+    yield join_alone
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

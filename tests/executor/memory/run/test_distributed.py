@@ -22,7 +22,7 @@ from loadmaster.executor.steps.wrappers import wrapper_bytes
 from loadmaster.models.memory.checker import check
 from tests.executor.memory.models import Mlp, Transformer, convnet_case, mlp_case, transformer_case
 from tests.executor.memory.schedules import plan, schedule
-from tests.executor.worlds import reports
+from tests.executor.worlds import join_alone, reports
 
 TINY_BUCKETS = {"bucket_cap_mb": 0.001}
 
@@ -258,7 +258,7 @@ def test_on_two_ranks(ran, name):
 @pytest.fixture
 def alone():
     """A group of one rank in this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    join_alone()
     yield
     dist.destroy_process_group()
 

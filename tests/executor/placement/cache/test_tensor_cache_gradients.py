@@ -25,6 +25,7 @@ from tests.executor.placement.cache.small_models import (
     gradients,
     small_files,
 )
+from tests.executor.worlds import join_alone
 
 PLACES = ["host", pytest.param("a folder", marks=pytest.mark.slow), "two folders", "held back", "running"]
 
@@ -203,12 +204,12 @@ def test_compiled_models() -> None:
 
 
 @pytest.mark.parametrize("wrapper", ["DDP", "FSDP2"])
-def test_a_wrapped_model_in_one_process(wrapper: str, tmp_path: Path) -> None:
+def test_a_wrapped_model_in_one_process(wrapper: str) -> None:
     model = blocks()
     plain = gradients(model)
     alone = Held()
     gradients(model, cache_of(model, alone, window=0))
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    join_alone()
     try:
         if wrapper == "DDP":
             wrapped = nn.parallel.DistributedDataParallel(model)
