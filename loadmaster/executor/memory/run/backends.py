@@ -30,6 +30,7 @@ from loadmaster.executor.memory.run.channels_last import (
     is_channels_last,
     runs_channels_last,
 )
+from loadmaster.executor.memory.run.concatenations import nest_concatenations
 from loadmaster.executor.memory.run.dimensions import WithDimensions, shapes_of
 from loadmaster.executor.memory.run.kernel_builds import built_together
 from loadmaster.executor.memory.run.segments import Runner, chain, cut
@@ -193,6 +194,7 @@ def _compile(module: fx.GraphModule, inputs: Sequence[Any], donated: Sequence[in
     shapes = shapes_of(module)  # compiling changes the graph
     with V.set_fake_mode(detect_fake_mode(inputs)):
         replace_random_passes(module)  # Inductor has its own random numbers, and code for no others
+        nest_concatenations(module.graph)
     module.recompile()  # see :func:`_lower`
     options = {"reorder_for_peak_memory": False, "reorder_for_locality": False}
     if has_channels_last_gradients(module):
