@@ -32,6 +32,7 @@ def entry(name: str):
     "name",
     [
         "transformers/BertForSequenceClassification",  # a BatchEncoding, the loss inside the output
+        "transformers/SegformerForSemanticSegmentation",  # hooks that are set in its first call
         "timm/vit_tiny_patch16_224",  # images and labels
         "torchvision/lraspp_mobilenet_v3_large",  # a dictionary of outputs
         "diffusers/AutoencoderKL",  # an output with .sample

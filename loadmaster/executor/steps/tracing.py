@@ -14,6 +14,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import Unsupported
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
 from loadmaster.errors import InputError
@@ -21,6 +22,7 @@ from loadmaster.executor.steps.attention_masks import lay_out_masks
 from loadmaster.executor.steps.batch import AnyBatch
 from loadmaster.executor.steps.graph_breaks import UntraceableError, clear_errors, passing_over_logging, place_of
 from loadmaster.executor.steps.launches import launch_directly, noting_modules
+from loadmaster.executor.steps.library_hooks import set_hooks
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 
@@ -89,7 +91,7 @@ def compiled(
         with during():
             return backend_of(partition, passes, *compilers())(module, inputs)
 
-    return _with_all_layers(torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False))
+    return _as_libraries_write(torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False))
 
 
 def given_tensors(module: fx.GraphModule) -> list[torch.Tensor | None]:
@@ -186,12 +188,19 @@ def compiled_plainly(mode: Mode = "default", before: Before = lambda _half: None
         modules.clear()
         return compiled(step, *args, **kwargs)
 
-    return _with_all_layers(call)
+    return _as_libraries_write(call)
 
 
-def _with_all_layers(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _as_libraries_write(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The same of models of libraries that do in their forward passes what is in no graph, and decides nothing."""
+
     def called(step: Step, *args: Any, **kwargs: Any) -> torch.Tensor:
         with step.layer_drop:
+            try:
+                return call(step, *args, **kwargs)
+            except Unsupported as error:
+                if not set_hooks(step.model, error):
+                    raise
             return call(step, *args, **kwargs)
 
     return called
