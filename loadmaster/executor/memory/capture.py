@@ -1,7 +1,8 @@
 """Capturing a model: its training step as a memory problem with costs.
 
 The step is traced with fake tensors and nothing of it runs, so that a small machine can capture for a large GPU;
-only the costs are measured, operator by operator, when they are not estimated.
+only the costs are measured, operator by operator, when they are not estimated. A model that cannot be traced may have
+something to make in its first call: it is called once then, if it has values.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from loadmaster.executor.memory.run.channels_last import runs_channels_last
 from loadmaster.executor.renamed import renamed_keywords
 from loadmaster.executor.steps.autocast import autocast_without_cuda
 from loadmaster.executor.steps.batch import AnyBatch, Batch, batch_of
+from loadmaster.executor.steps.first_call import has_been_called
+from loadmaster.executor.steps.graph_breaks import UntraceableError
 from loadmaster.executor.steps.host_link import host_link as link_of
 from loadmaster.executor.steps.places import Place, first_known, places
 from loadmaster.executor.steps.resident import (
@@ -194,12 +197,18 @@ def capture_step(
     """
     batch = batch_of(batch)
     modules = [module for module in (model, loss) if isinstance(module, nn.Module)]
-    if options.hardware is None and options.costs is None and lacks_values(model, batch):
+    has_values = not lacks_values(model, batch)
+    if options.hardware is None and options.costs is None and not has_values:
         remedy = 'Name the device to estimate costs for: hardware="h200".'
         raise InputError("model", type(model).__name__, "has no values to measure operators with", remedy)
     elsewhere = contextlib.nullcontext() if options.hardware is None else autocast_without_cuda()
-    with live_line.line(options.progress) as line, standing_in_for_values(modules, batch) as batch, elsewhere:
-        return _captured(model, batch, loss, options, expect, noted, line)
+    with live_line.line(options.progress) as line, standing_in_for_values(modules, batch) as given, elsewhere:
+        try:
+            return _captured(model, given, loss, options, expect, noted, line)
+        except UntraceableError:
+            if not (has_values and has_been_called(model, given, loss)):
+                raise
+        return _captured(model, given, loss, options, expect, noted, line)
 
 
 def _captured(

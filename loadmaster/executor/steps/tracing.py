@@ -14,7 +14,6 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import Unsupported
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
 from loadmaster.errors import InputError
@@ -22,7 +21,6 @@ from loadmaster.executor.steps.attention_masks import lay_out_masks
 from loadmaster.executor.steps.batch import AnyBatch
 from loadmaster.executor.steps.graph_breaks import UntraceableError, clear_errors, passing_over_logging, place_of
 from loadmaster.executor.steps.launches import launch_directly, noting_modules
-from loadmaster.executor.steps.library_hooks import set_hooks
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 
@@ -91,7 +89,7 @@ def compiled(
         with during():
             return backend_of(partition, passes, *compilers())(module, inputs)
 
-    return _as_libraries_write(torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False))
+    return _with_all_layers(torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False))
 
 
 def given_tensors(module: fx.GraphModule) -> list[torch.Tensor | None]:
@@ -188,19 +186,12 @@ def compiled_plainly(mode: Mode = "default", before: Before = lambda _half: None
         modules.clear()
         return compiled(step, *args, **kwargs)
 
-    return _as_libraries_write(call)
+    return _with_all_layers(call)
 
 
-def _as_libraries_write(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The same of models of libraries that do in their forward passes what is in no graph, and decides nothing."""
-
+def _with_all_layers(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def called(step: Step, *args: Any, **kwargs: Any) -> torch.Tensor:
         with step.layer_drop:
-            try:
-                return call(step, *args, **kwargs)
-            except Unsupported as error:
-                if not set_hooks(step.model, error):
-                    raise
             return call(step, *args, **kwargs)
 
     return called
@@ -252,12 +243,13 @@ def expect_scalar_loss(step_graph: StepGraph) -> None:
     if len(step_graph.tangents) != 1 or len(shapes) != 1 or any(d != 1 for d in shapes[0]):
         found = [tuple(t.shape) for n in step_graph.tangents for t in tensors(n.meta.get("val"))]
         problem, remedy = "the step does not return one scalar loss", "Return the loss alone, as a scalar."
-        if any(all(d == 1 for d in shape) for shape in found):  # the loss is there
-            problem += " alone: it returns another tensor beside it, or puts one into the model"
-            remedy = "Return the loss alone, write into buffers instead of replacing them (self.mean.copy_(...)), and "
-            remedy += "take torch.nn.utils.parametrizations for weights that are computed. What a model makes in its "
-            remedy += "first call alone is there if you call it once before."
-        raise InputError("loss", found or shapes, problem, remedy)
+        if not any(all(d == 1 for d in shape) for shape in found):
+            raise InputError("loss", found or shapes, problem, remedy)
+        problem += " alone: it returns another tensor beside it, or puts one into the model"
+        remedy = "Return the loss alone, write into buffers instead of replacing them (self.mean.copy_(...)), and "
+        remedy += "take torch.nn.utils.parametrizations for weights that are computed. What a model makes in its "
+        remedy += "first call alone is there if you call it once before."
+        raise UntraceableError("loss", found, problem, remedy)
     if step_graph.producer(step_graph.roots[loss]).op != "call_function":
         raise InputError("loss", str(loss), "the loss is an input of the step", "Compute the loss from the model.")
 

@@ -76,6 +76,11 @@ def _shard_bytes(parameter: torch.Tensor, ranks: int) -> int:
     return tensor_bytes(parameter) * -(-rows // ranks) // max(rows, 1)
 
 
+def is_among_ranks() -> bool:
+    """Whether others may wait for what this process does, or it for them."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def ddp_of(model: nn.Module) -> nn.parallel.DistributedDataParallel | None:
     """The model, if it is wrapped in DistributedDataParallel.
 

@@ -15,7 +15,7 @@ from loadmaster.executor.memory.fit import vector_isas
 from loadmaster.executor.memory.fit.ahead.ahead import Ahead
 from loadmaster.executor.memory.fit.beside import Beside
 from loadmaster.executor.memory.fit.phases import Phases, compiling, timing
-from loadmaster.executor.memory.fit.trial_run import WARM_UP, ran_out, run_trial, runner, unchanged
+from loadmaster.executor.memory.fit.trial_run import WARM_UP, ran_out, run_trial, runner
 from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.apply import PlannedStep, apply
 from loadmaster.executor.memory.run.knob_step import KnobStep
@@ -24,6 +24,8 @@ from loadmaster.executor.steps.measure import Measurement, times_us
 from loadmaster.executor.steps.step import Loss
 from loadmaster.executor.steps.timeline import record
 from loadmaster.executor.steps.tracing import Mode
+from loadmaster.executor.steps.unchanged import unchanged
+from loadmaster.executor.steps.wrappers import is_among_ranks
 from loadmaster.models.memory.plan import MemoryPlan
 
 AnyStep = PlannedStep | KnobStep
@@ -152,8 +154,3 @@ class Setting:
             run()
             with self.ahead.standing_still():
                 return look(run)
-
-
-def is_among_ranks() -> bool:
-    """Whether others may wait for what this process does, or it for them."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -1,10 +1,9 @@
-"""Trial steps: a planned step is run and measured, and the user's model is left exactly as it was."""
+"""Trial steps: a planned step is run and measured, and the user's model is left as it was."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 import torch
 
@@ -12,60 +11,13 @@ from loadmaster.executor.steps.batch import AnyBatch, batch_of
 from loadmaster.executor.steps.measure import Measurement, measure
 from loadmaster.executor.steps.resident import device_of, optimizer_state_bytes
 from loadmaster.executor.steps.step import Step
-from loadmaster.executor.steps.step_graph import tensor_bytes, tensors
+from loadmaster.executor.steps.step_graph import tensors
+from loadmaster.executor.steps.unchanged import unchanged
 
 MISSING_SHARE = 0.02  # of the budget: counted beyond what there is where a step runs out of memory; nobody knows
 WARM_UP = 2  # the first step compiles, the second makes what libraries make lazily
 
 Call = Callable[..., torch.Tensor]
-
-
-@contextlib.contextmanager
-def unchanged(step: Step, batch: AnyBatch) -> Iterator[int]:
-    """Run steps inside, and leave no trace of them. Gives the bytes of the gradients that are set aside meanwhile.
-
-    On leaving, parameters, buffers and inputs have the values and objects they had, gradients set aside are back, and
-    the random generators of the CPU and of the step's device stand where they stood. Copies are held in host memory,
-    so that the device's peak is the step's own. Hooks on parameters and inputs do not run: they may step an optimizer.
-    """
-    held = {id(t): t for t in (*step.parameters(), *step.buffers(), *tensors(batch))}.values()
-    copies = [(t, t.detach().to("cpu", copy=True)) for t in held]
-    registered = [(m, dict(m._buffers)) for m in step.modules()]
-    gradients = [(t, t.grad) for t in held if t.is_leaf]
-    device = device_of(step, batch)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _unhooked([t for t, _ in gradients]):
-        try:
-            for tensor, _ in gradients:
-                tensor.grad = None
-            yield sum(tensor_bytes(gradient) for _, gradient in gradients if gradient is not None)
-        finally:
-            for tensor, gradient in gradients:
-                tensor.grad = gradient
-            for module, buffers in registered:
-                module._buffers.update(buffers)
-            with torch.no_grad():
-                for tensor, copy in copies:
-                    if not _same(tensor.detach().cpu(), copy):
-                        tensor.copy_(copy)
-
-
-@contextlib.contextmanager
-def _unhooked(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Take off what users hang on gradients. Emptied in place: the handles that remove hooks know their dictionary."""
-    hooks = [h for t in leaves for h in (t._backward_hooks, getattr(t, "_post_accumulate_grad_hooks", None)) if h]
-    kept = [dict(h) for h in hooks]
-    for hook in hooks:
-        hook.clear()
-    try:
-        yield
-    finally:
-        for hook, before in zip(hooks, kept, strict=True):
-            hook.update(before)
-
-
-def _same(now: torch.Tensor, before: torch.Tensor) -> bool:
-    """Equal, NaN where NaN was: what nobody changed need not be writable (an expanded input)."""
-    return torch.equal(now, before) or bool(((now == before) | ((now != now) & (before != before))).all())
 
 
 def runner(call: Call, step: Step, batch: AnyBatch, *, gradients_held: bool) -> Callable[[], None]:

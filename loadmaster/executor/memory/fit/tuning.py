@@ -20,11 +20,12 @@ import torch
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.fit.contest import Side, best_of, contest, next_try
 from loadmaster.executor.memory.fit.phases import KNOB, PLANS, compiling
-from loadmaster.executor.memory.fit.setting import AnyStep, Setting, is_among_ranks
+from loadmaster.executor.memory.fit.setting import AnyStep, Setting
 from loadmaster.executor.memory.fit.state import Fitted
 from loadmaster.executor.memory.fit.tuned_step import TunedStep, running
 from loadmaster.executor.memory.fit.words import MORE
 from loadmaster.executor.steps.guards import differences, guards_of
+from loadmaster.executor.steps.wrappers import is_among_ranks
 
 logger = logging.getLogger(__name__)
 

@@ -215,25 +215,6 @@ def test_a_buffer_that_is_replaced_is_refused_and_how_to_write_it_is_said():
         capture(Replacing(), (torch.randn(2, 4),), hardware="cpu")
 
 
-class MakesPlaces(Layer):
-    """As timm's ConViT: its first call makes a tensor that all calls read."""
-
-    places = None
-
-    def forward(self, x):
-        if self.places is None:
-            self.places = torch.arange(4.0)
-        return (self.layer(x) * self.places).square().mean()
-
-
-def test_what_a_first_call_makes_is_there_after_it():
-    model, inputs = MakesPlaces(), (torch.randn(2, 4),)
-    with pytest.raises(InputError, match=r"puts one into the model.*call it once before"):
-        capture(model, inputs, hardware="cpu")
-    model(*inputs)
-    capture(model, inputs, hardware="cpu")
-
-
 @pytest.mark.parametrize("returned", [lambda y, t: None, lambda y, t: F.mse_loss(y, t).item()])
 def test_a_loss_that_is_no_tensor_is_refused(returned):
     model, inputs, _ = mlp_case()

@@ -1,0 +1,40 @@
+"""What a model makes in its first call, and finds in all others: tables of positions, hooks under a lock.
+
+    if self.rel_indices is None: self.rel_indices = ...    # ConViT
+    with _hook_installation_lock: ...                      # transformers: SegFormer, Wav2Vec2 for sequences
+
+Traced before that call, a step is another one than those that train, or none at all. Where a trace ended, the model is
+called once, as its user would call it: forward only, without gradients.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import nn
+
+from loadmaster.executor.steps.batch import Batch
+from loadmaster.executor.steps.step import Loss, Step
+from loadmaster.executor.steps.unchanged import unchanged
+from loadmaster.executor.steps.wrappers import is_among_ranks, own_module
+
+logger = logging.getLogger(__name__)
+
+
+def has_been_called(model: nn.Module, batch: Batch, loss: Loss | None) -> bool:
+    """Call the model once; its values, gradients and random numbers are as they were.
+
+    Returns:
+        Whether that went well. Among ranks nothing is called: others would have to call it, too.
+    """
+    if is_among_ranks():
+        return False
+    step = Step(own_module(model), loss)
+    try:
+        with unchanged(step, batch), torch.no_grad():
+            step(*batch.args, **batch.kwargs)
+    except Exception as error:  # noqa: BLE001 - the model's own
+        logger.info("the model cannot be called: %s: %s", type(error).__name__, error)
+        return False
+    return True
