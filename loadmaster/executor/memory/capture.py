@@ -201,14 +201,18 @@ def capture_step(
     if options.hardware is None and options.costs is None and not has_values:
         remedy = 'Name the device to estimate costs for: hardware="h200".'
         raise InputError("model", type(model).__name__, "has no values to measure operators with", remedy)
-    elsewhere = contextlib.nullcontext() if options.hardware is None else autocast_without_cuda()
-    with live_line.line(options.progress) as line, standing_in_for_values(modules, batch) as given, elsewhere:
-        try:
+
+    def captured() -> CapturedStep:
+        elsewhere = contextlib.nullcontext() if options.hardware is None else autocast_without_cuda()
+        with live_line.line(options.progress) as line, standing_in_for_values(modules, batch) as given, elsewhere:
             return _captured(model, given, loss, options, expect, noted, line)
-        except UntraceableError:
-            if not (has_values and has_been_called(model, given, loss)):
-                raise
-        return _captured(model, given, loss, options, expect, noted, line)
+
+    try:
+        return captured()
+    except UntraceableError:
+        if not (has_values and has_been_called(model, batch, loss)):
+            raise
+    return captured()
 
 
 def _captured(

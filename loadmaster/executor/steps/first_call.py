@@ -19,11 +19,13 @@ from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.unchanged import unchanged
 from loadmaster.executor.steps.wrappers import is_among_ranks, own_module
 
+_Buffers = dict[str, torch.Tensor | None]
+
 logger = logging.getLogger(__name__)
 
 
 def has_been_called(model: nn.Module, batch: Batch, loss: Loss | None) -> bool:
-    """Call the model once; its values, gradients and random numbers are as they were.
+    """Call the model once; its values, gradients and random numbers are as they were, but for what it makes.
 
     Returns:
         Whether that went well. Among ranks nothing is called: others would have to call it, too.
@@ -31,10 +33,20 @@ def has_been_called(model: nn.Module, batch: Batch, loss: Loss | None) -> bool:
     if is_among_ranks():
         return False
     step = Step(own_module(model), loss)
+    before = {module: dict(module._buffers) for module in step.modules()}
     try:
         with unchanged(step, batch), torch.no_grad():
             step(*batch.args, **batch.kwargs)
+            made = [(module, _of_another_shape(module._buffers, held)) for module, held in before.items()]
     except Exception as error:  # noqa: BLE001 - the model's own
         logger.info("the model cannot be called: %s: %s", type(error).__name__, error)
         return False
+    for module, buffers in made:
+        module._buffers.update(buffers)
     return True
+
+
+def _of_another_shape(now: _Buffers, before: _Buffers) -> _Buffers:
+    """Buffers that stand for none, or for others of another shape: no statistics of a batch."""
+    shapes = {name: None if buffer is None else buffer.shape for name, buffer in before.items()}
+    return {n: buffer for n, buffer in now.items() if buffer is not None and buffer.shape != shapes.get(n)}
