@@ -44,8 +44,8 @@ _OURS = Path(__file__).parents[2]
 _REWRITE = "Rewrite that line without Python that depends on tensor values, or move it out of the step."
 _CHOOSE = (
     "The line is the library's. Call the model once before: libraries may set themselves up in their first call. Or "
-    "look for an option that avoids the line (another attention, no cache). Or leave out of the batch what it is for "
-    "(labels), and give a loss of yours on the model's output."
+    "look for an option that avoids the line (another attention, another experts_implementation, no cache). Or leave "
+    "out of the batch what it is for (labels), and give a loss of yours on the model's output."
 )
 
 
