@@ -22,6 +22,7 @@ from torch.fx.graph import _BoxedCodeGen
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.decompositions import decompositions
+from loadmaster.executor.memory.implementations.emitting import aten
 from loadmaster.executor.memory.run.alike import Lowered, Storages, kind_of
 from loadmaster.executor.memory.run.buffer_reuse import buffers_reused
 from loadmaster.executor.memory.run.channels_last import (
@@ -46,7 +47,12 @@ def eager(module: fx.GraphModule, _inputs: Sequence[Any], _half: Half = "forward
 
     The arguments come as one list that is emptied on entry, and every name dies at its last use: a saved activation
     is freed as soon as the backward pass has read it for the last time.
+
+    PyTorch's fake kernels lay out some results otherwise than its real ones, as a loss's gradient of what is
+    transposed. A view of those is a copy.
     """
+    for node in module.graph.find_nodes(op="call_function", target=aten.view.default):
+        node.target = aten.reshape.default
     module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()
     forward = module.forward

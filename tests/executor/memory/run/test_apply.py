@@ -325,3 +325,19 @@ def test_loss_modules_work():
     chosen = plan(problem, schedule(problem, lambda i: False))
     got = planned(model, inputs, nn.CrossEntropyLoss(), chosen)
     torch.testing.assert_close(got[0], F.cross_entropy(model(inputs[0]), inputs[1]))
+
+
+class Turned(nn.Linear):
+    """Channels by time, as models of time series return it."""
+
+    def forward(self, x):
+        return super().forward(x).transpose(1, 2)
+
+
+@pytest.mark.parametrize("kind", [nn.MSELoss, nn.SmoothL1Loss, nn.HuberLoss])
+def test_gradients_that_do_not_lie_as_traced(kind):
+    """PyTorch lays out the gradient of such a loss otherwise than it says."""
+    model, batch, loss = Turned(8, 8), (torch.randn(4, 6, 8), torch.randn(4, 8, 6)), kind()
+    problem = capture(model, batch, loss, hardware="cpu", backend="eager")
+    found = planned(model, batch, loss, plan(problem, schedule(problem, lambda i: False)))
+    torch.testing.assert_close(found, plain(model, batch, loss))
