@@ -19,6 +19,7 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from loadmaster.errors import InputError
 from loadmaster.executor.steps.attention_masks import lay_out_masks
 from loadmaster.executor.steps.batch import AnyBatch
+from loadmaster.executor.steps.causal_masks import masks_as_given
 from loadmaster.executor.steps.graph_breaks import UntraceableError, clear_errors, passing_over_logging, place_of
 from loadmaster.executor.steps.launches import launch_directly, noting_modules
 from loadmaster.executor.steps.step import Loss, Step
@@ -89,7 +90,8 @@ def compiled(
         with during():
             return backend_of(partition, passes, *compilers())(module, inputs)
 
-    return _with_all_layers(torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False))
+    call = torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False)
+    return _with_all_layers(masks_as_given()(call))
 
 
 def given_tensors(module: fx.GraphModule) -> list[torch.Tensor | None]:
