@@ -12,7 +12,7 @@ from torch import nn
 
 from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import AnyBatch, Batch, Forward, Parameters, for_model
-from loadmaster.executor.steps.layer_drop import LayerDrop
+from loadmaster.executor.steps.library_attributes import LibraryAttributes
 
 Loss = Callable[..., torch.Tensor]
 
@@ -68,7 +68,7 @@ class Step(nn.Module):
         self.loss = loss
         self.expects_loss = expects_loss
         self.takes = Parameters.of(model)
-        self.layer_drop = LayerDrop(model)
+        self.library_attributes = LibraryAttributes(model)
 
     @property
     def calls(self) -> Calls:

@@ -91,7 +91,7 @@ def compiled(
             return backend_of(partition, passes, *compilers())(module, inputs)
 
     call = torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False)
-    return _with_all_layers(masks_as_given()(call))
+    return _with_stand_ins(masks_as_given()(call))
 
 
 def given_tensors(module: fx.GraphModule) -> list[torch.Tensor | None]:
@@ -188,12 +188,12 @@ def compiled_plainly(mode: Mode = "default", before: Before = lambda _half: None
         modules.clear()
         return compiled(step, *args, **kwargs)
 
-    return _with_all_layers(call)
+    return _with_stand_ins(call)
 
 
-def _with_all_layers(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _with_stand_ins(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def called(step: Step, *args: Any, **kwargs: Any) -> torch.Tensor:
-        with step.layer_drop:
+        with step.library_attributes:
             return call(step, *args, **kwargs)
 
     return called

@@ -1,4 +1,4 @@
-"""LayerDrop as transformers writes it: with probability 0 the step is one graph, and what the model holds stays."""
+"""Attributes as transformers has them: the step is one graph, and what the model holds stays."""
 
 from __future__ import annotations
 
@@ -28,6 +28,22 @@ class Encoder(nn.Module):
                 continue
             x = layer(x).tanh()
         return x.square().sum()
+
+
+class FeatureEncoder(nn.Module):
+    """As HuBERT's."""
+
+    __module__ = "transformers.models.hubert.modeling_hubert"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self._requires_grad = nn.Conv1d(1, 4, 3), True
+
+    def forward(self, x):
+        x = x[:, None]
+        if self._requires_grad and self.training:
+            x.requires_grad = True
+        return self.layer(x).square().sum()
 
 
 def bart(encoder):
@@ -65,6 +81,18 @@ def test_layers_are_kept_under_a_plan(leaves_out):
     torch.testing.assert_close([p.grad for p in model.parameters()], plain)
     assert type(model.layerdrop) is float
     assert model.layerdrop == 0.0
+
+
+def test_a_view_of_the_input_becomes_no_leaf():
+    torch.manual_seed(0)
+    model, batch = FeatureEncoder(), (torch.randn(4, 8),)
+    model(*batch).backward()
+    plain = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    problem = capture(model, batch, hardware="cpu", backend="eager")
+    apply(plan(problem, schedule(problem, lambda i: False)), model, backend="eager")(*batch).backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], plain)
+    assert model._requires_grad is True
 
 
 def test_classes_made_from_the_librarys_are_known():
