@@ -7,8 +7,8 @@ releases also where it is 0, its default. A branch on a tensor is in no graph:
     if dropout_probability < self.layerdrop:
         continue
 
-``_requires_grad``: models of audio (Wav2Vec2, HuBERT, WavLM) have a view of their input require a gradient. Nobody reads
-it; checkpoints inside are run again for it. A tensor in the middle of a graph cannot become a leaf:
+``_requires_grad``: models of audio (Wav2Vec2, HuBERT, WavLM) make a view of their input require a gradient. Nobody
+reads it; checkpoints inside are run again for it. A tensor in the middle of a graph cannot become a leaf:
 
     if self._requires_grad and self.training:
         hidden_states.requires_grad = True
