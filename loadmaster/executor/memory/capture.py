@@ -33,7 +33,7 @@ from loadmaster.executor.memory.run.channels_last import runs_channels_last
 from loadmaster.executor.renamed import renamed_keywords
 from loadmaster.executor.steps.autocast import autocast_without_cuda
 from loadmaster.executor.steps.batch import AnyBatch, Batch, batch_of
-from loadmaster.executor.steps.first_call import has_been_called
+from loadmaster.executor.steps.first_call import make_first_call
 from loadmaster.executor.steps.graph_breaks import UntraceableError
 from loadmaster.executor.steps.host_link import host_link as link_of
 from loadmaster.executor.steps.places import Place, first_known, places
@@ -210,7 +210,7 @@ def capture_step(
     try:
         return captured()
     except UntraceableError:
-        if not (has_values and has_been_called(model, batch, loss)):
+        if not (has_values and make_first_call(model, batch, loss)):
             raise
     return captured()
 

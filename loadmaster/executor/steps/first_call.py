@@ -24,7 +24,7 @@ _Buffers = dict[str, torch.Tensor | None]
 logger = logging.getLogger(__name__)
 
 
-def has_been_called(model: nn.Module, batch: Batch, loss: Loss | None) -> bool:
+def make_first_call(model: nn.Module, batch: Batch, loss: Loss | None) -> bool:
     """Call the model once; its values, gradients and random numbers are as they were, but for what it makes.
 
     Returns:

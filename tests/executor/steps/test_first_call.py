@@ -91,13 +91,13 @@ class Locked(Layer):
 def calls(monkeypatch):
     """The models that were called for their first time, and whether that went well."""
     made = []
-    original = first_call.has_been_called
+    original = first_call.make_first_call
 
-    def has_been_called(model, batch, loss):
+    def make_first_call(model, batch, loss):
         made.append((type(model), original(model, batch, loss)))
         return made[-1][1]
 
-    monkeypatch.setattr("loadmaster.executor.memory.capture.has_been_called", has_been_called)
+    monkeypatch.setattr("loadmaster.executor.memory.capture.make_first_call", make_first_call)
     return made
 
 
