@@ -50,7 +50,7 @@ class _Zero:
 
 
 # By name: the value that something stands for, and what does.
-_STAND_INS: dict[str, tuple[Any, Any]] = {"layerdrop": (0, _Zero()), "_requires_grad": (True, False)}
+_REPLACEMENTS: dict[str, tuple[Any, Any]] = {"layerdrop": (0, _Zero()), "_requires_grad": (True, False)}
 
 
 class LibraryAttributes:
@@ -61,13 +61,13 @@ class LibraryAttributes:
 
     def __init__(self, model: nn.Module) -> None:
         library = [m for m in model.modules() if _is_the_librarys(m)]
-        self._found = [(vars(m), name) for m in library for name in _STAND_INS if name in vars(m)]
+        self._found = [(vars(m), name) for m in library for name in _REPLACEMENTS if name in vars(m)]
         self._set: list[tuple[dict[str, Any], str, Any]] = []
 
     def __enter__(self) -> None:
-        self._set = [(own, name, own[name]) for own, name in self._found if own[name] == _STAND_INS[name][0]]
+        self._set = [(own, name, own[name]) for own, name in self._found if own[name] == _REPLACEMENTS[name][0]]
         for own, name, _ in self._set:
-            own[name] = _STAND_INS[name][1]
+            own[name] = _REPLACEMENTS[name][1]
 
     def __exit__(self, *_: object) -> None:
         for own, name, value in self._set:

@@ -91,7 +91,7 @@ def compiled(
             return backend_of(partition, passes, *compilers())(module, inputs)
 
     call = torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False)
-    return _with_stand_ins(masks_as_given()(call))
+    return _with_attributes_replaced(masks_as_given()(call))
 
 
 def given_tensors(module: fx.GraphModule) -> list[torch.Tensor | None]:
@@ -188,10 +188,10 @@ def compiled_plainly(mode: Mode = "default", before: Before = lambda _half: None
         modules.clear()
         return compiled(step, *args, **kwargs)
 
-    return _with_stand_ins(call)
+    return _with_attributes_replaced(call)
 
 
-def _with_stand_ins(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _with_attributes_replaced(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def called(step: Step, *args: Any, **kwargs: Any) -> torch.Tensor:
         with step.library_attributes:
             return call(step, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Trial steps: a planned step is run and measured, and the user's model is left as it was."""
+"""Trial steps: a planned step is run and measured, and the user's model is left exactly as it was."""
 
 from __future__ import annotations
 
