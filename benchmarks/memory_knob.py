@@ -178,6 +178,7 @@ def main() -> None:
     p.add_argument("--cases", nargs="*", default=[*ZOO], help="cases, or factories as MODULE:FACTORY")
     p.add_argument("--knobs", nargs="+", type=float, default=KNOBS, help="of torch.compile, highest first")
     p.add_argument("--shares", nargs="+", default=[], help="of eager's peak, as 60%%: fit to these instead")
+    p.add_argument("--asked", nargs="+", default=[], help='fit to these only, as "knob 0.5" half-way')
     p.add_argument("--once", action="store_true", help="do not fit again with what the first fit left")
     p.add_argument("--mode", choices=["reduce-overhead"], help="CUDA graphs, of torch.compile and of fit")
     p.add_argument("--jobs", type=int, default=1, help="models at once")
@@ -192,12 +193,17 @@ def main() -> None:
         return
     if a.out is None:
         p.error("--out is missing")
+    if unknown := {*a.asked} - {HALF_WAY, *a.shares, *(f"{AT_KNOB}{knob}" for knob in a.knobs)}:
+        p.error(f"--asked {' '.join(map(repr, sorted(unknown)))}: not among --knobs and --shares, nor {HALF_WAY!r}")
     rows = Rows(a.out, time.monotonic() + a.wall, a.jobs)
     for folder in a.join:
         rows.join(json.loads((folder / "rows.json").read_text()))
     rows.measure(
         [
-            Model(sittings(name, a.device, a.knobs, a.shares, small=a.small, once=a.once, mode=a.mode), rows.known)
+            Model(
+                sittings(*(name, a.device, a.knobs, a.shares), asked=a.asked, small=a.small, once=a.once, mode=a.mode),
+                rows.known,
+            )
             for name in a.cases
         ]
     )

@@ -32,6 +32,7 @@ def sittings(
     knobs: Sequence[float],
     shares: Sequence[str] = (),
     *,
+    asked: Sequence[str] = (),
     small: bool,
     once: bool,
     mode: str | None = None,
@@ -40,6 +41,7 @@ def sittings(
 
     Args:
         shares: of eager's peak, to fit to instead of the knobs' peaks.
+        asked: budgets to fit to, by name; if empty, all shares, or all but the first knob's.
         mode: of torch.compile and of fit, if not the default.
     """
     base = {"case": name, "device": device, "small": small}
@@ -54,17 +56,16 @@ def sittings(
     if len(peaks) < len(knobs):
         return
     budgets = {f"{AT_KNOB}{knob}": -(-peak // UNIT_BYTES) * UNIT_BYTES for knob, peak in zip(knobs, peaks, strict=True)}
-    if len(budgets) > 1:
-        del budgets[f"{AT_KNOB}{knobs[0]}"]
+    below = [*budgets][1:] or [*budgets]
     for row, share in itertools.product(eager, shares):
         budgets[share] = int(float(share.removesuffix("%")) / 100 * row["peak_bytes"])
-    for asked in shares or (*budgets, HALF_WAY):
+    for budget in asked or shares or (*below, HALF_WAY):
         wanted = {
             **base,
             **asked_mode,
             "method": "fit",
-            "asked": asked,
-            "budget_bytes": budgets.get(asked),
+            "asked": budget,
+            "budget_bytes": budgets.get(budget),
             "lowest_bytes": min(peaks),
         }
         yield [{**wanted, "again": again} for again in ((False,) if once else (False, True))]

@@ -68,9 +68,9 @@ class Fake:
 started: list[tuple[dict, str]] = []
 
 
-def run(folder: Path, cases: list[str], *, seconds: float = 1e6, jobs: int = 1) -> Rows:
+def run(folder: Path, cases: list[str], *, seconds: float = 1e6, jobs: int = 1, asked: tuple[str, ...] = ()) -> Rows:
     rows = Rows(folder, time.monotonic() + seconds, jobs)
-    rows.measure([Model(sittings(c, "cpu", KNOBS, small=True, once=False), rows.known) for c in cases])
+    rows.measure([Model(sittings(c, "cpu", KNOBS, asked=asked, small=True, once=False), rows.known) for c in cases])
     return rows
 
 
@@ -91,6 +91,14 @@ def test_rows_that_are_there_are_not_measured_again(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "rows.json").read_text())) == 9
     run(tmp_path / "late", ["m"], seconds=0.0)
     assert len(started) == 9
+
+
+def test_a_fit_at_some_budgets_only_is_held_against_all_knobs(tmp_path: Path) -> None:
+    run(tmp_path, ["m"], asked=("half-way", "knob 1.0"))
+    asked = [row for row, _ in started]
+    assert [r["knob"] for r in asked[:3]] == [*KNOBS]
+    assert [r["asked"] for r in asked[3:]] == ["half-way"] * 2 + ["knob 1.0"] * 2
+    assert {r["lowest_bytes"] for r in asked[3:]} == {70}
 
 
 def test_a_fit_again_finds_the_caches_of_the_first(tmp_path: Path) -> None:
