@@ -29,6 +29,10 @@ class UntraceableError(InputError):
     """A step that is not one graph of fixed shapes: it has no plan, though it may run."""
 
 
+class RecompileLimitError(UntraceableError):
+    """A step that has become as many graphs as Dynamo allows."""
+
+
 # Methods of loggers, also those that libraries add: transformers' warning_once and warning_advice.
 _LOGGING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log")
 _FUNCTIONS = (
@@ -108,11 +112,12 @@ def clear_errors(passing: type[Exception] = LoadmasterError) -> Iterator[None]:
             raise error.inner_exception from None
         raise _untraceable(error.inner_exception) from None
     except exc.FailOnRecompileLimitHit as error:
-        raise UntraceableError(
+        raise RecompileLimitError(
             "model",
             type(error).__name__,
-            "becomes another graph again and again",
-            "Look for a Python value that changes from call to call; pass it as a tensor, or fix it.",
+            f"was compiled for {config.recompile_limit} kinds of calls, and becomes another graph again",
+            "Pad batches to a few lengths. Where their shapes are the same, look for a Python value that changes from "
+            "call to call; pass it as a tensor, or fix it.",
         ) from None
     except (exc.Unsupported, exc.UserError, exc.TorchRuntimeError, exc.InternalTorchDynamoError) as error:
         raise _untraceable(error) from None

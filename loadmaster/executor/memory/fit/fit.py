@@ -52,7 +52,8 @@ def fit(
 
     Args:
         model, batch, loss, optimizer, name, costs, gradients_held, host_link, implementations: as for
-            :func:`~loadmaster.executor.memory.capture.capture`.
+            :func:`~loadmaster.executor.memory.capture.capture`. Give the largest batch: smaller ones run under its
+            plan, larger ones without any, with a warning.
         budget_bytes: what the measured peak must not exceed: bytes, a size (``"6GiB"``), or a share (``"50%"``) of the
             peak that the captured step has with nothing planned.
         planner: plans a problem under the budget it comes with, for example

@@ -316,6 +316,8 @@ class Fitter:
         best = planned.state.candidates[planned.chosen]
         found = self._measurement(best) if is_final else None
         step, more = in_mode(self.setting, best.step, knob.budget_bytes)
+        assert isinstance(step, PlannedStep), "as the candidate is"
+        step.unplanned = "run"  # as torch.compile's own does
         said = " ".join(filter(None, (said, more, phases.words())))
         chosen, seconds = planned.chosen, dict(phases.seconds)
         return Fitted(step, best.plan, best.problem, trials, chosen, knobs, None, said, seconds, found)

@@ -102,6 +102,7 @@ class Setting:
             line.show(f"{name}: compiling{last_time}", begins=True)
             compiled = step if isinstance(step, KnobStep) else step.planned
             how = step.knob if isinstance(step, KnobStep) else step.plans[0]
+            phase.callback(setattr, compiled, "before", compiled.before)
             compiled.before = lambda half: self.ahead.wait(how, half)
 
             def alone() -> None:

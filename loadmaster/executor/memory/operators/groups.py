@@ -97,6 +97,24 @@ class BackwardGroup:
         return self.nodes[-1].name
 
 
+@dataclass(frozen=True)
+class Size:
+    """How large the tensors of a step are.
+
+    Attributes:
+        of: hash of the step's nodes and operators, whatever the sizes of their tensors.
+        each_bytes: of each tensor of the step, in order.
+    """
+
+    of: str
+    each_bytes: tuple[int, ...]
+
+    def is_within(self, other: Size) -> bool:
+        """Whether it is of the same operators, none of whose tensors is larger: what plans promise of the other step,
+        they keep in this one."""
+        return self.of == other.of and all(a <= b for a, b in zip(self.each_bytes, other.each_bytes, strict=True))
+
+
 @dataclass(frozen=True, eq=False)
 class Operators:
     """The step's operators.
@@ -129,20 +147,42 @@ class Operators:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the structure: nodes, sizes, operators and implementations. Costs and weights do not enter."""
-        described: list[object] = [self._describe(n) for n in self.step_graph.nodes]
-        described += [[f.name, f.inputs, [r.name for r in f.results], f.recomputable] for f in self.forward]
+        return _hash([self._describe(n) for n in self.step_graph.nodes] + self._described)
+
+    @cached_property
+    def size(self) -> Size:
+        """Of all tensors of the step."""
+        described = [self._describe(n, sizes=False) for n in self.step_graph.nodes]
+        made = [t for n in self.step_graph.nodes for t in tensors(n.meta.get("val"))]
+        return Size(_hash(described + self._described), tuple(t.numel() * t.element_size() for t in made))
+
+    @cached_property
+    def _described(self) -> list[object]:
+        """The operators, whatever the sizes of their tensors."""
+        found: list[object] = [[f.name, f.inputs, [r.name for r in f.results], f.recomputable] for f in self.forward]
         for b in self.backward:
             choices = [[c.needs, c.alternative.name if c.alternative else None, c.inlined] for c in b.choices]
-            described.append([b.name, choices])
-        return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:FINGERPRINT_DIGITS]
+            found.append([b.name, choices])
+        return found
 
-    def _describe(self, node: fx.Node) -> list[object]:
-        shapes = [[list(t.shape), list(t.stride()), str(t.dtype), t.device.type] for t in tensors(node.meta.get("val"))]
-        arguments = fx.node.map_aggregate((node.args, node.kwargs), self._plain)
-        return [node.op, str(node.target), str(arguments), shapes]
+    def _describe(self, node: fx.Node, *, sizes: bool = True) -> list[object]:
+        """A node as every process has it; without ``sizes``, as it is on a batch of any size."""
 
-    def _plain(self, argument: object) -> Any:
-        """An argument as every process has it: nodes by their place, devices without the number of the rank's own."""
-        if isinstance(argument, fx.Node):
-            return f"%{self.step_graph.position[argument]}"
-        return argument.type if isinstance(argument, torch.device) else argument
+        def shown(tensor: torch.Tensor) -> list[object]:
+            size = [list(tensor.shape), list(tensor.stride())] if sizes else []
+            return [*size, str(tensor.dtype), tensor.device.type]
+
+        def plain(argument: object) -> Any:
+            """Nodes by their place, devices without the number of the rank's own."""
+            if isinstance(argument, fx.Node):
+                return f"%{self.step_graph.position[argument]}"
+            if isinstance(argument, int) and not isinstance(argument, bool):
+                return argument if sizes else None
+            return argument.type if isinstance(argument, torch.device) else argument
+
+        arguments = fx.node.map_aggregate((node.args, node.kwargs), plain)
+        return [node.op, str(node.target), str(arguments), [shown(t) for t in tensors(node.meta.get("val"))]]
+
+
+def _hash(described: list[object]) -> str:
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:FINGERPRINT_DIGITS]

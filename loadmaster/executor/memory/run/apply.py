@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from torch import fx, nn
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.memory.operators.grouping import group
-from loadmaster.executor.memory.operators.groups import FINGERPRINT_DIGITS
+from loadmaster.executor.memory.operators.groups import FINGERPRINT_DIGITS, Operators, Size
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.run.backends import COMPILERS, Backend, both_halves, expect_backend
 from loadmaster.executor.memory.run.budget_check import BudgetCheck
@@ -26,7 +27,7 @@ from loadmaster.executor.memory.run.frame_room import with_room
 from loadmaster.executor.renamed import renamed_keywords
 from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.cuda_graphs import CudaGraphs
-from loadmaster.executor.steps.graph_breaks import clear_errors, passing_over_logging
+from loadmaster.executor.steps.graph_breaks import RecompileLimitError, clear_errors, passing_over_logging
 from loadmaster.executor.steps.guards import Guards, differences, guards_of
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.step import Loss, Step
@@ -38,6 +39,10 @@ from loadmaster.executor.steps.wrappers import ddp_of, own_module, standing_in
 from loadmaster.models.memory.plan import MemoryPlan, Schedule
 
 Unplanned = Literal["refuse", "run"]
+
+logger = logging.getLogger(__name__)
+
+_MOST_KINDS = 8  # of calls without a plan, on batches of the same shapes
 
 
 class _NoPlanError(InputError):
@@ -65,6 +70,8 @@ class CompiledPlans:
         self.implementations = implementations
         self.mode = mode
         self.before: Before = lambda _half: None
+        self._run: list[tuple[Size, MemoryPlan]] = []
+        """What plans were made for, once it has run."""
         # As CUDA graphs a backward graph is compiled when it first runs, as PyTorch's own are.
         during = both_halves if backend == "inductor" and mode == "default" else contextlib.nullcontext
         self.call = compiled(self.partition, self._compilers, run_passes, during=during)
@@ -85,15 +92,14 @@ class CompiledPlans:
         return forward, backward
 
     def partition(self, step_graph: StepGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """The two graphs of the plan that is for this joint graph."""
+        """The two graphs of the plan that is for this joint graph, or for the same on a larger batch."""
         channels_last = self.backend == "inductor" and runs_channels_last(step_graph.module)
         found = []
         for fused in (True, False):  # a plan made for one backend runs on the other, though not as fast or as small
             operators = group(step_graph, self.implementations, fused=fused)
-            for plan in self.plans:
-                if _fingerprint(plan) == operators.fingerprint:
-                    schedule = without_elsewhere(schedule_of(plan), len(operators.forward))
-                    return emit(operators, schedule, channels_last=channels_last)
+            if (plan := self._plan_of(operators)) is not None:
+                schedule = without_elsewhere(schedule_of(plan), len(operators.forward))
+                return emit(operators, schedule, channels_last=channels_last)
             found.append(operators.fingerprint)
         where = " and ".join(sorted({t.device.type for n in step_graph.primals for t in tensors(n.meta.get("val"))}))
         planned = ", ".join(map(_fingerprint, self.plans))
@@ -106,14 +112,29 @@ class CompiledPlans:
             f"Capture this model on {where} with this batch, loss, precision, mode and filter, and plan again.",
         )
 
+    def _plan_of(self, operators: Operators) -> MemoryPlan | None:
+        for plan in self.plans:
+            if _fingerprint(plan) == operators.fingerprint:
+                self._run.append((operators.size, plan))
+                return plan
+        for size, plan in self._run:
+            if operators.size.is_within(size):
+                logger.info("a smaller batch than %s was made for: it is compiled under the same plan", plan.name)
+                return plan
+        return None
+
 
 class PlannedStep(nn.Module):
     """A training step under a plan: ``loss = step(*batch)`` or ``step(**batch)``, then ``loss.backward()``.
 
     The model is the user's own: its parameters receive the gradients, its buffers are updated, and it is what to
-    save. The plan is put in place at the first call. A call that becomes another graph (another batch shape,
-    precision, mode, frozen parameter) needs a plan of its own. Without gradients (``torch.no_grad``) there is nothing
-    to plan for: the step then runs as plain PyTorch would run it, whatever the shapes.
+    save. The plan is put in place at the first call. A smaller batch runs under it, too: the same operators on tensors
+    that are no larger. A call that becomes another graph (a larger batch, another precision, mode, frozen parameter)
+    needs a plan of its own. Without gradients (``torch.no_grad``) there is nothing to plan for: the step then runs as
+    plain PyTorch would run it, whatever the shapes.
+
+    Attributes:
+        unplanned: what it does with a batch that no plan is for, as for :func:`apply`.
 
     Raises (when called):
         InputError: the model cannot be traced, or no plan was made for this model, batch, loss and precision.
@@ -127,7 +148,7 @@ class PlannedStep(nn.Module):
         self.step = Step(own_module(model), loss)
         # In a tuple, which hides it: its parameters are the model's.
         self._ddp = tuple(wrapper for wrapper in [ddp_of(model)] if wrapper is not None)
-        self._unplanned = unplanned
+        self.unplanned = unplanned
         self._budget_check = BudgetCheck(planned.plans) if enforce else None
         self._first: Guards | None = None
         self._without: dict[Hashable, list[Guards]] = {}
@@ -155,7 +176,7 @@ class PlannedStep(nn.Module):
                 call = partial(self.planned.call, self.step, *batch.args, **batch.kwargs)
                 held = self._budget_check
                 loss = call() if held is None else held.checked(call, device_of(self.step, batch))
-        except _NoPlanError as error:
+        except (_NoPlanError, RecompileLimitError) as error:
             return self._without_plan(batch, error)
         except InputError:
             # Better reasons: the model may have been wrapped since, or the call is not one it takes.
@@ -179,24 +200,28 @@ class PlannedStep(nn.Module):
             )
         model, loss = copy.deepcopy((self.step.model, self.step.loss), memo)
         planned = CompiledPlans(self.plans, self.planned.backend, self.planned.implementations, self.planned.mode)
-        return PlannedStep(planned, model, loss, self._unplanned, enforce=self._budget_check is not None)
+        return PlannedStep(planned, model, loss, self.unplanned, enforce=self._budget_check is not None)
 
     def _is_known_unplanned(self, batch: Batch) -> bool:
-        if not self._without:
+        known = self._without.get(_key(batch)) if self._without else None
+        if known is None:
             return False
-        known = self._without.get(_key(batch))
-        return known is not None and guards_of(self.step.model, batch) in known
+        now = guards_of(self.step.model, batch)
+        # A Python value that is another one in every call is not traced again each time to find out.
+        return now in known or (len(known) >= _MOST_KINDS and now != self._first and len(self.plans) == 1)
 
-    def _without_plan(self, batch: Batch, error: _NoPlanError) -> torch.Tensor:
+    def _without_plan(self, batch: Batch, error: InputError) -> torch.Tensor:
         now = guards_of(self.step.model, batch)
         problem = error.problem
         if self._first is not None:
             problem += f": {differences(self._first, now) or 'the model itself changes from call to call'}"
         # That the first step has a plan says that the plans are for this model.
-        if self._unplanned == "refuse" or self._first is None:
+        if self.unplanned == "refuse" or self._first is None:
             raise InputError(error.field, error.value, problem, error.remedy)
-        warnings.warn(f"Runs without a plan and its budget: {problem}.", stacklevel=2)
-        self._without.setdefault(_key(batch), []).append(now)
+        known = self._without.setdefault(_key(batch), [])
+        known.append(now)
+        further = " So will other calls on these shapes." if len(known) == _MOST_KINDS else ""
+        warnings.warn(f"Runs without a plan and its budget: {problem}.{further}", stacklevel=2)
         return self.planned.plain(self.step, *batch.args, **batch.kwargs)
 
 
@@ -245,8 +270,8 @@ def apply(
             :func:`~loadmaster.executor.memory.block.capture_block`.
         backend: ``inductor`` compiles the planned graphs, ``eager`` runs them operator by operator.
         implementations: the filter that the plan was captured with.
-        unplanned: what to do with a batch that no plan is for (the short last one of an epoch), once a planned one
-            has run: ``refuse`` it, or ``run`` it without a plan, with a warning and no word on its memory.
+        unplanned: what to do with a batch that no plan is for (one that is larger), once a planned one has run:
+            ``refuse`` it, or ``run`` it without a plan, with a warning and no word on its memory.
         enforce: hold the second to fourth step against the plan's budget: a backward pass that ends with a higher
             peak of CUDA's allocator raises a :class:`~loadmaster.errors.BudgetError`.
         mode: as for ``torch.compile``: ``reduce-overhead`` replays both graphs as CUDA graphs, so that a step of short
