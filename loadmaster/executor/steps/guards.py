@@ -42,5 +42,6 @@ def differences(planned: Guards, now: Guards, most: int = 3) -> str:
 def _described(value: object) -> str:
     if not isinstance(value, torch.Tensor):
         return repr(value)[:80]
+    laid_out = "" if value.layout is not torch.strided or value.is_contiguous() else f", strides {value.stride()}"
     trained = ", requires a gradient" if value.requires_grad else ""
-    return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')} on {value.device.type}{trained}"
+    return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')} on {value.device.type}{laid_out}{trained}"
