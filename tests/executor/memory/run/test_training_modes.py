@@ -223,14 +223,6 @@ def test_a_larger_batch_may_run_without_a_plan(compilations):
     assert len(compilations) == 3
 
 
-def test_images_laid_out_otherwise_are_told_by_their_strides():
-    model, (x, target), loss = convnet()
-    step = planned(model, (x, target), loss)
-    step(x, target)
-    with pytest.raises(InputError, match=r"is \(4, 3, 12, 12\) float64 on cpu, strides \(432, 1, 36, 3\), planned for"):
-        step(x.to(memory_format=torch.channels_last), target)
-
-
 class Annealed(Mlp):
     """With a weight of its loss that is another number in every call."""
 
