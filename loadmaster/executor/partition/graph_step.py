@@ -149,7 +149,7 @@ class PartitionedStep:
         shape = self._split.problem.tensors[tensor].shape
         if not isinstance(given, Tensor) or tuple(given.shape) != shape:
             found = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
-            remedy = "Give every rank the whole batch that was captured, or capture this one."
+            remedy = "Give every rank a whole batch of that shape; DataLoader(..., drop_last=True) gives no short one."
             raise InputError("batch", found, f"is not of the shape {list(shape)}", remedy)
         return self._split.cut(tensor, given).to(self.device, non_blocking=True)
 
