@@ -210,8 +210,12 @@ def capture_step(
     try:
         return captured()
     except UntraceableError:
-        if not (has_values and make_first_call(model, batch, loss)):
+        if not has_values:
             raise
+        with live_line.line(options.progress) as line:
+            line.show(f"{type(model).__name__}: tracing ended, calling it once", begins=True)
+            if not make_first_call(model, batch, loss):
+                raise
     return captured()
 
 

@@ -102,13 +102,14 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [Places, PlacesInABuffer, Hooks])
-def test_the_step_is_the_one_that_trains(kind, calls):
+def test_the_step_is_the_one_that_trains(kind, calls, capsys):
     torch.manual_seed(0)
     model, twin = kind(), kind()
     twin.load_state_dict(model.state_dict())
     before, generator = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
-    capture(model, BATCH, hardware="cpu", backend="eager")
+    capture(model, BATCH, hardware="cpu", backend="eager", progress=True)
     assert calls == [(kind, True)]
+    assert "tracing ended, calling it once" in capsys.readouterr().err
     assert torch.equal(torch.get_rng_state(), generator)
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     assert all(p.grad is None for p in model.parameters())
