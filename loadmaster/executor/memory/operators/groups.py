@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -102,7 +103,7 @@ class Size:
     """How large the tensors of a step are.
 
     Attributes:
-        of: hash of the step's nodes and operators, whatever the sizes of their tensors.
+        of: hash of the step's nodes, whatever the sizes of their tensors.
         each_bytes: of each tensor of the step, in order.
     """
 
@@ -110,8 +111,8 @@ class Size:
     each_bytes: tuple[int, ...]
 
     def is_within(self, other: Size) -> bool:
-        """Whether it is of the same operators, none of whose tensors is larger: what plans promise of the other step,
-        they keep in this one."""
+        """Whether it is of the same nodes, none of whose tensors is larger: what plans promise of the other step, they
+        keep in this one."""
         return self.of == other.of and all(a <= b for a, b in zip(self.each_bytes, other.each_bytes, strict=True))
 
 
@@ -147,23 +148,19 @@ class Operators:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the structure: nodes, sizes, operators and implementations. Costs and weights do not enter."""
-        return _hash([self._describe(n) for n in self.step_graph.nodes] + self._described)
+        described: list[object] = [self._describe(n) for n in self.step_graph.nodes]
+        described += [[f.name, f.inputs, [r.name for r in f.results], f.recomputable] for f in self.forward]
+        for b in self.backward:
+            choices = [[c.needs, c.alternative.name if c.alternative else None, c.inlined] for c in b.choices]
+            described.append([b.name, choices])
+        return _hash(described)
 
     @cached_property
     def size(self) -> Size:
         """Of all tensors of the step."""
         described = [self._describe(n, sizes=False) for n in self.step_graph.nodes]
         made = [t for n in self.step_graph.nodes for t in tensors(n.meta.get("val"))]
-        return Size(_hash(described + self._described), tuple(t.numel() * t.element_size() for t in made))
-
-    @cached_property
-    def _described(self) -> list[object]:
-        """The operators, whatever the sizes of their tensors."""
-        found: list[object] = [[f.name, f.inputs, [r.name for r in f.results], f.recomputable] for f in self.forward]
-        for b in self.backward:
-            choices = [[c.needs, c.alternative.name if c.alternative else None, c.inlined] for c in b.choices]
-            found.append([b.name, choices])
-        return found
+        return Size(_hash(described), tuple(t.numel() * t.element_size() for t in made))
 
     def _describe(self, node: fx.Node, *, sizes: bool = True) -> list[object]:
         """A node as every process has it; without ``sizes``, as it is on a batch of any size."""
@@ -184,5 +181,5 @@ class Operators:
         return [node.op, str(node.target), str(arguments), [shown(t) for t in tensors(node.meta.get("val"))]]
 
 
-def _hash(described: list[object]) -> str:
+def _hash(described: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:FINGERPRINT_DIGITS]

@@ -15,8 +15,9 @@ from torch import fx, nn
 
 from loadmaster.errors import InputError
 from loadmaster.executor.memory.implementations.passes import run_passes
+from loadmaster.executor.memory.operators.carried_over import carried_over
 from loadmaster.executor.memory.operators.grouping import group
-from loadmaster.executor.memory.operators.groups import FINGERPRINT_DIGITS, Operators, Size
+from loadmaster.executor.memory.operators.groups import FINGERPRINT_DIGITS, Operators
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.run.backends import COMPILERS, Backend, both_halves, expect_backend
 from loadmaster.executor.memory.run.budget_check import BudgetCheck
@@ -70,8 +71,8 @@ class CompiledPlans:
         self.implementations = implementations
         self.mode = mode
         self.before: Before = lambda _half: None
-        self._run: list[tuple[Size, MemoryPlan]] = []
-        """What plans were made for, once it has run."""
+        self._run: list[tuple[MemoryPlan, Operators]] = []
+        """Plans that were put in place, and the operators that they were made for."""
         # As CUDA graphs a backward graph is compiled when it first runs, as PyTorch's own are.
         during = both_halves if backend == "inductor" and mode == "default" else contextlib.nullcontext
         self.call = compiled(self.partition, self._compilers, run_passes, during=during)
@@ -97,7 +98,8 @@ class CompiledPlans:
         found = []
         for fused in (True, False):  # a plan made for one backend runs on the other, though not as fast or as small
             operators = group(step_graph, self.implementations, fused=fused)
-            if (plan := self._plan_of(operators)) is not None:
+            if (known := self._known(operators)) is not None:
+                plan, operators = known
                 schedule = without_elsewhere(schedule_of(plan), len(operators.forward))
                 return emit(operators, schedule, channels_last=channels_last)
             found.append(operators.fingerprint)
@@ -112,15 +114,16 @@ class CompiledPlans:
             f"Capture this model on {where} with this batch, loss, precision, mode and filter, and plan again.",
         )
 
-    def _plan_of(self, operators: Operators) -> MemoryPlan | None:
+    def _known(self, operators: Operators) -> tuple[MemoryPlan, Operators] | None:
+        """The plan that was made for these operators, or for those of a larger batch, and the operators as planned."""
         for plan in self.plans:
             if _fingerprint(plan) == operators.fingerprint:
-                self._run.append((operators.size, plan))
-                return plan
-        for size, plan in self._run:
-            if operators.size.is_within(size):
+                self._run.append((plan, operators))
+                return plan, operators
+        for plan, larger in self._run:
+            if operators.size.is_within(larger.size):
                 logger.info("a smaller batch than %s was made for: it is compiled under the same plan", plan.name)
-                return plan
+                return plan, carried_over(larger, operators.step_graph)
         return None
 
 
