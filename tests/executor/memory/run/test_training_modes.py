@@ -168,24 +168,27 @@ def test_a_short_last_batch_runs_under_the_plan(compilations):
 
 @pytest.mark.parametrize("case", [convnet_case, transformer_case])
 @pytest.mark.parametrize("seed", range(2))
-def test_smaller_batches_take_no_more_than_the_plan_promises(case, seed):
-    sizes = {"tokens": 64} if case is transformer_case else {}
+def test_smaller_batches_take_no_more_than_the_larger_one(case, seed):
+    """Also where they would be grouped otherwise, under schedules with any implementations."""
+    sizes = {"tokens": 32} if case is transformer_case else {}
     model, inputs, loss = case(dtype=torch.float32, batch=8, **sizes)
     problem = capture(model, inputs, loss, hardware="cpu", backend="eager")
     draw = random.Random(seed)
-    by_hand = schedule(problem, lambda i: draw.random() < 0.5)
+    chosen = [draw.randrange(len(b.implementations)) for b in problem.backward]
+    by_hand = schedule(problem, lambda i: draw.random() < 0.5, lambda k: chosen[k - 1])
     step = apply(plan(problem, by_hand), model, loss, backend="eager")
-    step(*inputs).backward()
-    promised = check(problem, by_hand, 1 << 50).peak_bytes
-    for part in (tuple(t[:n] for t in inputs) for n in (7, 5)):
-        model.zero_grad()
+    peaks = []
+    for part in (tuple(t[:n] for t in inputs) for n in (8, 7, 4, 2)):
         twin = copy.deepcopy(model)
-        value = step(*part)
-        torch.testing.assert_close(value, plainly(twin, part, loss))
-        del value
-        resident = [*model.parameters(), *model.buffers(), *inputs]
+        step(*part).backward()
+        plainly(twin, part, loss).backward()
+        assert_same_gradients(model, twin, rtol=1e-4)
+        model.zero_grad()
         run = functools.partial(lambda part: step(*part).backward(), part)
-        assert measure(run, resident=resident, warmup=0, repeats=0).peak_bytes <= promised
+        resident = [*model.parameters(), *model.buffers(), *inputs]
+        peaks.append(measure(run, resident=resident, warmup=0, repeats=0).peak_bytes)
+        model.zero_grad()
+    assert peaks == sorted(peaks, reverse=True)
 
 
 def larger(inputs):
