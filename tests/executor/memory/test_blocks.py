@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import loadmaster
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, apply_to_blocks, capture_block, measure
-from loadmaster.executor.memory.run.apply import CompiledPlans
+from loadmaster.executor.memory.run.compiled_plans import CompiledPlans
 from loadmaster.models.memory.unconstrained import unconstrained_cost
 from tests.executor.memory.models import ConvNet, Mlp, Transformer
 from tests.executor.memory.schedules import plan, schedule

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, apply_to_blocks, capture, capture_block, measure
 from loadmaster.executor.memory.command import main
-from loadmaster.executor.memory.run.apply import CompiledPlans
+from loadmaster.executor.memory.run.compiled_plans import CompiledPlans
 from loadmaster.executor.steps.wrappers import wrapper_bytes
 from loadmaster.models.memory.checker import check
 from tests.executor.memory.models import Mlp, Transformer, convnet_case, mlp_case, transformer_case

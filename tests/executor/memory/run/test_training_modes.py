@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture, measure
 from loadmaster.executor.memory.run import backends
-from loadmaster.executor.memory.run.apply import CompiledPlans
+from loadmaster.executor.memory.run.compiled_plans import CompiledPlans
 from loadmaster.models.memory.checker import check
 from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transformer_case
 from tests.executor.memory.schedules import plan, schedule

@@ -28,8 +28,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from loadmaster.executor.memory.fit import vector_isas
 from loadmaster.executor.memory.implementations.passes import run_passes
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
-from loadmaster.executor.memory.run.apply import CompiledPlans
 from loadmaster.executor.memory.run.backends import inductor, lowered_only, report_strides
+from loadmaster.executor.memory.run.compiled_plans import CompiledPlans
 from loadmaster.executor.steps.sent_graph import TorchSettings, received
 from loadmaster.executor.steps.tracing import backend_of, left
 from loadmaster.models.memory.plan import MemoryPlan
