@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from itertools import chain
 
@@ -10,6 +11,8 @@ from torch import nn
 
 from loadmaster.executor.steps.batch import AnyBatch
 from loadmaster.executor.steps.step_graph import tensor_bytes, tensors
+
+logger = logging.getLogger(__name__)
 
 
 def gradient_bytes(model: nn.Module) -> int:
@@ -28,7 +31,8 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
 def optimizer_states(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, list[torch.Tensor]]:
     """Of every parameter the tensors of its state: as they are, or, before the first step, as one would make them.
 
-    What is not there yet has no memory (device meta). An optimizer that cannot step there has only what it has.
+    What is not there yet has no memory (device meta). Of one that trainers have wrapped (accelerate, Lightning) it is
+    that of its ``optimizer``. An optimizer that cannot step there has only what it has, and the log says so.
     """
     if optimizer.state:
         return {p: list(tensors(list(state.values()))) for p, state in optimizer.state.items()}
@@ -44,7 +48,11 @@ def optimizer_states(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, lis
     try:
         twin = type(optimizer)(groups)  # type: ignore[call-arg]
         twin.step()
-    except (RuntimeError, TypeError, ValueError):
+    except Exception as error:  # noqa: BLE001 - the optimizer's own
+        if isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+            return optimizer_states(inner)
+        what = type(optimizer).__name__
+        logger.warning("the state that %s will have is not counted; once it has stepped it is: %s", what, error)
         return {}
     return {p: list(tensors(list(twin.state[of].values()))) for p, of in twins.items()}
 

@@ -131,6 +131,33 @@ def test_optimizer_state_is_counted_before_and_after_its_first_step(make, tensor
         assert expected <= found <= expected + 64  # AdamW's step counts
 
 
+class Wrapped(torch.optim.Optimizer):
+    """As accelerate wraps an optimizer."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        optimizer.state_dict()
+
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    state = property(lambda self: self.optimizer.state)
+
+
+class Peculiar(torch.optim.SGD):
+    """Cannot be made from its groups alone."""
+
+    def __init__(self, model, lr):
+        super().__init__(model.parameters(), lr, momentum=0.9)
+
+
+def test_state_of_a_wrapped_optimizer_is_counted_and_what_is_not_counted_is_said(caplog):
+    model = nn.Linear(64, 64)
+    wrapped = Wrapped(torch.optim.AdamW(model.parameters()))
+    assert optimizer_state_bytes(wrapped) == optimizer_state_bytes(wrapped.optimizer) > 0
+    assert not caplog.records
+    assert optimizer_state_bytes(Peculiar(model, 0.1)) == 0
+    assert "the state that Peculiar will have is not counted" in caplog.text
+
+
 class Branching(nn.Module):
     def __init__(self) -> None:
         super().__init__()
