@@ -70,6 +70,20 @@ def assert_equal(got, expected) -> None:
         assert torch.equal(a, b)
 
 
+def test_results_of_a_smaller_batch_travel_as_those_of_the_larger_one(captured):
+    model, inputs, loss, problem = captured["convnet"]
+    chosen = plan(problem, travelling(problem, schedule(problem, lambda i: True), lambda i: True))
+    model = copy.deepcopy(model)
+    step = apply(chosen, model, loss, backend="eager")
+    step(*inputs).backward()
+    model.zero_grad()
+    part = tuple(t[:3] for t in inputs)
+    expected = gradients(model, part, loss, None)
+    value = step(*part)
+    value.backward()
+    assert_equal([value.detach(), *(p.grad for p in model.parameters()), *model.buffers()], expected)
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("lead", "linger"), [(0, 1), (1, 2), (1000, 1000)])
 def test_everything_travels(captured, name, lead, linger):
