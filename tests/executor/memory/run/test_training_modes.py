@@ -226,6 +226,19 @@ def test_a_larger_batch_may_run_without_a_plan(compilations):
     assert len(compilations) == 3
 
 
+def test_the_ninth_shape_runs_without_a_plan():
+    model, inputs, loss = mlp_case()
+    inputs = tuple(torch.cat([t] * 12)[:12] for t in inputs)
+    twin, step = copy.deepcopy(model), planned(model, inputs, loss, unplanned="run")
+    parts = [tuple(t[:n] for t in inputs) for n in range(12, 1, -1)]
+    with pytest.warns(UserWarning, match="compiled for 8 kinds of calls") as told:
+        for part in parts:
+            step(*part).backward()
+            plainly(twin, part, loss).backward()
+    assert_same_gradients(model, twin)
+    assert len([w for w in told if "without a plan" in str(w.message)]) == len(parts) - 8
+
+
 class Annealed(Mlp):
     """With a weight of its loss that is another number in every call."""
 
