@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch import fx
 
-from loadmaster.executor.memory.implementations.registry import Site, recompute_node
+from loadmaster.executor.memory.implementations.registry import Recompute, Site, recompute_node
 from loadmaster.executor.memory.operators.groups import BackwardGroup, Choice, Encoding, ForwardGroup, Operators
 from loadmaster.executor.steps.step_graph import StepGraph
 
@@ -30,10 +30,9 @@ def carried_over(operators: Operators, step_graph: StepGraph) -> Operators:
     def moved(node: fx.Node) -> fx.Node:
         return step_graph.nodes[places[node]]
 
-    recomputes = {}
-    for node, held in operators.recomputes.items():
-        found = [recompute_node(moved(one.node)) for one in held]
-        recomputes[moved(node)] = tuple(one for one in found if one is not None)
+    recomputes = {
+        moved(node): tuple(_recompute(moved(one.node)) for one in held) for node, held in operators.recomputes.items()
+    }
     return Operators(
         step_graph,
         tuple(_forward(group, moved) for group in operators.forward),
@@ -42,6 +41,12 @@ def carried_over(operators: Operators, step_graph: StepGraph) -> Operators:
         tuple(map(moved, operators.pinned)),
         recomputes,
     )
+
+
+def _recompute(node: fx.Node) -> Recompute:
+    found = recompute_node(node)
+    assert found is not None, "there is one of the same operator on the other graph"
+    return found
 
 
 def _forward(group: ForwardGroup, moved: Moved) -> ForwardGroup:

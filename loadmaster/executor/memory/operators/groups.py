@@ -160,6 +160,7 @@ class Operators:
         """Of all tensors of the step."""
         described = [self._describe(n, sizes=False) for n in self.step_graph.nodes]
         made = [t for n in self.step_graph.nodes for t in tensors(n.meta.get("val"))]
+        # Not of their storages: a short batch may be a slice of a long one.
         return Size(_hash(described), tuple(t.numel() * t.element_size() for t in made))
 
     def _describe(self, node: fx.Node, *, sizes: bool = True) -> list[object]:

@@ -117,8 +117,14 @@ class PlannedStep(nn.Module):
         if known is None:
             return False
         now = guards_of(self.step.model, batch)
-        # A Python value that is another one in every call is not traced again each time to find out.
-        return now in known or (len(known) >= _MOST_KINDS and now != self._first and len(self.plans) == 1)
+        return now in known or (self._asks_no_more(known) and now != self._first)
+
+    def _asks_no_more(self, known: Sequence[Guards]) -> bool:
+        """Whether further kinds of calls are not traced to find out: a Python value may be another one in every call.
+
+        Of several plans one may still be for them.
+        """
+        return len(known) >= _MOST_KINDS and len(self.plans) == 1
 
     def _without_plan(self, batch: Batch, error: InputError) -> torch.Tensor:
         now = guards_of(self.step.model, batch)
@@ -130,7 +136,7 @@ class PlannedStep(nn.Module):
             raise InputError(error.field, error.value, problem, error.remedy)
         known = self._without.setdefault(_key(batch), [])
         known.append(now)
-        further = " So will other calls on these shapes." if len(known) == _MOST_KINDS else ""
+        further = " So will other calls on these shapes." if self._asks_no_more(known) else ""
         warnings.warn(f"Runs without a plan and its budget: {problem}.{further}", stacklevel=2)
         return self.planned.plain(self.step, *batch.args, **batch.kwargs)
 
