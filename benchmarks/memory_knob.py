@@ -46,6 +46,8 @@ from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor import Fitted, measure
 from loadmaster.executor.costs.profiled import Profiler
 from loadmaster.executor.memory.fit.fitter import Fitter
+from loadmaster.executor.memory.fit.knob import KnobTrial
+from loadmaster.executor.memory.fit.trials import Trial
 from loadmaster.executor.steps.factory import call_factory
 from loadmaster.executor.steps.measure import times_us
 from loadmaster.executor.steps.resident import device_of
@@ -106,7 +108,8 @@ def measured(row: Row, link: Link, turn: Turn) -> Row:
     if done is not None and row["asked"] != HALF_WAY and not (row["beside"] or "mode" in row):
         peer = compiled(model, loss, 1.0 if "%" in row["asked"] else float(row["asked"].removeprefix(AT_KNOB)), None)
         found["turns_us"] = in_turns([run, lambda: run(peer)], device)
-    return found | {"peak_bytes": peak_bytes, "step_us": result.step_us, "resident_bytes": result.resident_bytes}
+    found |= {"peak_bytes": peak_bytes, "step_us": result.step_us, "resident_bytes": result.resident_bytes}
+    return found | {"requested_bytes": result.requested_bytes}
 
 
 def in_turns(runs: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
@@ -166,9 +169,13 @@ def finished(done: Fitted) -> Row:
     done.finish()
     found: Row = {"first_report": said, "left_s": time.perf_counter() - began}
     found |= {"knob": done.knob, "report": done.report, "seconds": dict(done.seconds)}
-    found["tries"] = [[t.planned_us, t.measured.step_us, t.used_bytes, t.kept] for t in done.tries]
-    found["knob_tries"] = [[t.knob, t.measured.step_us, t.used_bytes, t.kept] for t in done.knob_tries]
+    found["tries"] = [[t.planned_us, *_tried(t)] for t in done.tries]
+    found["knob_tries"] = [[t.knob, *_tried(t)] for t in done.knob_tries]
     return found
+
+
+def _tried(tried: Trial | KnobTrial) -> list[Any]:
+    return [tried.measured.step_us, tried.used_bytes, tried.kept, tried.measured.requested_bytes]
 
 
 def main() -> None:

@@ -246,14 +246,15 @@ def _is_of(row: Row, other: Row) -> bool:
 def summary(rows: Sequence[Row]) -> Row:
     """The figures: over all rows of ``fit``, its step by that of the fastest peer within the budget, and its wait.
 
-    Where both were timed in turns, that is what counts. Under a share of eager's peak its step is held against the
-    fastest peer's, whatever that takes.
+    Where both were timed in turns, that is what counts; else those peers do that ran on the same GPU. Under a share of
+    eager's peak its step is held against the fastest peer's, whatever that takes.
     """
     steps, of_fastest, waits, broken = [], [], [], 0
     for row in (r for r in rows if r["method"] == "fit" and not r["again"] and "step_us" in r):
         peers = [r for r in rows if r["method"] == "compile" and _is_of(r, row) and "step_us" in r]
         is_share = "%" in row["asked"]
-        took = [p["step_us"] for p in peers if is_share or p["peak_bytes"] <= row["budget_bytes"]]
+        beside = [p for p in peers if p.get("gpu") == row.get("gpu")]
+        took = [p["step_us"] for p in beside if is_share or p["peak_bytes"] <= row["budget_bytes"]]
         step_us, peer_us = row.get("turns_us") or (row["step_us"], min(took, default=None))
         if peer_us is not None:
             (of_fastest if is_share else steps).append(step_us / peer_us)

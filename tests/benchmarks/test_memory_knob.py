@@ -40,6 +40,8 @@ def test_figures_by_hand() -> None:
     assert found["slowest_share_of_fastest"] is None
     turns = [{**row, "turns_us": [90.0, 120.0]} if row.get("budget_bytes") == 80 else row for row in rows]
     assert summary(turns)["slowest_of_peer"] == pytest.approx(0.75)  # in the same minute, not 30 of 60
+    elsewhere = [*rows, {**compiled(0.5, 75, 10.0), "gpu": "another"}]
+    assert summary(elsewhere)["slowest_of_peer"] == 0.5
     shares = [*rows, {**fitted(10, 10, 60.0, 25.0), "asked": "60%"}]
     assert summary(shares)["slowest_share_of_fastest"] == pytest.approx(1.2)
     shares[-1]["turns_us"] = [66.0, 60.0]

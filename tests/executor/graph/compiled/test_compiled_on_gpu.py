@@ -40,6 +40,11 @@ def expect_close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     assert error <= TOLERANCE[dtype] * (expected.detach().abs().max() + 1e-6), float(error)
 
 
+def on_a_grid(tensor: Tensor) -> Tensor:
+    """Sixteenths: scores of them are the same in float32 and float64, and on the same side of leaky_relu's kink."""
+    return (tensor * 16).round() / 16
+
+
 def step(module: CompiledLayer, h: Tensor) -> list[Tensor]:
     out = module(h)
     out.double().square().mean().backward()
@@ -55,10 +60,11 @@ def step(module: CompiledLayer, h: Tensor) -> list[Tensor]:
 def test_a_layer_on_a_gpu_equals_the_one_on_the_cpu(name: str, heads: int, dtype: torch.dtype, launch: str) -> None:
     torch.manual_seed(0)
     there = compile_layer(name, GRAPH, width=32, out=32, heads=heads, launch=launch)  # type: ignore[arg-type]
+    there.load_state_dict({key: on_a_grid(value) for key, value in there.state_dict().items()})
     there = there.cuda().to(dtype)
     here = compile_layer(name, GRAPH, width=32, out=32, heads=heads).double()
     here.load_state_dict(there.state_dict())
-    h = torch.randn(NODES, 32).to(dtype)
+    h = on_a_grid(torch.randn(NODES, 32)).to(dtype)
     expected = step(here, h.double().clone().requires_grad_())
     for _ in range(4):  # captured by then
         there.zero_grad()

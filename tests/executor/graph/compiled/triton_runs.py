@@ -30,14 +30,19 @@ def random_indices(
 
 
 def random_held(program: Program, indices: Indices, dtype: torch.dtype, seed: int = 0) -> dict[int, Tensor]:
-    """Features, parameters, degrees and gradients."""
+    """Features, parameters, degrees and gradients.
+
+    Parameters are as small as layers begin with: scores in the thousands lose a softmax its digits in float32, whoever
+    computes it.
+    """
     generator = torch.Generator().manual_seed(seed)
     found: dict[int, Tensor] = {}
     for n, value in enumerate(program.values):
         if value.op in ("feature", "parameter", "gradient"):
             shape = (indices.rows(value.space), *value.shape)
             numbers = torch.randn(shape, generator=generator, dtype=torch.float64)
-            found[n] = (numbers / 2).to(indices.device, dtype)
+            scale = max(value.shape, default=1) ** -0.5 if value.op == "parameter" else 0.5
+            found[n] = (scale * numbers).to(indices.device, dtype)
         elif value.op == "degree":
             found[n] = indices.degree(value.space, dtype)
     return found
