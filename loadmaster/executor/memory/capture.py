@@ -256,6 +256,8 @@ def _captured(
         to_come_bytes = 0 if optimizer is None or optimizer.state else state_bytes
         resident_bytes = max(resident_bytes, cuda_resident_bytes(model, device) + to_come_bytes - present_bytes)
     resident_bytes += wrapper.step_bytes
+    # Whoever calls backward() holds the loss until then; its gradient is as large.
+    resident_bytes += 2 * sum(step_graph.bytes_of(tangent) for tangent in step_graph.tangents)
     if options.gradients_held:
         resident_bytes += gradient_bytes(model)
     link = options.host_link
