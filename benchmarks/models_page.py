@@ -1,4 +1,4 @@
-"""Writes ``docs/models.md`` from ``benchmarks/results/memory_zoo.json``.
+"""Writes ``docs/models.md`` from ``memory_zoo.json`` and ``library_sweep.json`` of ``benchmarks/results``.
 
 python -m benchmarks.models_page
 """
@@ -16,7 +16,7 @@ from benchmarks.record import RESULTS
 Result = Mapping[str, Any]
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
-RESULT = RESULTS / "memory_zoo.json"
+RESULT, SWEEP = RESULTS / "memory_zoo.json", RESULTS / "library_sweep.json"
 MIB = 1 << 20
 # Float32 rounds at 6e-8; sums over a batch in another order differ by some hundred of that.
 TOLERANCE = 1e-4
@@ -45,14 +45,22 @@ step's peak, and 1.1 times what every plan is proved to need. Where no plan fits
 peak. The last column is the largest difference of a parameter's gradient from plain PyTorch's, by norm and relative, in
 float32. Dropout is off, so that there is something to compare.
 """
+_SWEEP = """## Every class of two libraries
+
+Nobody chose these: every class that transformers' automatic classes know for causal, masked and sequence-to-sequence
+language models and for classes of images, and one model of each of timm's modules. Sizes are set by the names that
+configurations have in common. Each was captured, planned for the middle between its least and its peak
+(`backend="eager"`, at most {limit:.0f} s), and held against plain PyTorch.
+
+"""
 
 
-def load() -> Result:
-    """The recorded result."""
-    return dict(json.loads(RESULT.read_text("utf-8")))
+def load(path: Path) -> Result:
+    """A recorded result."""
+    return dict(json.loads(path.read_text("utf-8")))
 
 
-def render(result: Result) -> str:
+def render(result: Result, sweep: Result) -> str:
     """The page."""
     rows = result["models"]
     parts = [
@@ -62,8 +70,11 @@ def render(result: Result) -> str:
     ]
     for library in LIBRARIES:
         parts.append(f"## {library}\n\n{_table([row for row in rows if row['library'] == library])}")
-    parts.append(_verdict(rows))
-    parts.append(f"## Measured\n\n```bash\n{result['command']}    # {result['date']}\n```\n\n{_where(rows)}")
+    parts += [_verdict(rows), _every_class(sweep)]
+    parts.append(
+        f"## Measured\n\n```bash\n{result['command']}    # {result['date']}\n"
+        f"{sweep['command']}    # {sweep['date']}\n```\n\n{_where(rows)}{_where_swept(sweep)}"
+    )
     return "\n".join(parts)
 
 
@@ -138,6 +149,43 @@ def _verdict(rows: Sequence[Result]) -> str:
     return "## What held, and what did not\n\n" + "\n".join(lines) + "\n"
 
 
+def _every_class(sweep: Result) -> str:
+    """What held for the models that nobody chose, and the refusals by name."""
+    rows = sweep["models"]
+    trained = [row for row in rows if "left_out" not in row]
+    ended = [row for row in trained if "ended" in row]
+    refused = [row for row in trained if "refused" in row]
+    applied = [row for row in trained if "peak_bytes" in row]
+    kept = [row for row in applied if row["peak_bytes"] <= row["budget_bytes"]]
+    equal = [row for row in applied if row["gradient_difference"] <= TOLERANCE]
+    exact = sum(row["gradient_difference"] == 0 for row in applied)
+    narrow = [row for row in applied if row["gap"] is not None and row["gap"] <= WIDE_GAP]
+
+    def but(some: Sequence[Result]) -> str:
+        return _named((row, {}) for row in applied if row not in some)
+
+    lines = [
+        f"- Listed: {len(rows)}. Made small, and trained by the library itself: {len(trained)}.",
+        f"- Planned and trained: {len(applied)}.",
+        *(f"  - `{row['model']}`: {_first_sentence(row['refused'])} {_as_one_graph(row)}" for row in refused),
+        *(f"  - `{row['model']}`: {row['ended']}." for row in ended),
+        f"- Budgets kept by the measured peak: {len(kept)} of {len(applied)}{but(kept)}.",
+        f"- Gradients within {TOLERANCE:.0e}: {len(equal)} of {len(applied)}{but(equal)}; bit-equal: {exact}.",
+        f"- Gaps of {100 * WIDE_GAP:.0f} % or less: {len(narrow)} of {len(applied)} plans{but(narrow)}.",
+    ]
+    return _SWEEP.format(limit=sweep["plan_limit_s"]) + "\n".join(lines) + "\n"
+
+
+def _as_one_graph(row: Result) -> str:
+    return f"torch.compile makes {'one' if row['is_one_graph'] else 'no single'} graph of it."
+
+
+def _where_swept(sweep: Result) -> str:
+    machine, versions = sweep["machine"], sweep["versions"]
+    known = ", ".join(f"{package} {versions[package]}" for package in ("torch", "transformers", "timm"))
+    return f"- {machine['processor']}, {machine['cores']} cores, {known}: every class\n"
+
+
 def _first_sentence(text: str) -> str:
     """Where it broke and on what; the remedies follow in the message itself."""
     return f"{' '.join(text.split()).partition('. ')[0].removesuffix('.')}."
@@ -150,7 +198,7 @@ def _named(found: Iterable[tuple[Result, Result]]) -> str:
 
 def main() -> None:
     """Write the page."""
-    PAGE.write_text(render(load()), "utf-8")
+    PAGE.write_text(render(load(RESULT), load(SWEEP)), "utf-8")
     print(PAGE)
 
 

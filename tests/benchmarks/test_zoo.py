@@ -69,6 +69,32 @@ def applied(share: float, peak: float, gap: float = 0.0, error: float = 0.0) -> 
     }
 
 
+def sweep(*rows: dict) -> dict:
+    versions = {"torch": "2.13", "transformers": "5", "timm": "1"}
+    found = {"models": list(rows), "plan_limit_s": 10.0, "command": "s", "date": "d", "versions": versions}
+    return {**found, "machine": {"processor": "Q", "cores": 2}}
+
+
+def test_the_page_counts_the_classes_that_nobody_chose() -> None:
+    planned = {"budget_bytes": 50, "peak_bytes": 50, "gap": 0.01, "gradient_difference": 0.0}
+    swept = sweep(
+        {"model": "a", **planned},
+        {"model": "b", **planned, "peak_bytes": 51},
+        {"model": "c", **planned, "gradient_difference": 0.1, "gap": 0.2},
+        {"model": "d", "left_out": "too large"},
+        {"model": "e", "refused": "model: a loop. Rewrite it.", "is_one_graph": False},
+        {"model": "f", "ended": "took more than 240 s"},
+    )
+    text = models_page.render({"models": [], "plan_limit_s": 15.0, "command": "c", "date": "d"}, swept)
+    assert "Listed: 6. Made small, and trained by the library itself: 5." in text
+    assert "Planned and trained: 3." in text
+    assert "`e`: model: a loop. torch.compile makes no single graph of it." in text and "`f`: took more" in text
+    assert "kept by the measured peak: 2 of 3; not `b`." in text
+    assert "Gradients within 1e-04: 2 of 3; not `c`; bit-equal: 2." in text
+    assert "Gaps of 3 % or less: 2 of 3 plans; not `c`." in text
+    assert "Q, 2 cores, torch 2.13, transformers 5, timm 1: every class" in text
+
+
 def test_the_page_names_what_did_not_hold() -> None:
     infeasible = {"budget": "35%", "budget_bytes": 35 << 20, "status": "infeasible", "least_bytes": 41 << 20}
     none = {"budget": "50%", "budget_bytes": 50 << 20, "status": "none", "refused": "no plan"}
@@ -86,7 +112,7 @@ def test_the_page_names_what_did_not_hold() -> None:
         },
         row("slow", capture_cpu_s=5.0),
     ]
-    text = models_page.render({"models": rows, "plan_limit_s": 15.0, "command": "c", "date": "d"})
+    text = models_page.render({"models": rows, "plan_limit_s": 15.0, "command": "c", "date": "d"}, sweep())
     assert "| `fine` | classification | 100.0 | +10.0 % (0.0 %) |  | needs 41 % |  | bit-equal |" in text
     assert "Captured: 4 of 5." in text and "`odd`: model: branches on a value." in text
     assert "kept by the measured peak: 2 of 3; not `above` at 70%." in text
