@@ -175,6 +175,15 @@ def test_workspace_formula():
         register_workspace(scratchy._opoverload, lambda x, rows: 0)
 
 
+def test_a_result_that_pytorch_makes_too_large_is_workspace():
+    tape = Tape()
+    x = tape.input(4, 288, 64)
+    node = tape.call(aten.col2im.default, x, [64, 1], [9, 1], [1, 1], [4, 0], [1, 1])
+    result = aten.col2im.default(torch.zeros(4, 288, 64), [64, 1], [9, 1], [1, 1], [4, 0], [1, 1])
+    beyond = result.untyped_storage().nbytes() - result.nbytes
+    assert profiled(torch.device("cpu")).workspace_bytes(node) == beyond
+
+
 def test_measurement_runs_each_shape_once(monkeypatch):
     tape = Tape()
     x, w = tape.input(32, 64), tape.input(64, 16)
