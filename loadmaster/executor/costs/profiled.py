@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from loadmaster.errors import InputError
 from loadmaster.executor.costs.kept_times import KeptTimes, OperatorMeasurement, kept_times
@@ -128,7 +129,7 @@ class Profiler:
             args = materialize(fx.node.map_arg(node.args, value_of), self.device, limit)
             kwargs = materialize(fx.node.map_arg(node.kwargs, value_of), self.device, limit)
             if self.channels_last and node.target in CONVOLUTIONS:
-                args = torch.utils._pytree.tree_map(_channels_last, args)
+                args = pytree.tree_map(_channels_last, args)
             beside_us = 0.0
             if self.compiled and self.device.type == "cuda":
                 args, read_bytes = without_bias(node.target, args)
@@ -143,7 +144,7 @@ class Profiler:
 
     def _workspace(self, node: fx.Node, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> int:
         result = target(*args, **kwargs)
-        beyond = _unknown_bytes(node, result)
+        beyond = unknown_bytes(node, result)
         if self.device.type != "cuda":
             held = sum(t.untyped_storage().nbytes() for t in tensors(result)) - beyond
             return max(workspace_formula_bytes(node), cpu_peak_bytes(lambda: target(*args, **kwargs)) - held)
@@ -198,10 +199,15 @@ class Profiler:
         return self._copy_gbps
 
 
-def _unknown_bytes(node: fx.Node, result: object) -> int:
-    """Of the results' storages, what the graph does not know: aten.col2im makes its result as large as its input."""
-    pairs = zip(tensors(result), tensors(value_of(node)), strict=True)
-    return sum(max(0, t.untyped_storage().nbytes() - known.untyped_storage().nbytes()) for t, known in pairs)
+def unknown_bytes(node: fx.Node, result: object) -> int:
+    """Of the results' storages, what the graph does not know: aten.col2im makes its result as large as its input.
+
+    Args:
+        result: of a call of the node's operator; None where the call did not ask for what the node has.
+    """
+    pairs = zip(pytree.tree_leaves(result), pytree.tree_leaves(value_of(node)), strict=False)
+    both = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
+    return sum(max(0, a.untyped_storage().nbytes() - b.untyped_storage().nbytes()) for a, b in both)
 
 
 def profiled(

@@ -10,7 +10,7 @@ from torch._inductor.utils import run_and_get_code
 
 from loadmaster.errors import InputError
 from loadmaster.executor.costs import CostModel, profiled, roofline
-from loadmaster.executor.costs.profiled import Profiler, without_bias
+from loadmaster.executor.costs.profiled import Profiler, unknown_bytes, without_bias
 from loadmaster.executor.costs.traffic import flops, generated, is_atomic, is_free, node_bytes
 from loadmaster.executor.costs.workspace import register_workspace
 from loadmaster.models.hardware import catalogue, hardware
@@ -182,6 +182,17 @@ def test_a_result_that_pytorch_makes_too_large_is_workspace():
     result = aten.col2im.default(torch.zeros(4, 288, 64), [64, 1], [9, 1], [1, 1], [4, 0], [1, 1])
     beyond = result.untyped_storage().nbytes() - result.nbytes
     assert profiled(torch.device("cpu")).workspace_bytes(node) == beyond
+
+
+def test_results_that_were_not_asked_for_are_no_workspace():
+    """As where a compiler sums a bias's gradient itself, and the library is not asked for it."""
+    tape = Tape()
+    given = tape.input(2, 8, 6, 6), tape.input(2, 4, 6, 6), tape.input(8, 4, 1, 1), [8], [1, 1], [0, 0], [1, 1]
+    node = tape.call(aten.convolution_backward.default, *given, False, [0, 0], 1, [True, True, True])
+    real = torch.zeros(2, 8, 6, 6), torch.zeros(2, 4, 6, 6), torch.zeros(8, 4, 1, 1), [8], [1, 1], [0, 0], [1, 1]
+    for asked in ([True, True, False], [False, True, False]):
+        result = aten.convolution_backward.default(*real, False, [0, 0], 1, asked)
+        assert unknown_bytes(node, result) == 0
 
 
 def test_measurement_runs_each_shape_once(monkeypatch):
