@@ -62,8 +62,9 @@ def capture_block(
     captured = capture_step(block, batch, None, options, expect_one_tensor)
     step_graph = captured.operators.step_graph
     # What else is on the device is everything else's; the gradient of the result comes from there, too.
-    resident_bytes = own_bytes(block, batch) + sum(step_graph.bytes_of(tangent) for tangent in step_graph.tangents)
-    return with_elsewhere(replace(captured, resident_bytes=resident_bytes).problem(), kept, budget)
+    gradient_bytes = sum(step_graph.bytes_of(tangent) for tangent in step_graph.tangents)
+    own = replace(captured, resident_bytes=own_bytes(block, batch), caller_bytes=gradient_bytes)
+    return with_elsewhere(own.problem(), kept, budget)
 
 
 def expect_one_tensor(step_graph: StepGraph) -> None:

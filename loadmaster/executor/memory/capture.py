@@ -72,6 +72,7 @@ class CapturedStep:
         costs: as measured or estimated.
         fused: whether they run as fused kernels.
         resident_bytes: parameters, buffers, inputs, optimizer state, and gradients that are held.
+        caller_bytes: what its caller holds while it runs: the loss and the loss's gradient.
         name, title: of the problem.
         wrapper: what a wrapper adds to these, at times.
         host_link: over which plans may send results, if they may.
@@ -82,6 +83,7 @@ class CapturedStep:
     costs: CostModel
     fused: bool
     resident_bytes: int
+    caller_bytes: int
     name: str
     title: str
     wrapper: WrapperBytes
@@ -99,7 +101,8 @@ class CapturedStep:
             return self._problem(asked if line.quiet else Told(asked, line, self.name, count))
 
     def _problem(self, costs: CostModel) -> MemoryProblem:
-        accountant = Accountant(self._runs, costs, fused=self.fused, resident_bytes=self.resident_bytes)
+        held_bytes = self.resident_bytes + self.caller_bytes
+        accountant = Accountant(self._runs, costs, fused=self.fused, resident_bytes=held_bytes)
         return MemoryProblem(
             name=self.name,
             title=self.title,
@@ -256,8 +259,6 @@ def _captured(
         to_come_bytes = 0 if optimizer is None or optimizer.state else state_bytes
         resident_bytes = max(resident_bytes, cuda_resident_bytes(model, device) + to_come_bytes - present_bytes)
     resident_bytes += wrapper.step_bytes
-    # Whoever calls backward() holds the loss until then; its gradient is as large.
-    resident_bytes += 2 * sum(step_graph.bytes_of(tangent) for tangent in step_graph.tangents)
     if options.gradients_held:
         resident_bytes += gradient_bytes(model)
     link = options.host_link
@@ -267,6 +268,7 @@ def _captured(
         costs,
         fused,
         resident_bytes,
+        2 * sum(step_graph.bytes_of(tangent) for tangent in step_graph.tangents),
         name=f"{options.name or type(model).__name__}-{operators.fingerprint}",
         title=f"{type(model).__name__}, costs {whose}",
         wrapper=wrapper,
