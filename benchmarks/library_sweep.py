@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import multiprocessing
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,15 +20,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 import loadmaster
 from benchmarks import record
+from benchmarks.zoo.alone import run_alone
 from benchmarks.zoo.entries import Example
 from benchmarks.zoo.every_class import makers, names
-from benchmarks.zoo.measure import difference, gradients, plain_step, without_folders
+from benchmarks.zoo.measure import beside_plain, gradients, plain_step, without_folders
 from loadmaster.errors import LoadmasterError
-from loadmaster.executor import apply, capture, measure
+from loadmaster.executor import apply, capture
 from loadmaster.models.memory import plain
 from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.plan import MemoryPlan
@@ -76,19 +75,7 @@ def _planned(model: Any, batch: Any, loss: Any, theirs: Mapping[str, Tensor]) ->
     plan = loadmaster.plan(problem, budget_bytes=row["budget_bytes"], time_limit_s=PLAN_LIMIT_S)
     assert isinstance(plan, MemoryPlan)
     row["gap"] = plan.gap
-    planned = apply(plan, model, loss, backend="eager")
-
-    def step() -> Tensor:
-        return planned(**batch) if isinstance(batch, Mapping) else planned(*batch)
-
-    def whole() -> None:
-        step().backward()
-        model.zero_grad(set_to_none=True)
-
-    row["gradient_difference"] = difference(gradients(step, model)[1], theirs)
-    given = pytree.tree_leaves(dict(batch) if isinstance(batch, Mapping) else tuple(batch))
-    resident = [*model.parameters(), *model.buffers(), *(t for t in given if isinstance(t, Tensor))]
-    return row | {"peak_bytes": measure(whole, resident=resident, warmup=1, repeats=0).peak_bytes}
+    return row | beside_plain(apply(plan, model, loss, backend="eager"), model, batch, theirs)
 
 
 def _is_one_graph(model: Any, batch: Any, loss: Any) -> bool:
@@ -111,16 +98,8 @@ def measured(name: str, folder: Path) -> Row:
     """The row of one, known or measured now; what ended it early, if anything did."""
     path = folder / f"{name.replace('/', '-')}.json"
     if not path.exists():
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["benchmarks.library_sweep", "timm", "transformers"])
-        process = context.Process(target=write_row, args=(name, path))
-        process.start()
-        process.join(LIMIT_S)
-        ended = f"took more than {LIMIT_S} s" if process.is_alive() else f"ended with exit status {process.exitcode}"
-        if process.is_alive():
-            process.kill()
-            process.join()
-        if not path.exists():
+        ended = run_alone(write_row, (name, path), LIMIT_S, ["benchmarks.library_sweep", "timm", "transformers"])
+        if ended is not None:
             record.write_whole(path, json.dumps({"model": name, "ended": ended}))
     row: Row = json.loads(path.read_text())
     print(row, flush=True)

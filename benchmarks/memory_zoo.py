@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import record
+from benchmarks.zoo.alone import run_alone
 from benchmarks.zoo.measure import LEAST_SHARE, PLAN_LIMIT_S, measure_one
 from benchmarks.zoo.models import LIBRARIES, of_library
 
@@ -25,17 +25,8 @@ LIMIT_S = 900
 
 def measured(name: str, backend: str, path: Path) -> dict[str, Any]:
     """The row of one model, with what ended it early if anything did."""
-    context = multiprocessing.get_context("forkserver")
-    # What all have in common is imported once.
-    context.set_forkserver_preload(["benchmarks.zoo.measure", *(f"benchmarks.zoo.{lib}_models" for lib in LIBRARIES)])
-    process = context.Process(target=measure_one, args=(name, backend, path))
-    process.start()
-    process.join(LIMIT_S)
-    ended = None if process.exitcode == 0 else f"ended with exit status {process.exitcode}"
-    if process.is_alive():
-        process.kill()
-        process.join()
-        ended = f"took more than {LIMIT_S} s"
+    common = ["benchmarks.zoo.measure", *(f"benchmarks.zoo.{lib}_models" for lib in LIBRARIES)]
+    ended = run_alone(measure_one, (name, backend, path), LIMIT_S, common)
     library, _, model = name.partition("/")
     row = json.loads(path.read_text()) if path.exists() else {"model": model, "library": library, "budgets": []}
     if ended is not None:

@@ -73,6 +73,23 @@ def plain_step(model: nn.Module, batch: Any, loss: Callable[..., Tensor] | None)
     return run
 
 
+def beside_plain(planned: Callable[..., Tensor], model: nn.Module, batch: Any, theirs: Mapping[str, Tensor]) -> Row:
+    """How far a planned step's gradients are from plain PyTorch's, and its measured peak."""
+
+    def step() -> Tensor:
+        return planned(**batch) if isinstance(batch, Mapping) else planned(*batch)
+
+    def whole() -> None:
+        step().backward()
+        model.zero_grad(set_to_none=True)
+
+    _, ours = gradients(step, model)
+    given = pytree.tree_leaves(dict(batch) if isinstance(batch, Mapping) else tuple(batch))
+    resident = [*model.parameters(), *model.buffers(), *(t for t in given if isinstance(t, Tensor))]
+    peak_bytes = measure(whole, resident=resident, warmup=1, repeats=0).peak_bytes
+    return {"gradient_difference": difference(ours, theirs), "peak_bytes": peak_bytes}
+
+
 def without_folders(text: str) -> str:
     """A message without the folders of this machine that its libraries lie in."""
     return re.sub(r'"[^"]*/site-packages/', '"', text)
@@ -165,20 +182,7 @@ class Measured:
             found.update(least_bytes=plan.infeasibility.minimum_budget_bytes, where=plan.infeasibility.where)
 
     def _applied(self, found: Row, model: nn.Module, batch: Any, loss: Any, theirs: Mapping[str, Tensor]) -> None:
-        planned = apply(found["plan"], model, loss, backend=self.backend)
-
-        def step() -> Tensor:
-            return planned(**batch) if isinstance(batch, Mapping) else planned(*batch)
-
-        def whole() -> None:
-            step().backward()
-            model.zero_grad(set_to_none=True)
-
-        _, ours = gradients(step, model)
-        found["gradient_difference"] = difference(ours, theirs)
-        given = [t for t in pytree.tree_leaves(dict(batch) if isinstance(batch, Mapping) else tuple(batch))]
-        resident = [*model.parameters(), *model.buffers(), *(t for t in given if isinstance(t, Tensor))]
-        found["peak_bytes"] = measure(whole, resident=resident, warmup=1, repeats=0).peak_bytes
+        found.update(beside_plain(apply(found["plan"], model, loss, backend=self.backend), model, batch, theirs))
         torch.compiler.reset()
 
 
