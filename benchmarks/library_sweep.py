@@ -99,7 +99,7 @@ def measured(name: str, folder: Path) -> Row:
     path = folder / f"{name.replace('/', '-')}.json"
     if not path.exists():
         ended = run_alone(write_row, (name, path), LIMIT_S, ["benchmarks.library_sweep", "timm", "transformers"])
-        if ended is not None:
+        if not path.exists():
             record.write_whole(path, json.dumps({"model": name, "ended": ended}))
     row: Row = json.loads(path.read_text())
     print(row, flush=True)

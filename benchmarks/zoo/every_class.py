@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.zoo.entries import Example
+from benchmarks.zoo.entries import Example, undropped
 from benchmarks.zoo.torchvision_operators import declare_missing
 
 declare_missing()
@@ -108,10 +108,7 @@ def _of_transformers(name: str, setting: Mapping[str, int]) -> Example:
     if isinstance(layers := getattr(configuration, "layer_types", None), list):
         with contextlib.suppress(AttributeError):
             configuration.layer_types = layers[:2]
-    for key, value in list(vars(configuration).items()):
-        if "drop" in key and isinstance(value, float):
-            setattr(configuration, key, 0.0)
-    configuration.use_cache = False
+    undropped(configuration).use_cache = False
     made = getattr(transformers, name)
     _expect_small(lambda: made(copy.deepcopy(configuration)))
     return made(configuration).float().train(), _batch(task, configuration), None
