@@ -10,7 +10,7 @@ Source: Belady's rule weighed by costs, as in dynamic tensor rematerialization [
 
 from __future__ import annotations
 
-import bisect
+import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -20,12 +20,11 @@ import numpy as np
 from loadmaster.models.memory import baselines
 from loadmaster.models.memory.completion import Decisions
 from loadmaster.models.memory.groups import last_uses, missing
+from loadmaster.models.memory.liveness import BoolArray
 from loadmaster.models.memory.problem import MemoryProblem
 from loadmaster.models.memory.unconstrained import unconstrained
 from loadmaster.solvers.program import FloatArray
 
-# Of more forward operators than this, the table of which reads what is too large.
-MOST_OPERATORS = 3_000
 # So often a step is played again with more that must stay.
 MOST_ATTEMPTS = 12
 # So many ancestors of a result are looked at for what it costs to compute again.
@@ -55,29 +54,33 @@ class Eviction:
         self.problem = problem
         self.count = len(problem.forward)
         self.sizes = problem.output_bytes.astype(np.float64)
-        self.live = np.zeros((self.count, self.count) if self.count <= MOST_OPERATORS else (0, 0))
         self.costs = [float(problem.forward_costs(i, recompute=True).min()) for i in range(self.count)]
         self.taken = np.zeros((2, self.count))
         self.overwrites = np.full(self.count, -1)
         self.saved = np.zeros(self.count)
+        self.once_until = np.zeros(self.count, dtype=np.int64)
         last = last_uses(problem)
-        self.once_until = [0] * self.count
         for f in problem.forward:
-            if self.live.size:
-                self.live[f.id, list(f.live_inputs)] = 1.0
             for row, choices in enumerate((f.implementations, f.recompute_implementations)):
                 self.taken[row, f.id] = f.output_bytes + f.live_bytes + min(c.workspace_bytes for c in choices)
             if f.in_place is not None and f.in_place.workspace_delta_bytes < 0:
                 self.overwrites[f.id], self.saved[f.id] = f.in_place.overwrites, f.in_place.workspace_delta_bytes
             parent = f if f.encodes is None else problem.forward[f.encodes]
             if not (f.recomputable and parent.recomputable):
-                self.once_until[f.id] = int(last[f.id])
+                self.once_until[f.id] = last[f.id]
+        live = [(f.id, i) for f in problem.forward for i in f.live_inputs]
+        self._live_readers, self._live_read = np.array(live, dtype=np.int64).reshape(-1, 2).T
 
-    def mask(self, ids: Collection[int]) -> FloatArray:
-        """1 for each of them [V]."""
-        mask = np.zeros(self.count)
-        mask[list(ids)] = 1.0
+    def mask(self, ids: Collection[int]) -> BoolArray:
+        """Which results these are [V]."""
+        mask = np.zeros(self.count, dtype=bool)
+        mask[list(ids)] = True
         return mask
+
+    def live_bytes(self, kept: BoolArray) -> FloatArray:
+        """Of the kept results, those that each operator reads live [V]."""
+        sizes = (kept * self.sizes)[self._live_read]
+        return np.bincount(self._live_readers, weights=sizes, minlength=self.count).astype(np.float64)
 
     def ways(self) -> list[list[int]]:
         """Backward implementations worth trying: the fastest, those that store least, those that take least."""
@@ -100,13 +103,12 @@ class Eviction:
         other way takes less. None if there is no time to write that down."""
         operators = self.problem.backward
         ways = [min(range(len(b.implementations)), key=lambda n: self.beside(k, n)) for k, b in enumerate(operators)]
-        play = _Play(self, math.inf, ways, WEIGHTS[0], frozenset(), out_of_time)
-        play.stored = {i for i, last in enumerate(self.once_until) if last}
+        stored = set(np.flatnonzero(self.once_until).tolist())
         computes = [frozenset(range(self.count))]
         for operator, way in zip(operators, ways, strict=True):
             if out_of_time():
                 return None
-            computes.append(frozenset(missing(self.problem, operator.implementations[way].needs, play.stored)))
+            computes.append(frozenset(missing(self.problem, operator.implementations[way].needs, stored)))
         return Decisions(tuple(computes), tuple(ways))
 
     def decide(
@@ -116,8 +118,6 @@ class Eviction:
 
         Where a stage does not fit, what it reads and had lost is not evicted the next time.
         """
-        if self.count > MOST_OPERATORS:
-            return None
         play = _Play(self, budget_bytes, ways, weights, frozenset(), out_of_time)
         for _ in range(MOST_ATTEMPTS):
             decisions = play.run()
@@ -147,12 +147,15 @@ class _Play:
         self.given, self.problem, self.pinned, self.out_of_time = given, given.problem, pinned, out_of_time
         self.lost: frozenset[int] = frozenset()
         self.budget, self.ways, self.weights = budget_bytes, list(ways), weights
-        self.readers: list[list[int]] = [[] for _ in range(given.count)]
-        for k, (b, way) in enumerate(zip(self.problem.backward, ways, strict=True), start=1):
+        self._pinned = given.mask(pinned)
+        self._readers: list[list[int]] = [[] for _ in range(given.count)]  # stages, the last one first
+        for k, (b, way) in reversed([*enumerate(zip(self.problem.backward, ways, strict=True), start=1)]):
             for i in b.implementations[way].needs:
-                self.readers[i].append(k)
-        self.stored: set[int] = set()
-        self.stays: frozenset[int] | set[int] = frozenset()
+                self._readers[i].append(k)
+        # The next stage that reads each.
+        self._next = np.array([r[-1] if r else math.inf for r in self._readers], dtype=np.float64)
+        self._stored = given.mask(())
+        self._stays = given.mask(())
 
     def run(self) -> Decisions | None:
         """Stage by stage; None if one does not fit, or there is no time left."""
@@ -161,77 +164,89 @@ class _Play:
             made = None if self.out_of_time() else self._any_way(t)
             if made is None:
                 return None
-            computes.append(frozenset(made))
+            computes.append(frozenset(np.flatnonzero(made).tolist()))
         return Decisions(tuple(computes), tuple(self.ways))
 
-    def _any_way(self, t: int) -> set[int] | None:
+    def _any_way(self, t: int) -> BoolArray | None:
         """Play stage t with the backward implementation chosen, or with another where that does not fit."""
         if t == 0:
             return self._stage(0, frozenset())
         choices = self.problem.backward[t - 1].implementations
-        stored = self.stored
+        for i in choices[self.ways[t - 1]].needs:
+            self._readers[i].pop()
+            self._next[i] = self._readers[i][-1] if self._readers[i] else math.inf
+        stored = self._stored
         for way in sorted(range(len(choices)), key=lambda n: (n != self.ways[t - 1], self.problem.cost(choices[n]))):
-            self.ways[t - 1], self.stored = way, set(stored)
+            self.ways[t - 1], self._stored = way, stored.copy()
             made = self._stage(t, frozenset(choices[way].needs))
             if made is not None:
                 return made
         least = min(range(len(choices)), key=lambda n: self.given.beside(t - 1, n))
-        self.ways[t - 1], self.lost = least, frozenset(choices[least].needs) - stored
+        self.ways[t - 1], self.lost = least, frozenset(choices[least].needs) - self._ids(stored)
         return None
 
-    def _stage(self, t: int, needs: frozenset[int]) -> set[int] | None:
+    def _stage(self, t: int, needs: frozenset[int]) -> BoolArray | None:
         """Play stage t, evicting until it fits; what it computes, or None."""
-        made = set(range(self.given.count)) if t == 0 else missing(self.problem, needs, self.stored)
-        evicted: set[int] = set()
+        g = self.given
+        needed, coming, once = g.mask(needs), self._next < math.inf, g.once_until > t
+        made = self._missing(needs) if t else ~g.mask(())
+        gone = g.mask(())
         scores: dict[int, float] = {}
         while True:
-            if self.out_of_time() or (t and any(self.given.once_until[i] for i in made)):
+            if self.out_of_time() or (t and g.once_until[made].any()):
                 return None
-            read = needs | {u for j in made for u in self.problem.forward[j].inputs} if t else needs
-            once = {i for i in self.stored | made if self.given.once_until[i] > t}
-            later = {i for i in (self.stored | made) - evicted if self._next(i, t) < math.inf}
-            keep = later | (needs - made) | once
-            worst = self._in_the_way(t, made, keep, needs)
+            there = self._stored | made
+            later = there & coming & ~gone
+            keep = later | (needed & ~made) | (there & once)
+            worst = self._in_the_way(t, made, keep, needed)
             if worst is None:
                 break
             beyond, through = worst
-            if evictable := [i for i in beyond if i in later - once - self.pinned and not (i in read and i in through)]:
+            read = needed | (self._inputs(made) if t else False)
+            evictable = beyond & later & ~(once | self._pinned) & ~(read & through)
+            dropped = through & ~self._stays & (g.once_until == 0)
+            if evictable.any():
                 i = self._cheapest(evictable, t, keep, scores)
-                evicted.add(i)
-                if i not in read:
-                    self.stored.discard(i)
-            elif dropped := [i for i in through if i not in self.stays and self.given.once_until[i] == 0]:
-                i = self._cheapest(dropped, t, keep, scores)
-                self.stored.discard(i)
-                made = missing(self.problem, needs, self.stored)
+                gone[i] = True
+                if not read[i]:
+                    self._stored[i] = False
+            elif dropped.any():
+                self._stored[self._cheapest(dropped, t, keep, scores)] = False
+                made = self._missing(needs)
             else:
                 return None
-        self.stored, self.stays = keep, needs - made
-        return {i for i in made if i in keep or self.problem.forward[i].encodes is None} if t == 0 else made
+        self._stored, self._stays = keep, needed & ~made
+        return made & (keep | self._is_plain) if t == 0 else made
 
-    def _next(self, i: int, t: int) -> float:
-        """The next stage after t that reads i."""
-        at = bisect.bisect_right(self.readers[i], t)
-        return self.readers[i][at] if at < len(self.readers[i]) else math.inf
+    @functools.cached_property
+    def _is_plain(self) -> BoolArray:
+        """Which results encode no other."""
+        return np.array([f.encodes is None for f in self.problem.forward])
+
+    def _ids(self, mask: BoolArray) -> set[int]:
+        return set(np.flatnonzero(mask).tolist())
+
+    def _missing(self, needs: frozenset[int]) -> BoolArray:
+        return self.given.mask(missing(self.problem, needs, self._ids(self._stored)))
+
+    def _inputs(self, made: BoolArray) -> BoolArray:
+        return self.given.mask({u for j in self._ids(made) for u in self.problem.forward[j].inputs})
 
     def _in_the_way(
-        self, t: int, made: set[int], keep: set[int], needs: frozenset[int]
-    ) -> tuple[set[int], set[int]] | None:
+        self, t: int, made: BoolArray, keep: BoolArray, needed: BoolArray
+    ) -> tuple[BoolArray, BoolArray] | None:
         """At the worst moment of stage t: what is there to be kept beyond the stage, what has been there before it.
 
         None if that moment fits the budget.
         """
-        g, stored = self.given, self.stored
-        kept, there = g.mask(keep), g.mask(stored)
-        held = np.maximum(kept, g.mask(needs)) * g.sizes
+        g, order = self.given, np.arange(self.given.count)
+        held = (keep | needed) * g.sizes
         before = np.concatenate(([0.0], np.cumsum(held)))
-        after = np.concatenate((np.cumsum((there * g.sizes)[::-1])[::-1], [0.0]))
+        after = np.concatenate((np.cumsum((self._stored * g.sizes)[::-1])[::-1], [0.0]))
         gradients = self.problem.gradient_bytes(t)
-        running = gradients + g.taken[min(t, 1)] + after[1:] + before[:-1] - g.live @ (kept * g.sizes)
+        running = gradients + g.taken[min(t, 1)] + after[1:] + before[:-1] - g.live_bytes(keep)
         running += np.where((g.overwrites >= 0) & (held[g.overwrites] == 0), g.saved, 0.0)
-        runs = np.full(g.count, -math.inf)
-        ids = sorted(made)
-        runs[ids] = running[ids]
+        runs = np.where(made, running, -math.inf)
         j = int(np.argmax(runs))
         idle = gradients + after[:-1] + before[:-1]
         n = int(np.argmax(idle))
@@ -245,40 +260,42 @@ class _Play:
         if worst <= self.budget:
             return None
         if worst == backward:
-            return keep - needs, set()
+            return keep & ~needed, g.mask(())
         if worst == runs[j]:
-            live = set(self.problem.forward[j].live_inputs)
-            through = {i for i in stored if i > j}
-            return {i for i in keep - needs if i < j and i not in live} | (keep & through), through
-        through = {i for i in stored if i >= n}
-        return {i for i in keep - needs if i < n} | (keep & through), through
+            through = self._stored & (order > j)
+            past = (order < j) & ~g.mask(self.problem.forward[j].live_inputs)
+        else:
+            through = self._stored & (order >= n)
+            past = order < n
+        return keep & ((past & ~needed) | through), through
 
-    def _cheapest(self, candidates: list[int], t: int, keep: set[int], scores: dict[int, float]) -> int:
+    def _cheapest(self, candidates: BoolArray, t: int, keep: BoolArray, scores: dict[int, float]) -> int:
         """The candidate that costs least for what it frees. Scores only grow while results are evicted: lazily."""
+        ids, kept = np.flatnonzero(candidates).tolist(), keep.tolist()
+        for i in ids:
+            if i not in scores:
+                scores[i] = self._score(i, t, kept)
         while True:
-            for i in candidates:
-                if i not in scores:
-                    scores[i] = self._score(i, t, keep)
-            best = min(candidates, key=lambda i: (scores[i], i))
-            fresh = self._score(best, t, keep)
+            best: int = min(ids, key=lambda i: (scores[i], i))
+            fresh = self._score(best, t, kept)
             if fresh <= scores[best] * (1 + 1e-9):
                 return best
             scores[best] = fresh
 
-    def _score(self, i: int, t: int, keep: set[int]) -> float:
+    def _score(self, i: int, t: int, kept: Sequence[bool]) -> float:
         """What it costs to compute i again, with ancestors that are not there either, for its bytes and stages."""
         g, total = self.given, 0.0
         seen = {i}
         waiting = [i]
         while waiting and len(seen) < MOST_ANCESTORS:
             u = waiting.pop()
-            again = u != i and self._next(u, t) < math.inf
+            again = u != i and self._readers[u]
             total += g.costs[u] * (self.weights.shared if again else 1.0)
             f = self.problem.forward[u]
             parents = f.inputs if f.encodes is None else (*f.inputs, f.encodes)
             for p in parents:
-                if p not in keep and p not in seen:
+                if not kept[p] and p not in seen:
                     seen.add(p)
                     waiting.append(p)
-        stages = min(self._next(i, t), self.problem.stage_count) - t
+        stages = min(self._next[i], self.problem.stage_count) - t
         return float(total / (max(g.sizes[i], 1.0) * stages**self.weights.distance))
