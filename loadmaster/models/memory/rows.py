@@ -35,6 +35,13 @@ class Row(dict[int, float]):
         self[column] = self.get(column, 0.0) + value
         return self
 
+    def less(self, column: int, value: float) -> Row:
+        """Take one term away in place; returns self."""
+        if self.get(column) == value:
+            del self[column]
+            return self
+        return self.also(column, -value)
+
 
 def term(cells: IntArray, *index: int) -> Row:
     """The column of one cell of a grid, as a row; an empty row where the cell has none (-1)."""

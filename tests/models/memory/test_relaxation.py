@@ -57,6 +57,8 @@ def groupings(problem: MemoryProblem) -> list[list[int]]:
 @pytest.mark.parametrize("seed", range(9))
 def test_array_and_pulp_twin_have_the_same_optimum(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relaxation, "NOTICEABLE", 0.0)
+    if seed // 3 == 1:  # sums become columns of their own early
+        monkeypatch.setattr(relaxation, "LONG", 2)
     whole = seed % 2 == 0
     if not whole:
         monkeypatch.setattr(relaxation_links, "WHOLE_CELLS", 0)
