@@ -10,12 +10,12 @@ import torch
 from loadmaster.executor.steps.batch import AnyBatch
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.step import Step
-from loadmaster.executor.steps.step_graph import tensor_bytes, tensors
+from loadmaster.executor.steps.step_graph import tensors
 
 
 @contextlib.contextmanager
-def unchanged(step: Step, batch: AnyBatch) -> Iterator[int]:
-    """Run steps inside, and leave no trace of them. Gives the bytes of the gradients that are set aside meanwhile.
+def unchanged(step: Step, batch: AnyBatch) -> Iterator[list[torch.Tensor]]:
+    """Run steps inside, and leave no trace of them. Gives the gradients that are set aside meanwhile.
 
     On leaving, parameters, buffers and inputs have the values and objects they had, gradients set aside are back, and
     the random generators of the CPU and of the step's device stand where they stood. Copies are held in host memory,
@@ -30,7 +30,7 @@ def unchanged(step: Step, batch: AnyBatch) -> Iterator[int]:
         try:
             for tensor, _ in gradients:
                 tensor.grad = None
-            yield sum(tensor_bytes(gradient) for _, gradient in gradients if gradient is not None)
+            yield [gradient for _, gradient in gradients if gradient is not None]
         finally:
             for tensor, gradient in gradients:
                 tensor.grad = gradient

@@ -9,7 +9,7 @@ import torch
 
 from loadmaster.executor.steps.batch import AnyBatch, batch_of
 from loadmaster.executor.steps.measure import Measurement, measure
-from loadmaster.executor.steps.resident import device_of, optimizer_state_bytes
+from loadmaster.executor.steps.resident import allocated_bytes, device_of, optimizer_state_bytes
 from loadmaster.executor.steps.step import Step
 from loadmaster.executor.steps.step_graph import tensors
 from loadmaster.executor.steps.unchanged import unchanged
@@ -27,7 +27,10 @@ def runner(call: Call, step: Step, batch: AnyBatch, *, gradients_held: bool) -> 
 
     @torch.enable_grad()
     def run() -> None:
-        call(*given.args, **given.kwargs).backward()  # type: ignore[no-untyped-call]
+        loss = call(*given.args, **given.kwargs)
+        # In training autocast ends here, and with it go its copies of the weights; around a trial it goes on.
+        torch.clear_autocast_cache()
+        loss.backward()  # type: ignore[no-untyped-call]
         if not gradients_held:
             for tensor in leaves:
                 tensor.grad = None
@@ -62,7 +65,7 @@ def run_trial(
     device = device_of(step, batch)
     state = [] if optimizer is None else [t for s in optimizer.state.values() for t in tensors(list(s.values()))]
     coming_bytes = 0 if optimizer is None or state else optimizer_state_bytes(optimizer)
-    with unchanged(step, batch) as set_aside_bytes:
+    with unchanged(step, batch) as set_aside:
         run = runner(call, step, batch, gradients_held=gradients_held)
         for _ in range(warm_up):
             run()
@@ -72,14 +75,15 @@ def run_trial(
         gradients = [p.grad for p in step.parameters() if p.grad is not None]
         resident = (*step.parameters(), *step.buffers(), *tensors(batch), *state, *gradients)
         found = measure(run, resident=resident, device=device, warmup=0, repeats=repeats)
-    # What is resident on the CPU was listed; CUDA's allocator counts everything there is.
-    difference = coming_bytes - (set_aside_bytes if device.type == "cuda" else 0)
+        # What is resident on the CPU was listed; CUDA's allocator counts everything there is.
+        on_device = [t for t in set_aside if t.is_cuda]
+        requested, allocated = sum(t.untyped_storage().nbytes() for t in on_device), allocated_bytes(on_device)
     return Measurement(
-        found.peak_bytes + difference,
-        found.resident_bytes + difference,
+        found.peak_bytes + coming_bytes - allocated,
+        found.resident_bytes + coming_bytes - allocated,
         found.step_us,
-        found.requested_bytes + difference,
-        found.reserved_bytes + difference,
+        found.requested_bytes + coming_bytes - requested,
+        found.reserved_bytes + coming_bytes - allocated,
     )
 
 

@@ -44,8 +44,8 @@ def test_everything_is_as_it_was(fails):
     before, last, generator, values = state(model), model.last, torch.get_rng_state(), x.detach().clone()
 
     def inside():
-        with unchanged(step, (x,)) as set_aside_bytes:
-            assert set_aside_bytes == kept.nbytes
+        with unchanged(step, (x,)) as set_aside:
+            assert set_aside == [kept] and set_aside[0] is kept
             assert model.layer.weight.grad is None
             model(x).backward()
             with torch.no_grad():
@@ -96,6 +96,21 @@ def test_a_trial_counts_by_hand():
     assert found.step_us > 0
     held = run_trial(step, step, (x, target), gradients_held=True, repeats=1)
     assert held.resident_bytes == resident + model.weight.nbytes
+
+
+def test_a_trial_inside_autocast_counts_what_training_takes():
+    """Autocast keeps its copies of the weights until it ends: in training, before the backward pass."""
+    layers = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(6)))
+    step, x = Step(layers, lambda y, _t: y.float().sum()), torch.randn(2, 512)
+
+    def trained(*batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            return step(*batch)
+
+    outside = run_trial(trained, step, (x, x), repeats=0, warm_up=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = run_trial(step, step, (x, x), repeats=0, warm_up=0)
+    assert inside.peak_bytes == outside.peak_bytes
 
 
 def test_hooks_on_parameters_rest():
