@@ -59,8 +59,9 @@ SMALL_CELLS = 4_000
 EVERY_STAGE = Slots(500, None, 0)
 # Boundaries of the relaxations after the first, tried in turn while the gap is open.
 MORE_BOUNDARIES = (4, 2, 6, 9)
-# Up to this many stage-by-operator cells boundaries are refined, and the exact formulation is tried after that; up to
-# the smaller number it solves to the end, and is all that is needed.
+# Up to this many stage-by-operator cells boundaries are refined, and the exact formulation is tried after that: late, on
+# the larger of them; up to the smallest number it solves to the end, and is all that is needed.
+LATE_CELLS = 30_000
 PROVABLE_CELLS = 12_000
 EXACT_CELLS = 1_500
 # A schedule lists what every stage keeps. With more stage-by-operator cells than this (two thousand operators and
@@ -223,10 +224,11 @@ def _proofs(search: Search, refinement: Refinement) -> list[Callable[[], object]
         return [every_stage, *more] if cells <= EXACT_CELLS else [*more]
     if cells <= EXACT_CELLS:
         return [functools.partial(_exact, search, math.inf), *more]
-    if _is_refined(problem):
-        refine = [functools.partial(refinement.go_on, n * REFINE_SHARE * whole_s) for n in (1, 2)]
-        return [*refine, functools.partial(_exact, search, 1.5 * limit_s)]
-    return [*more]
+    if cells > LATE_CELLS:
+        return [*more]
+    refine = [functools.partial(refinement.go_on, n * REFINE_SHARE * whole_s) for n in (1, 2)]
+    late = [] if _is_refined(problem) else more
+    return [*late, *refine, functools.partial(_exact, search, 1.5 * limit_s)]
 
 
 def _exact(search: Search, limit_s: float = math.inf) -> None:
