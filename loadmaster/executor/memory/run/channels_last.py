@@ -47,7 +47,8 @@ class ChannelsLast(fx.Interpreter):
         if self.convolutions and n.target is aten.convolution.default:
             args = (laid_out(args[0]), *args[1:])
         shapes = {t.shape for t in _tensors((args, kwargs)) if is_channels_last(t)}
-        if not shapes:
+        # A table of biases that is turned looks like channels last. Who asks for rows gives them to attention.
+        if not shapes or n.kwargs.get("memory_format") is torch.contiguous_format:
             return super().run_node(n)
         if n.target is aten.convolution_backward.default and args[1].shape in shapes:
             args = (laid_out(args[0]), *args[1:])

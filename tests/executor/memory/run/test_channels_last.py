@@ -48,6 +48,19 @@ def test_graphs_without_channels_last_are_left_alone():
     assert laid_out(torch.randn(3, 4)).shape == (3, 4)
 
 
+def test_rows_that_are_asked_for_stay_rows():
+    """A position bias is a table [tokens, tokens, heads], turned and made contiguous: attention reads its rows."""
+    table = torch.randn(6, 6, 4)
+    made = fx.Graph()
+    turned = made.call_function(aten.permute.default, (made.placeholder("table"), [2, 0, 1]))
+    heads = made.call_function(aten.unsqueeze.default, (turned, 0))
+    rows = made.call_function(aten.clone.default, (heads,), {"memory_format": torch.contiguous_format})
+    made.output((heads, made.call_function(aten.sin.default, (rows,))))
+    heads, result = ChannelsLast(fx.GraphModule(torch.nn.Module(), made)).run(table)
+    assert is_channels_last(heads)
+    assert result.is_contiguous()
+
+
 def test_views_traced_row_major_hold_for_channels_last():
     x = laid_out(torch.randn(2, 3, 4, 5))
     result = ChannelsLast(graph((aten.add.Tensor,), (aten.view.default, [2, -1]))).run(x, x)
