@@ -98,6 +98,18 @@ def test_answers_are_the_best_there_are(seed: int) -> None:
         assert plan.objective == (None if math.isinf(best) else pytest.approx(best))
 
 
+def test_what_no_relaxation_proves_the_exact_formulation_does_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on graphs that are too large to begin with it."""
+    monkeypatch.setattr(driver, "EXACT_CELLS", 0)
+    monkeypatch.setattr(driver, "PROVABLE_CELLS", 0)
+    problem = random_problem(24, operators=3, in_place=0.6, encodings=0.4, unit_bytes=MIB)
+    budget = budgets(problem, (0.4,))[0]
+    plan = planner.plan(problem, budget_bytes=budget, gap=0.0, time_limit_s=10)
+    assert_sound(problem, plan)
+    assert plan.status == "optimal"
+    assert plan.objective == pytest.approx(best_objective(problem, budget))
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_energy_is_planned_for_itself(seed: int) -> None:
     problem = random_problem(seed, operators=6, objective="energy", unit_bytes=MIB)
