@@ -105,3 +105,59 @@ deberta_v2 = _transformers(
     num_attention_heads=12,
     intermediate_size=3072,
 )
+# What came after: none of these was tried while anything was built.
+coatnet_0 = _timm("coatnet_0_rw_224", 96, drop_path_rate=0.0)
+xcit_small = _timm("xcit_small_12_p16_224", 96, drop_path_rate=0.0)
+poolformer_s24 = _timm("poolformer_s24", 96, drop_path_rate=0.0)
+mobilenetv4_m = _timm("mobilenetv4_conv_medium", 192, drop_path_rate=0.0)
+hiera_base = _timm("hiera_base_224", 64, drop_path_rate=0.0)
+opt_350m = _transformers(
+    *("OPTConfig", "OPTForCausalLM", 8, 1024),
+    hidden_size=1024,
+    ffn_dim=4096,
+    num_hidden_layers=24,
+    num_attention_heads=16,
+    word_embed_proj_dim=512,
+    do_layer_norm_before=False,
+)
+modernbert_base = _transformers("ModernBertConfig", "ModernBertForMaskedLM", 16, 1024)
+gemma2_half_b = _transformers(
+    *("Gemma2Config", "Gemma2ForCausalLM", 4, 1024),
+    hidden_size=896,
+    intermediate_size=3584,
+    num_hidden_layers=12,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=128,
+)
+electra_base = _transformers(
+    *("ElectraConfig", "ElectraForMaskedLM", 32, 512),
+    embedding_size=768,
+    hidden_size=768,
+    num_attention_heads=12,
+    intermediate_size=3072,
+)
+
+
+def whisper_small() -> Made:
+    """Speech to text: spectrograms of 30 s."""
+    import transformers
+
+    sizes = dict.fromkeys(
+        ("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"), 12
+    )
+    sizes |= dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 3072)
+    config = transformers.WhisperConfig(d_model=768, use_cache=False, **sizes)
+    labels = torch.randint(2, config.vocab_size, (8, 256))
+    batch = {"input_features": torch.randn(8, config.num_mel_bins, 3000), "labels": labels}
+    return transformers.WhisperForConditionalGeneration(config).train(), batch, None
+
+
+def segformer_b2() -> Made:
+    """A class for each pixel."""
+    import transformers
+
+    sizes = {"depths": [3, 4, 6, 3], "hidden_sizes": [64, 128, 320, 512], "decoder_hidden_size": 768}
+    config = transformers.SegformerConfig(num_labels=150, drop_path_rate=0.0, classifier_dropout_prob=0.0, **sizes)
+    batch = {"pixel_values": torch.randn(16, 3, 512, 512), "labels": torch.randint(150, (16, 512, 512))}
+    return transformers.SegformerForSemanticSegmentation(config).train(), batch, None
