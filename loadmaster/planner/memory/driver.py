@@ -59,8 +59,8 @@ SMALL_CELLS = 4_000
 EVERY_STAGE = Slots(500, None, 0)
 # Boundaries of the relaxations after the first, tried in turn while the gap is open.
 MORE_BOUNDARIES = (4, 2, 6, 9)
-# Up to this many stage-by-operator cells boundaries are refined, and the exact formulation is tried after that: late, on
-# the larger of them; up to the smallest number it solves to the end, and is all that is needed.
+# Up to this many stage-by-operator cells boundaries are refined, and the exact formulation is tried after that; on the
+# larger of them late; up to the smallest number it solves to the end, and is all that is needed.
 LATE_CELLS = 30_000
 PROVABLE_CELLS = 12_000
 EXACT_CELLS = 1_500
@@ -69,8 +69,9 @@ EXACT_CELLS = 1_500
 MOST_CELLS = 5_000_000
 # The exact formulations, asked for by name, have several variables a cell: more than this is beyond any solver.
 MOST_EXACT_CELLS = 250_000
-# Plans by eviction take a second in all; of a large graph or a short limit this share.
+# Plans by eviction take a second in all; of a large graph or a short limit this share, and the first of them that one.
 EVICT_SHARE = 0.1
+FIRST_SHARE = 0.3
 # Whole segments run again (:mod:`~loadmaster.models.memory.checkpoints`) where eviction has no plan in its time, as of
 # hundreds of layers, or leaves such a gap.
 CHECKPOINT_GAP = 0.1
@@ -138,7 +139,7 @@ def _auto(search: Search) -> None:
     problem, limit_s = search.problem, search.effort.options.time_limit_s
     search.say("start", f"{len(problem.forward)} forward and {len(problem.backward)} backward operators")
     search.take_trivial_plan()
-    evict(search, EVICT_SHARE * limit_s)
+    evict(search, EVICT_SHARE * limit_s, FIRST_SHARE * limit_s)
     last_resort = None
     if search.best is None and not search.done():
         search.fallback = Search(problem, search.budget_bytes, search.effort, closing_s=search.closing_s)

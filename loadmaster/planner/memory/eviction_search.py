@@ -20,17 +20,23 @@ STEP_UP = 1.15
 FINE_ENOUGH = 0.02
 
 
-def evict(search: Search, limit_s: float) -> None:
-    """Plans by playing the step through and evicting what does not fit, weighed in several ways."""
-    out_of_time = after(search, limit_s)
+def evict(search: Search, limit_s: float, first_s: float) -> None:
+    """Plans by playing the step through and evicting what does not fit, weighed in several ways.
+
+    Args:
+        first_s: what the first way may take. Of a large graph on a busy machine there may be no time for another.
+    """
+    out_of_time = after(search, first_s)
+    all_out_of_time = after(search, limit_s)
     eviction = search.built(lambda: Eviction(search.problem))
     for ways, weights in itertools.product(eviction.ways(), WEIGHTS):
-        if out_of_time():
-            break
         schedule = _evicted(search, eviction, search.budget_bytes, ways, weights, out_of_time)
+        out_of_time = all_out_of_time
         if schedule is not None:
             search.adopt(schedule, "eviction")
             search.say("eviction", f"shared {weights.shared:g}, distance {weights.distance:g}")
+        if out_of_time():
+            break
 
 
 def least_planned(search: Search, least_bytes: int, limit_s: float) -> int | None:

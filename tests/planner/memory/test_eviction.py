@@ -15,8 +15,12 @@ from loadmaster.models.memory.documents import read_problem
 from loadmaster.models.memory.minimum import minimum_budget
 from loadmaster.models.memory.presets import chain, example
 from loadmaster.models.memory.problem import MemoryProblem
+from loadmaster.planner import PlanOptions
+from loadmaster.planner.effort import Effort
 from loadmaster.planner.memory import driver
 from loadmaster.planner.memory.eviction import WEIGHTS, Eviction
+from loadmaster.planner.memory.eviction_search import evict
+from loadmaster.planner.memory.search import Search
 from tests.models.memory.brute_force import best_objective
 from tests.models.memory.instances import budgets, random_problem, seeds
 
@@ -82,6 +86,15 @@ def test_without_a_plan_there_is_a_budget_that_has_one(monkeypatch: pytest.Monke
     assert planned is not None and least <= planned < plain.peak_bytes(problem)
     monkeypatch.setattr(driver, "_by_programs", lambda _: None)
     assert planner.plan(problem, budget_bytes=planned, time_limit_s=6000).check["peak_bytes"] <= planned
+
+
+def test_the_first_way_to_evict_has_more_time_than_all() -> None:
+    """Where there is time for one play, its plan is there."""
+    problem = read_problem(chain(40, 1000))
+    budget = 2 * minimum_budget(problem).budget_bytes
+    search = Search(problem, budget, Effort(PlanOptions(budget_bytes=budget), None, None))
+    evict(search, 0.0, 600.0)
+    assert search.method == "eviction" and search.verdict is not None and search.verdict.ok
 
 
 def nothing_kept(problem: MemoryProblem, budget: int) -> Check:

@@ -58,7 +58,7 @@ def test_no_plan_gets_worse_or_breaks_its_budget(seed: int) -> None:
     problem = random_problem(seed, operators=12, skips=0.4, encodings=0.3, once_only=0.1)
     for budget_bytes in budgets(problem, (0.3, 0.5, 0.7)):
         search = search_of(problem, budget_bytes)
-        evict(search, LONG_S)
+        evict(search, LONG_S, LONG_S)
         before = search.objective
         keep_more(search, LONG_S)
         if before is None:

@@ -51,7 +51,7 @@ def test_a_u_net_is_proved_close_to_its_published_optimum(gib: int, share: float
     problem = read_problem(example("unet-b11-full"))
     best = reference(problem.name)[gib * GIB]["best_objective_us"]
     search = Search(problem, gib * GIB, Effort(PlanOptions(time_limit_s=400, gap=0.01)))
-    evict(search, 20.0)
+    evict(search, 20.0, 20.0)
     refinement = Refinement(search, [1], search.relax([1], 60.0))
     refinement.go_on(300.0)
     assert search.bound is not None
