@@ -10,7 +10,6 @@ Source: Belady's rule weighed by costs, as in dynamic tensor rematerialization [
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -59,6 +58,7 @@ class Eviction:
         self.overwrites = np.full(self.count, -1)
         self.saved = np.zeros(self.count)
         self.once_until = np.zeros(self.count, dtype=np.int64)
+        self.encodes = np.array([f.encodes is not None for f in problem.forward])
         last = last_uses(problem)
         for f in problem.forward:
             for row, choices in enumerate((f.implementations, f.recompute_implementations)):
@@ -128,7 +128,7 @@ class Eviction:
 
 
 class _Play:
-    """One step played through.
+    """One step played through. Sets of results are masks [V].
 
     Attributes:
         pinned: results that are not evicted while backward reads them later.
@@ -216,12 +216,7 @@ class _Play:
             else:
                 return None
         self._stored, self._stays = keep, needed & ~made
-        return made & (keep | self._is_plain) if t == 0 else made
-
-    @functools.cached_property
-    def _is_plain(self) -> BoolArray:
-        """Which results encode no other."""
-        return np.array([f.encodes is None for f in self.problem.forward])
+        return made & (keep | ~g.encodes) if t == 0 else made
 
     def _ids(self, mask: BoolArray) -> set[int]:
         return set(np.flatnonzero(mask).tolist())
