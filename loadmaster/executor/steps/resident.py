@@ -77,7 +77,7 @@ def cuda_resident_bytes(model: nn.Module, device: torch.device) -> int:
 def allocated_bytes(held: Iterable[torch.Tensor]) -> int:
     """What the allocator has handed out for these tensors. A block of CUDA's can be a MiB larger than what was asked
     for: with those of two hundred gradients that makes 20 MiB."""
-    distinct = _distinct(held)
+    distinct = one_of_each_storage(held)
     blocks: dict[int, int] = {}
     if any(t.is_cuda for t in distinct):
         for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
@@ -95,11 +95,11 @@ def device_of(model: nn.Module, batch: AnyBatch) -> torch.device:
     return torch.device("cpu")
 
 
+def one_of_each_storage(held: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors that share none: of those of one storage the last."""
+    return list({t.untyped_storage()._cdata: t for t in held}.values())
+
+
 def _storage_bytes(held: Iterable[torch.Tensor]) -> int:
     """Bytes of the distinct storages of tensors."""
-    return sum(map(tensor_bytes, _distinct(held)))
-
-
-def _distinct(held: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """One tensor of each storage."""
-    return list({t.untyped_storage()._cdata: t for t in held}.values())
+    return sum(map(tensor_bytes, one_of_each_storage(held)))

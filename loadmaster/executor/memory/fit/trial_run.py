@@ -9,7 +9,12 @@ import torch
 
 from loadmaster.executor.steps.batch import AnyBatch, batch_of
 from loadmaster.executor.steps.measure import Measurement, measure
-from loadmaster.executor.steps.resident import allocated_bytes, device_of, optimizer_state_bytes
+from loadmaster.executor.steps.resident import (
+    allocated_bytes,
+    device_of,
+    one_of_each_storage,
+    optimizer_state_bytes,
+)
 from loadmaster.executor.steps.step import Step
 from loadmaster.executor.steps.step_graph import tensors
 from loadmaster.executor.steps.unchanged import unchanged
@@ -76,7 +81,7 @@ def run_trial(
         resident = (*step.parameters(), *step.buffers(), *tensors(batch), *state, *gradients)
         found = measure(run, resident=resident, device=device, warmup=0, repeats=repeats)
         # What is resident on the CPU was listed; CUDA's allocator counts everything there is.
-        on_device = [t for t in set_aside if t.is_cuda]
+        on_device = one_of_each_storage(t for t in set_aside if t.is_cuda)
         requested, allocated = sum(t.untyped_storage().nbytes() for t in on_device), allocated_bytes(on_device)
     return Measurement(
         found.peak_bytes + coming_bytes - allocated,
