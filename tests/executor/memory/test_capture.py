@@ -18,6 +18,7 @@ from loadmaster.executor import apply, capture, measure
 from loadmaster.executor.memory.command import main
 from loadmaster.executor.steps.resident import optimizer_state_bytes
 from loadmaster.executor.steps.stand_ins import has_no_values
+from loadmaster.models.memory import plain
 from loadmaster.models.memory.checker import check
 from loadmaster.models.memory.documents import read_problem, write_problem
 from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transformer_case
@@ -108,6 +109,35 @@ def test_measured_peak_keeps_the_planned_one(case, arguments):
     assert all(m <= p for m, p in zip(measured, planned, strict=True)), (measured, planned)
     assert measured[2] > 0.85 * planned[2]
     assert measured[2] < 0.7 * measured[0]
+
+
+class Positions(nn.Module):
+    """RWKV's loop: positions are written into one tensor, of which each position is a new one in a captured graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(16, 512), nn.Linear(512, 16)
+
+    def forward(self, x):
+        y = self.narrow(F.gelu(self.wide(x)))
+        output, state = torch.zeros_like(y), y[:, 0]
+        for t in range(y.shape[1]):
+            state = state + y[:, t].exp()
+            output[:, t] = y[:, t] / state
+        return output
+
+
+@pytest.mark.slow
+def test_a_loop_keeps_no_more_than_its_backward_pass_reads():
+    model, inputs = Positions(), (torch.randn(2, 64, 16), torch.randn(2, 64, 16))
+    problem = capture(model, inputs, F.mse_loss, backend="eager")
+
+    def step():
+        F.mse_loss(model(inputs[0]), inputs[1]).backward()
+        model.zero_grad(set_to_none=True)
+
+    measured = measure(step, resident=(*model.parameters(), *inputs), warmup=1, repeats=0)
+    assert plain.peak_bytes(problem) == pytest.approx(measured.peak_bytes, rel=0.05)
 
 
 @pytest.mark.parametrize(

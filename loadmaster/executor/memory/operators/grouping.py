@@ -11,7 +11,7 @@ that it reads may be computed inside it instead of being kept or recomputed; som
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from torch import fx
@@ -144,7 +144,30 @@ class _Grouping:
         return not (is_random(node) or is_mutating(node) or is_collective(node))
 
     def _merged(self) -> dict[fx.Node, list[fx.Node]]:
-        """Forward nodes by the node that makes the operator's results."""
+        """Forward nodes by the node that makes the operator's results.
+
+        A small result that the backward pass reads stays apart from a large one that it does not: to keep the one would
+        be to keep both. So it is where a loop writes its positions into one tensor.
+        """
+        apart: set[fx.Node] = set()
+        while True:
+            members = self._merged_but(apart)
+            found = {small for node, nodes in members.items() if (small := self._kept_with_more(node, nodes))}
+            if not found:
+                return members
+            apart |= found
+
+    def _kept_with_more(self, node: fx.Node, nodes: Sequence[fx.Node]) -> fx.Node | None:
+        """The last of an operator's nodes that the backward pass reads, if the operator's own result is large and only
+        the forward pass reads it."""
+        own = self.step_graph.results[node]
+        if any(r in self.wanted for r in own) or sum(map(self.step_graph.bytes_of, own)) <= self.small_bytes:
+            return None
+        read = [n for n in nodes if any(r in self.wanted and r not in self.pinned for r in self.step_graph.results[n])]
+        return max(read, key=self.step_graph.position.__getitem__, default=None)
+
+    def _merged_but(self, apart: Collection[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+        """As far as nodes are not to be apart from what reads them."""
         step_graph = self.step_graph
         outputs = {step_graph.roots[n] for n in step_graph.forward_outputs if isinstance(n, fx.Node)}
         readers: dict[fx.Node, dict[fx.Node, None]] = {n: {} for n in self.forward_nodes}
@@ -160,7 +183,7 @@ class _Grouping:
                 r in outputs or r in self.pinned or (r in self.wanted and step_graph.bytes_of(r) > self.small_bytes)
                 for r in again or step_graph.results[node]
             )
-            exposed = exposed or DRAWN_FIRST in node.meta
+            exposed = exposed or DRAWN_FIRST in node.meta or node in apart
             if exposed or len(readers[node]) != 1 or not self._recomputable(node):
                 continue
             reader = next(iter(readers[node]))
