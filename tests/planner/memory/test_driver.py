@@ -395,7 +395,8 @@ def test_a_worse_plan_is_not_adopted_nor_a_weaker_bound() -> None:
         assert tight.best == dear and tight.fallback is None
 
 
-def test_no_plan_in_time_is_no_answer() -> None:
+def test_no_plan_in_time_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "evict", lambda *_: None)  # a fast machine has one even so
     with pytest.raises(LimitReachedError, match=r"no plan under .* within 0.1 s.*--time-limit") as refused:
         planner.plan(mobilenet(), budget_bytes=6 * GIB, time_limit_s=0.1)
     assert refused.value.__cause__ is None and refused.value.__context__ is None
