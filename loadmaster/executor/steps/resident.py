@@ -79,7 +79,7 @@ def allocated_bytes(held: Iterable[torch.Tensor]) -> int:
     for: with those of two hundred gradients that makes 20 MiB."""
     distinct = one_of_each_storage(held)
     blocks: dict[int, int] = {}
-    if any(t.is_cuda for t in distinct):
+    if any(t.is_cuda for t in distinct) and torch.cuda.get_allocator_backend() == "native":  # others have no blocks
         for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
             address = segment["address"]
             for block in segment["blocks"]:
