@@ -222,19 +222,14 @@ def backward_memory(
     lasting: dict[int, int] = {}
     standing = Row()
 
-    def lasts_now(i: int, column: int) -> None:
-        if i in lasting:
-            standing.less(lasting[i], sizes[i])
-        lasting[i] = column
-        standing.also(column, sizes[i])
-
     for k in range(b, a - 1, -1):
         w.look_at_the_clock()
         operator = grouped.problem.backward[k - 1]
         wanted = grouped.wanted(k)
+        only_carried = [i for i in carried if i not in wanted] if k == b else []
         row = on_the_way(grouped, links, g, k).plus(standing)
-        for i in carried if k == b else ():
-            row.plus(Row() if i in wanted else c.later(g, i), sizes[i])
+        for i in only_carried:
+            row.plus(c.later(g, i), sizes[i])
         for i in wanted:
             present = w.share("present")
             w.at_most("present", Row(backward.needs[k, i]).also(present, -1.0), 0.0)
@@ -249,19 +244,17 @@ def backward_memory(
         w.fits("backward", row, (operator.live_bytes + operator.fixed_bytes + operator.output_bytes) / MIB)
         if k == a:
             break
-        for i in wanted:
+        for i in (*wanted, *only_carried):
             column = w.share("lasting")
-            not_made_again(w, c, "lasting", g, i, backward.needs[k, i], column)
+            if i in wanted:
+                not_made_again(w, c, "lasting", g, i, backward.needs[k, i], column)
             if i in lasting:
                 w.at_most("lasting", Row({lasting[i]: 1.0, column: -1.0}), 0.0)
+                standing.less(lasting[i], sizes[i])
             elif c.later(g, i):
                 not_made_again(w, c, "lasting", g, i, c.later(g, i), column)
-            lasts_now(i, column)
-        for i in carried if k == b else ():
-            if i not in lasting:
-                column = w.share("lasting")
-                not_made_again(w, c, "lasting", g, i, c.later(g, i), column)
-                lasts_now(i, column)
+            lasting[i] = column
+            standing.also(column, sizes[i])
         if len(standing) > LONG:
             total = w.amount("standing_bytes")
             w.at_most("standing_bytes", standing.also(total, -1.0), 0.0)
