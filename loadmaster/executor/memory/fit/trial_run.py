@@ -9,12 +9,7 @@ import torch
 
 from loadmaster.executor.steps.batch import AnyBatch, batch_of
 from loadmaster.executor.steps.measure import Measurement, measure
-from loadmaster.executor.steps.resident import (
-    allocated_bytes,
-    device_of,
-    one_of_each_storage,
-    optimizer_state_bytes,
-)
+from loadmaster.executor.steps.resident import allocated_bytes, device_of, one_of_each_storage, optimizer_state_bytes
 from loadmaster.executor.steps.step import Step
 from loadmaster.executor.steps.step_graph import tensors
 from loadmaster.executor.steps.unchanged import unchanged
@@ -80,15 +75,15 @@ def run_trial(
         gradients = [p.grad for p in step.parameters() if p.grad is not None]
         resident = (*step.parameters(), *step.buffers(), *tensors(batch), *state, *gradients)
         found = measure(run, resident=resident, device=device, warmup=0, repeats=repeats)
-        # What is resident on the CPU was listed; CUDA's allocator counts everything there is.
-        on_device = one_of_each_storage(t for t in set_aside if t.is_cuda)
-        requested, allocated = sum(t.untyped_storage().nbytes() for t in on_device), allocated_bytes(on_device)
+    # What is resident on the CPU was listed; CUDA's allocator counts everything there is.
+    counted = one_of_each_storage(t for t in set_aside if t.is_cuda)
+    difference = coming_bytes - allocated_bytes(counted)
     return Measurement(
-        found.peak_bytes + coming_bytes - allocated,
-        found.resident_bytes + coming_bytes - allocated,
+        found.peak_bytes + difference,
+        found.resident_bytes + difference,
         found.step_us,
-        found.requested_bytes + coming_bytes - requested,
-        found.reserved_bytes + coming_bytes - allocated,
+        found.requested_bytes + coming_bytes - sum(t.untyped_storage().nbytes() for t in counted),
+        found.reserved_bytes + difference,
     )
 
 
