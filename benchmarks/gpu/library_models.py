@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.zoo.entries import undropped
+
 Made = tuple[nn.Module, Any, Any]
 
 
@@ -47,11 +49,8 @@ def _transformers(config: str, model: str, batch: int, length: int, **options: A
     def make() -> Made:
         import transformers
 
-        made = getattr(transformers, config)(**options)
+        made = undropped(getattr(transformers, config)(**options))
         made.use_cache = False
-        for name in vars(made):
-            if "dropout" in name:
-                setattr(made, name, 0.0)
         tokens = torch.randint(2, made.vocab_size, (batch, length))
         return getattr(transformers, model)(made).train(), {"input_ids": tokens, "labels": tokens.clone()}, None
 
@@ -147,7 +146,7 @@ def whisper_small() -> Made:
         ("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"), 12
     )
     sizes |= dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 3072)
-    config = transformers.WhisperConfig(d_model=768, use_cache=False, **sizes)
+    config = undropped(transformers.WhisperConfig(d_model=768, use_cache=False, **sizes))
     labels = torch.randint(2, config.vocab_size, (8, 256))
     batch = {"input_features": torch.randn(8, config.num_mel_bins, 3000), "labels": labels}
     return transformers.WhisperForConditionalGeneration(config).train(), batch, None
@@ -158,6 +157,6 @@ def segformer_b2() -> Made:
     import transformers
 
     sizes = {"depths": [3, 4, 6, 3], "hidden_sizes": [64, 128, 320, 512], "decoder_hidden_size": 768}
-    config = transformers.SegformerConfig(num_labels=150, drop_path_rate=0.0, classifier_dropout_prob=0.0, **sizes)
+    config = undropped(transformers.SegformerConfig(num_labels=150, **sizes))
     batch = {"pixel_values": torch.randn(16, 3, 512, 512), "labels": torch.randint(150, (16, 512, 512))}
     return transformers.SegformerForSemanticSegmentation(config).train(), batch, None
