@@ -38,9 +38,11 @@ _TOLERANCE = 1e-6  # the feasibility tolerance of mixed-integer solvers
 class PipeLink:
     """The :class:`loadmaster.solvers.driver.Link` of a child process, throttled."""
 
-    def __init__(self, connection: Connection[Any, Any]) -> None:
+    def __init__(self, connection: Connection[Any, Any], folder: str) -> None:
         self._connection = connection
+        self._folder = folder
         self._lock = threading.Lock()
+        self._ending = threading.Lock()
         self._stop = threading.Event()
         self._progress_due = 0.0
         self._incumbent_due = 0.0
@@ -77,8 +79,8 @@ class PipeLink:
         with self._lock:
             self._connection.send(answer)
 
-    def watch(self, folder: str) -> None:
-        """Until the process ends: pass on the parent's wish to stop; outlive the parent no more than files do.
+    def watch(self) -> None:
+        """Until the process ends: pass on the parent's wish to stop; do not outlive the parent.
 
         The parent's id is watched beside the connection, because processes forked by the parent (data loader
         workers, say) may hold its end of the connection open. Linux's parent-death signal is no substitute:
@@ -96,7 +98,17 @@ class PipeLink:
                         self._send_incumbent(time.monotonic())
             except (EOFError, OSError):
                 break
-        shutil.rmtree(folder, ignore_errors=True)
+        self.end_without_parent()
+
+    def end_without_parent(self) -> None:
+        """Remove the folder, then end this process and what it started."""
+        # Never released: whichever thread comes second waits here for the end.
+        self._ending.acquire()
+        # Another name first, since a solver that still writes would fill the folder again.
+        renamed = f"{self._folder}.removed"
+        with contextlib.suppress(OSError):
+            os.rename(self._folder, renamed)
+        shutil.rmtree(renamed, ignore_errors=True)
         # The group: a solver behind PuLP is a process of its own.
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
@@ -187,23 +199,34 @@ def main() -> None:
     """Receive a program, solve it, send the answer."""
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     solver, memory_limit_bytes, folder = sys.argv[2], int(sys.argv[3]), sys.argv[4]
-    link = PipeLink(connection)
+    link = PipeLink(connection, folder)
     wake_when_orphaned()
     priority.share_by_niceness()
+    try:
+        link.final(_receive_and_solve(connection, link, solver, memory_limit_bytes))
+    except (EOFError, OSError):
+        link.end_without_parent()
+    # Without the solver libraries' own clean-up: it can take longer than the solve, and nobody needs it.
+    os._exit(0)
+
+
+def _receive_and_solve(
+    connection: Connection[Any, Any], link: PipeLink, solver: str, memory_limit_bytes: int
+) -> Solution | LoadmasterError:
     try:
         driver = registry.driver(solver)
         # After the imports, which fail in stranger ways.
         if memory_limit_bytes:
             _cap_memory(memory_limit_bytes)
         program, options = connection.recv()
-        threading.Thread(target=link.watch, args=(folder,), daemon=True).start()
-        link.final(answer(driver, program, options, link, solver))
+        threading.Thread(target=link.watch, daemon=True).start()
+        return answer(driver, program, options, link, solver)
     except LoadmasterError as error:
-        link.final(error)
+        return error
     except MemoryError:
-        link.final(SolverError(OUT_OF_MEMORY))
-    # Without the solver libraries' own clean-up: it can take longer than the solve, and nobody needs it.
-    os._exit(0)
+        return SolverError(OUT_OF_MEMORY)
+    except OSError as error:
+        return SolverError(f"The {solver} process could not read or write a file: {error}. Free disk space there.")
 
 
 if __name__ == "__main__":

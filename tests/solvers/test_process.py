@@ -257,6 +257,38 @@ def test_a_stopped_solve_ends_with_its_parent_and_leaves_no_files(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_solver_that_still_writes_leaves_no_files(tmp_path: Path) -> None:
+    script = run_script(
+        f"""
+        import os, threading
+        from pathlib import Path
+        from loadmaster.solvers.child import PipeLink
+        folder = Path({str(tmp_path)!r}) / "solve"
+        folder.mkdir()
+        written = threading.Event()
+        def write() -> None:
+            number = 0
+            while True:
+                number += 1
+                try:
+                    (folder / f"{{number}}.mps").write_text("")
+                except FileNotFoundError:
+                    number = 0
+                if number == 200:
+                    written.set()
+        os.setsid()
+        for _ in range(4):
+            threading.Thread(target=write, daemon=True).start()
+        written.wait()
+        PipeLink(None, str(folder)).end_without_parent()
+        """,
+        wait=True,
+    )
+    script.stdout.close()
+    assert script.returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []
+
+
 def in_group(entry: Path, group: int) -> bool:
     try:
         return int((entry / "stat").read_text().rpartition(")")[2].split()[2]) == group
