@@ -7,9 +7,11 @@ which is left alone, and wherever else a test says ``@pytest.mark.solver_process
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from dataclasses import replace
+from functools import cache
 from typing import Self
 
 from loadmaster.errors import LoadmasterError, SolverError
@@ -30,6 +32,21 @@ def running_solve(program: Program, options: SolveOptions, solver: str) -> Runni
     """
     small = program.nonzero_count <= MOST_NONZEROS and options.threads == 1 and options.memory_limit_bytes is None
     return (InProcessSolve if small and solver == "highs" else RunningSolve)(program, options, solver)
+
+
+@cache
+def _write_banner_to_nowhere() -> None:
+    """HiGHS 1.16 writes its version to stdout with the first object of a process, before any option can be set."""
+    import highspy
+
+    stdout, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        highspy.Highs()
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+        os.close(nowhere)
 
 
 class Reports:
@@ -58,6 +75,7 @@ class InProcessSolve:
     """What :class:`loadmaster.solvers.process.RunningSolve` is to its callers, on a thread of this process."""
 
     def __init__(self, program: Program, options: SolveOptions, solver: str) -> None:
+        _write_banner_to_nowhere()
         self._reports = Reports()
         self._finished = threading.Event()
         self._outcome: Solution | LoadmasterError = SolverError("The solve failed: its traceback is printed above.")

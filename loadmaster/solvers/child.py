@@ -10,8 +10,6 @@ import contextlib
 import dataclasses
 import os
 import resource
-import shutil
-import signal
 import sys
 import threading
 import time
@@ -22,7 +20,7 @@ import numpy as np
 
 from loadmaster import priority
 from loadmaster.errors import LoadmasterError, SolverError
-from loadmaster.orphans import wake_when_orphaned
+from loadmaster.orphans import end_with_files, wake_when_orphaned
 from loadmaster.solvers import registry
 from loadmaster.solvers.driver import OUT_OF_MEMORY, STOP, Driver, Incumbent, Settled
 from loadmaster.solvers.program import FloatArray, Program
@@ -38,11 +36,9 @@ _TOLERANCE = 1e-6  # the feasibility tolerance of mixed-integer solvers
 class PipeLink:
     """The :class:`loadmaster.solvers.driver.Link` of a child process, throttled."""
 
-    def __init__(self, connection: Connection[Any, Any], folder: str) -> None:
+    def __init__(self, connection: Connection[Any, Any]) -> None:
         self._connection = connection
-        self._folder = folder
         self._lock = threading.Lock()
-        self._ending = threading.Lock()
         self._stop = threading.Event()
         self._progress_due = 0.0
         self._incumbent_due = 0.0
@@ -79,8 +75,8 @@ class PipeLink:
         with self._lock:
             self._connection.send(answer)
 
-    def watch(self) -> None:
-        """Until the process ends: pass on the parent's wish to stop; do not outlive the parent.
+    def watch(self, folder: str) -> None:
+        """Until the process ends: pass on the parent's wish to stop; outlive the parent no more than files do.
 
         The parent's id is watched beside the connection, because processes forked by the parent (data loader
         workers, say) may hold its end of the connection open. Linux's parent-death signal is no substitute:
@@ -98,19 +94,8 @@ class PipeLink:
                         self._send_incumbent(time.monotonic())
             except (EOFError, OSError):
                 break
-        self.end_without_parent()
-
-    def end_without_parent(self) -> None:
-        """Remove the folder, then end this process and what it started."""
-        # Never released: whichever thread comes second waits here for the end.
-        self._ending.acquire()
-        # Another name first, since a solver that still writes would fill the folder again.
-        renamed = f"{self._folder}.removed"
-        with contextlib.suppress(OSError):
-            os.rename(self._folder, renamed)
-        shutil.rmtree(renamed, ignore_errors=True)
-        # The group: a solver behind PuLP is a process of its own.
-        os.killpg(os.getpgid(0), signal.SIGKILL)
+        # A solver behind PuLP is a process of its own, and ends as well.
+        end_with_files(folder)
 
     def _send_incumbent(self, now: float) -> None:
         if self._unsent is not None:
@@ -199,19 +184,20 @@ def main() -> None:
     """Receive a program, solve it, send the answer."""
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     solver, memory_limit_bytes, folder = sys.argv[2], int(sys.argv[3]), sys.argv[4]
-    link = PipeLink(connection, folder)
+    link = PipeLink(connection)
     wake_when_orphaned()
     priority.share_by_niceness()
     try:
-        link.final(_receive_and_solve(connection, link, solver, memory_limit_bytes))
-    except (EOFError, OSError):
-        link.end_without_parent()
+        link.final(_receive_and_solve(connection, link, solver, memory_limit_bytes, folder))
+    except (EOFError, ConnectionError):
+        # The parent is gone, and nobody hears the answer.
+        end_with_files(folder)
     # Without the solver libraries' own clean-up: it can take longer than the solve, and nobody needs it.
     os._exit(0)
 
 
 def _receive_and_solve(
-    connection: Connection[Any, Any], link: PipeLink, solver: str, memory_limit_bytes: int
+    connection: Connection[Any, Any], link: PipeLink, solver: str, memory_limit_bytes: int, folder: str
 ) -> Solution | LoadmasterError:
     try:
         driver = registry.driver(solver)
@@ -219,14 +205,12 @@ def _receive_and_solve(
         if memory_limit_bytes:
             _cap_memory(memory_limit_bytes)
         program, options = connection.recv()
-        threading.Thread(target=link.watch, daemon=True).start()
+        threading.Thread(target=link.watch, args=(folder,), daemon=True).start()
         return answer(driver, program, options, link, solver)
     except LoadmasterError as error:
         return error
     except MemoryError:
         return SolverError(OUT_OF_MEMORY)
-    except OSError as error:
-        return SolverError(f"The {solver} process could not read or write a file: {error}. Free disk space there.")
 
 
 if __name__ == "__main__":

@@ -125,7 +125,8 @@ class RunningSolve:
                     *(str(child_end.fileno()), solver, str(options.memory_limit_bytes or 0), self._folder.name),
                 ],
                 stdin=subprocess.DEVNULL,
-                stdout=self._output,
+                # Only banners: what goes wrong is written to stderr.
+                stdout=subprocess.DEVNULL,
                 stderr=self._output,
                 pass_fds=[child_end.fileno()],
                 env={**registry.child_environment(), "TMPDIR": self._folder.name},

@@ -13,8 +13,6 @@ import logging
 import math
 import os
 import resource
-import shutil
-import signal
 import sys
 import threading
 import time
@@ -26,7 +24,7 @@ from loadmaster.api.planning import load_planner
 from loadmaster.api.worker.best_plans import BestPlans
 from loadmaster.errors import InputError, LoadmasterError, SolverError
 from loadmaster.models.documents import Document
-from loadmaster.orphans import wake_when_orphaned
+from loadmaster.orphans import end_with_files, wake_when_orphaned
 from loadmaster.planner import PlanProgress
 
 __all__ = ["CANCEL", "OUT_OF_MEMORY", "LogForwarder", "ParentConnection", "error_document", "main", "plan_job"]
@@ -86,8 +84,7 @@ class ParentConnection:
                     self.cancel()
             except (EOFError, OSError):
                 break
-        shutil.rmtree(folder, ignore_errors=True)
-        os.killpg(os.getpgid(0), signal.SIGKILL)
+        end_with_files(folder)
 
 
 def _finite(figures: dict[str, Any]) -> dict[str, Any]:
@@ -147,15 +144,14 @@ def main() -> None:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     parent = ParentConnection(connection)
-    planner_path, problem, options = connection.recv()
-    watcher = threading.Thread(target=parent.watch, args=(folder,), daemon=True)
-    watcher.start()
     logging.getLogger("loadmaster").setLevel(logging.INFO)
     try:
+        planner_path, problem, options = connection.recv()
+        threading.Thread(target=parent.watch, args=(folder,), daemon=True).start()
         plan_job(parent, planner_path, problem, options)
-    except ConnectionError:
-        # The parent is gone, and nobody hears the answer: the watcher removes the files, and ends this process.
-        watcher.join()
+    except (EOFError, ConnectionError):
+        # The parent is gone, and nobody hears the answer.
+        end_with_files(folder)
 
 
 if __name__ == "__main__":
