@@ -87,6 +87,11 @@ class Hardware:
     dram_share: float = 0.8
     measured: bool = False
 
+    @property
+    def device_type(self) -> Literal["cpu", "cuda"]:
+        """What PyTorch calls such devices."""
+        return "cpu" if self.name == "cpu" else "cuda"
+
     def tflops_for(self, dtype: DType) -> float:
         """The rate that this format runs at."""
         return self.tflops.get(dtype, self.tflops["float32"])

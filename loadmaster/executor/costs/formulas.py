@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch._subclasses import FakeTensor
+from torch.utils import _pytree as pytree
 
 from loadmaster.errors import InputError
 from loadmaster.executor.costs.traffic import value_of
@@ -36,9 +38,23 @@ class OperatorFormulas:
             raise InputError("op", str(op), f"already has a {self._what}", "Register each operator once.")
         self._formulas[op] = formula
 
-    def __call__(self, node: fx.Node) -> int:
-        """The formula's number."""
+    def __call__(self, node: fx.Node, device_type: str | None = None) -> int:
+        """The formula's number, on a device of this type. By default on that of the node's tensors."""
         formula = self._formulas.get(node.target)
         if formula is None:
             return self._otherwise
-        return int(formula(*fx.node.map_arg(node.args, value_of), **fx.node.map_arg(node.kwargs, value_of)))
+
+        def argument(node: fx.Node) -> Any:
+            value = value_of(node)
+            if device_type is None:
+                return value
+            return pytree.tree_map_only(FakeTensor, lambda t: _on_device(t, device_type), value)
+
+        return int(formula(*fx.node.map_arg(node.args, argument), **fx.node.map_arg(node.kwargs, argument)))
+
+
+def _on_device(tensor: FakeTensor, device_type: str) -> Tensor:
+    if tensor.device.type == device_type:
+        return tensor
+    with tensor.fake_mode:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device_type)

@@ -65,8 +65,10 @@ class Roofline:
         return max(self._compute_us(node), move_us) + self.hardware.launch_us
 
     def workspace_bytes(self, node: fx.Node) -> int:
-        """From the registered formulas."""
-        return 0 if self.compiled and generated(node) is not None else workspace_formula_bytes(node)
+        """From the registered formulas, on such a device."""
+        if self.compiled and generated(node) is not None:
+            return 0
+        return workspace_formula_bytes(node, self.hardware.device_type)
 
     def move_us(self, size_bytes: int, kernels: int = 1) -> float:
         """Bytes over bandwidth, and a launch per kernel, us."""

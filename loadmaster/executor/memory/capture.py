@@ -51,6 +51,7 @@ from loadmaster.executor.steps.tracing import trace
 from loadmaster.executor.steps.versions import captured_with
 from loadmaster.executor.steps.wrappers import Parallel, WrapperBytes, ddp_of, own_module, wrapper_bytes
 from loadmaster.models.hardware import HostLink
+from loadmaster.models.hardware import hardware as entry_of
 from loadmaster.models.memory.problem import (
     BackwardImplementation,
     BackwardOperator,
@@ -243,7 +244,8 @@ def _captured(
     step_graph = trace(model, batch, loss, passes=run_passes, expect=expect, noted=noted)
     device = device_of(model, batch)
     line.settle()
-    for sentence in advice(step_graph, on_gpu=device.type == "cuda" or hardware is not None):
+    meant_for = device.type if hardware is None else entry_of(hardware).device_type
+    for sentence in advice(step_graph, on_gpu=meant_for == "cuda"):
         logger.warning("%s", sentence)
     line.show(f"{type(model).__name__}: grouping {len(step_graph.nodes)} nodes into operators", begins=True)
     operators = group(step_graph, options.implementations, fused=fused)

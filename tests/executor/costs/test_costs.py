@@ -175,6 +175,26 @@ def test_workspace_formula():
         register_workspace(scratchy._opoverload, lambda x, rows: 0)
 
 
+@pytest.mark.parametrize(("name", "device_type"), [("cpu", "cpu"), ("h200", "cuda")])
+def test_workspace_is_that_of_the_hardware_asked_for(name, device_type):
+    """Whatever device the model is on: a laptop's, or none."""
+
+    def workspace(logits: torch.Tensor, beside: list[torch.Tensor]) -> int:
+        assert {t.device.type for t in (logits, *beside)} == {device_type}
+        assert [(*t.shape, *t.stride(), t.dtype) for t in (logits, *beside)] == [(6, 4, 1, 6, torch.bfloat16)] * 2
+        return 24
+
+    @torch.library.custom_op(f"loadmaster_test::on_{name}", mutates_args=())
+    def operator(logits: torch.Tensor, beside: list[torch.Tensor]) -> torch.Tensor:
+        return logits.clone()
+
+    operator.register_fake(lambda logits, beside: torch.empty_like(logits))
+    register_workspace(operator._opoverload, workspace)
+    tape = Tape()
+    x = tape.call(aten.t.default, tape.input(4, 6, dtype=torch.bfloat16))
+    assert roofline(name).workspace_bytes(tape.call(operator._opoverload, x, [x])) == 24
+
+
 def test_a_result_that_pytorch_makes_too_large_is_workspace():
     tape = Tape()
     x = tape.input(4, 288, 64)

@@ -8,6 +8,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
+from loadmaster.executor.costs.roofline import roofline
 from loadmaster.executor.costs.workspace import workspace_formula_bytes
 from loadmaster.executor.memory.implementations.batch_norm import batch_norm_apply
 from loadmaster.executor.memory.implementations.cross_entropy import linear_cross_entropy
@@ -33,8 +34,8 @@ def peak_bytes(op, args) -> int:
     return peak
 
 
-def stated_bytes(op, args) -> int:
-    """Results and workspace, from fake tensors alone."""
+def called(op, args) -> tuple[FakeTensorMode, fx.Node]:
+    """The operator's node in a graph of fake tensors."""
     mode = FakeTensorMode()
     graph = fx.Graph()
     nodes = []
@@ -43,9 +44,14 @@ def stated_bytes(op, args) -> int:
         if isinstance(arg, torch.Tensor):
             node.meta["val"] = mode.from_tensor(arg)
         nodes.append(node)
-    call = graph.call_function(op._opoverload, tuple(nodes))
+    return mode, graph.call_function(op._opoverload, tuple(nodes))
+
+
+def stated_bytes(op, args) -> int:
+    """Results and workspace, from fake tensors alone."""
+    mode, call = called(op, args)
     with mode:
-        results = op(*fx.node.map_arg(tuple(nodes), lambda n: n.meta["val"]))
+        results = op(*fx.node.map_arg(call.args, lambda n: n.meta["val"]))
     leaves = torch.utils._pytree.tree_leaves(results)
     return workspace_formula_bytes(call) + sum(t.numel() * t.element_size() for t in leaves)
 
@@ -97,3 +103,13 @@ def test_stated_workspace_is_enough_and_not_much_more(op, args):
     peak, stated = peak_bytes(op, args), stated_bytes(op, args)
     assert peak <= stated + SLACK_BYTES
     assert stated <= 1.5 * peak + SLACK_BYTES
+
+
+def test_a_gpus_kernels_widen_no_logits():
+    """By hand: 256 rows of 2,000 16-bit logits at a time, which a CPU turns into float32 and has one more beside."""
+    hidden, weight = torch.empty(1024, 64, dtype=torch.bfloat16), torch.empty(64, 2000, dtype=torch.bfloat16)
+    targets = torch.zeros(1024, dtype=torch.int64)
+    args = (hidden, weight, None, targets, None, None, None, 4, -100, True, 0.0, 1.0, 0.0, torch.float32, "hidden")
+    _, call = called(linear_cross_entropy, args)
+    on_cpu, on_gpu = (roofline(name).workspace_bytes(call) for name in ("cpu", "h200"))
+    assert on_cpu - on_gpu == 256 * 2000 * (4 + 4)
