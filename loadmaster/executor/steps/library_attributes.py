@@ -1,4 +1,4 @@
-"""Attributes of transformers' modules that break a step's graph and decide nothing in it.
+"""Attributes and hooks of transformers and PEFT that break a step's graph and decide nothing in it.
 
 ``layerdrop``: encoders and decoders (BART, OPT, Whisper, Marian) draw a number for each layer and branch on it, in most
 releases also where it is 0, its default. A branch on a tensor is in no graph:
@@ -13,18 +13,27 @@ reads it; checkpoints inside are run again for it. A tensor in the middle of a g
     if self._requires_grad and self.training:
         hidden_states.requires_grad = True
 
-While a model is traced and called, something else stands for the 0, and False for the True.
+``module_dropout``: adapters of PEFT (LoHa, LoKr) do as layers with ``layerdrop`` do, with a number for each adapter.
+
+``make_inputs_require_grad``: a hook that both add, and people copy, makes embeddings require a gradient. Nobody reads
+it either; checkpoints of frozen layers are run again for it:
+
+    model.get_input_embeddings().register_forward_hook(make_inputs_require_grad)
+
+While a model is traced and called, something else stands for the 0, False for the True, and for the hook one that does
+nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-LIBRARY = "transformers."
+LIBRARIES = ("transformers.", "peft.")
+HOOK = "make_inputs_require_grad"  # or _grads
 
 
 class _Zero:
@@ -49,31 +58,54 @@ class _Zero:
         return other < 0.0
 
 
-# By name: the value that something stands for, and what does.
-_REPLACEMENTS: dict[str, tuple[Any, Any]] = {"layerdrop": (0, _Zero()), "_requires_grad": (True, False)}
+class _Place(NamedTuple):
+    """An entry of a module's dictionary, the value that something stands for, and what does."""
+
+    held_in: dict[Any, Any]
+    key: Any
+    value: Any
+    stand_in: Any
 
 
 class LibraryAttributes:
-    """The modules of a model that have such attributes. As a context manager: inside, others stand for them.
+    """Where a model has such attributes and hooks. As a context manager: inside, others stand for them.
 
-    Modules are looked for once, and their attributes each time.
+    They are looked for once, and their values each time.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        library = [m for m in model.modules() if _is_the_librarys(m)]
-        self._found = [(vars(m), name) for m in library for name in _REPLACEMENTS if name in vars(m)]
-        self._set: list[tuple[dict[str, Any], str, Any]] = []
+        self._found = [place for module in model.modules() for place in _places(module)]
+        self._set: list[tuple[_Place, Any]] = []
 
     def __enter__(self) -> None:
-        self._set = [(own, name, own[name]) for own, name in self._found if own[name] == _REPLACEMENTS[name][0]]
-        for own, name, _ in self._set:
-            own[name] = _REPLACEMENTS[name][1]
+        self._set = [(p, p.held_in[p.key]) for p in self._found if p.held_in.get(p.key) == p.value]
+        for place, _ in self._set:
+            place.held_in[place.key] = place.stand_in
 
     def __exit__(self, *_: object) -> None:
-        for own, name, value in self._set:
-            own[name] = value
+        for place, value in self._set:
+            place.held_in[place.key] = value
 
 
-def _is_the_librarys(module: nn.Module) -> bool:
-    """Also a class of the user's, or of a wrapper such as FSDP2, that is made from one of the library."""
-    return any(base.__module__.startswith(LIBRARY) for base in type(module).__mro__)
+def _places(module: nn.Module) -> Iterator[_Place]:
+    for key, hook in module._forward_hooks.items():
+        if getattr(hook, "__name__", "").startswith(HOOK):
+            yield _Place(module._forward_hooks, key, hook, _leave_as_it_is)
+    if not _is_a_librarys(module):
+        return
+    own = vars(module)
+    if "layerdrop" in own:
+        yield _Place(own, "layerdrop", 0, _Zero())
+    if "_requires_grad" in own:
+        yield _Place(own, "_requires_grad", True, False)
+    for adapter in own.get("module_dropout", {}):
+        yield _Place(own["module_dropout"], adapter, 0, _Zero())
+
+
+def _leave_as_it_is(_module: nn.Module, _inputs: Any, _output: Any) -> None:
+    """A forward hook that does nothing."""
+
+
+def _is_a_librarys(module: nn.Module) -> bool:
+    """Also a class of the user's, or of a wrapper such as FSDP2, that is made from one of a library."""
+    return any(base.__module__.startswith(LIBRARIES) for base in type(module).__mro__)

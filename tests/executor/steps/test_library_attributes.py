@@ -1,4 +1,4 @@
-"""Attributes as transformers has them: the step is one graph, and what the model holds stays."""
+"""Attributes and hooks as transformers and PEFT have them: the step is one graph, and what the model holds stays."""
 
 from __future__ import annotations
 
@@ -44,6 +44,24 @@ class FeatureEncoder(nn.Module):
         if self._requires_grad and self.training:
             x.requires_grad = True
         return self.layer(x).square().sum()
+
+
+class Adapted(nn.Module):
+    """As PEFT's LoHa."""
+
+    __module__ = "peft.tuners.loha.layer"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.adapter = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.active_adapters, self.module_dropout = ["default"], {"default": 0.0, "other": 0.5}
+
+    def forward(self, x):
+        result = self.layer(x)
+        for name in self.active_adapters:
+            if (not self.training) or (self.training and torch.rand(1) > self.module_dropout[name]):
+                result = result + self.adapter(x)
+        return result.tanh().square().sum()
 
 
 def bart(encoder):
@@ -93,6 +111,45 @@ def test_a_view_of_the_input_becomes_no_leaf():
     apply(plan(problem, schedule(problem, lambda i: False)), model, backend="eager")(*batch).backward()
     torch.testing.assert_close([p.grad for p in model.parameters()], plain)
     assert model._requires_grad is True
+
+
+def test_adapters_are_kept_under_a_plan():
+    torch.manual_seed(0)
+    model, batch = Adapted(), (torch.randn(4, 8),)
+    model(*batch).backward()
+    plain = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    problem = capture(model, batch, hardware="cpu", backend="eager")
+    apply(plan(problem, schedule(problem, lambda i: False)), model, backend="eager")(*batch).backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], plain)
+    assert model.module_dropout == {"default": 0.0, "other": 0.5}
+    model.active_adapters = ["other"]
+    with pytest.raises(InputError, match="data-dependent branching"):
+        capture(model, batch, hardware="cpu", backend="eager")
+
+
+def test_frozen_embeddings_become_no_leaves():
+    """As transformers' ``enable_input_require_grads`` makes them, for checkpoints of frozen layers."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    layers[:2].requires_grad_(False)
+
+    def make_inputs_require_grads(_module, _input, output):
+        output.requires_grad_(True)
+
+    layers[0].register_forward_hook(lambda _module, _input, output: 2.0 * output)
+    layers[0].register_forward_hook(make_inputs_require_grads)
+    layers[0].register_forward_hook(lambda _module, _input, output: 3.0 * output)
+    hooks = list(layers[0]._forward_hooks.values())
+    batch = (torch.randint(9, (4, 5)), torch.zeros(4, 5, 1))
+    nn.functional.mse_loss(layers(batch[0]), batch[1]).backward()
+    plain = [p.grad for p in layers.parameters()]
+    layers.zero_grad()
+    problem = capture(layers, batch, nn.functional.mse_loss, hardware="cpu", backend="eager")
+    step = apply(plan(problem, schedule(problem, lambda i: False)), layers, nn.functional.mse_loss, backend="eager")
+    step(*batch).backward()
+    torch.testing.assert_close([p.grad for p in layers.parameters()], plain)
+    assert list(layers[0]._forward_hooks.values()) == hooks
 
 
 def test_classes_made_from_the_librarys_are_known():
