@@ -28,6 +28,7 @@ _BATCHED_PRODUCTS = (aten.bmm.default, aten.baddbmm.default)
 _PRODUCTS = (aten.mm.default, aten.addmm.default, *_BATCHED_PRODUCTS)
 # Smaller products are over before their kernel matters: ten microseconds on a GPU of today.
 _WORTH_FLOP = 1e10
+_WORTH_BYTES = 1 << 20
 
 
 def advice(step_graph: StepGraph, *, on_gpu: bool) -> list[str]:
@@ -47,20 +48,22 @@ def written_out_attention(step_graph: StepGraph) -> Iterator[str]:
         for node in step_graph.module.graph.find_nodes(op="call_function", target=aten._softmax.default)
         if _reaches(node, lambda n: n.all_input_nodes) and _reaches(node, lambda n: step_graph.forward & n.users.keys())
     ]
-    if found:
+    scores_bytes = sum(tensor_bytes(node.meta["val"]) for node in found)
+    if scores_bytes >= _WORTH_BYTES:
         yield (
-            f"attention is written out in {_places(found)}. Its scores take {_size(found)}, kept or computed again; "
-            "torch.nn.functional.scaled_dot_product_attention computes the same without them."
+            f"attention is written out in {_places(found)}. Its scores take {_mib(scores_bytes)}, kept or computed "
+            "again; torch.nn.functional.scaled_dot_product_attention computes the same without them."
         )
 
 
 def attention_in_full(step_graph: StepGraph) -> Iterator[str]:
     """What to say of calls of ``scaled_dot_product_attention`` that PyTorch writes out itself."""
     found = list(step_graph.module.graph.find_nodes(op="call_function", target=aten._safe_softmax.default))
-    if found:
+    scores_bytes = sum(tensor_bytes(node.meta["val"]) for node in found)
+    if scores_bytes >= _WORTH_BYTES:
         yield (
-            f"scaled_dot_product_attention holds its scores in {_places(found)}: they take {_size(found)}, kept or "
-            "computed again, since no kernel that does without them takes these arguments. On a CPU a mask that is "
+            f"scaled_dot_product_attention holds its scores in {_places(found)}: they take {_mib(scores_bytes)}, kept "
+            "or computed again, since no kernel that does without them takes these arguments. On a CPU a mask that is "
             "trained is such a one. torch.nn.attention.sdpa_kernel around the call, with one backend, says why."
         )
 
@@ -70,8 +73,8 @@ def _places(found: Sequence[fx.Node]) -> str:
     return f"{count}{place_of(found[0])}"
 
 
-def _size(found: Iterable[fx.Node]) -> str:
-    return f"{sum(tensor_bytes(node.meta['val']) for node in found) / 2**20:,.0f} MiB"
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:,.0f} MiB"
 
 
 def unaligned_products(step_graph: StepGraph) -> Iterator[str]:

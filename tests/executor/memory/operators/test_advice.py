@@ -74,6 +74,11 @@ def test_nothing_is_said_of_other_softmaxes(how):
     assert advice(trace(Attention(how), (torch.empty(64, 128, 32),)), on_gpu=True) == []
 
 
+@pytest.mark.parametrize("how", ["plain", "biased"])
+def test_nothing_is_said_of_small_scores(how):
+    assert advice(trace(nn.Sequential(Attention(how)), (torch.empty(3, 128, 32),)), on_gpu=True) == []
+
+
 def step(classes: int, dtype: torch.dtype, rows: int = 8192):
     return Classifier(classes).to(dtype), (torch.empty(rows, 1024, dtype=dtype),)
 
