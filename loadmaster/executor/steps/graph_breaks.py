@@ -108,7 +108,7 @@ def clear_errors(passing: type[Exception] = LoadmasterError) -> Iterator[None]:
     try:
         yield
     except exc.BackendCompilerFailed as error:
-        if isinstance(error.inner_exception, (LoadmasterError, passing)):
+        if isinstance(error.inner_exception, (LoadmasterError, torch.OutOfMemoryError, passing)):
             raise error.inner_exception from None
         raise _untraceable(error.inner_exception) from None
     except exc.FailOnRecompileLimitHit as error:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, cast
 
+import torch
 from torch import Tensor, fx
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, detect_fake_mode
@@ -14,13 +15,14 @@ from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.replace_random import replace_random_passes
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import count_tangents
 from torch._inductor.virtualized import V
 from torch.compiler import config as compiler_config
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import _BoxedCodeGen
 
-from loadmaster.errors import InputError
+from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.executor.memory.implementations.decompositions import decompositions
 from loadmaster.executor.memory.implementations.emitting import aten
 from loadmaster.executor.memory.run.alike import Lowered, Storages, kind_of
@@ -64,6 +66,25 @@ def eager(module: fx.GraphModule, _inputs: Sequence[Any], _half: Half = "forward
     return run
 
 
+@contextlib.contextmanager
+def _clear_errors() -> Iterator[None]:
+    """Turn what Inductor and its compilers raise into an :class:`InputError`: the model is not to blame."""
+    try:
+        yield
+    except (LoadmasterError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise InputError(
+            "backend",
+            "inductor",
+            f"could not compile the planned step: {type(error).__name__}: {first_line}",
+            "Install the compiler that it lacks (of C++ on a CPU, of C for Triton on a GPU). If a file of its cache is "
+            f'broken, delete {cache_dir()}. Or choose backend="eager".',
+        ) from error
+
+
+@_clear_errors()
 def inductor(
     module: fx.GraphModule, inputs: Sequence[Any], half: Half = "forward", *, last_first: bool = False
 ) -> Runner:

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._inductor.exc import InvalidCxxCompiler
 from torch.nn import functional as F
 
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture
+from loadmaster.executor.memory.run import backends
 from tests.executor.memory.models import Mlp, convnet_case, mlp_case, transformer_case
 from tests.executor.memory.schedules import plan, schedule
 
@@ -234,6 +236,30 @@ def test_a_scripted_model_is_refused_and_left_as_it_was():
     with pytest.raises(InputError, match="cannot be traced as one graph"):
         capture(scripted, inputs, loss, hardware="cpu")
     assert torch.equal(scripted(inputs[0]), model(inputs[0]))
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "said"),
+    [
+        (
+            InvalidCxxCompiler(),
+            InputError,
+            "^backend: could not compile the planned step: InvalidCxxCompiler: No",
+        ),
+        (ImportError("a.so: invalid ELF header"), InputError, "ImportError: a.so: invalid ELF header.*delete /.*eager"),
+        (torch.OutOfMemoryError("1 GiB"), torch.OutOfMemoryError, "1 GiB"),
+    ],
+)
+def test_a_compiler_that_fails_is_said_and_not_the_model_blamed(monkeypatch, raised, expected, said):
+    def failing(*_arguments: object, **_settings: object) -> None:
+        raise raised
+
+    model, batch = Mlp(), (torch.randn(2, 16), torch.randn(2, 16))
+    problem = capture(model, batch, F.mse_loss, hardware="cpu")
+    step = apply(plan(problem, schedule(problem, lambda i: True)), model, F.mse_loss)
+    monkeypatch.setattr(backends, "compile_fx_inner", failing)
+    with pytest.raises(expected, match=said):
+        step(*batch)
 
 
 @pytest.mark.slow
