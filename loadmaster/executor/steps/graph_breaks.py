@@ -1,8 +1,9 @@
 """Where Dynamo cannot follow a step: what it may pass over, and its errors in words that name the place and the remedy.
 
-A step is one graph or it has no plan. Logging and printing inside a model compute nothing and are passed over. Any
-other break is the user's to mend where the line is theirs, and Dynamo's own hints say how. Where it is a library's, an
-option of the library is what a user can change.
+A step is one graph or it has no plan. Logging and printing inside a model compute nothing and are passed over.
+Gradients that a model takes itself (``torch.autograd.grad``) are operators like others. Any other break is for the
+user to mend where the line is theirs, and Dynamo's own hints say how. Where it is a library's, an option of the library
+is what a user can change.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ _CHOOSE = (
 
 
 @contextlib.contextmanager
-def passing_over_logging(**settings: Any) -> Iterator[None]:
-    """What a model logs or prints does not break its graph. It is said by neither the tracing nor the planned steps.
+def as_one_graph(**settings: Any) -> Iterator[None]:
+    """What a model logs or prints does not break its graph: it is said by neither the tracing nor the planned steps.
+    Nor do gradients that it takes, which Dynamo refuses by default.
 
     Args:
         settings: others of Dynamo's, for as long.
@@ -63,6 +65,7 @@ def passing_over_logging(**settings: Any) -> Iterator[None]:
     name = "ignore_logging_functions" if hasattr(config, "ignore_logging_functions") else "ignore_logger_methods"
     methods = tuple(pair for pair in vars(logging.Logger).items() if callable(pair[1]))
     settings[name] = getattr(config, name) | _logging_functions(methods)
+    settings["trace_autograd_ops"] = True
     metrics = logging.getLogger("torch._dynamo.metrics_context")
     # Every step enters here. ``config.patch`` would make a class each time, which waits for the garbage collector.
     before = {key: getattr(config, key) for key in settings}

@@ -20,7 +20,7 @@ from loadmaster.errors import InputError
 from loadmaster.executor.steps.attention_masks import lay_out_masks
 from loadmaster.executor.steps.batch import AnyBatch
 from loadmaster.executor.steps.causal_masks import masks_as_given
-from loadmaster.executor.steps.graph_breaks import UntraceableError, clear_errors, passing_over_logging, place_of
+from loadmaster.executor.steps.graph_breaks import UntraceableError, as_one_graph, clear_errors, place_of
 from loadmaster.executor.steps.launches import launch_directly, noting_modules
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
@@ -142,7 +142,7 @@ def trace(
         raise _TracedError(graph)
 
     try:
-        with torch.enable_grad(), passing_over_logging(), clear_errors(passing=_TracedError):
+        with torch.enable_grad(), as_one_graph(), clear_errors(passing=_TracedError):
             call = compiled(partition, lambda: (left, left), passes, noted)
             returned: object = call(step, *taken.args, **taken.kwargs)
     except _TracedError as traced:

@@ -19,7 +19,7 @@ from loadmaster.executor.memory.run.budget_check import BudgetCheck
 from loadmaster.executor.memory.run.compiled_plans import CompiledPlans, NoPlanError, fingerprint_of, schedule_of
 from loadmaster.executor.renamed import renamed_keywords
 from loadmaster.executor.steps.batch import Batch
-from loadmaster.executor.steps.graph_breaks import RecompileLimitError, clear_errors, passing_over_logging
+from loadmaster.executor.steps.graph_breaks import RecompileLimitError, as_one_graph, clear_errors
 from loadmaster.executor.steps.guards import Guards, differences, guards_of
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.step import Loss, Step
@@ -82,7 +82,7 @@ class PlannedStep(nn.Module):
             return self.planned.plain(self.step, *batch.args, **batch.kwargs)
         try:
             # PyTorch would cut the graph in pieces along the buckets of DistributedDataParallel.
-            with passing_over_logging(optimize_ddp=False), clear_errors():
+            with as_one_graph(optimize_ddp=False), clear_errors():
                 call = partial(self.planned.call, self.step, *batch.args, **batch.kwargs)
                 held = self._budget_check
                 loss = call() if held is None else held.checked(call, device_of(self.step, batch))

@@ -1,0 +1,142 @@
+"""Models that take gradients themselves, with ``torch.autograd.grad``: a plan covers these, too."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import grad
+from torch.nn import functional as F
+
+from loadmaster.errors import InputError
+from loadmaster.executor import apply, capture, measure
+from loadmaster.models.memory.checker import check
+from tests.executor.memory.schedules import plan, schedule
+
+
+def network(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+
+
+class Equation(nn.Module):
+    """u'' + u = f, as physics-informed networks are trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u = network(2)
+
+    def forward(self, x: Tensor, f: Tensor) -> Tensor:
+        u = self.u(x)
+        (first,) = grad(u.sum(), x, create_graph=True)
+        (second,) = grad(first.sum(), x, create_graph=True)
+        return (second.sum(1, keepdim=True) + u - f).square().mean()
+
+
+class ForceField(nn.Module):
+    """Forces are the slope of an energy, and a part of the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = network(32)
+
+    def forward(self, places: Tensor, forces: Tensor) -> Tensor:
+        apart = (places[:, None] - places[None]).square().sum(-1)
+        energy = self.energy(torch.exp(-apart)).sum()
+        (slope,) = grad(energy, places, create_graph=True)
+        return energy.square() + F.mse_loss(-slope, forces)
+
+
+class Penalty(nn.Module):
+    """WGAN-GP's, of a convolutional critic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.LeakyReLU(0.2), nn.Conv2d(8, 8, 3, stride=2), nn.LeakyReLU(0.2), nn.Flatten()
+        )
+
+    def forward(self, x: Tensor, _: Tensor) -> Tensor:
+        (slope,) = grad(self.critic(x).square().sum(), x, create_graph=True)
+        return (slope.flatten(1).norm(dim=1) - 1).square().mean()
+
+
+class Adapted(nn.Module):
+    """MAML: the loss after a step of gradient descent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 16), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        weights = list(self.parameters())
+        slopes = grad(self.loss(weights, x, y), weights, create_graph=True)
+        return self.loss([w - 0.1 * slope for w, slope in zip(weights, slopes, strict=True)], x, y)
+
+    def loss(self, weights: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+        hidden = torch.tanh(F.linear(x, weights[0], weights[1]))
+        return F.mse_loss(F.linear(hidden, weights[2], weights[3]), y)
+
+
+CASES = {
+    "equation": (Equation, lambda: (torch.randn(32, 2, requires_grad=True), torch.randn(32, 1))),
+    "force field": (ForceField, lambda: (torch.randn(32, 3, requires_grad=True), torch.randn(32, 3))),
+    "penalty": (Penalty, lambda: (torch.randn(4, 3, 16, 16, requires_grad=True), torch.zeros(1))),
+    "adapted": (Adapted, lambda: (torch.randn(32, 2), torch.randn(32, 1))),
+}
+
+
+def expect_the_gradients_of_plain_pytorch(step: nn.Module, model: nn.Module, batch: tuple[Tensor, ...]) -> None:
+    twin, given = copy.deepcopy(model), copy.deepcopy(batch)
+    twin(*given).backward()
+    step(*batch).backward()
+    found, expected = ([*m.parameters(), *b] for m, b in ((model, batch), (twin, given)))
+    torch.testing.assert_close([p.grad for p in found], [p.grad for p in expected])
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["all kept", "all computed again"])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_plain_pytorch(name: str, keeps: bool) -> None:
+    torch.manual_seed(0)
+    make, inputs = CASES[name]
+    model, batch = make(), inputs()
+    problem = capture(model, batch, hardware="cpu", backend="eager")
+    step = apply(plan(problem, schedule(problem, lambda i: keeps)), model, backend="eager")
+    expect_the_gradients_of_plain_pytorch(step, model, batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["equation", "penalty"])
+def test_compiled_gradients_are_those_of_plain_pytorch(name: str) -> None:
+    torch.manual_seed(0)
+    make, inputs = CASES[name]
+    model, batch = make(), inputs()
+    problem = capture(model, batch, hardware="cpu")
+    step = apply(plan(problem, schedule(problem, lambda i: i % 2 == 0)), model)
+    expect_the_gradients_of_plain_pytorch(step, model, batch)
+
+
+def test_the_planned_peak_is_kept() -> None:
+    model, batch = Equation(), (torch.randn(512, 2, requires_grad=True), torch.randn(512, 1))
+    problem = capture(model, batch, hardware="cpu", backend="eager")
+    for keeps in (True, False):
+        chosen = schedule(problem, lambda i, keeps=keeps: keeps)
+        step = apply(plan(problem, chosen), model, backend="eager")
+
+        def run(step: nn.Module = step) -> None:
+            step(*batch).backward()
+            model.zero_grad()
+            batch[0].grad = None
+
+        measured = measure(run, resident=[*model.parameters(), *batch], warmup=1, repeats=0)
+        assert measured.peak_bytes <= 1.001 * check(problem, chosen, 1 << 50).peak_bytes
+
+
+def test_an_input_that_becomes_a_leaf_inside_is_refused() -> None:
+    class Inside(Equation):
+        def forward(self, x: Tensor, f: Tensor) -> Tensor:
+            return super().forward(x.requires_grad_(True), f)
+
+    with pytest.raises(InputError, match="requires_grad_"):
+        capture(Inside(), (torch.randn(32, 2), torch.randn(32, 1)), hardware="cpu")
