@@ -149,7 +149,7 @@ def capture(
             does.
         loss: of a tuple, called as ``loss(model(*batch[:-1]), batch[-1])``; of a mapping, as ``loss(output, batch)``,
             where the model gets what its ``forward`` names. None if the model computes the loss itself: it returns it
-            alone, as ``loss`` of what it returns, or first in a tuple.
+            alone, as ``loss`` of what it returns, first in a tuple, or as the only scalar in it.
         optimizer: its state counts as resident.
         hardware: estimate costs for this device of the catalogue ("h200"). None: measure on the model's device.
         costs: a cost model of your own, instead of either.

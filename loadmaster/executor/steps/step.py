@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, cast
 
@@ -55,11 +55,12 @@ class Step(nn.Module):
         loss: of a positional batch, called as ``loss(model(*inputs[:-1]), inputs[-1])``: the last input is the target.
             Of a batch by keyword, called as ``loss(output, batch)``: the model gets the entries that its ``forward``
             names, the loss the whole batch. None: the model computes the loss itself, and returns it alone, as
-            ``loss`` of a mapping or an object, or first in a tuple.
-        expects_loss: refuse an output without a loss. What a block returns is no loss.
+            ``loss`` of a mapping or an object, first in a tuple, or as the only scalar in it.
+        expects_loss: refuse an output without a loss. False: what the model returns is not searched for one, as of a
+            block. None: it was when the step was captured.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss | None, *, expects_loss: bool = False) -> None:
+    def __init__(self, model: nn.Module, loss: Loss | None, *, expects_loss: bool | None = None) -> None:
         super().__init__()
         if loss is not None and not callable(loss):
             remedy = "Give a function of the model's output and the target, or None where the model computes its loss."
@@ -96,9 +97,11 @@ class Step(nn.Module):
         """The loss of one batch, a scalar."""
         inputs, named = _without_target(args, kwargs, self.takes, self.loss is not None)
         output = self.model(*inputs, **named)
-        if self.loss is None:
-            return _loss_in(output, refuse=self.expects_loss)
-        return self.loss(output, args[-1] if args else kwargs)
+        if self.loss is not None:
+            return self.loss(output, args[-1] if args else kwargs)
+        if self.expects_loss is False:
+            return cast(torch.Tensor, output)
+        return _loss_in(output, refuse=self.expects_loss is True)
 
 
 def _without_target(
@@ -129,13 +132,22 @@ def _loss_in(output: Any, *, refuse: bool) -> torch.Tensor:
     if isinstance(output, Mapping):
         found = output.get("loss")
     elif not isinstance(output, torch.Tensor):
-        first = output[0] if isinstance(output, (tuple, list)) and len(output) > 0 else None
-        found = getattr(output, "loss", first)
-    if isinstance(found, torch.Tensor) and found.numel() == 1:
-        return found
+        found = getattr(output, "loss", _loss_among(output) if isinstance(output, (tuple, list)) else None)
+    if _is_scalar(found):
+        return cast(torch.Tensor, found)
     if refuse:
         raise NoLossError(_described(output))
     return cast(torch.Tensor, output)
+
+
+def _loss_among(values: Sequence[Any]) -> Any:
+    """The first value, as transformers has it, or the only scalar: ``return logits, loss``."""
+    scalars = [value for value in values if _is_scalar(value) and value.is_floating_point()]
+    return scalars[0] if len(scalars) == 1 or (values and _is_scalar(values[0])) else None
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 1
 
 
 def _described(output: Any) -> str:

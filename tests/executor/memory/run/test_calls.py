@@ -51,7 +51,8 @@ OUTPUTS = {
     "without a loss": lambda loss, logits: Output(None, logits),
     "logits": lambda loss, logits: logits,
     "no loss": lambda loss, logits: {"logits": logits, "states": (logits,)},
-    "tuple without": lambda loss, logits: (logits, loss),
+    "logits first": lambda loss, logits: (logits, None, loss, logits.numel()),
+    "two scalars": lambda loss, logits: (logits, loss, 0.1 * loss),
     "nothing": lambda loss, logits: None,
 }
 
@@ -60,7 +61,7 @@ HOLD_NO_LOSS = {
     "without a loss": "Output with logits",
     "logits": r"a tensor of shape \(4, 5, 3\)",
     "no loss": "dict with logits, states",
-    "tuple without": "tuple of Tensor, Tensor",
+    "two scalars": "tuple of Tensor, Tensor, Tensor",
     "nothing": "NoneType",
 }
 
