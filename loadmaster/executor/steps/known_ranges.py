@@ -1,0 +1,45 @@
+"""Numbers that are known, though they come out of a tensor: losses of MONAI name dimensions so.
+
+    reduce_axis = torch.arange(2, len(input.shape)).tolist()
+
+Dynamo takes what is in a tensor for unknown, and no operator takes a dimension that is not known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.tensor import TensorVariable
+
+NAME = "method_tolist"
+
+
+@contextlib.contextmanager
+def ranges_as_lists() -> Iterator[None]:
+    """Inside, Dynamo knows what ``torch.arange(start, end).tolist()`` gives where it knows the ends."""
+    asks = getattr(TensorVariable, NAME)
+
+    def known_or_asked(tensor: TensorVariable, tx: Any) -> Any:
+        made = tensor.as_proxy().node
+        if not _is_known(made):
+            return asks(tensor, tx)
+        ends: Any = made.args
+        return VariableTracker.build(tx, list(range(*ends)))
+
+    setattr(TensorVariable, NAME, known_or_asked)
+    try:
+        yield
+    finally:
+        setattr(TensorVariable, NAME, asks)
+
+
+def _is_known(made: fx.Node) -> bool:
+    """Whether it is a range of whole numbers. What has users may have been written to."""
+    if made.target is not torch.arange or made.users or made.kwargs.keys() - {"device"}:
+        return False
+    return all(isinstance(end, int) for end in made.args)
