@@ -142,8 +142,10 @@ def _loss_in(output: Any, *, refuse: bool) -> torch.Tensor:
 
 def _loss_among(values: Sequence[Any]) -> Any:
     """The first value, as transformers has it, or the only scalar: ``return logits, loss``."""
+    if values and _is_scalar(values[0]):
+        return values[0]
     scalars = [value for value in values if _is_scalar(value) and value.is_floating_point()]
-    return scalars[0] if len(scalars) == 1 or (values and _is_scalar(values[0])) else None
+    return scalars[0] if len(scalars) == 1 else None
 
 
 def _is_scalar(value: Any) -> bool:
