@@ -23,6 +23,7 @@ from loadmaster.executor.steps.causal_masks import masks_as_given
 from loadmaster.executor.steps.graph_breaks import UntraceableError, as_one_graph, clear_errors, place_of
 from loadmaster.executor.steps.known_ranges import ranges_as_lists
 from loadmaster.executor.steps.launches import launch_directly, noting_modules
+from loadmaster.executor.steps.sequential_checkpoints import trace_sequential_checkpoints
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 
@@ -91,6 +92,7 @@ def compiled(
         with during():
             return backend_of(partition, passes, *compilers())(module, inputs)
 
+    trace_sequential_checkpoints()
     call = torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False)
     return _with_attributes_replaced(masks_as_given()(ranges_as_lists()(call)))
 

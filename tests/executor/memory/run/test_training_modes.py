@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture, measure
@@ -365,10 +365,18 @@ class Checkpointed(Mlp):
         return x
 
 
-@pytest.mark.parametrize("wrap", ["checkpoint", "whole", "blocks"])
+class CheckpointedSequence(Mlp):
+    def forward(self, x):
+        return checkpoint_sequential(nn.Sequential(*self.layers, nn.ReLU()), 2, x, use_reentrant=False)
+
+
+CHECKPOINTED = {"checkpoint": Checkpointed, "checkpoint_sequential": CheckpointedSequence}
+
+
+@pytest.mark.parametrize("wrap", [*CHECKPOINTED, "whole", "blocks"])
 def test_checkpoints_and_compiled_parts_give_way_to_the_plan(wrap, compilations):
     torch.manual_seed(0)
-    model = (Checkpointed() if wrap == "checkpoint" else Mlp()).double()
+    model = CHECKPOINTED.get(wrap, Mlp)().double()
     _, inputs, loss = mlp_case()
     twin, bare = copy.deepcopy(model), copy.deepcopy(model)
     if wrap == "whole":
@@ -378,7 +386,7 @@ def test_checkpoints_and_compiled_parts_give_way_to_the_plan(wrap, compilations)
             layer.compile(backend="aot_eager")
     step = planned(model, inputs, loss)
     problems = [capture(m, inputs, loss, hardware="cpu", backend="eager", name="x") for m in (model, bare)]
-    if wrap != "checkpoint":
+    if wrap not in CHECKPOINTED:
         assert problems[0].name == problems[1].name
     step(*inputs).backward()
     plainly(twin, inputs, loss).backward()
