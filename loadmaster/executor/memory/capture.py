@@ -34,8 +34,8 @@ from loadmaster.executor.renamed import renamed_keywords
 from loadmaster.executor.steps.autocast import autocast_without_cuda
 from loadmaster.executor.steps.batch import AnyBatch, Batch, batch_of
 from loadmaster.executor.steps.first_call import make_first_call
-from loadmaster.executor.steps.graph_breaks import UntraceableError
 from loadmaster.executor.steps.host_link import host_link as link_of
+from loadmaster.executor.steps.one_graph.graph_breaks import UntraceableError
 from loadmaster.executor.steps.places import Place, first_known, places
 from loadmaster.executor.steps.resident import (
     cuda_resident_bytes,

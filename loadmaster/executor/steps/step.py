@@ -12,7 +12,7 @@ from torch import nn
 
 from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import AnyBatch, Batch, Forward, Parameters, for_model
-from loadmaster.executor.steps.library_attributes import LibraryAttributes
+from loadmaster.executor.steps.one_graph.library_attributes import LibraryAttributes
 
 Loss = Callable[..., torch.Tensor]
 

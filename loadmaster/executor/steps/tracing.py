@@ -17,13 +17,13 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
 from loadmaster.errors import InputError
-from loadmaster.executor.steps.attention_masks import lay_out_masks
 from loadmaster.executor.steps.batch import AnyBatch
-from loadmaster.executor.steps.causal_masks import masks_as_given
-from loadmaster.executor.steps.graph_breaks import UntraceableError, as_one_graph, clear_errors, place_of
-from loadmaster.executor.steps.known_ranges import ranges_as_lists
 from loadmaster.executor.steps.launches import launch_directly, noting_modules
-from loadmaster.executor.steps.sequential_checkpoints import trace_sequential_checkpoints
+from loadmaster.executor.steps.one_graph.attention_masks import lay_out_masks
+from loadmaster.executor.steps.one_graph.causal_masks import masks_as_given
+from loadmaster.executor.steps.one_graph.graph_breaks import UntraceableError, as_one_graph, clear_errors, place_of
+from loadmaster.executor.steps.one_graph.known_ranges import ranges_as_lists
+from loadmaster.executor.steps.one_graph.sequential_checkpoints import trace_sequential_checkpoints
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
 

@@ -40,7 +40,7 @@ from loadmaster.executor.memory.options import CaptureOptions
 from loadmaster.executor.memory.run.apply import PlannedStep
 from loadmaster.executor.memory.run.backends import expect_backend
 from loadmaster.executor.steps.batch import AnyBatch, batch_of
-from loadmaster.executor.steps.graph_breaks import UntraceableError
+from loadmaster.executor.steps.one_graph.graph_breaks import UntraceableError
 from loadmaster.executor.steps.resident import device_of, gradient_bytes, own_bytes
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.timeline import Timeline, record

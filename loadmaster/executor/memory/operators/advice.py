@@ -19,7 +19,7 @@ from torch import fx
 
 from loadmaster.executor.costs.traffic import flops
 from loadmaster.executor.memory.implementations.cross_entropy import ALIGNED_BYTES
-from loadmaster.executor.steps.graph_breaks import place_of
+from loadmaster.executor.steps.one_graph.graph_breaks import place_of
 from loadmaster.executor.steps.step_graph import StepGraph, tensor_bytes
 
 aten = torch.ops.aten

@@ -19,8 +19,8 @@ from loadmaster.executor.memory.run.budget_check import BudgetCheck
 from loadmaster.executor.memory.run.compiled_plans import CompiledPlans, NoPlanError, fingerprint_of, schedule_of
 from loadmaster.executor.renamed import renamed_keywords
 from loadmaster.executor.steps.batch import Batch
-from loadmaster.executor.steps.graph_breaks import RecompileLimitError, as_one_graph, clear_errors
 from loadmaster.executor.steps.guards import Guards, differences, guards_of
+from loadmaster.executor.steps.one_graph.graph_breaks import RecompileLimitError, as_one_graph, clear_errors
 from loadmaster.executor.steps.resident import device_of
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import tensors

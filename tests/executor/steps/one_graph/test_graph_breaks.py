@@ -13,7 +13,7 @@ from torch import nn
 
 from loadmaster.errors import InputError
 from loadmaster.executor import capture
-from loadmaster.executor.steps import graph_breaks
+from loadmaster.executor.steps.one_graph import graph_breaks
 
 logger = logging.getLogger(__name__)
 BATCH = (torch.ones(3, 4),)

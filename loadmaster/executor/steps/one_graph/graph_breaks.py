@@ -45,7 +45,7 @@ _FUNCTIONS = (
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {site.getusersitepackages()}
 )
-_OURS = Path(__file__).parents[2]
+_OURS = Path(__file__).parents[3]
 _REWRITE = "Rewrite that line without Python that depends on tensor values, or move it out of the step."
 _CHOOSE = (
     "The line is the library's. Call the model once before: libraries may set themselves up in their first call. Or "

@@ -1,0 +1,1 @@
+"""What makes a training step one graph for Dynamo, which has no plan otherwise."""
