@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +11,7 @@ from torch.nn import functional as F
 from loadmaster.errors import InputError
 from loadmaster.executor import apply, capture, measure
 from loadmaster.models.memory.checker import check
+from tests.executor.memory.plain_gradients import expect_plain_gradients
 from tests.executor.memory.schedules import plan, schedule
 
 
@@ -87,23 +86,13 @@ CASES = {
 }
 
 
-def expect_the_gradients_of_plain_pytorch(step: nn.Module, model: nn.Module, batch: tuple[Tensor, ...]) -> None:
-    twin, given = copy.deepcopy(model), copy.deepcopy(batch)
-    twin(*given).backward()
-    step(*batch).backward()
-    found, expected = ([*m.parameters(), *b] for m, b in ((model, batch), (twin, given)))
-    torch.testing.assert_close([p.grad for p in found], [p.grad for p in expected])
-
-
 @pytest.mark.parametrize("keeps", [True, False], ids=["all kept", "all computed again"])
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_plain_pytorch(name: str, keeps: bool) -> None:
     torch.manual_seed(0)
     make, inputs = CASES[name]
     model, batch = make(), inputs()
-    problem = capture(model, batch, hardware="cpu", backend="eager")
-    step = apply(plan(problem, schedule(problem, lambda i: keeps)), model, backend="eager")
-    expect_the_gradients_of_plain_pytorch(step, model, batch)
+    expect_plain_gradients(model, batch, keep=lambda i: keeps)
 
 
 @pytest.mark.slow
@@ -112,9 +101,7 @@ def test_compiled_gradients_are_those_of_plain_pytorch(name: str) -> None:
     torch.manual_seed(0)
     make, inputs = CASES[name]
     model, batch = make(), inputs()
-    problem = capture(model, batch, hardware="cpu")
-    step = apply(plan(problem, schedule(problem, lambda i: i % 2 == 0)), model)
-    expect_the_gradients_of_plain_pytorch(step, model, batch)
+    expect_plain_gradients(model, batch, keep=lambda i: i % 2 == 0, backend="inductor")
 
 
 def test_the_planned_peak_is_kept() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 from torch.nn.modules import transformer
 
-from loadmaster.executor import apply, capture
-from tests.executor.memory.schedules import plan, schedule
+from tests.executor.memory.plain_gradients import expect_plain_gradients
 
 LENGTH = 6
 CAUSAL = nn.Transformer.generate_square_subsequent_mask(LENGTH)
@@ -54,11 +51,6 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_those_of_plain_pytorch(name):
     torch.manual_seed(0)
-    model, batch, loss = MODELS[name](), (torch.randn(3, LENGTH, 16), torch.randn(3, LENGTH, 16)), nn.MSELoss()
-    twin = copy.deepcopy(model)
-    problem = capture(model, batch, loss, hardware="cpu", backend="eager")
-    step = apply(plan(problem, schedule(problem, lambda i: False)), model, loss, backend="eager")
-    step(*batch).backward()
-    loss(twin(batch[0]), batch[1]).backward()
-    torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
+    batch = (torch.randn(3, LENGTH, 16), torch.randn(3, LENGTH, 16))
+    expect_plain_gradients(MODELS[name](), batch, nn.MSELoss())
     assert transformer._detect_is_causal_mask is LOOKS

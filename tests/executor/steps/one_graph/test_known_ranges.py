@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.variables.tensor import TensorVariable
 
 from loadmaster.errors import InputError
-from loadmaster.executor import apply, capture
-from tests.executor.memory.schedules import plan, schedule
+from loadmaster.executor import capture
+from tests.executor.memory.plain_gradients import expect_plain_gradients
 
 BATCH = (torch.rand(2, 1, 6, 6, 6), torch.randint(0, 2, (2, 3, 6, 6, 6)).float())
 ASKS = TensorVariable.method_tolist
@@ -42,14 +40,7 @@ class Dice(nn.Module):
 )
 def test_gradients_are_those_of_plain_pytorch(listed):
     torch.manual_seed(0)
-    model, loss = nn.Conv3d(1, 3, 3, padding=1), Dice(listed)
-    twin = copy.deepcopy(model)
-    problem = capture(model, BATCH, loss, hardware="cpu", backend="eager")
-    step = apply(plan(problem, schedule(problem, lambda i: False)), model, loss, backend="eager")
-    step(*BATCH).backward()
-    loss(twin(BATCH[0]), BATCH[1]).backward()
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad)
+    expect_plain_gradients(nn.Conv3d(1, 3, 3, padding=1), BATCH, Dice(listed))
     assert TensorVariable.method_tolist is ASKS
 
 

@@ -9,6 +9,7 @@ from torch._dynamo.utils import counters
 
 from loadmaster.errors import InputError
 from loadmaster.executor import KnobStep, apply, capture
+from tests.executor.memory.plain_gradients import expect_plain_gradients
 from tests.executor.memory.schedules import plan, schedule
 
 
@@ -86,21 +87,11 @@ def guarded(encoder):
     return encoder.training and encoder.layerdrop > 0.0 and bool(torch.rand([]) < encoder.layerdrop)
 
 
-def expect_the_gradients_of_plain_pytorch(model, batch, loss=None):
-    output = model(*batch) if loss is None else loss(model(batch[0]), batch[1])
-    output.backward()
-    plain = [p.grad for p in model.parameters()]
-    model.zero_grad()
-    problem = capture(model, batch, loss, hardware="cpu", backend="eager")
-    apply(plan(problem, schedule(problem, lambda i: False)), model, loss, backend="eager")(*batch).backward()
-    torch.testing.assert_close([p.grad for p in model.parameters()], plain)
-
-
 @pytest.mark.parametrize("leaves_out", [bart, seamless, oneformer, guarded])
 def test_layers_are_kept_under_a_plan(leaves_out):
     torch.manual_seed(0)
     model = Encoder(0.0, leaves_out)
-    expect_the_gradients_of_plain_pytorch(model, (torch.randn(4, 8),))
+    expect_plain_gradients(model, (torch.randn(4, 8),))
     assert type(model.layerdrop) is float
     assert model.layerdrop == 0.0
 
@@ -108,14 +99,14 @@ def test_layers_are_kept_under_a_plan(leaves_out):
 def test_a_view_of_the_input_becomes_no_leaf():
     torch.manual_seed(0)
     model = FeatureEncoder()
-    expect_the_gradients_of_plain_pytorch(model, (torch.randn(4, 8),))
+    expect_plain_gradients(model, (torch.randn(4, 8),))
     assert model._requires_grad is True
 
 
 def test_adapters_are_kept_under_a_plan():
     torch.manual_seed(0)
     model, batch = Adapted(), (torch.randn(4, 8),)
-    expect_the_gradients_of_plain_pytorch(model, batch)
+    expect_plain_gradients(model, batch)
     assert model.module_dropout == {"default": 0.0, "other": 0.5}
     model.active_adapters = ["other"]
     with pytest.raises(InputError, match="data-dependent branching"):
@@ -136,7 +127,7 @@ def test_frozen_embeddings_become_no_leaves():
     layers[0].register_forward_hook(lambda _module, _input, output: 3.0 * output)
     hooks = list(layers[0]._forward_hooks.values())
     batch = (torch.randint(9, (4, 5)), torch.zeros(4, 5, 1))
-    expect_the_gradients_of_plain_pytorch(layers, batch, nn.functional.mse_loss)
+    expect_plain_gradients(layers, batch, nn.functional.mse_loss)
     assert list(layers[0]._forward_hooks.values()) == hooks
 
 
