@@ -21,6 +21,7 @@ from loadmaster.executor.steps.batch import AnyBatch
 from loadmaster.executor.steps.launches import launch_directly, noting_modules
 from loadmaster.executor.steps.one_graph.attention_masks import lay_out_masks
 from loadmaster.executor.steps.one_graph.causal_masks import masks_as_given
+from loadmaster.executor.steps.one_graph.gradient_leaves import leaves_made_inside
 from loadmaster.executor.steps.one_graph.graph_breaks import UntraceableError, as_one_graph, clear_errors, place_of
 from loadmaster.executor.steps.one_graph.known_ranges import ranges_as_lists
 from loadmaster.executor.steps.one_graph.sequential_checkpoints import trace_sequential_checkpoints
@@ -94,7 +95,12 @@ def compiled(
 
     trace_sequential_checkpoints()
     call = torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False)
-    return _with_attributes_replaced(masks_as_given()(ranges_as_lists()(call)))
+
+    def traceable(step: Step, *args: Any, **kwargs: Any) -> torch.Tensor:
+        with masks_as_given(), ranges_as_lists(), leaves_made_inside():
+            return call(step, *args, **kwargs)
+
+    return _with_attributes_replaced(traceable)
 
 
 def given_tensors(module: fx.GraphModule) -> list[torch.Tensor | None]:

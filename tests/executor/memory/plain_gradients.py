@@ -23,8 +23,9 @@ def expect_plain_gradients(
 ) -> None:
     """Run the model's step under a plan that keeps these results, and a copy of it without."""
     twin, given = copy.deepcopy(model), copy.deepcopy(batch)
+    both = [[*m.parameters(), *(t for t in b if t.requires_grad)] for m, b in ((model, batch), (twin, given))]
     problem = capture(model, batch, loss, hardware="cpu", backend=backend)
     apply(plan(problem, schedule(problem, keep)), model, loss, backend=backend)(*batch).backward()
     (twin(*given) if loss is None else loss(twin(*given[:-1]), given[-1])).backward()
-    found, expected = ([t.grad for t in (*m.parameters(), *b)] for m, b in ((model, batch), (twin, given)))
+    found, expected = ([t.grad for t in tensors] for tensors in both)
     torch.testing.assert_close(found, expected)

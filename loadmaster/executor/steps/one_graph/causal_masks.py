@@ -9,11 +9,12 @@ kernel for it.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import torch
 from torch.nn.modules import transformer
+
+from loadmaster.executor.steps.one_graph.patched import patched
 
 NAME = "_detect_is_causal_mask"
 
@@ -22,12 +23,6 @@ def _as_told(_mask: torch.Tensor | None, is_causal: bool | None = None, _size: i
     return is_causal is True
 
 
-@contextlib.contextmanager
-def masks_as_given() -> Iterator[None]:
+def masks_as_given() -> AbstractContextManager[None]:
     """Inside, ``nn.Transformer`` takes masks as they are."""
-    looks = getattr(transformer, NAME)
-    setattr(transformer, NAME, _as_told)
-    try:
-        yield
-    finally:
-        setattr(transformer, NAME, looks)
+    return patched((transformer, NAME, _as_told))

@@ -7,8 +7,7 @@ Dynamo takes what is in a tensor for unknown, and no operator takes a dimension 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,13 +15,12 @@ from torch import fx
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.tensor import TensorVariable
 
-NAME = "method_tolist"
+from loadmaster.executor.steps.one_graph.patched import patched
 
 
-@contextlib.contextmanager
-def ranges_as_lists() -> Iterator[None]:
+def ranges_as_lists() -> AbstractContextManager[None]:
     """Inside, Dynamo knows what ``torch.arange(start, end).tolist()`` gives where it knows the ends."""
-    asks = getattr(TensorVariable, NAME)
+    asks = TensorVariable.method_tolist
 
     def known_or_asked(tensor: TensorVariable, tx: Any) -> Any:
         made = tensor.as_proxy().node
@@ -31,11 +29,7 @@ def ranges_as_lists() -> Iterator[None]:
         ends: Any = made.args
         return VariableTracker.build(tx, list(range(*ends)))
 
-    setattr(TensorVariable, NAME, known_or_asked)
-    try:
-        yield
-    finally:
-        setattr(TensorVariable, NAME, asks)
+    return patched((TensorVariable, "method_tolist", known_or_asked))
 
 
 def _is_known(made: fx.Node) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -120,10 +122,62 @@ def test_the_planned_peak_is_kept() -> None:
         assert measured.peak_bytes <= 1.001 * check(problem, chosen, 1 << 50).peak_bytes
 
 
-def test_an_input_that_becomes_a_leaf_inside_is_refused() -> None:
-    class Inside(Equation):
-        def forward(self, x: Tensor, f: Tensor) -> Tensor:
-            return super().forward(x.requires_grad_(True), f)
+class Leaf(nn.Module):
+    """The slope of a network at a leaf that is made inside."""
 
+    def __init__(self, make: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.u, self.make = network(2), make
+
+    def forward(self, x: Tensor, f: Tensor) -> Tensor:
+        x = self.make(x)
+        (slope,) = grad(self.u(x).sum(), x, create_graph=True)
+        return (slope.sum(1, keepdim=True) - f).square().mean()
+
+
+def assigned(x: Tensor) -> Tensor:
+    x.requires_grad = True
+    return x
+
+
+LEAVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "input": lambda x: x.requires_grad_(True),
+    "assigned": assigned,
+    "copy": lambda x: x.clone().detach().requires_grad_(),
+    "between": lambda x: (0.3 * x + 0.7 * x.flip(0)).requires_grad_(True),
+    "created": lambda x: torch.linspace(0, 1, x.numel(), requires_grad=True).view_as(x),
+}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_a_leaf_that_is_made_inside(name: str) -> None:
+    torch.manual_seed(0)
+    model, batch = Leaf(LEAVES[name]), (torch.randn(32, 2), torch.randn(32, 1))
+    expect_plain_gradients(model, batch, keep=lambda i: i % 2 == 0)
+
+
+@pytest.mark.slow
+def test_a_compiled_leaf_that_is_made_inside() -> None:
+    torch.manual_seed(0)
+    model, batch = Leaf(LEAVES["input"]), (torch.randn(32, 2), torch.randn(32, 1))
+    expect_plain_gradients(model, batch, keep=lambda i: i % 2 == 0, backend="inductor")
+
+
+def test_the_batch_has_no_gradient_of_a_leaf_made_inside() -> None:
+    model, batch = Leaf(LEAVES["input"]), (torch.randn(32, 2), torch.randn(32, 1))
+    problem = capture(model, batch, hardware="cpu", backend="eager")
+    step = apply(plan(problem, schedule(problem, lambda i: True)), model, backend="eager")
+    step(*batch).backward()
+    assert not batch[0].requires_grad and batch[0].grad is None
+
+
+def test_a_parameter_that_is_thawed_inside_is_refused() -> None:
+    class Thawed(Equation):
+        def forward(self, x: Tensor, f: Tensor) -> Tensor:
+            self.u.get_parameter("0.weight").requires_grad_()
+            return super().forward(x, f)
+
+    model = Thawed()
+    model.u.get_parameter("0.weight").requires_grad = False
     with pytest.raises(InputError, match="requires_grad_"):
-        capture(Inside(), (torch.randn(32, 2), torch.randn(32, 1)), hardware="cpu")
+        capture(model, (torch.randn(32, 2, requires_grad=True), torch.randn(32, 1)), hardware="cpu")

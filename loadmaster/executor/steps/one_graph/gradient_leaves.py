@@ -1,0 +1,76 @@
+"""Tensors that a model makes leaves of, to take gradients with respect to them: physics, penalties, force fields.
+
+    x.requires_grad_(True)                                       # or x.requires_grad = True
+    u = self.network(x)
+    u_x, = torch.autograd.grad(u.sum(), x, create_graph=True)
+
+Dynamo refuses to, since whoever is given such a tensor, or what was computed from it, would look for its gradient in
+vain. A step gives away its loss alone. So inside a step the tensor is detached, and the new one is a leaf of the graph.
+The batch's own tensor stays as it is: it has no ``grad`` afterwards. Of a parameter somebody wants that, so that one is
+refused as before.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C import _functorch
+from torch._dynamo import allow_in_graph
+from torch._dynamo.variables import builtin
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+from loadmaster.executor.steps.one_graph.patched import patched
+
+# PyTorch 2.13 has a class of its own for setattr.
+_SETTER = getattr(builtin, "SetAttrBuiltinVariable", builtin.BuiltinVariable)
+_SET = "_call_setattr" if hasattr(_SETTER, "_call_setattr") else "call_setattr"
+
+
+def leaves_made_inside() -> AbstractContextManager[None]:
+    """Inside, Dynamo follows ``x.requires_grad_()``, ``x.requires_grad = True`` and ``rand(3, requires_grad=True)``."""
+    own_method, own_set, own_call = (
+        TensorVariable.method_requires_grad_,
+        getattr(_SETTER, _SET),
+        TorchInGraphFunctionVariable.call_function,
+    )
+
+    def make_leaf(tensor: Any, tx: Any, requires_grad: Any = True) -> Any:
+        is_wanted = requires_grad is True or requires_grad.as_python_constant()
+        if not is_wanted or tensor.requires_grad or issubclass(tensor.python_type(), nn.Parameter):
+            return own_method(tensor, tx, requires_grad)
+        leaf: Any = VariableTracker.build(tx, _leaf).call_function(tx, [tensor], {})
+        tensor.proxy, tensor.requires_grad = leaf.proxy, True  # whoever holds the tensor holds the leaf
+        return tensor
+
+    def set_attribute(setter: Any, tx: Any, owner: Any, name: Any, value: Any) -> Any:
+        if isinstance(owner, TensorVariable) and name.as_python_constant() == "requires_grad":
+            make_leaf(owner, tx, value)
+            return value
+        return own_set(setter, tx, owner, name, value)
+
+    def call(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if "requires_grad" not in kwargs:
+            return own_call(function, tx, args, kwargs)
+        made = own_call(function, tx, args, {name: kwargs[name] for name in kwargs if name != "requires_grad"})
+        return make_leaf(made, tx, kwargs["requires_grad"])
+
+    return patched(
+        (TensorVariable, "method_requires_grad_", make_leaf),
+        (_SETTER, _SET, set_attribute),
+        (TorchInGraphFunctionVariable, "call_function", call),
+    )
+
+
+@allow_in_graph  # type: ignore[untyped-decorator]
+def _leaf(x: torch.Tensor) -> torch.Tensor:
+    was_allowed = _functorch.get_inplace_requires_grad_allowed()
+    _functorch.set_inplace_requires_grad_allowed(True)  # AOTAutograd traces under functionalization, which refuses it
+    try:
+        return x.detach().requires_grad_()
+    finally:
+        _functorch.set_inplace_requires_grad_allowed(was_allowed)
