@@ -160,3 +160,44 @@ def segformer_b2() -> Made:
     config = undropped(transformers.SegformerConfig(num_labels=150, **sizes))
     batch = {"pixel_values": torch.randn(16, 3, 512, 512), "labels": torch.randint(150, (16, 512, 512))}
     return transformers.SegformerForSemanticSegmentation(config).train(), batch, None
+
+
+def lora_qwen2() -> Made:
+    """A frozen language model, with low-rank weights beside its projections."""
+    import peft
+
+    model, batch, _ = qwen2_half_b()
+    config = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    return peft.get_peft_model(model, config), batch, None
+
+
+def segresnet_3d() -> Made:
+    """A class for each voxel; both are MONAI's, model and loss."""
+    from monai import losses, networks
+
+    model = networks.nets.SegResNet(init_filters=32, in_channels=4, out_channels=3)
+    batch = torch.randn(2, 4, 128, 128, 128), torch.randint(3, (2, 1, 128, 128, 128))
+    return model, batch, losses.DiceCELoss(to_onehot_y=True, softmax=True)
+
+
+class HeatEquation(nn.Module):
+    """A network that solves u_t = u_xx: its loss reads derivatives that it takes itself."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        hidden = [m for _ in range(layers) for m in (nn.Linear(width, width), nn.Tanh())]
+        self.network = nn.Sequential(nn.Linear(2, width), nn.Tanh(), *hidden, nn.Linear(width, 1))
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        """The mean square of u_t - u_xx at points (x, t)."""
+        x, t = x.requires_grad_(), t.requires_grad_()
+        u = self.network(torch.cat([x, t], dim=1))
+        u_x, u_t = torch.autograd.grad(u.sum(), [x, t], create_graph=True)
+        (u_xx,) = torch.autograd.grad(u_x.sum(), x, create_graph=True)
+        return (u_t - u_xx).square().mean()
+
+
+def heat_equation() -> Made:
+    """A physics-informed network."""
+    points = 1 << 17
+    return HeatEquation(512, 8), (torch.rand(points, 1), torch.rand(points, 1)), None
