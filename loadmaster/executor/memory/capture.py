@@ -211,16 +211,20 @@ def capture_step(
         with live_line.line(options.progress) as line, standing_in_for_values(modules, batch) as given, elsewhere:
             return _captured(model, given, loss, options, expect, noted, line)
 
-    try:
-        return captured()
-    except UntraceableError:
-        if not has_values:
-            raise
+    def is_called() -> bool:
         with live_line.line(options.progress) as line:
             line.show(f"{type(model).__name__}: tracing ended, calling it once", begins=True)
-            if not make_first_call(model, batch, loss):
-                raise
-    return captured()
+            return has_values and make_first_call(model, batch, loss)
+
+    try:
+        found = captured()
+    except UntraceableError:
+        if not is_called():
+            raise
+        return captured()
+    if found.operators.step_graph.kept and is_called():
+        return captured()  # what the first call alone makes, others find
+    return found
 
 
 def _captured(

@@ -18,6 +18,7 @@ from loadmaster.executor.partition.trials import Trials
 from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.places import places
 from loadmaster.executor.steps.step import Loss
+from loadmaster.executor.steps.step_graph import tensors
 from loadmaster.executor.steps.tracing import given_tensors, trace
 from loadmaster.models.canonical import canonical_json, plain
 from loadmaster.models.partition.problem import (
@@ -112,6 +113,11 @@ def traced_step(model: nn.Module, batch: Batch, loss: Loss | None) -> TracedStep
     step_graph = trace(model, batch, loss, passes=rewritten, noted=lambda module: given.extend(given_tensors(module)))
     if step_graph.mutated != frozenset(step_graph.written):
         raise InputError("model", type(model).__name__, "updates a tensor in a way that is not traced", "Copy into it.")
+    if step_graph.kept:
+        shapes = [tuple(t.shape) for root in step_graph.kept for t in tensors(root.meta.get("val"))]
+        remedy = "Write into buffers instead (self.mean.copy_(...)), and take torch.nn.utils.parametrizations for "
+        remedy += "weights that are computed."
+        raise InputError("model", shapes, "keeps tensors of these shapes from its step, which are split", remedy)
     with unset_fake_temporarily():
         graph = SplitGraph(step_graph, Trials())
     names = {id(p): name for name, p in model.named_parameters()}

@@ -16,10 +16,10 @@ from torch import nn
 
 from loadmaster.executor.steps.batch import Batch
 from loadmaster.executor.steps.step import Loss, Step
-from loadmaster.executor.steps.unchanged import unchanged
+from loadmaster.executor.steps.unchanged import attributes, unchanged
 from loadmaster.executor.steps.wrappers import is_among_ranks, own_module
 
-_Buffers = dict[str, torch.Tensor | None]
+_Tensors = dict[str, torch.Tensor | None]
 
 logger = logging.getLogger(__name__)
 
@@ -33,20 +33,24 @@ def make_first_call(model: nn.Module, batch: Batch, loss: Loss | None) -> bool:
     if is_among_ranks():
         return False
     step = Step(own_module(model), loss)
-    before = {module: dict(module._buffers) for module in step.modules()}
+    before = [(module, dict(module._buffers), attributes(module)) for module in step.modules()]
     try:
         with unchanged(step, batch), torch.no_grad():
             step(*batch.args, **batch.kwargs)
-            made = [(module, _of_another_shape(module._buffers, held)) for module, held in before.items()]
+            made = [
+                (m, _of_another_shape(m._buffers, buffers), _of_another_shape(attributes(m), others))
+                for m, buffers, others in before
+            ]
     except Exception as error:  # noqa: BLE001 - the model's own
         logger.info("the model cannot be called: %s: %s", type(error).__name__, error)
         return False
-    for module, buffers in made:
+    for module, buffers, others in made:
         module._buffers.update(buffers)
+        vars(module).update(others)
     return True
 
 
-def _of_another_shape(now: _Buffers, before: _Buffers) -> _Buffers:
-    """Buffers that stand for none, or for others of another shape: no statistics of a batch."""
-    shapes = {name: None if buffer is None else buffer.shape for name, buffer in before.items()}
-    return {n: buffer for n, buffer in now.items() if buffer is not None and buffer.shape != shapes.get(n)}
+def _of_another_shape(now: _Tensors, before: _Tensors) -> _Tensors:
+    """Tensors that stand for none, or for others of another shape: no statistics of a batch, no state."""
+    shapes = {name: None if tensor is None else tensor.shape for name, tensor in before.items()}
+    return {name: tensor for name, tensor in now.items() if tensor is not None and tensor.shape != shapes.get(name)}

@@ -98,7 +98,10 @@ class Step(nn.Module):
         inputs, named = _without_target(args, kwargs, self.takes, self.loss is not None)
         output = self.model(*inputs, **named)
         if self.loss is not None:
-            return self.loss(output, args[-1] if args else kwargs)
+            found: object = self.loss(output, args[-1] if args else kwargs)
+            if isinstance(found, (tuple, list, Mapping)):
+                raise NoLossAloneError(_described(found))
+            return cast(torch.Tensor, found)
         if self.expects_loss is False:
             return cast(torch.Tensor, output)
         return _loss_in(output, refuse=self.expects_loss is True)
@@ -120,9 +123,13 @@ class NoLossError(Exception):
     """The model's output holds no loss. Raised while tracing, where an :class:`InputError` cannot be made."""
 
 
-def missing_loss(error: Exception) -> str | None:
-    """What the model returned, where the tracer ended at a :class:`NoLossError`: it tells of it in a message only."""
-    found = re.search(NoLossError.__name__ + r"""\(.*?(['"])(.*)\1""", str(error))
+class NoLossAloneError(NoLossError):
+    """The loss function returned more than the loss."""
+
+
+def returned_instead(kind: type[NoLossError], error: Exception) -> str | None:
+    """What was returned, where the tracer ended at such an error: it tells of it in a message only."""
+    found = re.search(rf"""\b{kind.__name__}\(.*?(['"])(.*)\1""", str(error))
     return None if found is None else found[2]
 
 

@@ -154,14 +154,21 @@ class StepGraph:
 
     @cached_property
     def outcome(self) -> tuple[Any, ...]:
-        """What the user gets: no new values of buffers, nor inputs handed back as they are (``self.calls += 1``)."""
+        """The loss, and what the model keeps from the step: no new values of buffers that are written to, nor inputs
+        handed back as they are (``self.calls += 1``)."""
         values = self.forward_outputs[len(self.mutated) :]
         return tuple(n for n in values if not isinstance(n, fx.Node) or n not in self._primal_set)
 
     @property
     def loss(self) -> Any:
         """The loss of a step, or the result of a block; an input where nothing else is returned."""
-        return (self.outcome or self.returned)[-1]
+        return self.outcome[0] if self.outcome else self.returned[-1]
+
+    @cached_property
+    def kept(self) -> tuple[fx.Node, ...]:
+        """Roots of what the model keeps from the step, beside the loss."""
+        roots = [self.roots[n] for n in self.outcome[1:] if isinstance(n, fx.Node)]
+        return tuple(dict.fromkeys(r for r in roots if not self.is_resident(r)))
 
     @cached_property
     def nodes(self) -> tuple[fx.Node, ...]:

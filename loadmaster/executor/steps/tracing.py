@@ -23,6 +23,7 @@ from loadmaster.executor.steps.one_graph.attention_masks import lay_out_masks
 from loadmaster.executor.steps.one_graph.causal_masks import masks_as_given
 from loadmaster.executor.steps.one_graph.gradient_leaves import leaves_made_inside
 from loadmaster.executor.steps.one_graph.graph_breaks import UntraceableError, as_one_graph, clear_errors, place_of
+from loadmaster.executor.steps.one_graph.kept_results import detach_kept, refusing_gradients
 from loadmaster.executor.steps.one_graph.known_ranges import ranges_as_lists
 from loadmaster.executor.steps.one_graph.sequential_checkpoints import trace_sequential_checkpoints
 from loadmaster.executor.steps.step import Loss, Step
@@ -90,8 +91,9 @@ def compiled(
         lay_out_masks(module)
         if noted is not None:
             noted(module)
+        kept = detach_kept(module)
         with during():
-            return backend_of(partition, passes, *compilers())(module, inputs)
+            return refusing_gradients(backend_of(partition, passes, *compilers())(module, inputs), kept)
 
     trace_sequential_checkpoints()
     call = torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False)
@@ -244,7 +246,7 @@ def expect_static_shapes(graph: fx.Graph) -> None:
 
 
 def expect_scalar_loss(step_graph: StepGraph) -> None:
-    """Refuse a step that returns anything but one scalar.
+    """Refuse a step whose loss is anything but one scalar that is computed.
 
     Raises:
         InputError: naming the shape found.
@@ -252,15 +254,8 @@ def expect_scalar_loss(step_graph: StepGraph) -> None:
     loss = step_graph.loss
     shapes = [tuple(t.shape) for t in tensors(loss.meta.get("val"))] if isinstance(loss, fx.Node) else []
     if len(step_graph.tangents) != 1 or len(shapes) != 1 or any(d != 1 for d in shapes[0]):
-        found = [tuple(t.shape) for n in step_graph.tangents for t in tensors(n.meta.get("val"))]
-        problem, remedy = "the step does not return one scalar loss", "Return the loss alone, as a scalar."
-        if not any(all(d == 1 for d in shape) for shape in found):
-            raise InputError("loss", found or shapes, problem, remedy)
-        problem += " alone: it returns another tensor beside it, or puts one into the model"
-        remedy = "Return the loss alone, write into buffers instead of replacing them (self.mean.copy_(...)), and "
-        remedy += "take torch.nn.utils.parametrizations for weights that are computed. What a model makes in its "
-        remedy += "first call alone is there if you call it once before."
-        raise UntraceableError("loss", found, problem, remedy)
+        remedy = "Return the loss alone, as a scalar."
+        raise InputError("loss", shapes, "the step does not return one scalar loss", remedy)
     if step_graph.producer(step_graph.roots[loss]).op != "call_function":
         raise InputError("loss", str(loss), "the loss is an input of the step", "Compute the loss from the model.")
 

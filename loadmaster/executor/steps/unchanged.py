@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 
 import torch
+from torch import nn
 
 from loadmaster.executor.steps.batch import AnyBatch
 from loadmaster.executor.steps.resident import device_of
@@ -17,13 +18,14 @@ from loadmaster.executor.steps.step_graph import tensors
 def unchanged(step: Step, batch: AnyBatch) -> Iterator[list[torch.Tensor]]:
     """Run steps inside, and leave no trace of them. Gives the gradients that are set aside meanwhile.
 
-    On leaving, parameters, buffers and inputs have the values and objects they had, gradients set aside are back, and
-    the random generators of the CPU and of the step's device stand where they stood. Copies are held in host memory,
-    so that the device's peak is the step's own. Hooks on parameters and inputs do not run: they may step an optimizer.
+    On leaving, parameters, buffers and inputs have the values and objects they had, other tensors of modules are the
+    objects they were, gradients set aside are back, and the random generators of the CPU and of the step's device stand
+    where they stood. Copies are held in host memory, so that the device's peak is the step's own. Hooks on parameters
+    and inputs do not run: they may step an optimizer.
     """
     held = {id(t): t for t in (*step.parameters(), *step.buffers(), *tensors(batch))}.values()
     copies = [(t, t.detach().to("cpu", copy=True)) for t in held]
-    registered = [(m, dict(m._buffers)) for m in step.modules()]
+    registered = [(m, dict(m._buffers), attributes(m)) for m in step.modules()]
     gradients = [(t, t.grad) for t in held if t.is_leaf]
     device = device_of(step, batch)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _unhooked([t for t, _ in gradients]):
@@ -34,12 +36,18 @@ def unchanged(step: Step, batch: AnyBatch) -> Iterator[list[torch.Tensor]]:
         finally:
             for tensor, gradient in gradients:
                 tensor.grad = gradient
-            for module, buffers in registered:
+            for module, buffers, others in registered:
                 module._buffers.update(buffers)
+                vars(module).update(others)
             with torch.no_grad():
                 for tensor, copy in copies:
                     if not _same(tensor.detach().cpu(), copy):
                         tensor.copy_(copy)
+
+
+def attributes(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    """Tensors that a module holds, and Nones, but for its parameters and buffers."""
+    return {name: value for name, value in vars(module).items() if value is None or isinstance(value, torch.Tensor)}
 
 
 @contextlib.contextmanager

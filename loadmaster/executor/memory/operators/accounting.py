@@ -109,6 +109,8 @@ class Accountant:
         held = sum(
             self.step_graph.bytes_of(r) for r in buffers | set(operators.pinned) if not self.step_graph.is_resident(r)
         )
+        # What the model kept from the step before is there until the forward pass is over.
+        held += sum(map(self.step_graph.bytes_of, self.step_graph.kept))
         self.resident_bytes = resident_bytes + held
         self._savings_us = fused_savings_us(operators, costs) if fused else {}
 

@@ -105,12 +105,13 @@ class _Grouping:
         return all(is_elementwise(n) or n in self.recomputes for n in nodes)
 
     def _pinned(self) -> tuple[fx.Node, ...]:
-        """Results that a special recomputation reads, those it does not make, and statistics beside a large result.
+        """Results that a special recomputation reads, those it does not make, statistics beside a large result, and
+        what the model keeps.
 
         Were these not pinned, a backward operator that reads an operator's statistics alone would need all it makes.
         """
         read = set(self.step_graph.reads(self.backward_nodes))
-        found: dict[fx.Node, None] = {}
+        found: dict[fx.Node, None] = dict.fromkeys(self.step_graph.kept)
         for node in self.forward_nodes:
             sizes = {r: self.step_graph.bytes_of(r) for r in self.step_graph.results[node]}
             largest = max(sizes.values(), default=0)

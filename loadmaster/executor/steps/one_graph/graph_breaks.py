@@ -23,7 +23,7 @@ from torch import fx
 from torch._dynamo import config, exc
 
 from loadmaster.errors import InputError, LoadmasterError
-from loadmaster.executor.steps.step import missing_loss
+from loadmaster.executor.steps.step import NoLossAloneError, NoLossError, returned_instead
 
 
 class UntraceableError(InputError):
@@ -128,10 +128,13 @@ def clear_errors(passing: type[Exception] = LoadmasterError) -> Iterator[None]:
 
 def _untraceable(error: Exception) -> InputError:
     """What the tracer said, in one sentence: the place, the reason and its explanation; and its hints."""
-    if (returned := missing_loss(error)) is not None:
+    if (returned := returned_instead(NoLossError, error)) is not None:
         remedy = "Give the batch what the model computes its loss from (labels), or give a loss of yours: "
         remedy += "lambda output, target: ... with a tuple (x, target), lambda output, batch: ... with a dict."
         return InputError("loss", returned, "the model's output holds no scalar loss", remedy)
+    if (returned := returned_instead(NoLossAloneError, error)) is not None:
+        remedy = "Return the loss alone, as a scalar."
+        return InputError("loss", returned, "the step does not return one scalar loss", remedy)
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
     frames = _frames(text)

@@ -238,21 +238,6 @@ def test_a_model_that_breaks_the_graph_runs_under_the_knob(runs, caplog):
     assert "own partition took" in str(found.value)
 
 
-class Remembering(Branching):
-    def forward(self, x):
-        self.last = self.layer(x)
-        return self.last
-
-
-def test_a_model_that_puts_tensors_into_itself_runs_under_the_knob(runs):
-    x = torch.randn(8, 4)
-    runs.curve = halves(1 << 20)
-    mse = torch.nn.functional.mse_loss
-    fitted = fit(Remembering(), (x, x), mse, budget_bytes="1MiB", planner=HandPlanner())
-    assert fitted.knob == 0.5
-    assert "There is no plan: loss: the step does not return one scalar loss alone" in fitted.report
-
-
 def test_a_model_that_capture_does_not_understand_runs_under_the_knob(runs, budget, monkeypatch):
     def broken(*_arguments, **_named):
         raise KeyError("an operator that nobody foresaw")

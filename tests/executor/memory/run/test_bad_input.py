@@ -201,22 +201,6 @@ def test_losses_that_are_not_one_scalar_are_refused(name):
         capture(model, inputs, LOSSES[name], hardware="cpu")
 
 
-class Replacing(Layer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(4))
-
-    def forward(self, x):
-        y = self.layer(x)
-        self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
-        return (y - self.mean).square().mean()
-
-
-def test_a_buffer_that_is_replaced_is_refused_and_how_to_write_it_is_said():
-    with pytest.raises(InputError, match=r"puts one into the model.*self\.mean\.copy_"):
-        capture(Replacing(), (torch.randn(2, 4),), hardware="cpu")
-
-
 @pytest.mark.parametrize("returned", [lambda y, t: None, lambda y, t: F.mse_loss(y, t).item()])
 def test_a_loss_that_is_no_tensor_is_refused(returned):
     model, inputs, _ = mlp_case()
