@@ -50,7 +50,7 @@ IDLE_SHARE = 0.02  # of the budget: less than this left of a planned peak is not
 PESSIMISM = 0.15
 # A plan that training waits for. What a planner finds later is tried beside training.
 SOON_S = 20.0
-FAR = 1.25  # of a budget: so much more is needed than where torch.compile may still keep it, and plans do not
+FAR = 2.0  # of a budget: so much more is needed than where torch.compile may still keep it, and plans do not
 
 
 class PlannedSide:

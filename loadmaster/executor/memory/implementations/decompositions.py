@@ -46,6 +46,8 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
         norm_input._opoverload: _norm_input,
         scaled._opoverload: _scaled,
         aten.bernoulli.p: _bernoulli,
+        aten.nll_loss_backward.default: _nll_loss_backward,
+        aten.nll_loss2d_backward.default: _nll_loss_backward,
     }
 
 
@@ -54,6 +56,31 @@ def _bernoulli(x: Tensor, p: float = 0.5, *, generator: torch.Generator | None =
     if generator is not None or config.fallback_random:
         return NotImplemented
     return (torch.rand_like(x, dtype=torch.float32) < p).to(x.dtype)
+
+
+def _nll_loss_backward(
+    gradient: Tensor,
+    scores: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Tensor,
+) -> Tensor:
+    """PyTorch's own writes zeros and scatters into them, as large as all scores. In a joint graph Inductor has a pass
+    that mends it, and a planned step's segments are none."""
+    dim = min(scores.dim() - 1, 1)
+    target = target.unsqueeze(dim)
+    along = [-1 if d == dim else 1 for d in range(scores.dim())]
+    classes = torch.arange(scores.shape[dim], device=scores.device).view(along)
+    if reduction == 1:  # the mean
+        gradient = gradient / total_weight
+    elif reduction == 0:
+        gradient = gradient.unsqueeze(dim)
+    if weight is not None:
+        gradient = gradient * weight.view(along)
+    hit = (classes == target) & (target != ignore_index)
+    return torch.where(hit, -gradient, 0.0).to(scores.dtype)
 
 
 def _pack_inside(x: Tensor, low: float, high: float | None = None) -> Tensor:

@@ -24,7 +24,7 @@ import networkx as nx
 from torch import fx
 
 from loadmaster.executor.memory.implementations.draws_first import DRAWN_FIRST
-from loadmaster.executor.memory.operators.fusion import is_elementwise, is_fusible, is_softmax_of_rows
+from loadmaster.executor.memory.operators.fusion import is_elementwise, is_fusible, is_gather, is_softmax_of_rows
 from loadmaster.executor.steps.step_graph import StepGraph, is_mutating, is_random
 
 Run = Sequence[fx.Node]
@@ -56,7 +56,7 @@ def _computed_inside(step_graph: StepGraph, runs: Sequence[Run], kept: Collectio
 
 
 def _is_candidate(step_graph: StepGraph, node: fx.Node) -> bool:
-    if not (is_elementwise(node) or is_softmax_of_rows(node)) or step_graph.results[node] != (node,):
+    if not (is_elementwise(node) or is_gather(node) or is_softmax_of_rows(node)) or step_graph.results[node] != (node,):
         return False
     if is_random(node) or is_mutating(node) or DRAWN_FIRST in node.meta:
         return False
@@ -64,7 +64,7 @@ def _is_candidate(step_graph: StepGraph, node: fx.Node) -> bool:
 
 
 def _cut(step_graph: StepGraph, run: Run, candidates: Collection[fx.Node]) -> set[fx.Node]:
-    """What the run is best given; of cuts alike, the one nearest to the run."""
+    """What the run is best given; of cuts alike, one through what is written anyway, and the nearest to the run."""
     stack = [r for r in step_graph.reads(run) if r in step_graph.forward]
     if not any(root in candidates for root in stack):
         return set()
@@ -74,6 +74,7 @@ def _cut(step_graph: StepGraph, run: Run, candidates: Collection[fx.Node]) -> se
     while stack:
         root = stack.pop()
         size = 0 if step_graph.is_resident(root) else step_graph.bytes_of(root)
+        size -= size > 0 and root not in candidates  # it is written anyway
         network.add_edge((root, "made"), (root, "read"), capacity=size)
         sources = step_graph.reads([root]) if root in candidates else ()
         network.add_edges_from(((source, "read"), (root, "made")) for source in sources)

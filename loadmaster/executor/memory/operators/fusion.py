@@ -12,18 +12,22 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import fx
 
-from loadmaster.executor.costs.traffic import FREE, GATHERS, flops, tensors, value_bytes, value_of
+from loadmaster.executor.costs.traffic import FREE, GATHERS, flops, is_atomic, tensors, value_bytes, value_of
 from loadmaster.executor.memory.implementations.decompositions import decompositions
-from loadmaster.executor.steps.step_graph import StepGraph
+from loadmaster.executor.steps.step_graph import StepGraph, views_of
 
 aten = torch.ops.aten
 
 ROW_LIMIT = 8192  # longer rows are read twice: once for their statistics, once for the result
 SMALL = 16  # a result with this many times fewer bytes than what was read is a statistic
+
+MOST_NODES = 10  # of an expression; a node is about three of Inductor's instructions, of which it allows 30
+MOST_LOADS = 4
 
 CREATED = frozenset({"new_zeros", "new_full", "new_ones", "zeros_like", "ones_like", "full_like"})
 """Operators that read an input for its shape alone: nothing is gained by running them when the input is made."""
@@ -102,7 +106,7 @@ _ALSO_FUSIBLE = frozenset(
         "_softmax_backward_data",
         "_log_softmax_backward_data",
         "nll_loss_forward",
-        "nll_loss_backward",
+        "nll_loss2d_forward",
         "var_mean",
         "avg_pool2d",
         "_adaptive_avg_pool2d",
@@ -118,6 +122,8 @@ def is_fusible(node: fx.Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or flops(node):
         return False
     if target in decompositions() or target in FREE:
+        return True
+    if is_atomic(node):
         return True
     if torch.Tag.pointwise in target.tags or torch.Tag.reduction in target.tags:
         return True
@@ -140,9 +146,54 @@ def is_softmax_of_rows(node: fx.Node) -> bool:
     return node.target in SOFTMAXES and _along_rows(node)
 
 
+def is_gather(node: fx.Node) -> bool:
+    """Whether it reads elements by place, as interpolation does: computed again inside its readers, too."""
+    return node.target in (aten.index.Tensor, aten._unsafe_index.Tensor)
+
+
+def written_anyway(step_graph: StepGraph, read_elsewhere: Collection[fx.Node]) -> set[fx.Node]:
+    """Long expressions that are read more than once: a compiler writes them to memory, though their readers fuse.
+
+    Args:
+        read_elsewhere: roots that something else reads, so that they are in memory.
+
+    Interpolated logits are one: four places and their weights, read twice by a softmax.
+    """
+    expressions: dict[fx.Node, set[fx.Node]] = {}  # by root, the nodes of what is computed where it is read
+    loads: dict[fx.Node, set[fx.Node]] = {}
+    found = set()
+    for node in step_graph.results:
+        if not (is_elementwise(node) or is_gather(node)):
+            continue
+        own, read = {node}, set[fx.Node]()
+        for root in step_graph.reads([node]):
+            if step_graph.bytes_of(root) * SMALL > step_graph.bytes_of(node):
+                own |= expressions.get(root, set())
+                read |= loads.get(root, {root})
+        readers = [n for n in _readers(step_graph, node) if n in step_graph.results]
+        is_long = len(own) > MOST_NODES or len(read) > MOST_LOADS
+        if is_long and (len(readers) > 1 or any(map(_reads_twice, readers))):
+            found.add(node)
+        elif node not in read_elsewhere:
+            expressions[node], loads[node] = own, read
+    return found
+
+
+def _readers(step_graph: StepGraph, root: fx.Node) -> set[fx.Node]:
+    """Nodes that read a root, itself or a view of it."""
+    return {user for seen in (root, *views_of(root)) for user in seen.users}
+
+
+def _reads_twice(node: fx.Node) -> bool:
+    """Whether it needs statistics of what it reads before it reads it."""
+    return node.target in SOFTMAXES or node.target in ROW_LOCAL or node.target in ACROSS_ROWS
+
+
 def is_created(node: fx.Node) -> bool:
-    """Whether the operator reads no values, only a shape."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._opname in CREATED
+    """Whether the operator reads no values, only a shape, and makes more than what another one adds to."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target._opname not in CREATED:
+        return False
+    return not all(map(is_atomic, node.users))
 
 
 def steps(nodes: Sequence[fx.Node], *, fused: bool) -> list[list[fx.Node]]:
@@ -177,6 +228,7 @@ def traffic(step_graph: StepGraph, nodes: Sequence[fx.Node], written: Collection
     reach: dict[fx.Node, frozenset[fx.Node]] = {}  # by root made here: what computing it again reads
     level: dict[fx.Node, int] = {}  # by root made here: reductions that must be over before
     reduced: dict[int, frozenset[fx.Node]] = {}
+    scattered: list[frozenset[fx.Node]] = []  # a kernel for each
     for node in nodes:
         sources: frozenset[fx.Node] = frozenset()
         after = 0
@@ -193,15 +245,17 @@ def traffic(step_graph: StepGraph, nodes: Sequence[fx.Node], written: Collection
                 sources |= {root}
         read = sum(step_graph.bytes_of(r) for r in sources)
         small = {r for r in step_graph.results[node] if step_graph.bytes_of(r) * SMALL <= read}
-        crosses = node.target in ACROSS_ROWS or (bool(small) and not _along_rows(node))
-        if crosses:
+        crosses = node.target in ACROSS_ROWS or is_atomic(node) or (bool(small) and not _along_rows(node))
+        if is_atomic(node):
+            scattered.append(sources)
+        elif crosses:
             reduced[after] = reduced.get(after, frozenset()) | sources
         for root in step_graph.results[node]:
             statistic = crosses and root in small
-            reach[root] = frozenset() if statistic else sources
+            reach[root] = frozenset() if statistic or is_atomic(node) else sources
             level[root] = after + 1 if crosses else after
     last = frozenset().union(*(reach[r] for r in written if r in reach))
-    passes = [*reduced.values(), *([last] if last or not reduced else [])]
+    passes = [*reduced.values(), *scattered, *([last] if last or not reduced else [])]
 
     def bytes_of(root: fx.Node) -> int:
         return min(step_graph.bytes_of(root), sum(views[root].values()))
@@ -216,6 +270,8 @@ def _along_rows(node: fx.Node) -> bool:
     source = next((t for n in node.all_input_nodes for t in tensors(value_of(n))), None)
     if source is None or source.dim() == 0:
         return True
+    if node.target in SOFTMAXES:
+        return source.shape[cast(int, node.args[1])] <= ROW_LIMIT
     if node.target in ROW_LOCAL:
         return source.shape[-1] <= ROW_LIMIT
     dims = next((a for a in node.args[1:2] if isinstance(a, list | tuple)), None)

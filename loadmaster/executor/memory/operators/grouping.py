@@ -20,7 +20,7 @@ from loadmaster.executor.memory.implementations import registry
 from loadmaster.executor.memory.implementations.draws_first import DRAWN_FIRST
 from loadmaster.executor.memory.operators.backward_order import backward_order
 from loadmaster.executor.memory.operators.computed_inside import with_computed_inside
-from loadmaster.executor.memory.operators.fusion import SMALL, is_created, is_elementwise, is_fusible
+from loadmaster.executor.memory.operators.fusion import SMALL, is_created, is_elementwise, is_fusible, written_anyway
 from loadmaster.executor.memory.operators.groups import BackwardGroup, Choice, Encoding, ForwardGroup, Operators
 from loadmaster.executor.memory.operators.implementation_filter import EVERYTHING, ImplementationFilter
 from loadmaster.executor.memory.operators.in_place import overwritable
@@ -93,6 +93,7 @@ class _Grouping:
         kept.update(roots[n] for n in self.step_graph.backward_outputs if isinstance(n, fx.Node))
         kept.update(roots[s] for offered in self.sites.values() for _, site in offered for s in site.reads)
         kept.update(roots[n] for again in self.recomputes.values() for r in again for n in (r.node, *r.sources))
+        kept |= written_anyway(self.step_graph, self.wanted)
         return with_computed_inside(self.step_graph, self._backward_runs(), kept)
 
     def _is_inlining(self, site: registry.Site) -> bool:
@@ -150,7 +151,7 @@ class _Grouping:
         A small result that the backward pass reads stays apart from a large one that it does not: to keep the one would
         be to keep both. So it is where a loop writes its positions into one tensor.
         """
-        apart: set[fx.Node] = set()
+        apart = written_anyway(self.step_graph, self.wanted) if self.fused else set[fx.Node]()
         while True:
             members = self._merged_but(apart)
             found = {small for node, nodes in members.items() if (small := self._kept_with_more(node, nodes))}
@@ -176,24 +177,28 @@ class _Grouping:
             for root in step_graph.reads([node]):
                 if (source := step_graph.producer(root)) in readers:
                     readers[source][node] = None
-        members: dict[fx.Node, list[fx.Node]] = {n: [n] for n in self.forward_nodes}
-        for node in self.forward_nodes:
+        head: dict[fx.Node, fx.Node] = {}  # the node that makes the results of the operator
+        for node in reversed(self.forward_nodes):
+            head[node] = node
             # Statistics of a normalization are made once, whichever operator it is part of.
             again = [r.node for r in self.recomputes.get(node, ())] if self.fused else []
             exposed = any(
                 r in outputs or r in self.pinned or (r in self.wanted and step_graph.bytes_of(r) > self.small_bytes)
                 for r in again or step_graph.results[node]
             )
+            heads = {head[reader] for reader in readers[node]}
             exposed = exposed or DRAWN_FIRST in node.meta or node in apart
-            if exposed or len(readers[node]) != 1 or not self._recomputable(node):
+            if exposed or len(heads) != 1 or not self._recomputable(node):
                 continue
-            reader = next(iter(readers[node]))
             # A normalization fuses with the activation that reads it; run node by node it is worth a decision.
-            special = node in self.recomputes or reader in self.recomputes
-            if special and not (self.fused and is_fusible(node) and is_fusible(reader)):
+            special = any(n in self.recomputes for n in (node, *readers[node])) or len(readers[node]) > 1
+            if special and not (self.fused and all(map(is_fusible, (node, *readers[node])))):
                 continue
-            if self._recomputable(reader):
-                members[reader][:0] = members.pop(node)
+            if all(map(self._recomputable, readers[node])):
+                head[node] = heads.pop()
+        members: dict[fx.Node, list[fx.Node]] = {n: [] for n in self.forward_nodes if head[n] is n}
+        for node in self.forward_nodes:
+            members[head[node]].append(node)
         return members
 
     def _forward(self) -> list[ForwardGroup]:

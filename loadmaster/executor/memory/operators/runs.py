@@ -16,7 +16,7 @@ from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from loadmaster.executor.costs.model import CostModel
-from loadmaster.executor.costs.traffic import is_free
+from loadmaster.executor.costs.traffic import is_atomic, is_free
 from loadmaster.executor.memory.operators.emitter import Emitter, stand_in
 from loadmaster.executor.memory.operators.fusion import is_fusible, steps, traffic
 from loadmaster.executor.memory.operators.groups import Operators
@@ -88,7 +88,7 @@ class Run:
         for i, step in enumerate(cut):
             apart = not fused or not is_fusible(step[0])
             made = [r for n in step for r in step_graph.results[n]]
-            written = [r for r in made if apart or r in self.results or last.get(r, -1) > i]
+            written = [r for r in made if apart or r in self.results or last.get(r, -1) > i or is_atomic(r)]
             alive.update((r, step_graph.bytes_of(r)) for r in written)
             workspace = max(costs.workspace_bytes(n) for n in step) if apart else 0
             if not apart:

@@ -110,6 +110,25 @@ def test_row_norms_and_scaling(dtype):
         assert not any("loadmaster" in t for t in targets)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", [0, 1, 2], ids=["none", "mean", "sum"])
+@pytest.mark.parametrize("shape", [(7,), (5, 7), (3, 7, 4, 2)])
+def test_gradients_of_likelihoods(shape, reduction, weighted):
+    loss, gradient_of = (
+        (aten.nll_loss2d_forward, aten.nll_loss2d_backward)
+        if len(shape) == 4
+        else (aten.nll_loss_forward, aten.nll_loss_backward)
+    )
+    scores = torch.randn(shape, dtype=torch.float64)
+    target = torch.randint(7, shape[:1] + shape[2:] if len(shape) > 1 else ())
+    rest = (torch.rand(7, dtype=torch.float64) if weighted else None, reduction, 2)
+    made, total = loss.default(scores, target, *rest)
+    arguments = (torch.randn_like(made), scores, target, *rest, total)
+    got, targets = decomposed(gradient_of.default, *arguments)
+    torch.testing.assert_close(got, gradient_of.default(*arguments))
+    assert not any("nll_loss" in t or "scatter" in t for t in targets)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", RANDOM)
