@@ -50,7 +50,8 @@ def _computed_inside(step_graph: StepGraph, runs: Sequence[Run], kept: Collectio
     candidates = {n for n in forward if n not in kept and _is_candidate(step_graph, n)}
     fused = [run for run in runs if all(map(is_fusible, run))]
     candidates.difference_update(step_graph.reads([n for run in runs for n in run if not is_fusible(n)]))
-    while kept_by_some := {r for run in fused for r in _cut(step_graph, run, candidates)} & candidates:
+    written = set(step_graph.reads([n for n in forward if not is_fusible(n)]))
+    while kept_by_some := {r for run in fused for r in _cut(step_graph, run, candidates, written)} & candidates:
         candidates -= kept_by_some
     return candidates
 
@@ -63,8 +64,14 @@ def _is_candidate(step_graph: StepGraph, node: fx.Node) -> bool:
     return not any(r in step_graph.mutated for r in step_graph.reads([node]))
 
 
-def _cut(step_graph: StepGraph, run: Run, candidates: Collection[fx.Node]) -> set[fx.Node]:
-    """What the run is best given; of cuts alike, one through what is written anyway, and the nearest to the run."""
+def _cut(
+    step_graph: StepGraph, run: Run, candidates: Collection[fx.Node], written: Collection[fx.Node]
+) -> set[fx.Node]:
+    """What the run is best given; of cuts alike, one through what is in memory anyway, and the nearest to the run.
+
+    Args:
+        written: of the candidates, those that kernels of the forward pass read from memory.
+    """
     stack = [r for r in step_graph.reads(run) if r in step_graph.forward]
     if not any(root in candidates for root in stack):
         return set()
@@ -74,7 +81,7 @@ def _cut(step_graph: StepGraph, run: Run, candidates: Collection[fx.Node]) -> se
     while stack:
         root = stack.pop()
         size = 0 if step_graph.is_resident(root) else step_graph.bytes_of(root)
-        size -= size > 0 and root not in candidates  # it is written anyway
+        size -= size > 0 and (root in written or root not in candidates)
         network.add_edge((root, "made"), (root, "read"), capacity=size)
         sources = step_graph.reads([root]) if root in candidates else ()
         network.add_edges_from(((source, "read"), (root, "made")) for source in sources)
