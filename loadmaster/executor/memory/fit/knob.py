@@ -167,7 +167,7 @@ class KnobSide:
         try:
             measured = self.setting.run(step, self.budget_bytes, KNOB, name)
         except Exception as error:  # noqa: BLE001 - the model's own, or of what a compiler wrote
-            self.failed = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            self.failed = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0].rstrip('.')}"
             logger.info("torch.compile's own partition cannot be tried: %s", self.failed)
             return
         tried = KnobTrial(self.budget_bytes, knob, self.setting.used_bytes(measured), measured)
