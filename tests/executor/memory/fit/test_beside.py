@@ -186,7 +186,7 @@ def test_a_planner_that_breaks_beside_ends_the_fit(runs, budget):
 def test_a_proof_that_comes_late_ends_the_search_of_the_knob(runs, problem):
     runs.used_bytes = keep_nothing_peak(problem)
     with pytest.raises(BudgetError, match="no plan fits"):
-        fitter().fit(runs.slow(HandPlanner(step=1)), keep_nothing_peak(problem) // 2)
+        fitter().fit(runs.slow(HandPlanner(step=1)), keep_nothing_peak(problem) // 3)
     assert len(runs.knobs) == 1
 
 

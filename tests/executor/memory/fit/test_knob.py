@@ -158,7 +158,7 @@ def test_only_the_knob_keeps_the_budget(runs, problem):
 
 def test_a_budget_far_below_every_plan_costs_no_compilation(runs, problem):
     with pytest.raises(BudgetError, match="no plan fits"):
-        fitter().fit(HandPlanner(step=1), keep_nothing_peak(problem) // 2)
+        fitter().fit(HandPlanner(step=1), keep_nothing_peak(problem) // 3)
     assert runs.knobs == []
 
 
