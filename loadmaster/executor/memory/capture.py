@@ -211,7 +211,7 @@ def capture_step(
         with live_line.line(options.progress) as line, standing_in_for_values(modules, batch) as given, elsewhere:
             return _captured(model, given, loss, options, expect, noted, line)
 
-    def is_called() -> bool:
+    def called_once() -> bool:
         with live_line.line(options.progress) as line:
             line.show(f"{type(model).__name__}: tracing ended, calling it once", begins=True)
             return has_values and make_first_call(model, batch, loss)
@@ -219,10 +219,10 @@ def capture_step(
     try:
         found = captured()
     except UntraceableError:
-        if not is_called():
+        if not called_once():
             raise
         return captured()
-    if found.operators.step_graph.kept and is_called():
+    if found.operators.step_graph.kept and called_once():
         return captured()  # what the first call alone makes, others find
     return found
 

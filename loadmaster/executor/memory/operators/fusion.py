@@ -2,9 +2,10 @@
 
 Matrix products, convolutions, attention, and every operator that is not known to fuse run as kernels of their own.
 Consecutive other operators fuse: what only they read never reaches memory and is computed again wherever a kernel
-needs it, so a fused kernel reads the run's inputs and writes its results. A reduction across rows (the statistics of
-BatchNorm, the gradient of a bias) ends a kernel, for every element must be seen before the first result is known;
-a reduction along rows that fit a block (LayerNorm, softmax) does not.
+needs it, so a fused kernel reads the run's inputs and writes its results. Long expressions that are read more than
+once do reach memory, and so does what is added up by index. A reduction across rows (the statistics of BatchNorm, the
+gradient of a bias) ends a kernel, for every element must be seen before the first result is known; a reduction along
+rows that fit a block (LayerNorm, softmax) does not.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ aten = torch.ops.aten
 ROW_LIMIT = 8192  # longer rows are read twice: once for their statistics, once for the result
 SMALL = 16  # a result with this many times fewer bytes than what was read is a statistic
 
-MOST_NODES = 10  # of an expression; a node is about three of Inductor's instructions, of which it allows 30
+# Of an expression that is computed wherever it is read. Inductor allows 30 instructions, about three for each node.
+MOST_NODES = 10
 MOST_LOADS = 4
 
 CREATED = frozenset({"new_zeros", "new_full", "new_ones", "zeros_like", "ones_like", "full_like"})
@@ -190,7 +192,7 @@ def _reads_twice(node: fx.Node) -> bool:
 
 
 def is_created(node: fx.Node) -> bool:
-    """Whether the operator reads no values, only a shape, and makes more than what another one adds to."""
+    """Whether the operator reads no values, only a shape. Zeros that a scatter adds to are part of the scatter."""
     if not isinstance(node.target, torch._ops.OpOverload) or node.target._opname not in CREATED:
         return False
     return not all(map(is_atomic, node.users))

@@ -2,9 +2,10 @@
 
 A run is a graph of its own that holds what a plan would emit for one operator, with stand-ins for what it reads. Its
 nodes go one after another, or, where a compiler fuses, in fused steps
-(:mod:`loadmaster.executor.memory.operators.fusion`): of a fused step only what others read reaches memory. Results
-appear when their step runs, on top of the workspace that the cost model names, and go after their last reader; a fused
-step writes a result over what goes with it, where it can (:mod:`loadmaster.executor.memory.operators.in_place`).
+(:mod:`loadmaster.executor.memory.operators.fusion`): of a fused step only what others read, and what is added up by
+index, reaches memory. Results appear when their step runs, on top of the workspace that the cost model names, and go
+after their last reader; a fused step writes a result over what goes with it, where it can
+(:mod:`loadmaster.executor.memory.operators.in_place`).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ refused as before.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -26,18 +27,16 @@ from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
 from loadmaster.executor.steps.one_graph.patched import patched
 
-# PyTorch 2.13 has a class of its own for setattr.
-_SETTER = getattr(builtin, "SetAttrBuiltinVariable", builtin.BuiltinVariable)
-_SET = "_call_setattr" if hasattr(_SETTER, "_call_setattr") else "call_setattr"
+# PyTorch 2.13 has a class of its own for setattr, those before a method of another name.
+_SETTERS = (
+    (getattr(builtin, "SetAttrBuiltinVariable", None), "_call_setattr"),
+    (builtin.BuiltinVariable, "call_setattr"),
+)
 
 
 def leaves_made_inside() -> AbstractContextManager[None]:
     """Inside, Dynamo follows ``x.requires_grad_()``, ``x.requires_grad = True`` and ``rand(3, requires_grad=True)``."""
-    own_method, own_set, own_call = (
-        TensorVariable.method_requires_grad_,
-        getattr(_SETTER, _SET),
-        TorchInGraphFunctionVariable.call_function,
-    )
+    own_method, own_call = TensorVariable.method_requires_grad_, TorchInGraphFunctionVariable.call_function
 
     def make_leaf(tensor: Any, tx: Any, requires_grad: Any = True) -> Any:
         is_wanted = requires_grad is True or requires_grad.as_python_constant()
@@ -47,11 +46,14 @@ def leaves_made_inside() -> AbstractContextManager[None]:
         tensor.proxy, tensor.requires_grad = leaf.proxy, True  # whoever holds the tensor holds the leaf
         return tensor
 
-    def set_attribute(setter: Any, tx: Any, owner: Any, name: Any, value: Any) -> Any:
-        if isinstance(owner, TensorVariable) and name.as_python_constant() == "requires_grad":
-            make_leaf(owner, tx, value)
-            return value
-        return own_set(setter, tx, owner, name, value)
+    def setting(own_set: Callable[..., Any]) -> Callable[..., Any]:
+        def set_attribute(setter: Any, tx: Any, owner: Any, name: Any, value: Any) -> Any:
+            if isinstance(tensor := owner.realize(), TensorVariable) and name.as_python_constant() == "requires_grad":
+                make_leaf(tensor, tx, value)
+                return value
+            return own_set(setter, tx, owner, name, value)
+
+        return set_attribute
 
     def call(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if "requires_grad" not in kwargs:
@@ -61,7 +63,7 @@ def leaves_made_inside() -> AbstractContextManager[None]:
 
     return patched(
         (TensorVariable, "method_requires_grad_", make_leaf),
-        (_SETTER, _SET, set_attribute),
+        *((owner, name, setting(getattr(owner, name))) for owner, name in _SETTERS if hasattr(owner, name)),
         (TorchInGraphFunctionVariable, "call_function", call),
     )
 
