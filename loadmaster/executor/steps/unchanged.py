@@ -26,16 +26,19 @@ def unchanged(step: Step, batch: AnyBatch) -> Iterator[list[torch.Tensor]]:
     held = {id(t): t for t in (*step.parameters(), *step.buffers(), *tensors(batch))}.values()
     copies = [(t, t.detach().to("cpu", copy=True)) for t in held]
     registered = [(m, dict(m._buffers), attributes(m)) for m in step.modules()]
-    gradients = [(t, t.grad) for t in held if t.is_leaf]
+    gradients = [(t, t.requires_grad, t.grad) for t in held if t.is_leaf]
     device = device_of(step, batch)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _unhooked([t for t, _ in gradients]):
+    with (
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        _unhooked([t for t, *_ in gradients]),
+    ):
         try:
-            for tensor, _ in gradients:
+            for tensor, *_ in gradients:
                 tensor.grad = None
-            yield [gradient for _, gradient in gradients if gradient is not None]
+            yield [gradient for *_, gradient in gradients if gradient is not None]
         finally:
-            for tensor, gradient in gradients:
-                tensor.grad = gradient
+            for tensor, requires_grad, gradient in gradients:
+                tensor.requires_grad, tensor.grad = requires_grad, gradient
             for module, buffers, others in registered:
                 module._buffers.update(buffers)
                 vars(module).update(others)

@@ -28,14 +28,18 @@ def overwritable(step_graph: StepGraph, groups: Sequence[ForwardGroup], wanted: 
         wanted: roots that some way of running the backward pass reads. One that none reads is written over rather,
             and of those alike the latest, which is the cheapest to have again.
     """
+    returned = {step_graph.roots[n] for n in step_graph.forward_outputs if isinstance(n, fx.Node)}
     found: dict[int, int] = {}
     for f in groups:
         if len(f.results) != 1:
             continue
         usable = [
-            (groups[i].results[0] in wanted, -i)
+            (read in wanted, -i)
             for i in f.inputs
-            if len(groups[i].results) == 1 and takes_over(step_graph, f.nodes, groups[i].results[0], f.results[0])
+            for read in groups[i].results
+            if len(groups[i].results) == 1
+            and read not in returned
+            and takes_over(step_graph, f.nodes, read, f.results[0])
         ]
         if usable:
             found[f.id] = -min(usable)[1]

@@ -6,8 +6,9 @@
 
 Dynamo refuses to, since whoever is given such a tensor, or what was computed from it, would look for its gradient in
 vain. A step gives away its loss alone. So inside a step the tensor is detached, and the new one is a leaf of the graph.
-The batch's own tensor stays as it is: it has no ``grad`` afterwards. Of a parameter somebody wants that, so that one is
-refused as before.
+The batch's own tensor stays as it is, and has no ``grad`` afterwards; the step is the same one whether it required a
+gradient before or not, as after a step without a plan. Of a parameter somebody wants a ``grad``, so that one is refused
+as before.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def leaves_made_inside() -> AbstractContextManager[None]:
 
     def make_leaf(tensor: Any, tx: Any, requires_grad: Any = True) -> Any:
         is_wanted = requires_grad is True or requires_grad.as_python_constant()
-        if not is_wanted or tensor.requires_grad or issubclass(tensor.python_type(), nn.Parameter):
+        has_gradient = tensor.requires_grad and tensor.source is None
+        if not is_wanted or has_gradient or issubclass(tensor.python_type(), nn.Parameter):
             return own_method(tensor, tx, requires_grad)
         leaf: Any = VariableTracker.build(tx, _leaf).call_function(tx, [tensor], {})
         tensor.proxy, tensor.requires_grad = leaf.proxy, True  # whoever holds the tensor holds the leaf

@@ -11,16 +11,21 @@ from loadmaster.executor.steps.step import Step
 
 
 class Restless(nn.Module):
-    """Changes whatever a module can change: a buffer in place, a buffer by another, its input, random state."""
+    """Changes whatever a module can change: a buffer in place, a buffer by another, a tensor that is no buffer, its
+    inputs, random state."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
         self.register_buffer("count", torch.zeros(()))
         self.register_buffer("last", torch.full((4,), torch.nan))
+        self.state, self.made = torch.zeros(3, 4), None
 
-    def forward(self, x):
+    def forward(self, x, places=None):
         self.count += 1
+        self.state = self.made = self.state + x
+        if places is not None:
+            places.requires_grad_()
         self.last = x.detach().mean(0)
         y = self.layer(nn.functional.dropout(x)).sum()
         with torch.no_grad():
@@ -38,16 +43,17 @@ def same(a, b):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_everything_is_as_it_was(fails):
-    model, x = Restless(), torch.randn(3, 4, requires_grad=True)
+    model, x, places = Restless(), torch.randn(3, 4, requires_grad=True), torch.randn(2)
     model.layer.weight.grad = kept = torch.ones(4, 4)
     step = Step(model, None)
     before, last, generator, values = state(model), model.last, torch.get_rng_state(), x.detach().clone()
+    held = model.state
 
     def inside():
-        with unchanged(step, (x,)) as set_aside:
+        with unchanged(step, (x, places)) as set_aside:
             assert set_aside == [kept] and set_aside[0] is kept
             assert model.layer.weight.grad is None
-            model(x).backward()
+            model(x, places).backward()
             with torch.no_grad():
                 x.zero_()
             assert not same(state(model), before)
@@ -61,6 +67,8 @@ def test_everything_is_as_it_was(fails):
         inside()
     assert same(state(model), before)
     assert model.last is last
+    assert model.state is held and model.made is None
+    assert x.requires_grad and not places.requires_grad
     assert model.layer.weight.grad is kept and torch.equal(kept, torch.ones(4, 4))
     assert model.layer.bias.grad is None and x.grad is None
     assert torch.equal(x, values)

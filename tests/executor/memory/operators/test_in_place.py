@@ -72,6 +72,23 @@ def test_what_goes_element_by_element_can_be_written_over_what_it_reads(function
     assert overwriting(function, fused=False) == {}
 
 
+class Remembering(Through):
+    """Reads the new value of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.relu, 8)
+        self.register_buffer("state", torch.zeros(4, 8))
+
+    def forward(self, x):
+        self.state.add_(x)
+        return self.last(self.function(self.state)).sum()
+
+
+def test_what_the_step_gives_away_is_not_written_over():
+    forward = group(trace(Remembering(), (torch.randn(4, 8),)), fused=True).forward
+    assert [(f.name, f.inputs, f.overwrites) for f in forward[:2]] == [("add", (), None), ("relu", (0,), None)]
+
+
 class Deep(nn.Module):
     def __init__(self, depth: int = 6) -> None:
         super().__init__()

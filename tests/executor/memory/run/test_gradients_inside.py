@@ -171,6 +171,17 @@ def test_the_batch_has_no_gradient_of_a_leaf_made_inside() -> None:
     assert not batch[0].requires_grad and batch[0].grad is None
 
 
+def test_the_step_is_the_same_after_one_without_a_plan() -> None:
+    model, batch = Leaf(LEAVES["input"]), (torch.randn(32, 2), torch.randn(32, 1))
+    problem = capture(model, batch, hardware="cpu", backend="eager")
+    step = apply(plan(problem, schedule(problem, lambda i: True)), model, backend="eager")
+    model(*batch)
+    assert batch[0].requires_grad
+    step(*batch).backward()
+    assert batch[0].grad is None
+    assert capture(model, batch, hardware="cpu", backend="eager").name == problem.name
+
+
 def test_a_parameter_that_is_thawed_inside_is_refused() -> None:
     class Thawed(Equation):
         def forward(self, x: Tensor, f: Tensor) -> Tensor:
