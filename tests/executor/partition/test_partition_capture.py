@@ -138,6 +138,18 @@ def test_an_axis_that_does_not_divide_the_batch_is_named(caplog: pytest.LogCaptu
     assert loadmaster.plan(problem, budget_bytes="1GiB").check["ok"]
 
 
+def test_a_model_that_keeps_tensors_is_refused() -> None:
+    class Keeping(nn.Linear):
+        kept: Tensor
+
+        def forward(self, input: Tensor) -> Tensor:
+            self.kept = super().forward(input)
+            return self.kept.square().mean()
+
+    with pytest.raises(InputError, match=r"keeps tensors of these shapes .* \(found \[\(4, 8\)\]\)"):
+        capture(Keeping(8, 8), (torch.randn(4, 8),), axes=AXES)
+
+
 def test_costs_of_a_model_without_values_need_a_device() -> None:
     with torch.device("meta"), pytest.raises(InputError, match="hardware"):
         capture(nn.Linear(8, 8), BATCH, functional.mse_loss, axes=AXES, hardware=None)
