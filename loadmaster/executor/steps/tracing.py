@@ -20,11 +20,12 @@ from loadmaster.errors import InputError
 from loadmaster.executor.steps.batch import AnyBatch
 from loadmaster.executor.steps.launches import launch_directly, noting_modules
 from loadmaster.executor.steps.one_graph.attention_masks import lay_out_masks
-from loadmaster.executor.steps.one_graph.causal_masks import masks_as_given
-from loadmaster.executor.steps.one_graph.gradient_leaves import leaves_made_inside
+from loadmaster.executor.steps.one_graph.causal_masks import MASKS_AS_GIVEN
+from loadmaster.executor.steps.one_graph.gradient_leaves import LEAVES_MADE_INSIDE
 from loadmaster.executor.steps.one_graph.graph_breaks import UntraceableError, as_one_graph, clear_errors, place_of
 from loadmaster.executor.steps.one_graph.kept_results import detach_kept, refusing_gradients
-from loadmaster.executor.steps.one_graph.known_ranges import ranges_as_lists
+from loadmaster.executor.steps.one_graph.known_ranges import RANGES_AS_LISTS
+from loadmaster.executor.steps.one_graph.patched import patched
 from loadmaster.executor.steps.one_graph.sequential_checkpoints import trace_sequential_checkpoints
 from loadmaster.executor.steps.step import Loss, Step
 from loadmaster.executor.steps.step_graph import StepGraph, tensors
@@ -37,6 +38,7 @@ Passes = Callable[[fx.GraphModule], fx.GraphModule]
 Partition = Callable[[StepGraph], tuple[fx.GraphModule, fx.GraphModule]]
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 DynamoBackend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+_TRACED_OTHERWISE = (MASKS_AS_GIVEN, RANGES_AS_LISTS, *LEAVES_MADE_INSIDE)
 
 
 def expect_mode(mode: str) -> None:
@@ -99,7 +101,7 @@ def compiled(
     call = torch.compile(_own_call(), backend=noting, fullgraph=True, dynamic=False)
 
     def traceable(step: Step, *args: Any, **kwargs: Any) -> torch.Tensor:
-        with masks_as_given(), ranges_as_lists(), leaves_made_inside():
+        with patched(*_TRACED_OTHERWISE):
             return call(step, *args, **kwargs)
 
     return _with_attributes_replaced(traceable)

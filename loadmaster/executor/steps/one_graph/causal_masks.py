@@ -9,12 +9,10 @@ kernel for it.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-
 import torch
 from torch.nn.modules import transformer
 
-from loadmaster.executor.steps.one_graph.patched import patched
+from loadmaster.executor.steps.one_graph.patched import Change
 
 NAME = "_detect_is_causal_mask"
 
@@ -23,6 +21,5 @@ def _as_told(_mask: torch.Tensor | None, is_causal: bool | None = None, _size: i
     return is_causal is True
 
 
-def masks_as_given() -> AbstractContextManager[None]:
-    """Inside, ``nn.Transformer`` takes masks as they are."""
-    return patched((transformer, NAME, _as_told))
+MASKS_AS_GIVEN: Change = (transformer, NAME, _as_told)
+"""``nn.Transformer`` takes masks as they are."""

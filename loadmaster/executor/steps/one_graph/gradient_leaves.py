@@ -14,7 +14,6 @@ as before.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -26,8 +25,9 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
-from loadmaster.executor.steps.one_graph.patched import patched
+from loadmaster.executor.steps.one_graph.patched import Change
 
+_own_method, _own_call = TensorVariable.method_requires_grad_, TorchInGraphFunctionVariable.call_function
 # PyTorch 2.13 has a class of its own for setattr, those before a method of another name.
 _SETTERS = (
     (getattr(builtin, "SetAttrBuiltinVariable", None), "_call_setattr"),
@@ -35,39 +35,31 @@ _SETTERS = (
 )
 
 
-def leaves_made_inside() -> AbstractContextManager[None]:
-    """Inside, Dynamo follows ``x.requires_grad_()``, ``x.requires_grad = True`` and ``rand(3, requires_grad=True)``."""
-    own_method, own_call = TensorVariable.method_requires_grad_, TorchInGraphFunctionVariable.call_function
+def _make_leaf(tensor: Any, tx: Any, requires_grad: Any = True) -> Any:
+    is_wanted = requires_grad is True or requires_grad.as_python_constant()
+    has_gradient = tensor.requires_grad and tensor.source is None
+    if not is_wanted or has_gradient or issubclass(tensor.python_type(), nn.Parameter):
+        return _own_method(tensor, tx, requires_grad)
+    leaf: Any = VariableTracker.build(tx, _leaf).call_function(tx, [tensor], {})
+    tensor.proxy, tensor.requires_grad = leaf.proxy, True  # whoever holds the tensor holds the leaf
+    return tensor
 
-    def make_leaf(tensor: Any, tx: Any, requires_grad: Any = True) -> Any:
-        is_wanted = requires_grad is True or requires_grad.as_python_constant()
-        has_gradient = tensor.requires_grad and tensor.source is None
-        if not is_wanted or has_gradient or issubclass(tensor.python_type(), nn.Parameter):
-            return own_method(tensor, tx, requires_grad)
-        leaf: Any = VariableTracker.build(tx, _leaf).call_function(tx, [tensor], {})
-        tensor.proxy, tensor.requires_grad = leaf.proxy, True  # whoever holds the tensor holds the leaf
-        return tensor
 
-    def setting(own_set: Callable[..., Any]) -> Callable[..., Any]:
-        def set_attribute(setter: Any, tx: Any, owner: Any, name: Any, value: Any) -> Any:
-            if isinstance(tensor := owner.realize(), TensorVariable) and name.as_python_constant() == "requires_grad":
-                make_leaf(tensor, tx, value)
-                return value
-            return own_set(setter, tx, owner, name, value)
+def _setting(own_set: Callable[..., Any]) -> Callable[..., Any]:
+    def set_attribute(setter: Any, tx: Any, owner: Any, name: Any, value: Any) -> Any:
+        if isinstance(tensor := owner.realize(), TensorVariable) and name.as_python_constant() == "requires_grad":
+            _make_leaf(tensor, tx, value)
+            return value
+        return own_set(setter, tx, owner, name, value)
 
-        return set_attribute
+    return set_attribute
 
-    def call(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if "requires_grad" not in kwargs:
-            return own_call(function, tx, args, kwargs)
-        made = own_call(function, tx, args, {name: kwargs[name] for name in kwargs if name != "requires_grad"})
-        return make_leaf(made, tx, kwargs["requires_grad"])
 
-    return patched(
-        (TensorVariable, "method_requires_grad_", make_leaf),
-        *((owner, name, setting(getattr(owner, name))) for owner, name in _SETTERS if hasattr(owner, name)),
-        (TorchInGraphFunctionVariable, "call_function", call),
-    )
+def _call(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    if "requires_grad" not in kwargs:
+        return _own_call(function, tx, args, kwargs)
+    made = _own_call(function, tx, args, {name: kwargs[name] for name in kwargs if name != "requires_grad"})
+    return _make_leaf(made, tx, kwargs["requires_grad"])
 
 
 @allow_in_graph  # type: ignore[untyped-decorator]
@@ -78,3 +70,11 @@ def _leaf(x: torch.Tensor) -> torch.Tensor:
         return x.detach().requires_grad_()
     finally:
         _functorch.set_inplace_requires_grad_allowed(was_allowed)
+
+
+LEAVES_MADE_INSIDE: tuple[Change, ...] = (
+    (TensorVariable, "method_requires_grad_", _make_leaf),
+    *((owner, name, _setting(getattr(owner, name))) for owner, name in _SETTERS if hasattr(owner, name)),
+    (TorchInGraphFunctionVariable, "call_function", _call),
+)
+"""Dynamo follows ``x.requires_grad_()``, ``x.requires_grad = True`` and ``torch.rand(3, requires_grad=True)``."""

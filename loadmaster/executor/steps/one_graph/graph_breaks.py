@@ -14,7 +14,7 @@ import logging
 import site
 import sysconfig
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import fx
 from torch._dynamo import config, exc
 
 from loadmaster.errors import InputError, LoadmasterError
+from loadmaster.executor.steps.one_graph.patched import patched
 from loadmaster.executor.steps.step import NoLossAloneError, NoLossError, returned_instead
 
 
@@ -65,22 +66,14 @@ def as_one_graph(**settings: Any) -> Iterator[None]:
     name = "ignore_logging_functions" if hasattr(config, "ignore_logging_functions") else "ignore_logger_methods"
     methods = tuple(pair for pair in vars(logging.Logger).items() if callable(pair[1]))
     metrics = logging.getLogger("torch._dynamo.metrics_context")
-    # Every step enters here, and each look takes a microsecond. ``config.patch`` would make a class each time, which
-    # waits for the garbage collector.
-    before = {key: getattr(config, key) for key in (name, "trace_autograd_ops", *settings)}
-    settings |= {name: before[name] | _logging_functions(methods), "trace_autograd_ops": True}
+    settings |= {name: getattr(config, name) | _logging_functions(methods), "trace_autograd_ops": True}
     metrics.addFilter(_is_worth_logging)
     try:
-        _set(settings)
-        yield
+        # Not ``config.patch``, which would make a class for every step, and that waits for the garbage collector.
+        with patched(*((config, key, value) for key, value in settings.items())):
+            yield
     finally:
-        _set(before)
         metrics.removeFilter(_is_worth_logging)
-
-
-def _set(settings: Mapping[str, Any]) -> None:
-    for key, value in settings.items():
-        setattr(config, key, value)
 
 
 @functools.cache

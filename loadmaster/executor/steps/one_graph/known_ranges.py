@@ -7,7 +7,6 @@ Dynamo takes what is in a tensor for unknown, and no operator takes a dimension 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,21 +14,17 @@ from torch import fx
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.tensor import TensorVariable
 
-from loadmaster.executor.steps.one_graph.patched import patched
+from loadmaster.executor.steps.one_graph.patched import Change
+
+_asks = TensorVariable.method_tolist
 
 
-def ranges_as_lists() -> AbstractContextManager[None]:
-    """Inside, Dynamo knows what ``torch.arange(start, end).tolist()`` gives where it knows the ends."""
-    asks = TensorVariable.method_tolist
-
-    def known_or_asked(tensor: TensorVariable, tx: Any) -> Any:
-        made = tensor.as_proxy().node
-        if not _is_known(made):
-            return asks(tensor, tx)
-        ends: Any = made.args
-        return VariableTracker.build(tx, list(range(*ends)))
-
-    return patched((TensorVariable, "method_tolist", known_or_asked))
+def _known_or_asked(tensor: TensorVariable, tx: Any) -> Any:
+    made = tensor.as_proxy().node
+    if not _is_known(made):
+        return _asks(tensor, tx)
+    ends: Any = made.args
+    return VariableTracker.build(tx, list(range(*ends)))
 
 
 def _is_known(made: fx.Node) -> bool:
@@ -37,3 +32,7 @@ def _is_known(made: fx.Node) -> bool:
     if made.target is not torch.arange or made.users or made.kwargs.keys() - {"device"}:
         return False
     return all(isinstance(end, int) for end in made.args)
+
+
+RANGES_AS_LISTS: Change = (TensorVariable, "method_tolist", _known_or_asked)
+"""Dynamo knows what ``torch.arange(start, end).tolist()`` gives where it knows the ends."""
