@@ -212,9 +212,11 @@ def capture_step(
             return _captured(model, given, loss, options, expect, noted, line)
 
     def called_once() -> bool:
+        if not has_values:
+            return False
         with live_line.line(options.progress) as line:
             line.show(f"{type(model).__name__}: tracing ended, calling it once", begins=True)
-            return has_values and make_first_call(model, batch, loss)
+            return make_first_call(model, batch, loss)
 
     try:
         found = captured()

@@ -45,6 +45,11 @@ def views_of(node: fx.Node) -> set[fx.Node]:
     return {view for user in node.users if is_alias(user) for view in (user, *views_of(user))}
 
 
+def readers_of(node: fx.Node) -> set[fx.Node]:
+    """Nodes that read a value, itself or a view of it, and the views."""
+    return {user for held in (node, *views_of(node)) for user in held.users}
+
+
 def is_compute(node: fx.Node) -> bool:
     """Whether the node runs a kernel, its own or one fused with its neighbours."""
     return node.op == "call_function" and node.target is not operator.getitem and not is_view(node)

@@ -20,7 +20,7 @@ from torch import fx
 
 from loadmaster.executor.costs.traffic import FREE, GATHERS, flops, is_atomic, tensors, value_bytes, value_of
 from loadmaster.executor.memory.implementations.decompositions import decompositions
-from loadmaster.executor.steps.step_graph import StepGraph, views_of
+from loadmaster.executor.steps.step_graph import StepGraph, readers_of
 
 aten = torch.ops.aten
 
@@ -172,7 +172,7 @@ def written_anyway(step_graph: StepGraph, read_elsewhere: Collection[fx.Node]) -
             if step_graph.bytes_of(root) * SMALL > step_graph.bytes_of(node):
                 own |= expressions.get(root, set())
                 read |= loads.get(root, {root})
-        readers = [n for n in _readers(step_graph, node) if n in step_graph.results]
+        readers = readers_of(node) & step_graph.results.keys()
         is_long = len(own) > MOST_NODES or len(read) > MOST_LOADS
         if is_long and (len(readers) > 1 or any(map(_reads_twice, readers))):
             found.add(node)
@@ -181,14 +181,9 @@ def written_anyway(step_graph: StepGraph, read_elsewhere: Collection[fx.Node]) -
     return found
 
 
-def _readers(step_graph: StepGraph, root: fx.Node) -> set[fx.Node]:
-    """Nodes that read a root, itself or a view of it."""
-    return {user for seen in (root, *views_of(root)) for user in seen.users}
-
-
 def _reads_twice(node: fx.Node) -> bool:
     """Whether it needs statistics of what it reads before it reads it."""
-    return node.target in SOFTMAXES or node.target in ROW_LOCAL or node.target in ACROSS_ROWS
+    return node.target in ROW_LOCAL or node.target in ACROSS_ROWS
 
 
 def is_created(node: fx.Node) -> bool:

@@ -20,7 +20,7 @@ from loadmaster.executor.memory.operators.emitter import Emitter, encoded_meta, 
 from loadmaster.executor.memory.operators.groups import ForwardGroup, Operators
 from loadmaster.executor.memory.run.offload import REMEDY, Fetches, HostCopy, Sends, expect_transfers, host_fake
 from loadmaster.executor.memory.run.segments import STAGE
-from loadmaster.executor.steps.step_graph import StepGraph, views_of
+from loadmaster.executor.steps.step_graph import StepGraph, readers_of
 from loadmaster.models.memory.plan import Schedule, Stage
 
 # What travels from the forward to the backward graph: a root, an encoded result, or a copy on the host.
@@ -129,8 +129,7 @@ def _write_early(graph: fx.Graph, copies: Sequence[fx.Node]) -> None:
     order = {node: n for n, node in enumerate(graph.nodes)}
     for copy in copies:
         target, value = copy.all_input_nodes
-        readers = {user for held in (target, *views_of(target)) for user in held.users}
-        last = max({value, *readers} - {copy}, key=order.__getitem__)
+        last = max({value, *readers_of(target)} - {copy}, key=order.__getitem__)
         if last.op != "placeholder":
             last.append(copy)
 
