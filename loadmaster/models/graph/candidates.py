@@ -36,9 +36,9 @@ class Candidate:
     """
 
     kernel: Kernel
+    time_us: float
     reads: frozenset[int]
     inline: frozenset[int]
-    time_us: float
 
 
 @dataclass
@@ -176,7 +176,7 @@ class _Making:
                 continue
             if self._holds(needs, need, stores):
                 kept = frozenset(n for n in need.reads if self.program.values[n].op not in GIVEN) - {*stores}
-                yield Candidate(kernel, kept, inline & need.inline, self.costs.time_us(kernel, need))
+                yield Candidate(*self.costs.fastest(kernel, need), kept, inline & need.inline)
 
     def _holds(self, needs: Inline, need: Need, stores: tuple[int, ...]) -> bool:
         """(S3) and (S5) for one kernel, and (S2) within it."""

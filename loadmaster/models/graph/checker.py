@@ -7,7 +7,8 @@ A plan holds when
 (G2)  its schedule holds by the rules of schedules (:mod:`.schedule_rules`), and the forward pass stores every value of
       the forward pass that is kept;
 (G3)  what lies in memory while any kernel runs (:mod:`.residence`), with the hot rows, is within the budget; there are
-      no more hot rows than rows.
+      no more hot rows than rows;
+(G4)  its kernels are cut into tiles that the problem's device has.
 
 The objective is what all kernels take (:mod:`.costs`), and reading the other feature rows over the host link.
 """
@@ -28,7 +29,7 @@ from loadmaster.models.graph.problem import GraphProblem
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.residence import over_time
 from loadmaster.models.graph.schedule import Kernel, Schedule
-from loadmaster.models.graph.schedule_rules import broken_rules
+from loadmaster.models.graph.schedule_rules import broken_rules, tiles_left_out
 from loadmaster.models.units import show_bytes
 
 
@@ -91,6 +92,8 @@ def check(
     for n in sorted(n for k in schedule.kernels[schedule.forward_count :] for n in k.stores):
         if n < program.forward_count:
             wrong.append(f"(G2) the backward pass stores {program.values[n].name}, a value of the forward pass")
+    device = problem.hardware
+    wrong += tiles_left_out("(G4)", schedule, device.tiles.of, f"{device.name} has")
     costs = kernel_costs(problem, program, schedule)
     memory = over_time(problem, program, schedule)
     hot_bytes = 0 if problem.store is None else hot_rows * problem.store.row_bytes
@@ -144,6 +147,14 @@ def kernel_costs(problem: GraphProblem, program: Program, schedule: Schedule) ->
         time_us = work.time_us(problem.hardware, problem.element_bytes)
         found.append(KernelCost(time_us, work.dram_bytes, work.stored_bytes, work.matrix_flops))
     return tuple(found)
+
+
+def fastest_tiles(problem: GraphProblem, program: Program, schedule: Schedule) -> Schedule:
+    """The same kernels, each in the tiles of the device that take least time."""
+    costs = Costs(program, problem.statistics, problem.element_bytes, problem.hardware)
+    needs = Inline(program, frozenset(schedule.kept))
+    kernels = tuple(costs.fastest(kernel, kernel_need(needs, kernel))[0] for kernel in schedule.kernels)
+    return replace(schedule, kernels=kernels)
 
 
 def kernel_need(needs: Inline, kernel: Kernel) -> Need:

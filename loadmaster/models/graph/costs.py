@@ -16,7 +16,7 @@ steps, each of which waits for memory (:mod:`.cut`). An aggregate that needs ano
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from loadmaster.models.graph.cut import chunk_rows, cut_of
@@ -26,7 +26,7 @@ from loadmaster.models.graph.operators import OPERATORS
 from loadmaster.models.graph.phases import phases
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.reading import Reading
-from loadmaster.models.graph.schedule import Kernel
+from loadmaster.models.graph.schedule import Kernel, Tile
 from loadmaster.models.graph.spaces import WEIGHT_SPACES
 from loadmaster.models.graph.statistics import GraphStatistics
 
@@ -98,31 +98,51 @@ class Costs:
         """Of a kernel that needs this."""
         return self.work(kernel, need).time_us(self.hardware, self.element_bytes)
 
+    def fastest(self, kernel: Kernel, need: Need) -> tuple[Kernel, float]:
+        """The same kernel in those of the device's tiles that take least time, and that time; where several do, as it
+        is cut by rule."""
+        of = self._by_tile(kernel, need)
+        times = [
+            (of(tile).time_us(self.hardware, self.element_bytes), tile)
+            for tile in self.hardware.tiles.of(kernel.template).from_(kernel.tile)
+        ]
+        time_us, tile = min(times, key=lambda timed: timed[0])
+        return replace(kernel, tile=tile), time_us
+
     def work(self, kernel: Kernel, need: Need) -> Work:
         """Of a kernel.
 
         Args:
             need: of all that it stores.
         """
+        return self._by_tile(kernel, need)(kernel.tile)
+
+    def _by_tile(self, kernel: Kernel, need: Need) -> Callable[[Tile], Work]:
+        """What a kernel does, cut into these tiles or those."""
         stored = sum(self.value_bytes(n) for n in kernel.stores)
         dram, cache = self._reading.bytes(kernel, need)
         found = Work(dram + sum(map(self.cold_bytes, kernel.stores)), cache + stored, stored)
         if kernel.template in ("gemm", "outer", "fold"):
             return self._product(kernel, need, found)
-        return self._traversal(kernel, need, found) if kernel.template == "traverse" else found
+        return self._traversal(kernel, need, found) if kernel.template == "traverse" else lambda _: found
 
-    def _traversal(self, kernel: Kernel, need: Need, work: Work) -> Work:
+    def _traversal(self, kernel: Kernel, need: Need, work: Work) -> Callable[[Tile], Work]:
         over, to = kernel.over or kernel.rows, kernel.rows
         over_rows, longest = self.statistics.rows(over), self.statistics.longest_row(over, to)
-        cut = cut_of(kernel.tile, self._widest(kernel, need), to, over_rows, self.statistics.rows(to), longest)
+        to_rows, widest = self.statistics.rows(to), self._widest(kernel, need)
         aggregates = tuple(n for n in kernel.stores if self.program.values[n].op == "aggregate")
         passes = len(phases(self.program, aggregates, need.reads - {*kernel.stores})) if len(aggregates) > 1 else 1
-        if cut.bound == 0:
-            steps = STEP_AS_THEY_LIE * min(longest, chunk_rows(over_rows)) / cut.chunk_slots
-        else:
-            steps = min(longest, cut.bound or longest) / cut.slots
-        launches = (cut.bound != 0) + (0 if cut.bound is None else 2 * passes)
-        return replace(work, steps=passes * steps, launches=launches)
+
+        def of(tile: Tile) -> Work:
+            cut = cut_of(tile, widest, to, over_rows, to_rows, longest)
+            if cut.bound == 0:
+                steps = STEP_AS_THEY_LIE * min(longest, chunk_rows(over_rows)) / cut.chunk_slots
+            else:
+                steps = min(longest, cut.bound or longest) / cut.slots
+            launches = (cut.bound != 0) + (0 if cut.bound is None else 2 * passes)
+            return replace(work, steps=passes * steps, launches=launches)
+
+        return of
 
     def _widest(self, kernel: Kernel, need: Need) -> int:
         """Numbers of the widest row that a kernel reads, makes or stores; weights aside."""
@@ -130,13 +150,14 @@ class Costs:
         read = (types[n].numbers for n in need.reads | need.inline if types[n].space not in WEIGHT_SPACES)
         return max(*read, *(types[n].numbers for n in kernel.stores), 1)
 
-    def _product(self, kernel: Kernel, need: Need, work: Work) -> Work:
+    def _product(self, kernel: Kernel, need: Need, work: Work) -> Callable[[Tile], Work]:
         values = [n for n in kernel.stores if OPERATORS[self.program.values[n].op].sort != "map"]
         (n,) = [n for n in values if self.program.values[n].op in ("linear", "outer", "fold")]
         of = self.program.values[n]
         if of.op == "fold":
             flops = 2.0 * self.program.types[of.inputs[0]].numbers * self.program.types[n].shape[-1]
-            return replace(work, matrix_flops=flops * self.statistics.rows(kernel.rows))
+            folded = replace(work, matrix_flops=flops * self.statistics.rows(kernel.rows))
+            return lambda _: folded
         space = kernel.over or kernel.rows
         weight = self.program.types[n if of.op == "outer" else of.inputs[1]]
         types: Sequence[int] = (self.statistics.rows(space),)
@@ -144,16 +165,20 @@ class Costs:
             types = self.statistics.by_type(space)
         made = float(self._made(need) * self.statistics.rows(space))
         if of.op == "linear":
-            rows, tiles = _padded(types, kernel.tile.rows)
-            through = float(tiles * weight.numbers * self.element_bytes)
-            flops = 2.0 * rows * weight.numbers
-            return replace(work, matrix_flops=flops, made=made, l2_bytes=work.l2_bytes + through)
+
+            def typed(tile: Tile) -> Work:
+                rows, tiles = _padded(types, tile.rows)
+                through = float(tiles * weight.numbers * self.element_bytes)
+                flops = 2.0 * rows * weight.numbers
+                return replace(work, matrix_flops=flops, made=made, l2_bytes=work.l2_bytes + through)
+
+            return typed
         chunk = chunk_rows(self.statistics.rows(space))
         rows, _ = _padded(types, OUTER_ROWS)
         # Every chunk leaves its sum, for another launch to add up.
         moved = 2.0 * sum(math.ceil(count / chunk) for count in types) * weight.numbers * 4
         flops = 2.0 * rows * weight.numbers
-        return replace(
+        summed = replace(
             work,
             matrix_flops=flops,
             outer_flops=flops,
@@ -162,6 +187,7 @@ class Costs:
             steps=min(chunk, max(types)) / OUTER_ROWS,
             launches=2,
         )
+        return lambda _: summed
 
     def _made(self, need: Need) -> int:
         """Values of a row that are made of several others: what is made of one alone, whoever reads that makes too."""

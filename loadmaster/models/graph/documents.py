@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from loadmaster.errors import InputError
 from loadmaster.models.documents import PLAN_SCHEMA, PROBLEM_SCHEMA, Document, read, write
+from loadmaster.models.graph.device import GraphHardware
 from loadmaster.models.graph.plan import GraphPlan
 from loadmaster.models.graph.problem import GraphProblem
 from loadmaster.models.graph.program import Program
+from loadmaster.models.graph.schedule import EVERY_TILE, Template
 from loadmaster.models.graph.statistics import expect_statistics
 
 
@@ -33,6 +35,18 @@ def check_problem(problem: GraphProblem) -> None:
     if not any(value.op == "aggregate" for value in program.values):
         raise InputError("program", problem.name, "aggregates nothing over edges", "Plan layers of graph networks.")
     expect_statistics(problem.statistics)
+    _expect_tiles(problem.hardware)
+
+
+def _expect_tiles(hardware: GraphHardware) -> None:
+    """Refuse tiles that no kernel has."""
+    for template in get_args(Template):
+        for part in ("rows", "columns", "warps"):
+            there: tuple[int, ...] = getattr(EVERY_TILE, part)
+            for n in getattr(hardware.tiles.of(template), part):
+                if n not in there:
+                    remedy = f"Use some of {', '.join(map(str, there))}."
+                    raise InputError(f"hardware.tiles.{template}.{part}", n, f"are {part} that no kernel has", remedy)
 
 
 def expect_program(program: Program) -> None:

@@ -138,7 +138,8 @@ def kernel_of(program: Program, stores: Sequence[int]) -> Kernel:
 
 
 def _tile(program: Program, n: int) -> Tile:
-    """What was fastest in trials on an H100, whatever the graph: many rows of a product share the reads of a weight.
+    """What was fastest in trials on an H100, whatever the graph: many rows of a product share the reads of a weight. A
+    plan may take another of the device's tiles.
 
     More warps wait for rows that lie side by side; gathered ones come one by one whoever waits.
     """

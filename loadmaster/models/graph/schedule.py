@@ -19,16 +19,18 @@ A schedule holds when
       ``gemm`` or an ``outer`` reads, only what is made number by number is inline;
 (S4)  a kernel reads no value of a finer space than its own rows, or than those that it runs over;
 (S5)  what a kernel stores fits its template, and is of the space of its rows. The rows of node, source and target are
-      the same. It is no more than a program holds in registers: :data:`MOST_STORES`.
+      the same. It is no more than a program holds in registers: :data:`MOST_STORES`;
+(S6)  a kernel is cut into tiles that kernels have: :class:`Tiles`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Annotated, ClassVar, Literal
 
-from loadmaster.models.fields import READING, Bounds, Index
+from loadmaster.models.fields import READING, Ascending, Bounds, Index
 from loadmaster.models.graph.operators import OPERATORS
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.spaces import Space
@@ -53,6 +55,36 @@ class Tile:
     rows: Annotated[int, Bounds(ge=1, le=1024)] = 64
     columns: Annotated[int, Bounds(ge=1, le=1024)] = 64
     warps: Annotated[int, Bounds(ge=1, le=32)] = 4
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles of a template: each number of rows, with each of columns and each of warps. All that kernels have, unless
+    some are left out."""
+
+    leave_out_defaults: ClassVar = True
+
+    rows: Annotated[tuple[int, ...], Bounds(min_length=1), Ascending()] = (16, 32, 64, 128)
+    columns: Annotated[tuple[int, ...], Bounds(min_length=1), Ascending()] = (16, 32, 64, 128, 256)
+    warps: Annotated[tuple[int, ...], Bounds(min_length=1), Ascending()] = (4, 8)
+
+    def __contains__(self, tile: Tile) -> bool:
+        return tile.rows in self.rows and tile.columns in self.columns and tile.warps in self.warps
+
+    def from_(self, tile: Tile) -> list[Tile]:
+        """All that take different times, this one first where it is one of them."""
+        columns = tile.columns if tile.columns in self.columns else self.columns[0]
+        tiles = [Tile(rows, columns, warps) for rows, warps in product(self.rows, self.warps)]
+        return sorted(tiles, key=lambda other: other != tile)
+
+    @property
+    def words(self) -> str:
+        """For a person: the numbers that there are."""
+        rows, columns, warps = (", ".join(map(str, some)) for some in (self.rows, self.columns, self.warps))
+        return f"rows: {rows}; columns: {columns}; warps: {warps}"
+
+
+EVERY_TILE = Tiles()
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Whether a schedule holds: (S1) to (S5) of :mod:`.schedule`, each broken rule in words."""
+"""Whether a schedule holds: (S1) to (S6) of :mod:`.schedule`, each broken rule in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from loadmaster.errors import InputError
 from loadmaster.models.graph.inline import (
@@ -16,7 +16,7 @@ from loadmaster.models.graph.inline import (
 )
 from loadmaster.models.graph.lowering import template_of
 from loadmaster.models.graph.program import Program
-from loadmaster.models.graph.schedule import MOST_STORES, Kernel, Schedule, must_be_kept
+from loadmaster.models.graph.schedule import EVERY_TILE, MOST_STORES, Kernel, Schedule, Template, Tiles, must_be_kept
 from loadmaster.models.graph.spaces import is_coarser
 from loadmaster.models.graph.value import GIVEN
 
@@ -43,6 +43,7 @@ def broken_rules(program: Program, schedule: Schedule) -> list[str]:
         *_order(program, schedule, needs),
         *_inline(program, kept, needs),
         *_stores(program, schedule, needs),
+        *tiles_left_out("(S6)", schedule, lambda _: EVERY_TILE, "kernels have"),
     ]
 
 
@@ -55,6 +56,15 @@ def expect_schedule(program: Program, schedule: Schedule) -> None:
     found = broken_rules(program, schedule)
     if found:
         raise InputError("schedule", found[0], "breaks a rule of schedules", "Plan it anew, or take greedy_schedule.")
+
+
+def tiles_left_out(rule: str, schedule: Schedule, of: Callable[[Template], Tiles], who: str) -> Iterator[str]:
+    """Kernels with tiles that are none of those ``of`` their template."""
+    for at, kernel in enumerate(schedule.kernels):
+        tile, tiles = kernel.tile, of(kernel.template)
+        if tile not in tiles:
+            cut = f"{tile.rows} rows, {tile.columns} columns and {tile.warps} warps"
+            yield f"{rule} kernel {at} is a {kernel.template} of {cut}; {who} {tiles.words}: take some of these"
 
 
 def _kept(program: Program, schedule: Schedule, kept: frozenset[int]) -> Iterator[str]:

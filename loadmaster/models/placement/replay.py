@@ -211,9 +211,9 @@ class _Step:
                     copies.append(Copy("store", s, start.at_us, links[link].at_us))
             free = clock
             for a in self._freed[i]:
-                s, steps = self.absences[a].store, self.absences[a].store_steps
-                assert s is not None
-                free = max(free, stored[s] if steps == 0 else before[self._late_stores[s]])
+                awaited, steps = self.absences[a].store, self.absences[a].store_steps
+                assert awaited is not None
+                free = max(free, stored[awaited] if steps == 0 else before[self._late_stores[awaited]])
             for a in self._loaded[i]:
                 link = 1 + self.tiers + self.absences[a].tier
                 start = max(free, links[link])
@@ -226,7 +226,8 @@ class _Step:
             if starts is not None:
                 starts.append(free.at_us)
             clock = free.plus(time_us)
-        return [clock, *links[1:], *map(stored.__getitem__, self._late_stores), *map(arrived.__getitem__, self._late_loads)]
+        handed_on = [*(stored[s] for s in self._late_stores), *(arrived[a] for a in self._late_loads)]
+        return [clock, *links[1:], *handed_on]
 
 
 def _circle(causes: Mapping[int, _Moment]) -> _Circle | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from loadmaster.errors import CancelledError, LimitReachedError
 from loadmaster.models.graph.candidates import Candidates, candidates
-from loadmaster.models.graph.checker import Check, check, kernel_costs, kernel_words
+from loadmaster.models.graph.checker import Check, check, fastest_tiles, kernel_costs, kernel_words
 from loadmaster.models.graph.conflicts import conflict
 from loadmaster.models.graph.costs import Costs
 from loadmaster.models.graph.formulation import Formulated, formulate, least_at_once
@@ -225,8 +225,8 @@ class _Run:
             found = in_sequence(self.problem, program, [*kernels])
         if found is None:
             return True
-        schedule = found.schedule
         with self.effort.on_clock("check"):
+            schedule = fastest_tiles(self.problem, program, found.schedule)
             peak = peak_bytes(self.problem, program, schedule)
             if self.smallest is None or peak < self.smallest[0]:
                 self.smallest = (peak, program, schedule)

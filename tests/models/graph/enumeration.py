@@ -1,9 +1,10 @@
-"""All schedules of small programs, one by one: what the program of candidate kernels is held against."""
+"""All schedules of small programs, one by one, in all tiles: what the program of candidate kernels is held against."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 from loadmaster.models.graph.costs import Costs
 from loadmaster.models.graph.inline import Inline, Need, required
@@ -11,7 +12,7 @@ from loadmaster.models.graph.lowering import kernel_of, template_of
 from loadmaster.models.graph.operators import OPERATORS
 from loadmaster.models.graph.problem import GraphProblem
 from loadmaster.models.graph.program import Program
-from loadmaster.models.graph.schedule import Kernel, Schedule
+from loadmaster.models.graph.schedule import Kernel, Schedule, Tile
 from loadmaster.models.graph.schedule_rules import broken_rules
 from loadmaster.models.graph.sequence import in_sequence
 from loadmaster.models.graph.value import GIVEN
@@ -53,10 +54,15 @@ def _could_share(step: Program, group: tuple[int, ...], n: int) -> bool:
 
 
 def time_us(problem: GraphProblem, step: Program, schedule: Schedule) -> float:
-    """Of all kernels."""
+    """Of all kernels, each in the tiles of the device that are best for it."""
     costs = Costs(step, problem.statistics, problem.element_bytes, problem.hardware)
     needs = Inline(step, frozenset(schedule.kept))
-    return sum(_kernel_us(costs, needs, kernel) for kernel in schedule.kernels)
+    return sum(min(_kernel_us(costs, needs, kernel) for kernel in _tiled(problem, k)) for k in schedule.kernels)
+
+
+def _tiled(problem: GraphProblem, kernel: Kernel) -> list[Kernel]:
+    tiles = problem.hardware.tiles.of(kernel.template)
+    return [replace(kernel, tile=Tile(*some)) for some in itertools.product(tiles.rows, tiles.columns[:1], tiles.warps)]
 
 
 def _kernel_us(costs: Costs, needs: Inline, kernel: Kernel) -> float:

@@ -31,7 +31,7 @@ from loadmaster.models.graph.autodiff import with_backward
 from loadmaster.models.graph.checker import kernel_need
 from loadmaster.models.graph.costs import Costs, Work
 from loadmaster.models.graph.datasets import data_set, generated
-from loadmaster.models.graph.device import HARDWARE, GraphHardware
+from loadmaster.models.graph.device import FASTEST, HARDWARE, GraphHardware
 from loadmaster.models.graph.fitting import fitted
 from loadmaster.models.graph.greedy import greedy_kept, least_kept
 from loadmaster.models.graph.inline import Inline
@@ -130,11 +130,11 @@ def read(path: Path) -> GraphHardware | None:
     """Constants that were kept; None where there are none that can be read."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return GraphHardware(**{**found, "matrix_tflops": tuple(found["matrix_tflops"])})
+        return GraphHardware(**{**found, "matrix_tflops": tuple(found["matrix_tflops"]), "tiles": FASTEST})
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
 def write(path: Path, hardware: GraphHardware) -> None:
-    """Keep constants."""
-    write_text(path, json.dumps(asdict(hardware)), FOLDER)
+    """Keep constants; tiles are none of them."""
+    write_text(path, json.dumps({k: v for k, v in asdict(hardware).items() if k != "tiles"}), FOLDER)
