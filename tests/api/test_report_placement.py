@@ -110,7 +110,7 @@ def test_no_plan_in_words() -> None:
     lacking = none(Infeasibility(5 * KB, KB, "operator 0 (op0)"))
     assert "5000 bytes" in views.summary(lacking) and "operator 0 (op0)" in views.summary(lacking)
     assert views.infeasible(lacking) == (
-        "no plan fits 3.91 KiB: it needs 1000 B more, at least 5000 bytes (operator 0 (op0))."
+        "no plan fits 3.91 KiB: 1000 B more are enough, 5000 bytes (operator 0 (op0))."
     )
     assert "no plan" in views.summary(none(None)) and "no plan fits" in views.infeasible(none(None))
 

@@ -120,10 +120,11 @@ def fits_the_host(
     """(M2)."""
     rows = b.row_list("fits_the_host")
     for h in range(len(problem.hosts)):
-        room = max(problem.room_bytes(h, budget_bytes), 1)
+        room = problem.room_bytes(h, budget_bytes)
+        scale = max(room, 1)
         here = [s for s, shard in enumerate(problem.shards) if shard.host == h]
-        sizes = [o.size_bytes / room for s in here for o in of[s]]
-        rows.add([int(c) for s in here for c in x[s]], sizes, upper=1.0)
+        sizes = [o.size_bytes / scale for s in here for o in of[s]]
+        rows.add([int(c) for s in here for c in x[s]], sizes, upper=room / scale)
     rows.done()
 
 

@@ -61,7 +61,8 @@ class Moves:
 
 @dataclass(frozen=True)
 class Infeasibility:
-    """Why no plan exists: ``where`` an operator alone needs ``minimum_budget_bytes``, or what the tiers lack."""
+    """Why no plan exists: ``where`` there is too little room; ``minimum_budget_bytes`` have a plan. Unless tiers are
+    full, no less has one."""
 
     minimum_budget_bytes: Size
     short_bytes: Size

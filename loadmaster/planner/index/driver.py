@@ -107,7 +107,7 @@ class _Run:
         least = least_by_host(self.problem)
         hosts = range(len(least))
         short = [least[h] - self.problem.room_bytes(h, self.budget_bytes) for h in hosts]
-        own = [h for h in hosts if least[h] > (self.problem.hosts[h].memory_bytes or least[h])]
+        own = [h for h in hosts if least[h] > self.problem.room_bytes(h, least[h])]
         worst = max(own or hosts, key=lambda h: short[h])
         if short[worst] <= 0:
             return None

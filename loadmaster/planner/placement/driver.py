@@ -9,11 +9,11 @@ from collections.abc import Callable
 import numpy as np
 
 from loadmaster.errors import CancelledError, CheckFailedError, LimitReachedError
+from loadmaster.models.placement import room, timed
 from loadmaster.models.placement import slots as slots_of
-from loadmaster.models.placement import timed
 from loadmaster.models.placement.accesses import Accesses
 from loadmaster.models.placement.checker import Check, check
-from loadmaster.models.placement.limits import least_bytes
+from loadmaster.models.placement.limits import least_bytes, peak_bytes
 from loadmaster.models.placement.plan import Infeasibility, Moves, PlacementPlan
 from loadmaster.models.placement.problem import PlacementProblem
 from loadmaster.models.units import show_bytes
@@ -32,6 +32,10 @@ FLUID_SHARE = 0.5
 # The exact program has a variable for every slot of every gap: with more than this it is beyond a solver's time.
 EXACT_COLUMNS = 8_000
 EXACT_SHARE = 0.4
+# Points of the program of room that have too much by a byte, of which each excludes others.
+ROOM_ROUNDS = 50
+# A budget that works is found to this part of what lies between the least and the peak.
+WORKS_SHARE = 2**-16
 # Moves are ordered by a clock, and make another one: so often it is asked again.
 CLOCKS = 4
 # Sums of the same times in another order are equal to so many digits.
@@ -67,9 +71,9 @@ class _Run:
     def plan(self) -> PlacementPlan:
         if self.effort.cancelled():
             raise CancelledError("cancelled before a plan was found")
-        lacking = self._infeasibility()
+        lacking = self._too_little()
         if lacking is not None:
-            return self._answer(None, None, lacking)
+            return self._answer(None, None, self._infeasibility(lacking))
         if int(self.accesses.live_bytes.max()) <= self.budget_bytes:
             return self._checked(Moves())
         with self.effort.keep_plan_on_crash(lambda: self.best is not None):
@@ -79,40 +83,89 @@ class _Run:
                 self._exact()
             with self.effort.on_clock("solve"):
                 self._improve()
-        if self.best is None:
-            if self.effort.was_cancelled:
-                raise CancelledError("cancelled before a plan was found")
-            raise LimitReachedError(
-                "no plan was found whose copies fit the tiers. Give a tier more capacity_bytes, or a larger budget."
-            )
-        return self._checked(self.best.moves)
+        return self._tight() if self.best is None else self._checked(self.best.moves)
+
+    def _tight(self) -> PlacementPlan:
+        """A plan that fits the tiers, however long it takes, or the proof that there is none.
+
+        Raises:
+            LimitReachedError: neither was found.
+        """
+        if self.effort.options.method == "auto" and room.size(self.accesses, self.budget_bytes) <= EXACT_COLUMNS:
+            with self.effort.on_clock("build"):
+                formulated = room.formulate(self.accesses, self.budget_bytes)
+            for at in range(ROOM_ROUNDS):
+                if self.effort.over():
+                    break
+                solution = self.effort.solved(formulated.program, lambda: self._say("room", "solving"), gap=0.0)
+                if solution.status is SolverStatus.INFEASIBLE:
+                    at = int(self.accesses.live_bytes.argmax())
+                    return self._answer(None, None, self._infeasibility(at))
+                if solution.values is None:
+                    break
+                moves = formulated.moves(solution.values)
+                if check(self.problem, moves, self.budget_bytes, self.accesses).ok:
+                    return self._checked(moves)
+                formulated = formulated.without(solution.values, f"excluded[{at}]")
+        if self.effort.was_cancelled:
+            raise CancelledError("cancelled before a plan was found")
+        raise LimitReachedError(
+            "no plan was found whose copies fit the tiers. Give a tier more capacity_bytes, or a larger budget."
+        )
 
     def _checked(self, moves: Moves) -> PlacementPlan:
         with self.effort.on_clock("check"):
             verdict = check(self.problem, moves, self.budget_bytes)
         return self._answer(moves, verdict, None)
 
-    def _infeasibility(self) -> Infeasibility | None:
-        """Why there is no plan, where that is plain: an operator needs more, or the tiers hold too little."""
+    def _too_little(self) -> int | None:
+        """The operator for which there is too little, where that is plain: it needs more by itself, or with all tiers
+        full."""
         least, at = least_bytes(self.problem)
-        where = f"operator {at} ({self.problem.operators[at].words})"
-        capacities = [t.capacity_bytes for t in self.problem.tiers]
-        if all(c is not None for c in capacities):
-            at = int(self.accesses.live_bytes.argmax())
-            spread = int(self.accesses.live_bytes[at]) - sum(c or 0 for c in capacities)
-            if spread > least:
-                least, where = spread, f"operator {at} ({self.problem.operators[at].words}), with all tiers full"
         if least <= self.budget_bytes:
+            at = int(self.accesses.live_bytes.argmax())
+            capacities = [t.capacity_bytes for t in self.problem.tiers]
+            room_bytes = self.budget_bytes + sum(c or 0 for c in capacities)
+            if None in capacities or int(self.accesses.live_bytes[at]) <= room_bytes:
+                return None
+        return at
+
+    def _infeasibility(self, at: int) -> Infeasibility:
+        """Why there is no plan, and a budget that has one: the least there is, where the tiers hold whatever comes."""
+        where = f"operator {at} ({self.problem.operators[at].words})"
+        low, works = max(least_bytes(self.problem)[0], self.budget_bytes + 1), peak_bytes(self.problem)
+        if self._kept(low) is not None:
+            works = low
+        else:
+            where += ", with all tiers full"
+        near = max(1, int((works - low) * WORKS_SHARE))
+        while works - low > near:
+            half = (low + works) // 2
+            low, works = (low, half) if self._kept(half) is not None else (half, works)
+        exact = self._kept(works)
+        if exact is not None and self._kept(exact) is not None:
+            works = exact
+        return Infeasibility(works, works - self.budget_bytes, where)
+
+    def _kept(self, budget_bytes: int) -> int | None:
+        """What evictions that keep a budget leave on the device at the most; None where they find no room."""
+        evictions = Evictions(self.accesses, budget_bytes)
+        try:
+            evictions.keep_the_budget(self.search.idle_links(self._plain_clock()))
+        except TiersFullError:
             return None
-        return Infeasibility(least, least - self.budget_bytes, where)
+        return max(int(evictions.resident().max()), 0)
+
+    def _plain_clock(self) -> Clock:
+        """Operators without copies."""
+        times = np.array(self.search.times_us)
+        ends = np.cumsum(times)
+        return Clock((ends - times).tolist(), self.search.times_us, float(ends[-1]))
 
     def _first(self) -> None:
         """Moves without a solver: a plan to fall back on."""
         with self.effort.on_clock("solve"):
-            times = np.array(self.search.times_us)
-            ends = np.cumsum(times)
-            clock = Clock((ends - times).tolist(), self.search.times_us, float(ends[-1]))
-            self._take("greedy", Evictions(self.accesses, self.budget_bytes), clock)
+            self._take("greedy", Evictions(self.accesses, self.budget_bytes), self._plain_clock())
 
     def _relax(self) -> None:
         """The fluid relaxation: its value is a bound, and what it has away is what should be."""

@@ -126,12 +126,23 @@ def test_a_second_tier_takes_what_the_first_cannot_hold() -> None:
     assert check_plan(what, plan).ok
 
 
-def test_no_room_for_any_way_is_said_so() -> None:
-    # Two blocks of 3 must go at once, and each tier holds one of 4 bytes' worth: together they hold more than enough.
+def test_no_room_for_any_way_is_proved() -> None:
+    # Two blocks of 3 must go at once, and no tier holds more than 2: together they hold enough.
     tiers = tuple(Tier(name, 1.0, 1.0, capacity_bytes=2 * UNIT) for name in ("one", "two", "three"))
     what = replace(layers(4, *tiers), blocks=tuple(Block(f"x{i}", 3 * UNIT) for i in range(4)))
+    plan = planned(what, 6 * UNIT)
+    assert plan.status == "infeasible" and plan.infeasibility is not None
+    assert "all tiers full" in plan.infeasibility.where
+    # Nothing can ever leave.
+    assert plan.infeasibility.minimum_budget_bytes == peak_bytes(what)
+
+
+def test_a_method_without_a_solver_does_not_prove_that_there_is_no_room() -> None:
+    what = replace(
+        layers(4, host(2.0, capacity_bytes=5 * UNIT)), blocks=tuple(Block(f"x{i}", 3 * UNIT) for i in range(4))
+    )
     with pytest.raises(LimitReachedError, match="capacity_bytes"):
-        planned(what, 6 * UNIT)
+        planned(what, 8 * UNIT, method="greedy")
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:

@@ -26,7 +26,7 @@ def infeasible(plan: PlacementPlan) -> str:
     if found is None:
         return f"no plan fits {show_bytes(plan.budget_bytes)}"
     return (
-        f"no plan fits {show_bytes(plan.budget_bytes)}: it needs {show_bytes(found.short_bytes)} more, at least "
+        f"no plan fits {show_bytes(plan.budget_bytes)}: {show_bytes(found.short_bytes)} more are enough, "
         f"{found.minimum_budget_bytes} bytes ({found.where})."
     )
 
@@ -110,7 +110,7 @@ def _infeasible_rows(plan: PlacementPlan) -> list[tuple[str, str]]:
     if found is None:
         return [("why", "no plan exists within this budget")]
     return [
-        ("minimum", f"{show_at_least(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes)"),
-        ("short", f"{show_bytes(found.short_bytes)} more are needed"),
+        ("works", f"{show_at_least(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes)"),
+        ("short", f"{show_bytes(found.short_bytes)} more are enough"),
         ("where", found.where),
     ]
