@@ -1,11 +1,12 @@
 """Feature rows that lie on the GPU: the hottest ones, as many as there is room for ([Wu24] chapter 4).
 
-The curve of hits rises and bends down: each row more is asked for less often. So room is best filled from the top.
+The curve of hits rises and bends down: each row more is asked for less often. Room is filled from the top.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
 
 import numpy as np
 
@@ -34,13 +35,19 @@ def segments(problem: GraphProblem) -> list[tuple[int, float]]:
     store = problem.store
     if store is None:
         return []
-    found = []
-    hits: Sequence[float] = problem.statistics.hits
-    for k in range(1, len(HOT_SHARES)):
-        first, last = (round(HOT_SHARES[i] * store.rows) for i in (k - 1, k))
-        if last > first:
-            found.append((last - first, (hits[k] - hits[k - 1]) * _all_us(store) / (last - first)))
-    return found
+    places = [share * store.rows for share in HOT_SHARES]
+    # Between two of these, every whole number of rows lies on one line of the curve.
+    edges = sorted({0, store.rows, *map(math.floor, places), *map(math.ceil, places)})
+    return [
+        (last - first, (gather_us(problem, first) - gather_us(problem, last)) / (last - first))
+        for first, last in itertools.pairwise(edges)
+    ]
+
+
+def worth_rows(problem: GraphProblem) -> int:
+    """Hot rows of which more save nothing."""
+    pieces = segments(problem)
+    return sum(rows for at, (rows, _) in enumerate(pieces) if any(saved > 0 for _, saved in pieces[at:]))
 
 
 def as_many_as_fit(problem: GraphProblem, room_bytes: int) -> int:

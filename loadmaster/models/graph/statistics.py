@@ -200,5 +200,6 @@ def _hits(frequency: NDArray[np.generic]) -> tuple[float, ...]:
     total = np.concatenate([[0.0], np.cumsum(hottest)])
     if total[-1] <= 0:
         return HOT_SHARES
-    at = [round(share * len(hottest)) for share in HOT_SHARES]
-    return tuple(min(1.0, float(total[k] / total[-1])) for k in at)
+    # Between rows on the line from one to the other: rounded to rows, the curve would bend up here and there.
+    hits = np.interp(np.array(HOT_SHARES) * len(hottest), np.arange(len(total)), total / total[-1])
+    return tuple(min(1.0, float(share)) for share in hits)

@@ -20,7 +20,7 @@ from loadmaster.models.graph.conflicts import conflict
 from loadmaster.models.graph.costs import Costs
 from loadmaster.models.graph.formulation import Formulated, formulate, least_at_once
 from loadmaster.models.graph.greedy import greedy_schedule, least_kept
-from loadmaster.models.graph.hot_rows import as_many_as_fit, gather_us, segments
+from loadmaster.models.graph.hot_rows import as_many_as_fit, gather_us, worth_rows
 from loadmaster.models.graph.least_time import least_us
 from loadmaster.models.graph.limits import least_bytes
 from loadmaster.models.graph.lowering import lowered
@@ -79,7 +79,7 @@ class _Run:
         with effort.on_clock("build"):
             self.orders = orders(problem.program)
             self.steps = [problem.step(order.program) for order in self.orders]
-        self.wanted_rows = sum(rows for rows, saved in segments(problem) if saved > 0)
+        self.wanted_rows = worth_rows(problem)
         # What plans of each order do not go below, once that is known.
         self.lower: list[float] = []
         self.best: _Found | None = None
