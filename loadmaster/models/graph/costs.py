@@ -16,7 +16,7 @@ steps, each of which waits for memory (:mod:`.cut`). An aggregate that needs ano
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loadmaster.models.graph.cut import chunk_rows, cut_of
@@ -26,7 +26,7 @@ from loadmaster.models.graph.operators import OPERATORS
 from loadmaster.models.graph.phases import phases
 from loadmaster.models.graph.program import Program
 from loadmaster.models.graph.reading import Reading
-from loadmaster.models.graph.schedule import Kernel, Tile
+from loadmaster.models.graph.schedule import Kernel, Template, Tile
 from loadmaster.models.graph.spaces import WEIGHT_SPACES
 from loadmaster.models.graph.statistics import GraphStatistics
 
@@ -35,6 +35,8 @@ OUTER_ROWS = 32
 OUTER_SLOWER = 1.5
 # No numbers of rows are waited for first.
 STEP_AS_THEY_LIE = 0.5
+# The parts of a tile on which the time of a template depends.
+_COUNTED: Mapping[Template, tuple[str, ...]] = {"gemm": ("rows",), "traverse": ("rows", "warps")}
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,11 @@ class Costs:
     def fastest(self, kernel: Kernel, need: Need) -> tuple[Kernel, float]:
         """The same kernel in those of the device's tiles that take least time, and that time; where several do, as it
         is cut by rule."""
-        of = self._by_tile(kernel, need)
-        times = [
-            (of(tile).time_us(self.hardware, self.element_bytes), tile)
-            for tile in self.hardware.tiles.of(kernel.template).from_(kernel.tile)
-        ]
+        of, parts = self._by_tile(kernel, need), _COUNTED.get(kernel.template, ())
+        different: dict[tuple[int, ...], Tile] = {}
+        for tile in self.hardware.tiles.of(kernel.template).from_(kernel.tile):
+            different.setdefault(tuple(getattr(tile, part) for part in parts), tile)
+        times = [(of(tile).time_us(self.hardware, self.element_bytes), tile) for tile in different.values()]
         time_us, tile = min(times, key=lambda timed: timed[0])
         return replace(kernel, tile=tile), time_us
 

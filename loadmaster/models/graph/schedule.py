@@ -72,7 +72,7 @@ class Tiles:
         return tile.rows in self.rows and tile.columns in self.columns and tile.warps in self.warps
 
     def from_(self, tile: Tile) -> list[Tile]:
-        """All that take different times, this one first where it is one of them."""
+        """All with these columns, on which no time depends; this one first where it is one of them."""
         columns = tile.columns if tile.columns in self.columns else self.columns[0]
         tiles = [Tile(rows, columns, warps) for rows, warps in product(self.rows, self.warps)]
         return sorted(tiles, key=lambda other: other != tile)

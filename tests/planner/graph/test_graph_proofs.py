@@ -71,9 +71,9 @@ def hardware(rng: random.Random) -> GraphHardware:
 
 
 def random_problem(seed: int) -> GraphProblem:
-    """Small graphs; with feature rows on the host in some, of up to a GiB each."""
+    """Small graphs; with feature rows on the host in some, of up to a GiB each. What takes long to plan is rare."""
     rng = random.Random(seed)
-    forward = program(rng.choice(["rgcn", "weighed"]), rng.choice([4, 64]))
+    forward = program("rgcn" if seed % 10 == 1 else "weighed", rng.choice([4, 64]))
     store = None
     if rng.random() < 0.3:
         store = FeatureStore(400, rng.choice([256, rng.randint(1, 1 << 30)]), 1_000, 10 ** rng.uniform(-1, 2))
@@ -82,7 +82,7 @@ def random_problem(seed: int) -> GraphProblem:
         forward,
         statistics(rng.randrange(4)),
         hardware(rng),
-        training=rng.random() < 0.5,
+        training=seed % 10 == 2,
         feature_gradients=False,
         element_bytes=rng.choice([2, 4]),
         store=store,
@@ -115,26 +115,33 @@ def assert_true(problem: GraphProblem, plan: GraphPlan, best_us: float | None) -
         assert plan.objective <= best_us * (1 + 1e-6)
 
 
-def assert_proofs_hold(seed: int) -> None:
-    """At the peak of a plan, one byte below it, and at the budget that works."""
+def assert_proofs_hold(seed: int, *, everywhere: bool) -> None:
+    """At the peak of the best schedule, one byte below it, at the least peak of all, one byte below; and where it says
+    that a plan works."""
     problem = random_problem(seed)
-    tried = [*every(problem)]
     store = problem.store
+    rows = 0 if store is None else store.rows
+    tried = [*every(problem)]
 
     def best_under(budget_bytes: int) -> float | None:
         fits = [
-            took
-            + gather_us(problem, 0 if store is None else min(store.rows, as_many_as_fit(problem, budget_bytes - peak)))
+            took + gather_us(problem, min(rows, as_many_as_fit(problem, budget_bytes - peak)))
             for peak, took in tried
             if peak <= budget_bytes
         ]
         return min(fits, default=None)
 
     least = min(peak for peak, _ in tried)
-    plan = planned(problem, 1 << 50)
-    assert_true(problem, plan, best_under(1 << 50))
-    peak = int(plan.check["peak_bytes"])
-    for budget_bytes in {peak, peak - 1, least, least - 1}:
+    best_peak = min(tried, key=lambda found: found[1])[0] + (0 if store is None else rows * store.row_bytes)
+    budgets = [best_peak, best_peak - 1, least, least - 1]
+    if everywhere:
+        largest = planned(problem, 1 << 60)
+        assert_true(problem, largest, best_under(1 << 60))
+        peak = int(largest.check["peak_bytes"])
+        budgets += [peak, peak - 1]
+    else:
+        budgets = [budgets[seed % 4]]
+    for budget_bytes in budgets:
         plan = planned(problem, budget_bytes)
         assert_true(problem, plan, best_under(budget_bytes))
         if plan.infeasibility is not None:
@@ -145,11 +152,11 @@ def assert_proofs_hold(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_is_proved_is_true(seed: int) -> None:
-    assert_proofs_hold(seed)
+    assert_proofs_hold(seed, everywhere=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hundred", range(1, 6))
 def test_what_is_proved_is_true_of_many(hundred: int) -> None:
     for seed in range(100 * hundred, 100 * hundred + 100):
-        assert_proofs_hold(seed)
+        assert_proofs_hold(seed, everywhere=False)
