@@ -28,7 +28,7 @@ Constraints:
       quickest first, is on one of the first k: z[s,c,p] = 0 for p >= k - `alike_threads`
 (M5)  no thread takes longer than the longest: sum_(s,c) t_sc z[s,c,p] <= T - `within_the_longest`
 
-(M3) to (M5), z and T are there for the longest thread alone. Times are divided by ``scale_us`` and bytes by B_h, so
+(M3) to (M5), z and T are there for the longest thread alone. Times are divided by ``unit_us`` and bytes by B_h, so
 that a solver's tolerances mean the same everywhere.
 """
 
@@ -77,26 +77,26 @@ def formulate(
     problem: IndexProblem,
     of: Sequence[Sequence[Option]],
     budget_bytes: int,
-    scale_us: float,
+    unit_us: float,
     longest_us: float | None = None,
 ) -> Formulated:
     """The program.
 
     Args:
         of: the options of each shard.
-        scale_us: microseconds that count as 1.
+        unit_us: microseconds that count as 1.
         longest_us: of the longest thread, where it is known and the sum is to be minimized.
     """
     b = ProgramBuilder()
     by_sum = problem.objective == "sum" or longest_us is not None
-    times = [np.array([o.time_us for o in options]) / scale_us for options in of]
+    times = [np.array([o.time_us for o in options]) / unit_us for options in of]
     x = [b.columns(f"x[{s}]", len(t), upper=1.0, integer=True, cost=t if by_sum else 0.0) for s, t in enumerate(times)]
     one_configuration(b, x)
     fits_the_host(b, problem, of, x, budget_bytes)
     z: list[IntArray | None] = [None] * len(x)
     if problem.objective == "longest-thread":
         z = one_thread(b, problem, x, alike_threads(problem, of))
-        most = np.inf if longest_us is None else longest_us / scale_us
+        most = np.inf if longest_us is None else longest_us / unit_us
         longest = b.columns("T", (), upper=most, cost=0.0 if by_sum else 1.0)
         within_the_longest(b, problem, times, x, z, int(longest))
     return Formulated(b.build(), tuple(x), tuple(z))

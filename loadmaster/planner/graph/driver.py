@@ -35,6 +35,7 @@ from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import GOING_ON, Effort
 from loadmaster.planner.graph.by_rule import METHODS
 from loadmaster.planner.options import PlanOptions, PlanProgress
+from loadmaster.planner.proved import proved, unit_of
 from loadmaster.solvers.solution import Solution, SolverStatus, relative_gap
 
 # Sums of the same costs in another order are equal to so many digits.
@@ -171,9 +172,9 @@ class _Run:
         What the program finds is a bound, where the candidates are all that count, as long as what was excluded was
         put into the best sequence there is: then nothing better was lost.
         """
-        scale = max(self.best_without_us, 1.0)
         # All features over the link, which the program's hot rows save from.
         constant = gather_us(self.problem, 0)
+        scale = unit_of(max(self.best_without_us, constant))
         kernels_us = self._best_us - gather_us(self.problem, self.wanted_rows)
         with self.effort.on_clock("build"):
             of = of.within(kernels_us * (1.0 + _CLOSE))
@@ -189,7 +190,7 @@ class _Run:
                 if solution.status is SolverStatus.INFEASIBLE:
                     self.lower[p] = max(self.lower[p], best_us)
                 elif solution.bound is not None:
-                    self.lower[p] = max(self.lower[p], solution.bound * scale + constant)
+                    self.lower[p] = max(self.lower[p], proved(solution.bound, scale) + constant)
             if solution.values is None or self.lower[p] >= self._best_us:
                 return
             _, chosen = formulated.chosen(solution.values)

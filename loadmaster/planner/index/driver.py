@@ -22,6 +22,7 @@ from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import GOING_ON, Effort
 from loadmaster.planner.index.by_rule import greedy, on_threads, one_for_all
 from loadmaster.planner.options import PlanOptions, PlanProgress
+from loadmaster.planner.proved import proved, unit_of
 from loadmaster.solvers.solution import Solution, relative_gap
 
 # Sums of the same times in another order are equal to so many digits.
@@ -132,26 +133,30 @@ class _Run:
         assert self.best is not None, "rules found a plan"
         if self.problem.objective == "sum" or self._is_proved(self.best) or self.effort.over():
             return
-        scale_us = self.best.verdict.total_us
+        unit_us, of = unit_of(self.best.verdict.total_us), self._quick(self.best)
         with self.effort.on_clock("build"):
             of_sum = replace(self.problem, objective="sum")
-            formulated = formulate(of_sum, self.options, self.budget_bytes, scale_us)
+            formulated = formulate(of_sum, of, self.budget_bytes, unit_us)
         threads = sum(host.threads for host in self.problem.hosts)
-        self._solve("sum", formulated, lambda solution: self._bounded(solution, scale_us / threads))
+        self._solve("sum", of, formulated, lambda solution: self._bounded(solution, unit_us, threads))
 
     def _program(self) -> None:
         """The program; what its rows let pass though it is too much is excluded, and it is solved again."""
         assert self.best is not None, "rules found a plan"
-        scale_us = self.best.verdict.objective
         if self._is_proved(self.best) or self.effort.over():
             return
+        unit_us, of = unit_of(self.best.verdict.objective), self._quick(self.best)
         with self.effort.on_clock("build"):
-            formulated = formulate(self.problem, self.options, self.budget_bytes, scale_us)
-        self._solve("program", formulated, lambda solution: self._bounded(solution, scale_us))
+            formulated = formulate(self.problem, of, self.budget_bytes, unit_us)
+        self._solve("program", of, formulated, lambda solution: self._bounded(solution, unit_us))
 
-    def _bounded(self, solution: Solution, scale_us: float) -> None:
+    def _quick(self, found: _Found) -> list[list[Option]]:
+        """[shards] the options that a better plan can have: no other takes so little that it is one."""
+        return [[o for o in of if o.time_us <= found.verdict.objective * (1 + _CLOSE)] for of in self.options]
+
+    def _bounded(self, solution: Solution, unit_us: float, threads: int = 1) -> None:
         if solution.bound is not None:
-            self.bound = max(self.bound, solution.bound * scale_us)
+            self.bound = max(self.bound, proved(solution.bound, unit_us) / threads)
 
     def _least_in_all(self) -> None:
         """Of plans whose longest thread is no longer, the one that takes least on all threads together."""
@@ -160,11 +165,14 @@ class _Run:
         longest_us, total_us = self.best.verdict.objective, self.best.verdict.total_us
         if total_us <= sum(of[-1].time_us for of in self.options) * (1 + _CLOSE):
             return
+        of = self._quick(self.best)
         with self.effort.on_clock("build"):
-            formulated = formulate(self.problem, self.options, self.budget_bytes, total_us, longest_us)
-        self._solve("least in all", formulated, lambda _: None)
+            formulated = formulate(self.problem, of, self.budget_bytes, unit_of(total_us), longest_us)
+        self._solve("least in all", of, formulated, lambda _: None)
 
-    def _solve(self, phase: str, formulated: Formulated, seen: Callable[[Solution], None]) -> None:
+    def _solve(
+        self, phase: str, of: Sequence[Sequence[Option]], formulated: Formulated, seen: Callable[[Solution], None]
+    ) -> None:
         gap = self.effort.options.gap
         for at in range(_MOST_ROUNDS):
             solution = self.effort.solved(formulated.program, lambda: self._say(phase, "solving"), gap=gap)
@@ -172,7 +180,7 @@ class _Run:
             if solution.values is None:
                 return
             numbers = formulated.chosen(solution.values)
-            chosen = [of[n] for of, n in zip(self.options, numbers, strict=True)]
+            chosen = [options[n] for options, n in zip(of, numbers, strict=True)]
             over = self._over(chosen)
             if over is None:
                 threads = on_threads(self.problem, chosen)

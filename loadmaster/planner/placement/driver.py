@@ -5,6 +5,7 @@ the links can keep, and a search for better ones. Small problems are solved exac
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.planner.placement.clock import Clock, of_fluid
 from loadmaster.planner.placement.evictions import Evictions, TiersFullError
 from loadmaster.planner.placement.search import Found, Search
+from loadmaster.planner.proved import proved, unit_of
 from loadmaster.solvers.program import FloatArray
 from loadmaster.solvers.solution import Solution, SolverStatus, relative_gap
 
@@ -196,8 +198,12 @@ class _Run:
             self._take_point("exact program", exact, solution.values)
 
     def _solved(self, phase: str, what: timed.Timed, share: float, gap: float) -> Solution:
+        """Of a program of microseconds, with the bound that it proves."""
         limit_s = share * self.effort.options.time_limit_s
-        return self.effort.solved(what.program, lambda: self._say(phase, "solving"), gap=gap, limit_s=limit_s)
+        program, unit_us = what.program, unit_of(self.problem.compute_us if self.best is None else self.best.step_us)
+        program = replace(program, cost=program.cost / unit_us, offset=program.offset / unit_us)
+        solution = self.effort.solved(program, lambda: self._say(phase, "solving"), gap=gap, limit_s=limit_s)
+        return solution if solution.bound is None else replace(solution, bound=proved(solution.bound, unit_us))
 
     def _take_point(self, phase: str, what: timed.Timed, values: FloatArray) -> None:
         """What a point of a program has away, by its times."""
