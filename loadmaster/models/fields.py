@@ -17,8 +17,16 @@ LARGEST_BYTES = 1 << 60
 # What every reader of JSON can hold.
 LARGEST_INTEGER = (1 << 63) - 1
 
+# A text whose field says no length of its own: titles, places in the source, reasons.
+LONGEST_TEXT = 4_000
+
 # How pydantic reads the dataclasses that say so, and those within them: unknown fields are refused, text is no number.
-READING: Mapping[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+READING: Mapping[str, Any] = {
+    "extra": "forbid",
+    "strict": True,
+    "allow_inf_nan": False,
+    "str_max_length": LONGEST_TEXT,
+}
 
 
 @dataclass(frozen=True)
@@ -114,13 +122,15 @@ def _expect_plain(value: Any) -> Any:
     while left:
         part = left.pop()
         if isinstance(part, dict):
-            left += part.values()
+            left += (*part, *part.values())
         elif isinstance(part, list):
             left += part
         elif isinstance(part, int) and abs(part) > LARGEST_INTEGER:
             raise PydanticCustomError("too_large", "Holds a whole number beyond 64 bits")
         elif isinstance(part, float) and not math.isfinite(part):
             raise PydanticCustomError("finite_number", "Holds a number that is not finite")
+        elif isinstance(part, str) and len(part) > LONGEST_TEXT:
+            raise PydanticCustomError("string_too_long", f"Holds a text of more than {LONGEST_TEXT} characters")
     return value
 
 

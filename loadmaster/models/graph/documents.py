@@ -19,10 +19,11 @@ def check_problem(problem: GraphProblem) -> None:
 
     Raises:
         InputError: operators that cannot take what they are given, outputs that are no values of nodes, a backward
-            pass, statistics that no graph has; names the field.
+            pass, statistics that no graph has, two values of one name; names the field.
     """
     program = problem.program
     expect_program(program)
+    _expect_different_names(program)
     if program.forward_count != len(program.values) or program.gradients:
         remedy = "Give the forward pass; training says whether the other is planned."
         raise InputError("program.forward_count", program.forward_count, "leaves values to a backward pass", remedy)
@@ -47,6 +48,16 @@ def _expect_tiles(hardware: GraphHardware) -> None:
                 if n not in there:
                     remedy = f"Use some of {', '.join(map(str, there))}."
                     raise InputError(f"hardware.tiles.{template}.{part}", n, f"are {part} that no kernel has", remedy)
+
+
+def _expect_different_names(program: Program) -> None:
+    """Refuse two values of one name: layers are given their features and parameters by it, so one would be lost."""
+    first: dict[str, int] = {}
+    for n, value in enumerate(program.values):
+        at = first.setdefault(value.name, n)
+        if at != n:
+            what = f"is the name of program.values[{at}] too"
+            raise InputError(f"program.values[{n}].name", value.name, what, "Give each value a name of its own.")
 
 
 def expect_program(program: Program) -> None:

@@ -116,12 +116,14 @@ class Builder:
     values: list[Value] = field(default_factory=list)
     types: list[Typed] = field(default_factory=list)
     _known: dict[Value, int] = field(default_factory=dict)
+    _names: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, program: Program) -> Builder:
         """One that goes on from the values of a program."""
         found = cls([*program.values], [*program.types])
         found._known = {replace(value, name=""): n for n, value in enumerate(program.values) if value.op not in GIVEN}
+        found._names = {value.name for value in program.values}
         return found
 
     def add(self, value: Value) -> int:
@@ -136,12 +138,16 @@ class Builder:
         expect_operator("op", value.op)
         self.types.append(OPERATORS[value.op].typed(value.name, value, [self.types[i] for i in value.inputs]))
         self.values.append(value)
+        self._names.add(value.name)
         self._known[key] = len(self.values) - 1
         return len(self.values) - 1
 
     def made(self, op: str, *inputs: int, name: str | None = None, **more: Any) -> int:
         """The number of a value by its operator; the name is made up where none is given."""
-        return self.add(Value(name or f"{op}{len(self.values)}", op, inputs, **more))
+        at = len(self.values)
+        while f"{op}{at}" in self._names:
+            at += 1
+        return self.add(Value(name or f"{op}{at}", op, inputs, **more))
 
     def program(self, outputs: Sequence[int], forward_count: int, gradients: Sequence[tuple[int, int]] = ()) -> Program:
         """The program, without values that no result needs; what is given stays."""

@@ -66,6 +66,10 @@ WRONG: list[tuple[str, Callable[[dict[str, Any]], None]]] = [
     ("program.values[4].inputs", _value(4, inputs=[3, 9])),
     ("program.values[7] (aggregate7)", _value(7, reduce=None)),
     ("program.values[7].reduce", _value(7, reduce="median")),
+    # Features and parameters are given by name: of two with one name, one would be lost.
+    ("program.values[2].name", _value(2, name="W")),
+    ("program.values[10].name", _value(10, name="h")),
+    ("title", lambda document: document.update(title="x" * 5_000)),
     ("program.outputs", _program(outputs=[99])),
     ("program.outputs[0]", _program(outputs=[7])),
     ("program.forward_count", _program(forward_count=5)),

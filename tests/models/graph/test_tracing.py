@@ -47,3 +47,12 @@ def test_inputs_have_names_of_their_own(inputs: Any) -> None:
 def test_rows_have_numbers(shape: Any) -> None:
     with pytest.raises(InputError, match="h: is no shape of a row"):
         traced(summed, nodes={"h": shape})
+
+
+def test_a_name_that_is_made_up_is_no_inputs_name() -> None:
+    def layer(nodes: Nodes, edges: Edges, weights: Any) -> Any:
+        return summed(nodes, edges, weights) + nodes.source1
+
+    program = traced(layer, nodes={"h": 4, "source1": 4})
+    names = [value.name for value in program.values]
+    assert len(set(names)) == len(names)
