@@ -22,6 +22,7 @@ class ProblemType(enum.StrEnum):
     TOO_LARGE = "urn:loadmaster:problem:too-large"
     UNSUPPORTED_MEDIA_TYPE = "urn:loadmaster:problem:unsupported-media-type"
     NOT_READY = "urn:loadmaster:problem:not-ready"
+    GONE = "urn:loadmaster:problem:gone"
     NO_PLAN = "urn:loadmaster:problem:no-plan"
     NOT_FINAL = "urn:loadmaster:problem:not-final"
     QUEUE_FULL = "urn:loadmaster:problem:queue-full"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import zlib
 from dataclasses import dataclass
 
+from loadmaster.errors import LoadmasterError
 from loadmaster.models.canonical import canonical_json
 from loadmaster.models.documents import Document
 
-__all__ = ["PackedDocument", "pack", "unpack"]
+__all__ = ["PackedDocument", "UnreadableDocumentError", "pack", "unpack"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,31 @@ class PackedDocument:
     sha256: str
     body: bytes
 
+    def content(self) -> bytes:
+        """The canonical JSON.
+
+        Raises:
+            UnreadableDocumentError: the body is not what was packed.
+        """
+        content = unpack(self.body)
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            raise UnreadableDocumentError(f"the document {self.sha256} is not what was stored")
+        return content
+
+    def document(self) -> Document:
+        """The document itself.
+
+        Raises:
+            UnreadableDocumentError: the body is not what was packed.
+        """
+        found = json.loads(self.content())
+        assert isinstance(found, dict), "what is packed is a document"
+        return found
+
+
+class UnreadableDocumentError(LoadmasterError):
+    """A stored document is gone or damaged."""
+
 
 def pack(body: Document) -> PackedDocument:
     """Hash and compress a document: the slow part of keeping it, done before a transaction begins."""
@@ -27,5 +54,12 @@ def pack(body: Document) -> PackedDocument:
 
 
 def unpack(body: bytes) -> bytes:
-    """The canonical JSON of a packed document."""
-    return zlib.decompress(body)
+    """The canonical JSON of a packed document.
+
+    Raises:
+        UnreadableDocumentError: the body is damaged.
+    """
+    try:
+        return zlib.decompress(body)
+    except zlib.error as error:
+        raise UnreadableDocumentError(f"a stored document cannot be read: {error}") from None

@@ -46,6 +46,7 @@ class Settings:
         max_time_limit_s: the longest time limit a request may ask for.
         max_job_memory_bytes: address-space cap of a job's process, and of one that reads large bodies; by default the
             machine's memory; 0 is no cap.
+        max_export_memory_bytes: address-space cap of a process that writes plans in other forms; 0 is no cap.
         max_queued_jobs: jobs that wait; more are refused (429) until some are done.
         request_timeout_s: a request whose headers or body take longer to arrive is refused (408).
         lease_s: a running job whose worker is silent for this long goes back to the queue.
@@ -69,6 +70,7 @@ class Settings:
     max_blobs_bytes: int = 4096 * MEBIBYTE
     max_time_limit_s: float = 86_400.0
     max_job_memory_bytes: int = dataclasses.field(default_factory=_memory_bytes)
+    max_export_memory_bytes: int = 2048 * MEBIBYTE
     max_queued_jobs: int = 10_000
     request_timeout_s: float = 30.0
     lease_s: float = 15.0

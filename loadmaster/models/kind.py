@@ -162,22 +162,29 @@ class Limit:
 
 @dataclass(frozen=True)
 class Number:
-    """A whole number of at least 1 that an export takes, as ``--name N`` or ``?name=N``."""
+    """A whole number of at least 1 that an export takes, as ``--name N`` or ``?name=N``.
+
+    Attributes:
+        most: the largest that can be of use: a larger one is refused before anything is written.
+    """
 
     name: str
     default: int
     help: str
+    most: int
 
     def checked(self, given: int | None, field: str) -> int:
         """The number given, or the default.
 
         Raises:
-            InputError: naming ``field``, when it is less than 1.
+            InputError: naming ``field``, when it is less than 1 or more than the most.
         """
         if given is None:
             return self.default
         if given < 1:
             raise InputError(field, given, "is less than 1", "Give a whole number of at least 1.")
+        if given > self.most:
+            raise InputError(field, given, f"is more than {self.most}", f"Give a whole number from 1 to {self.most}.")
         return given
 
 

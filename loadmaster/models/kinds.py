@@ -8,7 +8,7 @@ pages serve it (see docs/add-a-kind.md).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
 from os import PathLike
@@ -40,7 +40,9 @@ __all__ = [
 ]
 
 ENTRY_POINTS = "loadmaster.kinds"
-_INSTANCES = Number("instances", 1, "parallel copies of every transfer")
+# Each instance takes a channel of MSCCL's, and a threadblock of MSCCL++'s.
+_MSCCL_INSTANCES = Number("instances", 1, "parallel copies of every transfer", most=32)
+_MSCCLPP_INSTANCES = replace(_MSCCL_INSTANCES, most=108)
 
 KINDS: dict[str, Kind] = {
     "memory": Kind(
@@ -98,14 +100,14 @@ KINDS: dict[str, Kind] = {
                 help="MSCCL XML, a file for each algorithm",
                 media_type="application/xml",
                 write="loadmaster.api.report.collective.views:msccl",
-                numbers=(_INSTANCES,),
+                numbers=(_MSCCL_INSTANCES,),
             ),
             Export(
                 name="mscclpp",
                 help="MSCCL++ execution plans, one for each algorithm",
                 media_type="application/json",
                 write="loadmaster.api.report.collective.views:mscclpp",
-                numbers=(_INSTANCES,),
+                numbers=(_MSCCLPP_INSTANCES,),
             ),
         ),
         new="loadmaster.api.cli.new_collective",

@@ -19,7 +19,6 @@ from fastapi import FastAPI
 from running_service import RunningService, alive, pids, wait_until
 
 from loadmaster.api.server.app import create_app
-from loadmaster.api.server.reading import reader_process
 from loadmaster.api.server.reading.readers import LARGEST_HERE_BYTES
 from loadmaster.api.settings import Settings
 from loadmaster.models.canonical import canonical_json
@@ -158,7 +157,7 @@ async def test_a_body_that_cannot_be_read_harms_nobody_else(
 async def test_a_process_that_does_not_come_to_an_end_is_ended(
     http: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_process, "_LONGEST_S", 1.0)
+    monkeypatch.setattr("loadmaster.api.server.reading.readers._LONGEST_S", 1.0)
     body, marker = odd(tmp_path, "waits")
     answer = await post(http, body)
     assert (answer.status_code, "longer than 1 second" in answer.json()["detail"]) == (503, True)
@@ -206,9 +205,8 @@ def test_a_server_that_stops_leaves_no_process(start_service: Callable[..., Runn
 def test_a_process_does_not_outlive_the_server_that_was_killed(tmp_path: Path) -> None:
     program = """
 import os
-from loadmaster.api.server.reading.reader_process import ReaderProcess
-from loadmaster.api.settings import Settings
-print(ReaderProcess(Settings(database_url="sqlite://")).pid, flush=True)
+from loadmaster.api.server.processes.process import WorkProcess
+print(WorkProcess(0, "no cap").pid, flush=True)
 os.kill(os.getpid(), 9)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -219,7 +217,7 @@ os.kill(os.getpid(), 9)
 async def test_idle_processes_are_ended(
     app: FastAPI, http: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loadmaster.api.server.reading.readers._IDLE_S", 0.0)
+    monkeypatch.setattr("loadmaster.api.server.processes.pool._IDLE_S", 0.0)
     body, marker = odd(tmp_path, "is noted")
     assert (await post(http, body)).status_code == 202
     while alive(pids(marker)[0]):

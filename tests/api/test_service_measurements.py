@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from test_service_pages import end, new_job, planned, planned_ring, submit
 
 from loadmaster.api.async_client import AsyncClient
-from loadmaster.api.packed import pack
+from loadmaster.api.packed import pack, unpack
 from loadmaster.api.server.app import create_app
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.keys import Keys, Scope
@@ -107,6 +107,6 @@ async def test_the_client_sends_it(app: FastAPI) -> None:
     async with AsyncClient("http://localhost", transport=httpx.ASGITransport(app)) as client:
         await client.plan(job_id).send_measurement(measurement())
         kept = app.state.service.measurements.get(job_id)
-        assert json.loads(kept) == json.loads(json.dumps(write_measurement(measurement())))
+        assert json.loads(unpack(kept)) == json.loads(json.dumps(write_measurement(measurement())))
         with pytest.raises(InputError, match="problem_sha256"):
             await client.plan(job_id).send_measurement({**write_measurement(measurement()), "problem_sha256": "0" * 64})

@@ -194,6 +194,6 @@ def test_a_purge_does_not_take_the_document_of_a_new_job(database: Database, job
         made = at_once(lambda who, old=old: jobs.purge(old) if who == 0 else submit(jobs, "key", {"the": "same"}))
         for job in made[1:]:
             assert not isinstance(job, bool)
-            assert jobs.document(job.problem_sha256) == b'{"the":"same"}'
+            assert jobs.document(job.problem_sha256).content() == b'{"the":"same"}'
             jobs.cancel(job.id)
         assert left(database)["job"] == (turn + 1) * (THREADS - 1)

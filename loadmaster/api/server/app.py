@@ -32,6 +32,7 @@ from loadmaster.api.server.readiness import Readiness
 from loadmaster.api.server.reading.body import BodyLimit
 from loadmaster.api.server.reading.body_memory import BodyMemory
 from loadmaster.api.server.reading.readers import Readers
+from loadmaster.api.server.rendering.renderer import Renderer
 from loadmaster.api.server.security import HostCheck
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.blobs import Blobs
@@ -66,6 +67,7 @@ def create_app(settings: Settings) -> FastAPI:
     news = News(jobs.events, jobs.heads, settings.poll_s, stopping)
     readiness = Readiness(lambda: operations.look(database, settings), _LONGEST_LOOK_S)
     readers, keys = Readers(settings, load_planner(settings.planner)), Keys(database)
+    renderer = Renderer(settings)
     service = Service(
         settings,
         database,
@@ -76,6 +78,7 @@ def create_app(settings: Settings) -> FastAPI:
         keys,
         KeysInUse(keys),
         readers,
+        renderer,
         news,
         readiness,
         stopping,
@@ -92,6 +95,7 @@ def create_app(settings: Settings) -> FastAPI:
         finally:
             service.stopping.set()
             readers.close()
+            renderer.close()
             supervisor.stop()
             database.close()
 

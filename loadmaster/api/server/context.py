@@ -13,6 +13,7 @@ from loadmaster.api.server.news import News
 from loadmaster.api.server.problems import not_found
 from loadmaster.api.server.readiness import Readiness
 from loadmaster.api.server.reading.readers import Readers
+from loadmaster.api.server.rendering.renderer import Renderer
 from loadmaster.api.settings import Settings
 from loadmaster.api.store.blobs import Blobs
 from loadmaster.api.store.database import Database
@@ -38,6 +39,7 @@ class Service:
     keys: Keys
     keys_in_use: KeysInUse
     readers: Readers
+    renderer: Renderer
     news: News
     readiness: Readiness
     stopping: threading.Event

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import io
-import json
-import zipfile
 from collections.abc import Mapping
 from typing import Annotated
 
+import anyio.to_thread
 from fastapi import APIRouter, Path, Request, Response
 
 from loadmaster.api.errors import ProblemType
 from loadmaster.api.file_names import file_name
-from loadmaster.api.report.views import export
 from loadmaster.api.server.context import JobDep, ServiceDep
 from loadmaster.api.server.description import problem_answers
-from loadmaster.api.server.measurements import measured_of
+from loadmaster.api.server.keys import CallerDep
 from loadmaster.api.server.problems import Refusal, not_found
-from loadmaster.api.server.results import Incumbent, found_plan
+from loadmaster.api.server.results import Incumbent, found_plan, packed_documents
 from loadmaster.api.server.security import REPORT_HEADERS
 from loadmaster.errors import InputError
 from loadmaster.models.kind import Export
-from loadmaster.models.kinds import find_kind, read_plan, read_problem
+from loadmaster.models.kinds import find_kind
 
 router = APIRouter(tags=["plans"])
 
@@ -33,10 +30,11 @@ _SHOWN = ("text/html", "image/png")
 @router.get(
     "/v1/plans/{plan_id}/export/{name}",
     response_class=Response,
-    responses={200: {"content": {"*/*": {}}}, **problem_answers(404, 409, 422)},
+    responses={200: {"content": {"*/*": {}}}, **problem_answers(404, 409, 413, 422, 429, 503)},
 )
-def export_plan(
+async def export_plan(
     service: ServiceDep,
+    caller: CallerDep,
     job: JobDep,
     name: Annotated[str, Path(max_length=64, description="of the export: its kind says which there are")],
     request: Request,
@@ -48,21 +46,22 @@ def export_plan(
     if what is None:
         raise not_found("export", name, beside=[] if kind is None else [e.name for e in kind.exports])
     numbers = _numbers(what, {key: text for key, text in request.query_params.items() if key != "incumbent"})
-    plan = read_plan(json.loads(found_plan(service, job, incumbent).content))
-    if plan.status == "infeasible":
+    found = await anyio.to_thread.run_sync(found_plan, service, job, incumbent)
+    if job.status == "infeasible":
         raise Refusal(409, ProblemType.NO_PLAN, "The plan is infeasible: there is nothing to export.")
-    problem = read_problem(json.loads(service.jobs.document(job.problem_sha256)))
-    written = export(problem, plan, what, numbers, measured_of(service, job, plan))
-    if isinstance(written, bytes):
-        return _file(written, what.media_type, file_name(job.name, what.suffix))
-    return _file(_archive(written), ARCHIVE, file_name(job.name, f"-{name}.zip"))
+    documents = await anyio.to_thread.run_sync(packed_documents, service, job, found)
+    media_type, suffix = (what.media_type, what.suffix) if what.suffix else (ARCHIVE, f"-{name}.zip")
+    how = "inline" if media_type in _SHOWN else "attachment"
+    disposition = f'{how}; filename="{file_name(job.name, suffix)}"'
+    headers = {**REPORT_HEADERS, "Content-Disposition": disposition}
+    return await service.renderer.export(request, caller, what, numbers, documents, media_type, headers)
 
 
 def _numbers(what: Export, given: Mapping[str, str]) -> dict[str, int]:
     """The numbers of the query.
 
     Raises:
-        InputError: one that the export does not take, or that is no whole number of at least 1.
+        InputError: one that the export does not take, or that is none of those that it may be.
     """
     known = {number.name: number for number in what.numbers}
     for name, text in given.items():
@@ -70,24 +69,9 @@ def _numbers(what: Export, given: Mapping[str, str]) -> dict[str, int]:
         if name not in known:
             raise InputError(field, text, f"is nothing that {what.name} takes", "Leave it out.")
         if not (text.isascii() and text.isdigit() and len(text) < 10):
-            raise InputError(field, text, "is no whole number", "Give a whole number of at least 1.")
+            remedy = f"Give a whole number from 1 to {known[name].most}."
+            raise InputError(field, text, "is no whole number", remedy)
     return {
         name: number.checked(int(given[name]) if name in given else None, f"query.{name}")
         for name, number in known.items()
     }
-
-
-def _archive(files: Mapping[str, bytes]) -> bytes:
-    """The files as one; equal files make equal archives."""
-    target = io.BytesIO()
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files.items():
-            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
-    return target.getvalue()
-
-
-def _file(content: bytes, media_type: str, name: str) -> Response:
-    how = "inline" if media_type in _SHOWN else "attachment"
-    return Response(
-        content, media_type=media_type, headers={**REPORT_HEADERS, "Content-Disposition": f'{how}; filename="{name}"'}
-    )

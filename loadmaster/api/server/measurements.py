@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from loadmaster.api.errors import ProblemType
-from loadmaster.api.server.context import JobDep, OwnJobDep, Service, ServiceDep
+from loadmaster.api.packed import unpack
+from loadmaster.api.server.context import JobDep, OwnJobDep, ServiceDep
 from loadmaster.api.server.description import problem_answers
 from loadmaster.api.server.plans import BodyDep
 from loadmaster.api.server.problems import Refusal, not_found
 from loadmaster.api.server.reading.parsing import parse_object
 from loadmaster.api.server.results import found_plan
-from loadmaster.api.store.records import Job
 from loadmaster.models.documents import LARGEST_MEASUREMENT_BYTES, MEASUREMENT_SCHEMA, write
-from loadmaster.models.envelope import Plan
 from loadmaster.models.kinds import read_measurement, read_plan
 
-__all__ = ["measured_of", "router"]
+__all__ = ["router"]
 
 router = APIRouter(tags=["plans"])
 
@@ -36,7 +32,7 @@ def put_measurement(service: ServiceDep, job: OwnJobDep, body: BodyDep) -> Respo
     if len(body) > LARGEST_MEASUREMENT_BYTES:
         raise Refusal(413, ProblemType.TOO_LARGE, f"A measurement has {LARGEST_MEASUREMENT_BYTES} bytes at most.")
     document = parse_object(body, "body")
-    plan = read_plan(json.loads(found_plan(service, job).content))
+    plan = read_plan(found_plan(service, job).packed.document())
     if not service.measurements.put(job.id, write(MEASUREMENT_SCHEMA, read_measurement(document, plan))):
         raise not_found("plan", job.id)
     return Response(status_code=204)
@@ -52,10 +48,4 @@ def get_measurement(service: ServiceDep, job: JobDep) -> Response:
     found = service.measurements.get(job.id)
     if found is None:
         raise not_found("measurement of", job.id)
-    return Response(found, media_type="application/json")
-
-
-def measured_of(service: Service, job: Job, plan: Plan) -> Any:
-    """What the plan of a job measured, as its kind reads it; None where nothing was sent."""
-    found = service.measurements.get(job.id)
-    return None if found is None else read_measurement(json.loads(found), plan)
+    return Response(unpack(found), media_type="application/json")

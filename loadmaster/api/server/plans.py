@@ -173,7 +173,7 @@ async def show_plan(
 )
 def plan_problem(service: ServiceDep, job: JobDep) -> Response:
     """The problem document that was submitted."""
-    return Response(service.jobs.document(job.problem_sha256), media_type="application/json")
+    return Response(service.jobs.document(job.problem_sha256).content(), media_type="application/json")
 
 
 @router.get("/v1/plans/{plan_id}/log", response_class=PlainTextResponse, responses=problem_answers(404, 422))

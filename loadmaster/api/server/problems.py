@@ -17,12 +17,14 @@ from starlette.requests import ClientDisconnect
 
 from loadmaster.api.documents import ProblemDetails, ProblemError
 from loadmaster.api.errors import ProblemType
+from loadmaster.api.packed import UnreadableDocumentError
 from loadmaster.api.server.shown import show
 from loadmaster.api.store.jobs import QueueFullError, QuotaError
 from loadmaster.errors import InputError
 from loadmaster.models.documents import field_path
 
 __all__ = [
+    "GONE",
     "MEDIA_TYPE",
     "NoMoreEvents",
     "Refusal",
@@ -40,6 +42,7 @@ MEDIA_TYPE = "application/problem+json"
 _LONGEST_ID = 80
 _INDEX = re.compile(r"\[(\d+)\]")
 _RETRY_AFTER_S = "2"
+GONE = "What was stored of this plan is gone or damaged. Submit the problem again."
 # Until some of so many jobs are done.
 _QUEUE_RETRY_AFTER_S = "10"
 
@@ -113,6 +116,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _nobody)
+    app.add_exception_handler(UnreadableDocumentError, _unreadable)
     app.add_exception_handler(SQLAlchemyError, _database_error)
     app.add_exception_handler(Exception, _bug)
 
@@ -134,6 +138,11 @@ def _nobody(request: Request, error: Exception) -> Response:
 def _input_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, InputError)
     return input_problem(error, request.url.path)
+
+
+def _unreadable(request: Request, error: Exception) -> JSONResponse:
+    logger.error("%s: %s", request.url.path, error)
+    return problem_response(410, ProblemType.GONE, f"{GONE} ({error})", instance=request.url.path)
 
 
 def _queue_full(request: Request, error: Exception) -> JSONResponse:

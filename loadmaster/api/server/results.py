@@ -9,6 +9,7 @@ from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import JSONResponse
 
 from loadmaster.api.errors import ProblemType
+from loadmaster.api.packed import PackedDocument
 from loadmaster.api.server.context import JobDep, Service, ServiceDep
 from loadmaster.api.server.description import problem_answers
 from loadmaster.api.server.plans import RETRY_AFTER_S, known_tags
@@ -16,7 +17,7 @@ from loadmaster.api.server.problems import Refusal, not_found
 from loadmaster.api.server.resources import incumbent_address
 from loadmaster.api.store.records import Job
 
-__all__ = ["Found", "Incumbent", "found_plan", "router"]
+__all__ = ["Found", "Incumbent", "found_plan", "packed_documents", "router"]
 
 router = APIRouter(tags=["plans"])
 
@@ -28,10 +29,9 @@ Incumbent = Annotated[
 
 @dataclass(frozen=True)
 class Found:
-    """A plan document by its hash; whether it is the job's result, or the best so far."""
+    """A plan document; whether it is the job's result, or the best so far."""
 
-    sha256: str
-    content: bytes
+    packed: PackedDocument
     is_result: bool
 
 
@@ -52,10 +52,17 @@ def plan_result(
 ) -> Response:
     """The plan document. Of a cancelled plan it is the best one found before; with incumbent=latest the best so far."""
     found = found_plan(service, job, incumbent)
-    headers = {"ETag": f'"{found.sha256}"'}
+    headers = {"ETag": f'"{found.packed.sha256}"'}
     if headers["ETag"] in known_tags(if_none_match):
         return Response(status_code=304, headers=headers)
-    return Response(found.content, media_type="application/json", headers=headers)
+    return Response(found.packed.content(), media_type="application/json", headers=headers)
+
+
+def packed_documents(service: Service, job: Job, found: Found) -> tuple[bytes, ...]:
+    """The problem and a plan of a job, packed, and what it measured, where that was sent."""
+    measured = service.measurements.get(job.id)
+    problem = service.jobs.document(job.problem_sha256).body
+    return (problem, found.packed.body) if measured is None else (problem, found.packed.body, measured)
 
 
 def found_plan(service: Service, job: Job, incumbent: Literal["latest"] | None = None) -> Found:
@@ -67,14 +74,14 @@ def found_plan(service: Service, job: Job, incumbent: Literal["latest"] | None =
     if incumbent is not None and job.plan_sha256 is None:
         best = service.jobs.incumbent(job.id)
         if best is not None:
-            return Found(*best, is_result=False)
+            return Found(best, is_result=False)
         # It may have come to its end since it was read.
         now = service.jobs.get(job.id)
         if now is None:
             raise not_found("plan", job.id)
         job = now
     if job.plan_sha256 is not None:
-        return Found(job.plan_sha256, service.jobs.document(job.plan_sha256), is_result=True)
+        return Found(service.jobs.document(job.plan_sha256), is_result=True)
     if not job.state.final:
         detail = f"The plan is {job.state}; its result comes when it is done."
         if incumbent is not None:

@@ -6,16 +6,18 @@ for good: what was found and checked is not lost with a process.
 
 from __future__ import annotations
 
-import json
+import logging
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from loadmaster.api.packed import PackedDocument, unpack
+from loadmaster.api.packed import PackedDocument, UnreadableDocumentError
 from loadmaster.api.store import schema
 
 __all__ = ["best_plan", "drop", "keep", "packed_plan"]
+
+logger = logging.getLogger(__name__)
 
 _ROW = schema.incumbent.c
 
@@ -38,10 +40,14 @@ def packed_plan(connection: Connection, job_id: str) -> PackedDocument | None:
     return None if row is None else PackedDocument(row.sha256, row.body)
 
 
-def best_plan(connection: Connection, job_id: str) -> dict[str, Any] | None:
-    """The same as the document that a cancelled job ends with."""
+def best_plan(connection: Connection, job_id: str, stopped_by: str) -> dict[str, Any] | None:
+    """The same as the document that a job ends with which was stopped; None also where it cannot be read any more."""
     found = packed_plan(connection, job_id)
-    return None if found is None else {**json.loads(unpack(found.body)), "stopped_by": "cancel"}
+    try:
+        return None if found is None else {**found.document(), "stopped_by": stopped_by}
+    except UnreadableDocumentError as error:
+        logger.warning("job %s ends without its best plan: %s", job_id, error)
+        return None
 
 
 def drop(connection: Connection, job_id: str) -> None:

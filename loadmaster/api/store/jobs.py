@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from loadmaster.api.packed import PackedDocument, unpack
+from loadmaster.api.packed import PackedDocument
 from loadmaster.api.store import incumbents, keys, records, schema
 from loadmaster.api.store.database import Database, transaction
 from loadmaster.api.store.keys import Owner
@@ -194,16 +194,19 @@ class Jobs:
         with self._database.read() as connection:
             return records.find_reusable(connection, cache_key, asked_gap) is not None
 
-    def document(self, key: str) -> bytes:
-        """The canonical JSON of a problem or plan by its hash."""
-        with self._database.read() as connection:
-            return records.get_document(connection, key)
+    def document(self, key: str) -> PackedDocument:
+        """A problem or plan by its hash.
 
-    def incumbent(self, job_id: str) -> tuple[str, bytes] | None:
-        """The best plan so far of a job without a result, by its hash; None where there is none, or a result."""
+        Raises:
+            UnreadableDocumentError: it is not there.
+        """
         with self._database.read() as connection:
-            found = incumbents.packed_plan(connection, job_id)
-        return None if found is None else (found.sha256, unpack(found.body))
+            return records.packed_document(connection, key)
+
+    def incumbent(self, job_id: str) -> PackedDocument | None:
+        """The best plan so far of a job without a result; None where there is none, or a result."""
+        with self._database.read() as connection:
+            return incumbents.packed_plan(connection, job_id)
 
     def events(self, job_id: str, after: int = 0, *, type_: str | None = None, limit: int | None = 500) -> list[Event]:
         """The events of a job that follow event ``after``, in order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from loadmaster.api.packed import pack, unpack
+from loadmaster.api.packed import pack
 from loadmaster.api.store import records, schema
 from loadmaster.api.store.database import Database, transaction
 from loadmaster.models.documents import Document
@@ -30,8 +30,8 @@ class Measurements:
             return True
 
     def get(self, job_id: str) -> bytes | None:
-        """The canonical JSON of what it measured, or None where nothing was sent."""
+        """What it measured, packed, or None where nothing was sent."""
         table = schema.measurement
         with self._database.read() as connection:
-            body = connection.execute(sa.select(table.c.body).where(table.c.job_id == job_id)).scalar()
-        return None if body is None else unpack(body)
+            body: bytes | None = connection.execute(sa.select(table.c.body).where(table.c.job_id == job_id)).scalar()
+        return body

@@ -174,9 +174,14 @@ class Queue:
             return True
 
     def problem(self, job: Job) -> bytes:
-        """The canonical JSON of the job's problem."""
+        """The canonical JSON of the job's problem.
+
+        Raises:
+            UnreadableDocumentError: it is gone or damaged.
+        """
         with self._database.read() as connection:
-            return records.get_document(connection, job.problem_sha256)
+            packed = records.packed_document(connection, job.problem_sha256)
+        return packed.content()
 
     @transaction
     def finish(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-import json
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from loadmaster.api.packed import PackedDocument, pack, unpack
+from loadmaster.api.packed import PackedDocument, UnreadableDocumentError, pack
 from loadmaster.api.store import incumbents, schema
 from loadmaster.models.documents import Document
 
@@ -25,14 +25,16 @@ __all__ = [
     "count",
     "find_reusable",
     "finish",
-    "get_document",
     "get_job",
     "lock",
     "observe",
+    "packed_document",
     "put_document",
     "put_event",
     "require_job",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 class State(enum.StrEnum):
@@ -128,6 +130,11 @@ _NEXT_EVENT = (
 _NEW_EVENT = sa.insert(schema.event)
 _IS_KEPT = sa.select(schema.document.c.sha256).where(schema.document.c.sha256 == sa.bindparam("key"))
 _NEW_DOCUMENT = sa.insert(schema.document)
+_WHOLE_AGAIN = (
+    sa.update(schema.document)
+    .where(schema.document.c.sha256 == sa.bindparam("key"), schema.document.c.body != sa.bindparam("whole"))
+    .values(body=sa.bindparam("whole"))
+)
 _REUSABLE = (
     sa.select(schema.job.c.state, schema.job.c.plan_sha256)
     .where(
@@ -137,7 +144,6 @@ _REUSABLE = (
         sa.or_(schema.job.c.state == State.INFEASIBLE.value, schema.job.c.gap <= sa.bindparam("asked_gap")),
     )
     .order_by(schema.job.c.id.desc())
-    .limit(1)
 )
 
 
@@ -170,16 +176,24 @@ def put_event(connection: Connection, job_id: str, seq: int, type_: str, data: M
 
 
 def put_document(connection: Connection, packed: PackedDocument) -> str:
-    """Keep a document under the hash of its content; returns the hash."""
+    """Keep a document under the hash of its content; returns the hash. One that was damaged is whole again."""
     if connection.execute(_IS_KEPT, {"key": packed.sha256}).scalar() is None:
         connection.execute(_NEW_DOCUMENT, {"sha256": packed.sha256, "body": packed.body})
+    else:
+        connection.execute(_WHOLE_AGAIN, {"key": packed.sha256, "whole": packed.body})
     return packed.sha256
 
 
-def get_document(connection: Connection, key: str) -> bytes:
-    """The canonical JSON of a document."""
-    packed = connection.execute(sa.select(schema.document.c.body).where(schema.document.c.sha256 == key)).scalar_one()
-    return unpack(packed)
+def packed_document(connection: Connection, key: str) -> PackedDocument:
+    """A document by its hash.
+
+    Raises:
+        UnreadableDocumentError: it is not there.
+    """
+    body = connection.execute(sa.select(schema.document.c.body).where(schema.document.c.sha256 == key)).scalar()
+    if body is None:
+        raise UnreadableDocumentError(f"the document {key} is not in the store")
+    return PackedDocument(key, body)
 
 
 def count(connection: Connection, metric: str) -> None:
@@ -205,7 +219,7 @@ def finish(connection: Connection, job: Job, outcome: Outcome, *, cached: bool =
     What was cancelled and hands nothing over ends with the best plan that was kept of it.
     """
     if outcome.plan is None and outcome.state is State.CANCELLED:
-        outcome = replace(outcome, plan=incumbents.best_plan(connection, job.id))
+        outcome = replace(outcome, plan=incumbents.best_plan(connection, job.id, "cancel"))
     if cached and outcome.plan is not None:
         # The name is no part of what makes two requests equal.
         outcome = replace(outcome, plan={**outcome.plan, "name": job.name})
@@ -244,8 +258,13 @@ def finish(connection: Connection, job: Job, outcome: Outcome, *, cached: bool =
 
 
 def find_reusable(connection: Connection, cache_key: str, asked_gap: float) -> Outcome | None:
-    """The latest end of a job of the same problem and options that was proved to the asked gap."""
-    row = connection.execute(_REUSABLE, {"key": cache_key, "asked_gap": asked_gap}).one_or_none()
-    if row is None:
-        return None
-    return Outcome(State(row.state), json.loads(get_document(connection, row.plan_sha256)))
+    """The latest end of a job of the same problem and options that was proved to the asked gap.
+
+    An answer that cannot be read any more is none.
+    """
+    for row in connection.execute(_REUSABLE, {"key": cache_key, "asked_gap": asked_gap}):
+        try:
+            return Outcome(State(row.state), packed_document(connection, row.plan_sha256).document())
+        except UnreadableDocumentError as error:
+            logger.warning("an answer to a request like this is planned again: %s", error)
+    return None

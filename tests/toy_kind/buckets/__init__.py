@@ -44,7 +44,7 @@ KIND = Kind(
             help="a file for each rank",
             media_type="text/plain",
             write="buckets.views:ranks",
-            numbers=(Number("world", 2, "how many ranks there are"),),
+            numbers=(Number("world", 2, "how many ranks there are", most=1024),),
         ),
     ),
     new="buckets.new",

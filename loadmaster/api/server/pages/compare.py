@@ -4,36 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import Query
+import anyio.to_thread
+from fastapi import Query, Request
 from fastapi.responses import HTMLResponse
-from markupsafe import Markup
 
 from loadmaster.api.comparison import Row, asked_rows, change, checked_rows
-from loadmaster.api.report.page import shown
-from loadmaster.api.report.views import views_of
-from loadmaster.api.server.context import ServiceDep, existing_job
+from loadmaster.api.server.context import Service, ServiceDep, existing_job
+from loadmaster.api.server.keys import CallerDep
 from loadmaster.api.server.pages.frame import page_router, render
-from loadmaster.api.server.pages.plan import read_pair
 from loadmaster.api.server.pages.words import job_words
-from loadmaster.api.server.results import found_plan
+from loadmaster.api.server.rendering.drawing import ComparedPlans
+from loadmaster.api.server.results import found_plan, packed_documents
 from loadmaster.api.store.records import Job, State
 from loadmaster.errors import InputError
-from loadmaster.models.envelope import Plan
+from loadmaster.models.kinds import find_kind
 
 router = page_router()
 
 # Plans to choose the second one from.
 _CHOICES = 100
+# Three are as wrong as two hundred.
+_MOST_LOOKED_FOR = 3
 
 
 @router.get("/compare")
-def compare_page(service: ServiceDep, plan: Annotated[list[str] | None, Query(max_length=200)] = None) -> HTMLResponse:
+async def compare_page(
+    request: Request,
+    service: ServiceDep,
+    caller: CallerDep,
+    plan: Annotated[list[str] | None, Query(max_length=200)] = None,
+) -> HTMLResponse:
     """Two plans; of one alone, those that it can be compared with."""
-    jobs = [existing_job(one, service) for one in dict.fromkeys(plan or [])]
+    jobs = await anyio.to_thread.run_sync(_jobs, service, plan or [])
     if len(jobs) == 1:
-        others = service.jobs.latest(state=State.SUCCEEDED, kind=jobs[0].kind, limit=_CHOICES)
+        others = await anyio.to_thread.run_sync(_others, service, jobs[0])
         choices = [job_words(other) for other in others if other.id != jobs[0].id]
         return render("compare_with.html", job=job_words(jobs[0]), choices=choices)
     if len(jobs) != 2:
@@ -43,17 +49,37 @@ def compare_page(service: ServiceDep, plan: Annotated[list[str] | None, Query(ma
     if first.kind != second.kind:
         remedy = "Tick two of one kind."
         raise InputError("query.plan", f"{first.kind} and {second.kind}", "are plans of two kinds", remedy)
-    pairs = [read_pair(service, job, found_plan(service, job)) for job in jobs]
-    checks = [{} if pair is None else pair[1].check for pair in pairs]
-    rows = [*asked_rows(first.options, second.options), *_figures(first, second), *checked_rows(*checks)]
-    views = _views(pairs)
+    compared = ComparedPlans(({}, {}), (), ((), ()))
+    if find_kind(first.kind) is not None:
+        compared = await service.renderer.compare(
+            request, caller, await anyio.to_thread.run_sync(_documents, service, jobs)
+        )
+    rows = [
+        *asked_rows(first.options, second.options),
+        *_figures(first, second),
+        *checked_rows(*compared.checks),
+    ]
     return render(
         "compare.html",
         jobs=[job_words(job) for job in jobs],
         rows=rows,
-        both=_both(pairs, views),
-        pictures=list(zip_longest(*(_pictures(first.kind, view) for view in views))),
+        both=compared.both,
+        pictures=list(zip_longest(*compared.pictures)),
     )
+
+
+def _jobs(service: Service, plans: Sequence[str]) -> list[Job]:
+    """Those that are to be compared; more than two are never looked for."""
+    return [existing_job(one, service) for one in [*dict.fromkeys(plans)][:_MOST_LOOKED_FOR]]
+
+
+def _others(service: Service, job: Job) -> list[Job]:
+    return service.jobs.latest(state=State.SUCCEEDED, kind=job.kind, limit=_CHOICES)
+
+
+def _documents(service: Service, jobs: Sequence[Job]) -> tuple[bytes, ...]:
+    """The problem and the plan of each, packed."""
+    return tuple(body for job in jobs for body in packed_documents(service, job, found_plan(service, job))[:2])
 
 
 def _figures(first: Job, second: Job) -> list[Row]:
@@ -64,25 +90,3 @@ def _figures(first: Job, second: Job) -> list[Row]:
     rows.append(Row("gap", a.gap, b.gap))
     rows.append(Row("searched for", a.ran, b.ran))
     return rows
-
-
-def _views(pairs: Sequence[tuple[Any, Plan] | None]) -> list[Any]:
-    """What pictures are made of, or None where a plan has none."""
-    return [
-        None if pair is None or pair[1].status == "infeasible" else views_of(pair[1].kind).view(*pair) for pair in pairs
-    ]
-
-
-def _pictures(kind: str, view: Any) -> list[Markup]:
-    """Those of one plan, if its kind draws any."""
-    draw = None if view is None else getattr(views_of(kind), "pictures", None)
-    return [] if draw is None else [Markup(shown(picture)) for picture in draw(view)]
-
-
-def _both(pairs: Sequence[tuple[Any, Plan] | None], views: Sequence[Any]) -> list[Markup]:
-    """Those of two plans of one problem in one, if their kind draws any."""
-    plans = [pair[1] for pair in pairs if pair is not None]
-    if None in views or len({plan.problem_sha256 for plan in plans}) != 1:
-        return []
-    draw = getattr(views_of(plans[0].kind), "both", None)
-    return [] if draw is None else [Markup(shown(picture)) for picture in draw(*views)]

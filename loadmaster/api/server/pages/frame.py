@@ -55,6 +55,8 @@ class _PageRoute(APIRoute):
                 return await answer(request)
             except Refusal as error:
                 return _refused(error.status, error.detail)
+            except UnreadableDocumentError:
+                return _refused(410, GONE)
             except InputError as error:
                 return _refused(422, str(error))
             except RequestValidationError:

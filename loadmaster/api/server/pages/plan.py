@@ -2,84 +2,41 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from typing import Any
-
+import anyio.to_thread
+from fastapi import Request
 from fastapi.responses import HTMLResponse
-from markupsafe import Markup
 
-from loadmaster.api.report.page import shown
-from loadmaster.api.report.views import view_of, views_of
-from loadmaster.api.server.context import JobDep, Service, ServiceDep
-from loadmaster.api.server.measurements import measured_of
+from loadmaster.api.server.context import JobDep, ServiceDep
+from loadmaster.api.server.keys import CallerDep
 from loadmaster.api.server.pages.frame import page_router, render
 from loadmaster.api.server.pages.words import job_words
+from loadmaster.api.server.rendering.drawing import ShownPlan
 from loadmaster.api.server.resources import LATEST, exports_of
-from loadmaster.api.server.results import Found, Incumbent, found_plan
+from loadmaster.api.server.results import Incumbent, found_plan, packed_documents
 from loadmaster.api.store.records import Job
-from loadmaster.models.envelope import Plan
-from loadmaster.models.kinds import find_kind, read_plan, read_problem
+from loadmaster.models.kinds import find_kind
 
 router = page_router()
 
 
-@dataclass(frozen=True)
-class ShownPlan:
-    """What there is to see of a plan.
-
-    Attributes:
-        title: of the problem.
-        sections: HTML; none where there is no plan.
-        why: there is none, in words.
-        measured: whether it shows what was measured, too.
-    """
-
-    title: str
-    sections: tuple[Markup, ...]
-    why: str = ""
-    measured: bool = False
-
-
 @router.get("/plans/{plan_id}")
-def plan_page(service: ServiceDep, job: JobDep, incumbent: Incumbent = None) -> HTMLResponse:
+async def plan_page(
+    request: Request, service: ServiceDep, caller: CallerDep, job: JobDep, incumbent: Incumbent = None
+) -> HTMLResponse:
     """A plan with its pictures and tables. Of a cancelled job it is the best that was found before."""
-    found = found_plan(service, job, incumbent)
+    found = await anyio.to_thread.run_sync(found_plan, service, job, incumbent)
+    shown = ShownPlan(job.name, ())
+    if find_kind(job.kind) is not None:
+        documents = await anyio.to_thread.run_sync(packed_documents, service, job, found)
+        shown = await service.renderer.show(request, caller, documents)
     return render(
         "plan.html",
         job=job_words(job),
-        plan=_shown(service, job, found),
+        plan=shown,
         is_result=found.is_result,
         query="" if found.is_result else LATEST,
         exports=_exports(job),
     )
-
-
-def read_pair(service: Service, job: Job, found: Found) -> tuple[Any, Plan] | None:
-    """The problem and a plan of a job, or None where its kind is not known here."""
-    if find_kind(job.kind) is None:
-        return None
-    problem = read_problem(json.loads(service.jobs.document(job.problem_sha256)))
-    return problem, read_plan(json.loads(found.content))
-
-
-def _shown(service: Service, job: Job, found: Found) -> ShownPlan:
-    pair = read_pair(service, job, found)
-    if pair is None:
-        return ShownPlan(job.name, ())
-    problem, plan = pair
-    views, title = views_of(job.kind), problem.title or problem.name
-    if plan.status == "infeasible":
-        return ShownPlan(title, (), views.infeasible(plan))
-    view = view_of(problem, plan, measured_of(service, job, plan))
-    # A kind without pieces of a report may have pictures, and always has words.
-    if hasattr(views, "sections"):
-        pieces = views.sections(view)
-    elif hasattr(views, "pictures"):
-        pieces = map(shown, views.pictures(view))
-    else:
-        pieces = [Markup("<pre>{}\n{}</pre>").format(views.summary(plan), views.details(view))]
-    return ShownPlan(title, tuple(map(Markup, pieces)), measured=getattr(view, "measured", None) is not None)
 
 
 def _exports(job: Job) -> list[tuple[str, str, str]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from loadmaster.api.documents import FrontierRequest, PlanRequest
 from loadmaster.api.packed import PackedDocument, pack
-from loadmaster.api.planning import Planner
+from loadmaster.api.planning import Planner, load_planner
 from loadmaster.api.planning import Request as Planning
 from loadmaster.api.server.reading.parsing import parse_body, parse_object
 from loadmaster.errors import InputError
@@ -20,7 +20,7 @@ from loadmaster.models.documents import Document
 from loadmaster.models.kinds import find_kind, limit_of
 from loadmaster.planner.options import LIMIT_NAMES
 
-__all__ = ["BLOB", "Asked", "NamedBlob", "Reader", "Submission"]
+__all__ = ["BLOB", "Asked", "NamedBlob", "Reader", "Submission", "read_submission"]
 
 # The one key of what stands in the place of a problem.
 BLOB = "blob_sha256"
@@ -117,6 +117,13 @@ class Reader:
                     f"Ask for at most {self._longest_s:g} seconds.",
                 )
         return plannings
+
+
+def read_submission(
+    planner: str, longest_s: float, model: type[PlanRequest], dry_run: bool, body: bytes, blob: bytes | None = None
+) -> Submission | NamedBlob:
+    """What a request says, in a process that does nothing else: see :meth:`Reader.read`."""
+    return Reader(load_planner(planner), longest_s).read(Asked(model, body, dry_run, blob))
 
 
 def _blob_problem(blob: bytes) -> Document:

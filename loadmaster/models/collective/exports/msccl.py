@@ -20,6 +20,7 @@ from loadmaster.models.collective.exports.streams import (
     Step,
     Stream,
     expect_even,
+    fewest_blocks,
     fitted,
 )
 from loadmaster.models.collective.lowering import lower
@@ -91,6 +92,9 @@ def msccl_xml(
         raise InputError("collective", problem.collective, "is not known to MSCCL", f"It knows {known}.")
     lowered = lower(problem, algorithm)
     expect_even(lowered, instances)
+    # Before the work of building what is refused then.
+    _expect("channels", instances, CHANNELS)
+    _expect("threadblocks of a GPU", fewest_blocks(lowered, instances), BLOCKS)
     programs = fitted(
         lowered,
         algorithm.chunk_count,

@@ -26,6 +26,7 @@ from loadmaster.models.collective.exports.streams import (
     Step,
     Stream,
     expect_even,
+    fewest_blocks,
     fitted,
 )
 from loadmaster.models.collective.lowering import lower
@@ -95,6 +96,8 @@ def mscclpp_plan(
         raise InputError("collective", problem.collective, "is not known to MSCCL++", f"It knows {known}.")
     lowered = lower(problem, algorithm)
     expect_even(lowered, instances)
+    # Before the work of building what is refused then.
+    _expect_blocks(fewest_blocks(lowered, instances))
     unit_bytes = lowered.buffers.chunks[0].size_bytes // instances
     topology = problem.topology
     programs = fitted(
@@ -130,11 +133,15 @@ def mscclpp_plan(
     }
 
 
+def _expect_blocks(found: int) -> None:
+    if found > BLOCKS:
+        remedy = "Export fewer instances, or plan with fewer chunks or a sketch with fewer links."
+        raise InputError("plan", found, f"takes more than {BLOCKS} threadblocks on a GPU", remedy)
+
+
 def _gpu(programs: Programs, topology: Topology, rank: int, input_units: int, output_units: int) -> Document:
     streams = programs.of_rank(rank)
-    if len(streams) > BLOCKS:
-        remedy = "Export fewer instances, or plan with fewer chunks or a sketch with fewer links."
-        raise InputError("plan", len(streams), f"takes more than {BLOCKS} threadblocks on GPU {rank}", remedy)
+    _expect_blocks(len(streams))
     semaphores = _semaphores(programs, streams)
     channels = {kind: _channels(programs, topology, rank, kind) for kind in ("memory", "port")}
     # What this rank writes to: the buffers of the receivers.

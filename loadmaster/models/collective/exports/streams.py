@@ -13,7 +13,7 @@ dealt out over lanes.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -143,6 +143,13 @@ def expect_even(lowered: Lowered, instances: int) -> None:
         raise InputError(
             "instances", instances, f"do not divide chunks of {sizes[0]} bytes", "Give a divisor, as in 1, 2 or 4."
         )
+
+
+def fewest_blocks(lowered: Lowered, instances: int) -> int:
+    """Threadblocks that some rank needs at least: one for each instance of each link that it sends or receives on."""
+    links = {(message.source, message.target) for message in lowered.messages}
+    of_rank = Counter(rank for link in links for rank in link)
+    return instances * max(of_rank.values(), default=0)
 
 
 def fitted(
