@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from types import FrameType
 
 import uvicorn
@@ -10,9 +12,10 @@ import uvicorn
 from loadmaster.api import logs, telemetry
 from loadmaster.api.server.app import create_app
 from loadmaster.api.server.context import Service
-from loadmaster.api.server.patience import protocol
+from loadmaster.api.server.patience import most_connections, protocol, raise_descriptor_limit
 from loadmaster.api.server.security import is_loopback
 from loadmaster.api.settings import Settings
+from loadmaster.api.worker.supervisor import Supervisor
 from loadmaster.api.worker.work import expect_engine
 from loadmaster.errors import InputError
 
@@ -21,18 +24,34 @@ __all__ = ["Server", "make_server", "serve"]
 logger = logging.getLogger(__name__)
 
 _FINISH_REQUESTS_S = 5
+# Longer than it ever takes in good order: whoever stops a server gives it fifteen seconds.
+_LAST_RESORT_S = 14.0
 
 
 class Server(uvicorn.Server):
-    """A server whose open event streams end when it is told to stop, so that it can."""
+    """A server that ends when it is told to: open event streams end, and its workers stop, while requests go on.
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    What does not come to an end even so, as a thread that waits for a store that is away, ends with the process: jobs
+    and their leases are safe in the store.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service, supervisor: Supervisor) -> None:
         super().__init__(config)
-        self.service = service
+        self.service, self.supervisor = service, supervisor
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.service.stopping.set()
+        if not self.service.stopping.is_set():
+            self.service.stopping.set()
+            self.supervisor.begin_to_stop()
+            last_resort = threading.Timer(_LAST_RESORT_S, _end)
+            last_resort.daemon = True
+            last_resort.start()
         super().handle_exit(sig, frame)
+
+
+def _end() -> None:
+    logger.error("the server did not come to an end in good order; what it did is cut off")
+    os._exit(1)
 
 
 def make_server(settings: Settings) -> Server:
@@ -49,13 +68,13 @@ def make_server(settings: Settings) -> Server:
         app,
         host=settings.host,
         port=settings.port,
-        http=protocol(settings.request_timeout_s),
+        http=protocol(settings.request_timeout_s, most_connections()),
         log_config=None,
         log_level=settings.log_level,
         timeout_graceful_shutdown=_FINISH_REQUESTS_S,
         server_header=False,
     )
-    return Server(config, app.state.service)
+    return Server(config, app.state.service, app.state.supervisor)
 
 
 def serve(settings: Settings) -> None:
@@ -67,6 +86,7 @@ def serve(settings: Settings) -> None:
     """
     logs.configure(settings)
     telemetry.configure()
+    raise_descriptor_limit()
     server = make_server(settings)
     if settings.keys == "required" and all(key.revoked_at is not None for key in server.service.keys.all()):
         logger.warning("there is no key yet, and nobody is let in: loadmaster keys add NAME --scope submit makes one")

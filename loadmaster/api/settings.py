@@ -48,6 +48,9 @@ class Settings:
             machine's memory; 0 is no cap.
         max_export_memory_bytes: address-space cap of a process that writes plans in other forms; 0 is no cap.
         max_queued_jobs: jobs that wait; more are refused (429) until some are done.
+        max_streams: event streams and requests that wait, at a time; more are refused (503). Half of the connections
+            that the system lets the server have is always free of them.
+        max_key_streams: of one key; more are refused (429).
         request_timeout_s: a request whose headers or body take longer to arrive is refused (408).
         lease_s: a running job whose worker is silent for this long goes back to the queue.
         max_attempts: how often a job is started before a crash makes it fail.
@@ -72,6 +75,8 @@ class Settings:
     max_job_memory_bytes: int = dataclasses.field(default_factory=_memory_bytes)
     max_export_memory_bytes: int = 2048 * MEBIBYTE
     max_queued_jobs: int = 10_000
+    max_streams: int = 512
+    max_key_streams: int = 64
     request_timeout_s: float = 30.0
     lease_s: float = 15.0
     max_attempts: int = 2
@@ -85,7 +90,7 @@ class Settings:
     def __post_init__(self) -> None:
         positive = (
             *("max_body_bytes", "max_bodies_memory_bytes", "max_time_limit_s", "max_queued_jobs", "request_timeout_s"),
-            *("max_blobs_bytes", "lease_s", "max_attempts", "poll_s"),
+            *("max_blobs_bytes", "max_streams", "max_key_streams", "lease_s", "max_attempts", "poll_s"),
         )
         for name, value in dataclasses.asdict(self).items():
             if isinstance(value, str):

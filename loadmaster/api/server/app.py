@@ -28,6 +28,8 @@ from loadmaster.api.server.context import Service
 from loadmaster.api.server.description import describe
 from loadmaster.api.server.keys import KeyCheck, KeysInUse
 from loadmaster.api.server.news import News
+from loadmaster.api.server.patience import most_connections
+from loadmaster.api.server.places import Places
 from loadmaster.api.server.readiness import Readiness
 from loadmaster.api.server.reading.body import BodyLimit
 from loadmaster.api.server.reading.body_memory import BodyMemory
@@ -67,7 +69,7 @@ def create_app(settings: Settings) -> FastAPI:
     news = News(jobs.events, jobs.heads, settings.poll_s, stopping)
     readiness = Readiness(lambda: operations.look(database, settings), _LONGEST_LOOK_S)
     readers, keys = Readers(settings, load_planner(settings.planner)), Keys(database)
-    renderer = Renderer(settings)
+    renderer, most = Renderer(settings), most_connections()
     service = Service(
         settings,
         database,
@@ -79,6 +81,11 @@ def create_app(settings: Settings) -> FastAPI:
         KeysInUse(keys),
         readers,
         renderer,
+        Places(
+            "event streams and requests that wait",
+            min(settings.max_streams, most // 2),
+            min(settings.max_key_streams, most // 4),
+        ),
         news,
         readiness,
         stopping,

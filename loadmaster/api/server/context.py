@@ -10,6 +10,7 @@ from fastapi import Depends, Path, Request
 
 from loadmaster.api.server.keys import CallerDep, KeysInUse
 from loadmaster.api.server.news import News
+from loadmaster.api.server.places import Places
 from loadmaster.api.server.problems import not_found
 from loadmaster.api.server.readiness import Readiness
 from loadmaster.api.server.reading.readers import Readers
@@ -40,6 +41,7 @@ class Service:
     keys_in_use: KeysInUse
     readers: Readers
     renderer: Renderer
+    streams: Places
     news: News
     readiness: Readiness
     stopping: threading.Event

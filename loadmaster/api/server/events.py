@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import AsyncIterator
 from typing import Annotated
 
 import anyio
 from fastapi import APIRouter, Depends, Header, Query
-from fastapi.responses import StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT
+from sqlalchemy.exc import SQLAlchemyError
 
 from loadmaster.api.server.context import JobDep, Service, ServiceDep
 from loadmaster.api.server.description import problem_answers
 from loadmaster.api.server.keys import LOOK_EVERY_S, Caller, CallerDep
+from loadmaster.api.server.places import HoldingResponse
 from loadmaster.api.server.problems import NoMoreEvents
+from loadmaster.api.store.database import one_line
 from loadmaster.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 router = APIRouter(tags=["plans"])
 
 
-class EventStream(StreamingResponse):
-    """Not FastAPI's own kind of response, whose two tasks a stream end in a traceback when a client leaves."""
+class EventStream(HoldingResponse):
+    """Holds a place among the streams. Not FastAPI's own kind of response: its two tasks end in a traceback when a
+    client leaves."""
 
     media_type = "text/event-stream"
 
@@ -47,7 +54,10 @@ def first_event(
 @router.get(
     "/v1/plans/{plan_id}/events",
     response_class=EventStream,
-    responses={204: {"description": "the last event was seen already: do not reconnect"}, **problem_answers(404, 422)},
+    responses={
+        204: {"description": "the last event was seen already: do not reconnect"},
+        **problem_answers(404, 422, 429, 503),
+    },
 )
 async def plan_events(
     service: ServiceDep, caller: CallerDep, job: JobDep, seen: Annotated[int, Depends(first_event)]
@@ -55,12 +65,21 @@ async def plan_events(
     """Events of the types state, progress, incumbent, log and done; the stream ends after done, or with its key."""
     # Whatever lies between may not keep events back to send several at once.
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return EventStream(_events(service, caller, job.id, seen), headers=headers)
+    with contextlib.ExitStack() as held:
+        held.enter_context(service.streams.take(caller))
+        stream = EventStream(_events(service, caller, job.id, seen), headers=headers)
+        stream.held = held.pop_all()
+    return stream
 
 
 async def _events(service: Service, caller: Caller, job_id: str, seen: int) -> AsyncIterator[bytes]:
     while not service.stopping.is_set() and await service.keys_in_use.has(caller):
-        events = await service.news.events(job_id, seen)
+        try:
+            events = await service.news.events(job_id, seen)
+        except SQLAlchemyError as error:
+            # Readers come back after the last event that they saw.
+            logger.error("a stream ends: the database does not answer: %s", one_line(error))
+            return
         for event in events:
             seen = event.seq
             yield event.text

@@ -25,6 +25,7 @@ from loadmaster.api.errors import ProblemType
 from loadmaster.api.server.problems import Refusal, database_problem, problem_response
 from loadmaster.api.server.security import READING
 from loadmaster.api.store import keys as store
+from loadmaster.api.store.database import one_line
 
 __all__ = [
     "COOKIE",
@@ -107,8 +108,8 @@ class KeysInUse:
             if self._looked_at is None or time.monotonic() - self._looked_at >= LOOK_EVERY_S:
                 try:
                     self._found = await anyio.to_thread.run_sync(self._keys.in_use)
-                except SQLAlchemyError:
-                    logger.exception("the database does not answer; keys are taken to be as they were")
+                except SQLAlchemyError as error:
+                    logger.error("the database does not answer; keys are as they were: %s", one_line(error))
                     return True
                 self._looked_at = time.monotonic()
             return (caller.name, caller.key_made_at) in self._found

@@ -13,6 +13,7 @@ import anyio.to_thread
 from fastapi.sse import format_sse_event
 from sqlalchemy.exc import SQLAlchemyError
 
+from loadmaster.api.store.database import one_line
 from loadmaster.api.store.records import Event
 
 __all__ = ["News", "Sent"]
@@ -83,8 +84,8 @@ class News:
             asked = {job_id for job_id, _ in self._waiting.values()}
             try:
                 heads = {} if self._stopping.is_set() else await anyio.to_thread.run_sync(self._heads, sorted(asked))
-            except SQLAlchemyError:
-                logger.exception("the database does not answer; streams wait")
+            except SQLAlchemyError as error:
+                logger.error("the database does not answer; streams wait: %s", one_line(error))
                 continue
             for news, (job_id, seen) in self._waiting.items():
                 # Who began to wait meanwhile was not asked for.

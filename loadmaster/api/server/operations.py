@@ -24,8 +24,12 @@ async def livez() -> Health:
 
 @router.get("/readyz", tags=["operations"], responses={503: {"model": Health}})
 async def readyz(service: ServiceDep, response: Response) -> Health:
-    """Whether plans can be submitted and will be worked on: the store takes writes, and workers are alive."""
-    checks = {"server": "stopping" if service.stopping.is_set() else "ok", **await service.readiness.checks()}
+    """Whether plans can be submitted and will be worked on: threads are free, the store takes writes, workers live."""
+    checks = {
+        "server": "stopping" if service.stopping.is_set() else "ok",
+        "threads": await service.readiness.threads(),
+        **await service.readiness.checks(),
+    }
     ready = all(value == "ok" for value in checks.values())
     response.status_code = 200 if ready else 503
     return Health(status="ok" if ready else "unavailable", checks=checks)

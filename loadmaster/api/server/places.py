@@ -6,11 +6,14 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
 from loadmaster.api.errors import ProblemType
 from loadmaster.api.server.keys import Caller
 from loadmaster.api.server.problems import Refusal
 
-__all__ = ["Places"]
+__all__ = ["HoldingResponse", "Places"]
 
 _RETRY_AFTER_S = "5"
 
@@ -49,3 +52,13 @@ class Places:
             self._taken[caller.name] -= 1
             if not self._taken[caller.name]:
                 del self._taken[caller.name]
+
+
+class HoldingResponse(StreamingResponse):
+    """A stream that holds something, such as a place, until it ends or its reader leaves."""
+
+    held: contextlib.ExitStack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.held:
+            await super().__call__(scope, receive, send)

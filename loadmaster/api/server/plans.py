@@ -137,10 +137,11 @@ def label_filter(label: str | None) -> tuple[str, str] | None:
 @router.get(
     "/v1/plans/{plan_id}",
     response_model=PlanResource,
-    responses={304: {"description": "not changed since the given ETag"}, **problem_answers(404, 422)},
+    responses={304: {"description": "not changed since the given ETag"}, **problem_answers(404, 422, 429, 503)},
 )
 async def show_plan(
     service: ServiceDep,
+    caller: CallerDep,
     plan_id: PlanId,
     wait: Annotated[
         float,
@@ -159,7 +160,7 @@ async def show_plan(
         remaining = deadline - time.monotonic()
         if news or job.state.final or remaining <= 0 or service.stopping.is_set():
             break
-        with anyio.move_on_after(remaining):
+        with service.streams.take(caller), anyio.move_on_after(remaining):
             await service.news.wait(job.id, job.event_seq)
     if _etag(job) in known:
         return Response(status_code=304, headers={"ETag": _etag(job)})

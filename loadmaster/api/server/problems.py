@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError, TimeoutError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -19,6 +19,7 @@ from loadmaster.api.documents import ProblemDetails, ProblemError
 from loadmaster.api.errors import ProblemType
 from loadmaster.api.packed import UnreadableDocumentError
 from loadmaster.api.server.shown import show
+from loadmaster.api.store.database import one_line
 from loadmaster.api.store.jobs import QueueFullError, QuotaError
 from loadmaster.errors import InputError
 from loadmaster.models.documents import field_path
@@ -191,7 +192,9 @@ def _database_error(request: Request, error: Exception) -> JSONResponse:
 
 def database_problem(error: Exception, instance: str) -> JSONResponse:
     """503 for a store that does not answer."""
-    logger.error("the database does not answer", exc_info=error)
+    # In an outage there are many of them: the trace is for what is no outage.
+    is_outage = isinstance(error, OperationalError | InterfaceError | TimeoutError)
+    logger.error("the database does not answer: %s", one_line(error), exc_info=None if is_outage else error)
     return problem_response(
         503,
         ProblemType.UNAVAILABLE,

@@ -13,6 +13,8 @@ __all__ = ["Readiness"]
 
 # Load balancers ask every few seconds, and take no answer for a bad one.
 _PATIENCE_S = 0.5
+# Requests that wait so long for a thread are as good as not answered.
+_LONGEST_WITHOUT_THREAD_S = 2.0
 
 
 class Readiness:
@@ -30,6 +32,8 @@ class Readiness:
         self._latest: Mapping[str, str] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._since = 0.0
+        self._thread: asyncio.Task[None] | None = None
+        self._waiting_since = 0.0
 
     async def checks(self) -> Mapping[str, str]:
         """The checks as they stand."""
@@ -42,5 +46,18 @@ class Readiness:
             return {"database": "does not answer"}
         return self._latest
 
+    async def threads(self) -> str:
+        """Whether a request would find a thread to serve it."""
+        if self._thread is None or self._thread.done():
+            self._waiting_since = time.monotonic()
+            self._thread = asyncio.create_task(anyio.to_thread.run_sync(_nothing))
+        await asyncio.wait([self._thread], timeout=_PATIENCE_S)
+        waits_s = time.monotonic() - self._waiting_since
+        return "none free" if not self._thread.done() and waits_s > _LONGEST_WITHOUT_THREAD_S else "ok"
+
     async def _ask(self) -> None:
         self._latest = await anyio.to_thread.run_sync(self._look, limiter=anyio.CapacityLimiter(1))
+
+
+def _nothing() -> None:
+    """What any thread can do at once."""

@@ -14,7 +14,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemy
 from loadmaster.api.store import migrate, postgresql, sqlite
 from loadmaster.errors import InputError
 
-__all__ = ["Database", "transaction"]
+__all__ = ["Database", "one_line", "transaction"]
 
 ArgumentsP = ParamSpec("ArgumentsP")
 ResultT = TypeVar("ResultT")
@@ -105,6 +105,12 @@ def transaction(method: Callable[ArgumentsP, ResultT]) -> Callable[ArgumentsP, R
     return until_done
 
 
+def one_line(error: BaseException) -> str:
+    """Why a database does not answer, in the line that says most."""
+    reason = getattr(error, "orig", None) or error
+    return (str(reason).splitlines() or [type(reason).__name__])[0]
+
+
 def _parsed(url: str) -> tuple[sa.URL, str]:
     """The URL in its parts, and as it may be shown. One that cannot be read is not: it may hold a password anywhere.
 
@@ -122,5 +128,6 @@ def _parsed(url: str) -> tuple[sa.URL, str]:
 
 
 def _unusable(url: str, error: Exception) -> InputError:
-    reason = str(error).splitlines()[0]
-    return InputError("database_url", url, f"cannot be opened: {reason}", "Give the URL of a database that can.")
+    return InputError(
+        "database_url", url, f"cannot be opened: {one_line(error)}", "Give the URL of a database that can."
+    )

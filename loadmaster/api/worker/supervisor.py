@@ -15,6 +15,7 @@ import time
 from sqlalchemy.exc import SQLAlchemyError
 
 from loadmaster.api.settings import Settings
+from loadmaster.api.store.database import one_line
 from loadmaster.api.store.queue import Queue
 from loadmaster.api.worker.worker import new_worker_id
 from loadmaster.solvers.registry import python_path
@@ -45,6 +46,12 @@ class Supervisor:
             slot.start(self._settings)
         self._thread.start()
 
+    def begin_to_stop(self) -> None:
+        """Let the workers come to an end; :meth:`stop` waits for it. Safe in a signal handler."""
+        self._stopping.set()
+        for slot in self._slots:
+            slot.terminate()
+
     def stop(self) -> None:
         """Stop the workers in good order; those that do not stop are killed."""
         self._stopping.set()
@@ -74,8 +81,8 @@ class Supervisor:
     def _reclaim(self) -> None:
         try:
             self._queue.reclaim()
-        except SQLAlchemyError:
-            logger.exception("the database does not answer; jobs of silent workers wait")
+        except SQLAlchemyError as error:
+            logger.error("the database does not answer; jobs of silent workers wait: %s", one_line(error))
 
     def _replace(self, slot: _Slot) -> None:
         if slot.worker_id is not None:
@@ -83,10 +90,11 @@ class Supervisor:
             try:
                 self._queue.abandon(slot.worker_id)
                 self._queue.gone(slot.worker_id)
-            except SQLAlchemyError:
-                logger.exception("the database does not answer; the dead worker's lease will expire")
+            except SQLAlchemyError as error:
+                why = one_line(error)
+                logger.error("the database does not answer; the dead worker's lease will expire: %s", why)
             slot.plan_restart()
-        if time.monotonic() >= slot.start_at:
+        if time.monotonic() >= slot.start_at and not self._stopping.is_set():
             slot.start(self._settings)
 
 

@@ -14,7 +14,8 @@ from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import loadmaster
-from loadmaster.api.server.problems import Refusal
+from loadmaster.api.packed import UnreadableDocumentError
+from loadmaster.api.server.problems import GONE, Refusal
 from loadmaster.errors import InputError
 
 __all__ = ["STATIC", "page_router", "render"]

@@ -13,13 +13,11 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import IO, Any, TypeVar
 
 from fastapi import Request
-from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
 
 from loadmaster.api.errors import ProblemType
 from loadmaster.api.server.keys import Caller
-from loadmaster.api.server.places import Places
+from loadmaster.api.server.places import HoldingResponse, Places
 from loadmaster.api.server.problems import Refusal
 from loadmaster.api.server.processes.pool import Pool
 from loadmaster.api.server.processes.work import BrokenWorkError, Work
@@ -27,7 +25,7 @@ from loadmaster.api.server.rendering.drawing import ComparedPlans, ShownPlan
 from loadmaster.api.settings import Settings
 from loadmaster.models.kind import Export
 
-__all__ = ["HoldingResponse", "Renderer"]
+__all__ = ["Renderer"]
 
 _MOST_PROCESSES = 2
 # Waiting, at work, or on their way to whoever asked.
@@ -39,16 +37,6 @@ _RETRY_AFTER_S = "5"
 _DRAWING = "loadmaster.api.server.rendering.drawing"
 
 ResultT = TypeVar("ResultT")
-
-
-class HoldingResponse(StreamingResponse):
-    """A stream that holds something until it ends, or its reader leaves."""
-
-    held: contextlib.ExitStack
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self.held:
-            await super().__call__(scope, receive, send)
 
 
 class Renderer:
