@@ -78,6 +78,10 @@ class SolverError(LoadmasterError):
     """A solve broke: the process crashed, ran out of memory, or the solver refused the model."""
 
 
+class SolverKilledError(SolverError):
+    """A solver was killed from outside, by a person or for want of memory: another try may well go through."""
+
+
 class LimitReachedError(LoadmasterError):
     """A time, node or memory limit came before any plan was found (and before infeasibility was proved)."""
 

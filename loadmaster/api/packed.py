@@ -11,7 +11,11 @@ from loadmaster.errors import LoadmasterError
 from loadmaster.models.canonical import canonical_json
 from loadmaster.models.documents import Document
 
-__all__ = ["PackedDocument", "UnreadableDocumentError", "pack", "unpack"]
+__all__ = ["GIVEN_BACK", "PackedDocument", "UnreadableDocumentError", "pack", "unpack"]
+
+
+# In the place of a document that nobody needs any more.
+GIVEN_BACK = b""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ def unpack(body: bytes) -> bytes:
     Raises:
         UnreadableDocumentError: the body is damaged.
     """
+    if body == GIVEN_BACK:
+        raise UnreadableDocumentError("it was given back when the last of its plans was cancelled")
     try:
         return zlib.decompress(body)
     except zlib.error as error:

@@ -48,6 +48,9 @@ class Settings:
             machine's memory; 0 is no cap.
         max_export_memory_bytes: address-space cap of a process that writes plans in other forms; 0 is no cap.
         max_queued_jobs: jobs that wait; more are refused (429) until some are done.
+        max_key_bytes: that the store keeps of the jobs of one key, compressed; more submissions are refused (429).
+        keep_days: final plans are purged so many days after their end; 0 keeps them for ever.
+        keep_plans: final plans that are kept, the latest ones; 0 keeps any number.
         max_streams: event streams and requests that wait, at a time; more are refused (503). Half of the connections
             that the system lets the server have is always free of them.
         max_key_streams: of one key; more are refused (429).
@@ -75,6 +78,9 @@ class Settings:
     max_job_memory_bytes: int = dataclasses.field(default_factory=_memory_bytes)
     max_export_memory_bytes: int = 2048 * MEBIBYTE
     max_queued_jobs: int = 10_000
+    max_key_bytes: int = 16_384 * MEBIBYTE
+    keep_days: float = 365.0
+    keep_plans: int = 100_000
     max_streams: int = 512
     max_key_streams: int = 64
     request_timeout_s: float = 30.0
@@ -90,7 +96,15 @@ class Settings:
     def __post_init__(self) -> None:
         positive = (
             *("max_body_bytes", "max_bodies_memory_bytes", "max_time_limit_s", "max_queued_jobs", "request_timeout_s"),
-            *("max_blobs_bytes", "max_streams", "max_key_streams", "lease_s", "max_attempts", "poll_s"),
+            *(
+                "max_blobs_bytes",
+                "max_key_bytes",
+                "max_streams",
+                "max_key_streams",
+                "lease_s",
+                "max_attempts",
+                "poll_s",
+            ),
         )
         for name, value in dataclasses.asdict(self).items():
             if isinstance(value, str):

@@ -109,7 +109,8 @@ def _span(
     begin, end = (int(moment * 1e9) for moment in (started_at, ended_at))
     span = trace.get_tracer(_NAME).start_span(name, context, kind=kind, attributes=dict(attributes), start_time=begin)
     yield span
-    span.end(end)
+    # A clock that was set back meanwhile would have it end before it began.
+    span.end(max(begin, end))
 
 
 def _is_untraced(scope: MutableMapping[str, Any]) -> bool:

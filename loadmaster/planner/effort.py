@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadmaster.cancelling import is_cancelled
-from loadmaster.errors import SolverError
+from loadmaster.errors import SolverError, SolverKilledError
 from loadmaster.models.envelope import Plan
 from loadmaster.planner.options import PlanOptions, PlanProgress
 from loadmaster.solvers.process import solve
@@ -30,6 +30,7 @@ class Effort:
         seconds: wall seconds spent on ``build``, ``solve`` and ``check``.
         solver, cpu_seconds, nodes, solves: of the solves so far.
         crashed: a solver failed while a plan was in hand, and the run ended with that.
+        killed: a solver was killed from outside, and started once more.
         plan: makes the best plan in hand, see :meth:`hold`.
     """
 
@@ -43,6 +44,7 @@ class Effort:
     nodes: int = 0
     solves: int = 0
     crashed: bool = False
+    killed: bool = False
     plan: Callable[[], Plan] | None = None
 
     def __post_init__(self) -> None:
@@ -113,6 +115,19 @@ class Effort:
             limit_s: wall seconds, where that is less than what is left.
             cutoff: only what costs no more is of interest; "infeasible" then means that there is nothing of the kind.
         """
+        try:
+            return self._solved(program, on_progress, gap, limit_s, cutoff)
+        except SolverKilledError as error:
+            # Once a run: where memory is short, the next one would be killed, too.
+            if self.killed or self.left_s < LEAST_SECONDS:
+                raise
+            logger.warning("%s It is started once more.", error)
+            self.killed = True
+            return self._solved(program, on_progress, gap, limit_s, cutoff)
+
+    def _solved(
+        self, program: Program, on_progress: Callable[[], None], gap: float, limit_s: float | None, cutoff: float | None
+    ) -> Solution:
         options = self.options
         left_s = self.left_s if limit_s is None else min(limit_s, self.left_s)
         with self.on_clock("solve"):

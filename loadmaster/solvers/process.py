@@ -27,7 +27,7 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-from loadmaster.errors import InputError, LoadmasterError, SolverError
+from loadmaster.errors import InputError, LoadmasterError, SolverError, SolverKilledError
 from loadmaster.solvers import registry
 from loadmaster.solvers.driver import OUT_OF_MEMORY, STOP, Incumbent, Settled
 from loadmaster.solvers.program import FloatArray, Program
@@ -262,7 +262,7 @@ class RunningSolve:
         exit_code: int | None,
     ) -> Solution | LoadmasterError:
         if final is None and stopped_by is None:
-            final = SolverError(_reason_of_death(self._output, exit_code, self._options, self._solver))
+            final = _death(self._output, exit_code, self._options, self._solver)
         if isinstance(final, LoadmasterError):
             if not isinstance(final, SolverError) or self._incumbent is None:
                 return final
@@ -365,18 +365,21 @@ def _hard_deadline(options: SolveOptions) -> float:
     return time.monotonic() + options.time_limit_s * (1.0 + _GRACE_SHARE) + _GRACE_S
 
 
-def _reason_of_death(output: IO[bytes], exit_code: int | None, options: SolveOptions, solver: str) -> str:
+def _death(output: IO[bytes], exit_code: int | None, options: SolveOptions, solver: str) -> SolverError:
+    """Why the process ended without an answer."""
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - _STDERR_TAIL_BYTES))
     written = output.read().decode(errors="replace").strip()
     capped = options.memory_limit_bytes is not None and exit_code in (-signal.SIGABRT, -signal.SIGSEGV)
     if capped or "bad_alloc" in written or "MemoryError" in written:
-        return f"{OUT_OF_MEMORY} ({solver})"
+        return SolverError(f"{OUT_OF_MEMORY} ({solver})")
     if exit_code == -signal.SIGKILL:
-        return (
+        return SolverKilledError(
             f"The {solver} process was killed from outside, most likely because the machine ran out of "
             "memory. Free memory, run fewer solves at once, or set memory_limit_bytes."
         )
     how = "ended" if exit_code is None else f"died of {signal.Signals(-exit_code).name}" if exit_code < 0 else "failed"
     tail = f" It wrote: {written}" if written else ""
-    return f"The {solver} process {how} without an answer. Try another solver or seed, and report it.{tail}"
+    return SolverError(
+        f"The {solver} process {how} without an answer. Try another solver or seed, and report it.{tail}"
+    )

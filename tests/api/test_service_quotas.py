@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -125,9 +126,9 @@ def test_no_more_run_than_may_and_the_rest_wait(store: Store) -> None:
     store.keys.add("eve", Scope.SUBMIT)
     for owner in ("ann", "ann", "ann", "bob", "bob", None, "eve", "eve"):
         store.submit(owner)
-    # The oldest first, but for those whose owner has as many as may run.
+    # One of each in turn, but for those whose owner has as many as may run.
     claimed = [store.claim() for _ in range(8)]
-    assert claimed == ["ann", "ann", "bob", "-", "eve", "eve", None, None]
+    assert claimed == ["-", "ann", "bob", "eve", "ann", "eve", None, None]
     store.finish_one("bob")
     assert [store.claim(), store.claim()] == ["bob", None]
     store.finish_one("ann")
@@ -210,3 +211,80 @@ def test_who_waits_for_a_quota_hardly_holds_up_the_others(tmp_path: Path) -> Non
     few, many = work_of_a_claim(20), work_of_a_claim(220)
     # They are passed over one by one, in an index.
     assert many - few <= 40 * 200
+
+
+def test_owners_take_turns(store: Store) -> None:
+    """However many jobs one of them has submitted, and however early."""
+    for owner in ("ann", "bob"):
+        store.keys.add(owner, Scope.SUBMIT)
+    for owner in ("ann", "ann", "ann", "ann", None, "bob", "bob"):
+        store.submit(owner)
+    claims = [store.claim() for _ in range(7)]
+    assert sorted(map(str, claims[:3])) == ["-", "ann", "bob"]
+    assert sorted(map(str, claims[3:5])) == ["ann", "bob"]
+    assert claims[5:] == ["ann", "ann"]
+    assert store.claim() is None
+
+
+def test_an_owners_own_jobs_run_in_their_order(store: Store) -> None:
+    store.keys.add("ann", Scope.SUBMIT)
+    ids = [store.submit("ann") for _ in range(3)]
+    claimed = [store.queue.claim("w") for _ in range(3)]
+    assert [job and job.id for job in claimed] == ids
+
+
+def test_who_comes_later_does_not_wait_for_all_who_came_before(store: Store) -> None:
+    for owner in ("ann", "bob"):
+        store.keys.add(owner, Scope.SUBMIT)
+    for _ in range(5):
+        store.submit("ann")
+    assert [store.claim(), store.claim()] == ["ann", "ann"]
+    store.submit("bob")
+    assert store.claim() == "bob"
+
+
+def test_no_key_fills_the_queue(store: Store) -> None:
+    jobs = Jobs(store.database, 4)
+    for owner in ("ann", "bob"):
+        store.keys.add(owner, Scope.SUBMIT)
+    store.keys.add("cid", Scope.SUBMIT, max_queued=3)
+
+    def submit(owner: str, number: int) -> None:
+        new = NewJob("fake", f"{owner} {number}", {}, 0.02, 60.0, None, f"{owner} {number}")
+        jobs.submit(new, pack({"name": number}), {}, request_sha256="r", owner=owner)
+
+    for number in range(2):
+        submit("ann", number)
+    with pytest.raises(QuotaError, match="ann may have 2 jobs that wait"):
+        submit("ann", 2)
+    submit("bob", 0)
+    # A quota of its own is what counts.
+    submit("cid", 0)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_no_key_fills_the_disk(store: Store, own: bool) -> None:
+    """Documents that jobs share count once; what is deleted counts no more."""
+    jobs = Jobs(store.database, 100, max_bytes=10**9 if own else 3000)
+    store.keys.add("ann", Scope.SUBMIT, max_bytes=3000 if own else None)
+    store.keys.add("bob", Scope.SUBMIT)
+
+    def submit(owner: str, content: int, number: int = 0) -> str:
+        # What cannot be compressed.
+        document = {"content": random.Random(content).randbytes(700).hex()}
+        new = NewJob("fake", "n", {}, 0.02, 60.0, None, f"{content} {number}")
+        return jobs.submit(new, pack(document), {}, request_sha256="r", owner=owner).id
+
+    first = submit("ann", 1)
+    for number in range(5):
+        submit("ann", 1, number + 1)
+    submit("ann", 2)
+    submit("ann", 3)
+    with pytest.raises(QuotaError, match=r"The plans of ann would take \d+ bytes of the store, and may take 3000"):
+        submit("ann", 4)
+    submit("bob", 4)
+    for job in jobs.latest(owner="ann"):
+        jobs.cancel(job.id)
+        if job.id != first:
+            assert jobs.purge(job.id)
+    submit("ann", 5)

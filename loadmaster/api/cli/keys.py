@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from loadmaster.api.cli.terminal import Terminal
 from loadmaster.api.columns import moment, table
+from loadmaster.models.units import parse_bytes
 
 if TYPE_CHECKING:
     from loadmaster.api.store.keys import Key, Keys
@@ -32,6 +33,7 @@ def keys_arguments(keys: argparse.ArgumentParser) -> None:
     )
     add.add_argument("--max-queued", type=int, metavar="N", help="its jobs that may wait at a time (any number)")
     add.add_argument("--max-running", type=int, metavar="N", help="its jobs that may run at a time (any number)")
+    add.add_argument("--max-bytes", metavar="SIZE", help="that the store keeps of its jobs, as in 4GiB (16GiB)")
     every = verbs.add_parser("list", help="the keys, without their secrets", description=_list.__doc__)
     revoke = verbs.add_parser("revoke", help="let a key open nothing any more", description=_revoke.__doc__)
     revoke.add_argument("name", metavar="NAME")
@@ -59,7 +61,8 @@ def _add(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Make a key and print its secret, which nothing can show again. The name of a revoked key may be given again."""
     from loadmaster.api.store.keys import Scope
 
-    quotas = {"max_queued": arguments.max_queued, "max_running": arguments.max_running}
+    max_bytes = None if arguments.max_bytes is None else parse_bytes(arguments.max_bytes, "--max-bytes")
+    quotas = {"max_queued": arguments.max_queued, "max_running": arguments.max_running, "max_bytes": max_bytes}
     with _keys(arguments) as keys:
         secret = keys.add(arguments.name, Scope(arguments.scope), **quotas)
     terminal.say("The key is shown this once; only its hash is kept.")
@@ -77,13 +80,13 @@ def _list(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if arguments.json:
         terminal.json([dataclasses.asdict(key) for key in found])
     else:
-        columns = ["name", "scope", "waiting at most", "running at most", "made", "revoked"]
+        columns = ["name", "scope", "waiting at most", "running at most", "stored at most", "made", "revoked"]
         terminal.data(table([_row(key) for key in found], columns))
     return 0
 
 
 def _row(key: Key) -> list[str]:
-    quotas = ("" if most is None else str(most) for most in (key.max_queued, key.max_running))
+    quotas = ("" if most is None else str(most) for most in (key.max_queued, key.max_running, key.max_bytes))
     times = ("" if at is None else moment(at) for at in (key.created_at, key.revoked_at))
     return [key.name, key.scope.value, *quotas, *times]
 

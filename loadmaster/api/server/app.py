@@ -43,6 +43,7 @@ from loadmaster.api.store.jobs import Jobs
 from loadmaster.api.store.keys import Keys
 from loadmaster.api.store.measurements import Measurements
 from loadmaster.api.store.queue import Queue
+from loadmaster.api.store.retention import Retention
 from loadmaster.api.worker.supervisor import Supervisor
 
 __all__ = ["DESCRIPTION", "create_app"]
@@ -65,7 +66,7 @@ def create_app(settings: Settings) -> FastAPI:
     """
     database = Database(settings.database_url)
     queue = Queue(database, lease_s=settings.lease_s, max_attempts=settings.max_attempts)
-    jobs, stopping = Jobs(database, settings.max_queued_jobs), threading.Event()
+    jobs, stopping = Jobs(database, settings.max_queued_jobs, settings.max_key_bytes), threading.Event()
     news = News(jobs.events, jobs.heads, settings.poll_s, stopping)
     readiness = Readiness(lambda: operations.look(database, settings), _LONGEST_LOOK_S)
     readers, keys = Readers(settings, load_planner(settings.planner)), Keys(database)
@@ -92,7 +93,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     asks_for_keys = settings.keys == "required"
 
-    supervisor = Supervisor(settings, queue)
+    supervisor = Supervisor(settings, queue, Retention(database, settings.keep_days, settings.keep_plans))
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

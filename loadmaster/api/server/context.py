@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Path, Request
+from starlette.convertors import Convertor, register_url_convertor
 
 from loadmaster.api.server.keys import CallerDep, KeysInUse
 from loadmaster.api.server.news import News
@@ -25,6 +26,21 @@ from loadmaster.api.store.queue import Queue
 from loadmaster.api.store.records import Job
 
 __all__ = ["JobDep", "OwnJobDep", "PlanId", "Service", "ServiceDep", "existing_job", "service"]
+
+
+class _Id(Convertor[str]):
+    """An id in a path: no colon is in it, so ``/v1/plans/ID:cancel`` is the path of nothing but that."""
+
+    regex = "[^/:]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("id", _Id())
 
 
 @dataclass(frozen=True)

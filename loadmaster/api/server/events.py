@@ -17,7 +17,7 @@ from loadmaster.api.server.description import problem_answers
 from loadmaster.api.server.keys import LOOK_EVERY_S, Caller, CallerDep
 from loadmaster.api.server.places import HoldingResponse
 from loadmaster.api.server.problems import NoMoreEvents
-from loadmaster.api.store.database import one_line
+from loadmaster.api.store.database import log_error
 from loadmaster.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ async def _events(service: Service, caller: Caller, job_id: str, seen: int) -> A
             events = await service.news.events(job_id, seen)
         except SQLAlchemyError as error:
             # Readers come back after the last event that they saw.
-            logger.error("a stream ends: the database does not answer: %s", one_line(error))
+            log_error(logger, "a stream ends", error)
             return
         for event in events:
             seen = event.seq

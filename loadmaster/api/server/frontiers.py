@@ -54,7 +54,7 @@ async def submit_frontier(
     return await answer_submission(service, held, Asked(FrontierRequest, body), queue)
 
 
-@router.get("/v1/frontiers/{frontier_id}", response_model=FrontierResource, responses=problem_answers(404, 422))
+@router.get("/v1/frontiers/{frontier_id:id}", response_model=FrontierResource, responses=problem_answers(404, 422))
 def show_frontier(service: ServiceDep, frontier_id: FrontierId) -> Response:
     """The points so far."""
     return _frontier_response(existing_frontier(service, frontier_id))

@@ -25,7 +25,7 @@ from loadmaster.api.errors import ProblemType
 from loadmaster.api.server.problems import Refusal, database_problem, problem_response
 from loadmaster.api.server.security import READING
 from loadmaster.api.store import keys as store
-from loadmaster.api.store.database import one_line
+from loadmaster.api.store.database import log_error
 
 __all__ = [
     "COOKIE",
@@ -109,7 +109,7 @@ class KeysInUse:
                 try:
                     self._found = await anyio.to_thread.run_sync(self._keys.in_use)
                 except SQLAlchemyError as error:
-                    logger.error("the database does not answer; keys are as they were: %s", one_line(error))
+                    log_error(logger, "keys are taken to be as they were", error)
                     return True
                 self._looked_at = time.monotonic()
             return (caller.name, caller.key_made_at) in self._found

@@ -13,7 +13,7 @@ import anyio.to_thread
 from fastapi.sse import format_sse_event
 from sqlalchemy.exc import SQLAlchemyError
 
-from loadmaster.api.store.database import one_line
+from loadmaster.api.store.database import log_error
 from loadmaster.api.store.records import Event
 
 __all__ = ["News", "Sent"]
@@ -85,7 +85,7 @@ class News:
             try:
                 heads = {} if self._stopping.is_set() else await anyio.to_thread.run_sync(self._heads, sorted(asked))
             except SQLAlchemyError as error:
-                logger.error("the database does not answer; streams wait: %s", one_line(error))
+                log_error(logger, "streams wait", error)
                 continue
             for news, (job_id, seen) in self._waiting.items():
                 # Who began to wait meanwhile was not asked for.

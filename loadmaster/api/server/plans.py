@@ -135,7 +135,7 @@ def label_filter(label: str | None) -> tuple[str, str] | None:
 
 
 @router.get(
-    "/v1/plans/{plan_id}",
+    "/v1/plans/{plan_id:id}",
     response_model=PlanResource,
     responses={304: {"description": "not changed since the given ETag"}, **problem_answers(404, 422, 429, 503)},
 )
@@ -199,7 +199,7 @@ def cancel_plan(service: ServiceDep, job: OwnJobDep) -> Response:
     return _plan_response(cancelled, 202)
 
 
-@router.delete("/v1/plans/{plan_id}", status_code=204, responses=problem_answers(404, 409, 422))
+@router.delete("/v1/plans/{plan_id:id}", status_code=204, responses=problem_answers(404, 409, 422))
 def purge_plan(service: ServiceDep, job: OwnJobDep) -> Response:
     """Remove a final plan with its events and documents."""
     try:

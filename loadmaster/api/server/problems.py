@@ -11,15 +11,16 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError, TimeoutError
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
 
 from loadmaster.api.documents import ProblemDetails, ProblemError
 from loadmaster.api.errors import ProblemType
 from loadmaster.api.packed import UnreadableDocumentError
 from loadmaster.api.server.shown import show
-from loadmaster.api.store.database import one_line
+from loadmaster.api.store.database import log_error
 from loadmaster.api.store.jobs import QueueFullError, QuotaError
 from loadmaster.errors import InputError
 from loadmaster.models.documents import field_path
@@ -181,20 +182,25 @@ _HTTP_TYPES = {404: ProblemType.NOT_FOUND, 405: ProblemType.METHOD_NOT_ALLOWED, 
 def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     type_ = _HTTP_TYPES.get(error.status_code, ProblemType.HTTP)
-    return problem_response(
-        error.status_code, type_, str(error.detail), instance=request.url.path, headers=error.headers
-    )
+    headers = {"Allow": ", ".join(_allowed(request))} if error.status_code == 405 else error.headers
+    return problem_response(error.status_code, type_, str(error.detail), instance=request.url.path, headers=headers)
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods of all routes of a path: the framework names those of the first one."""
+    routes = (route for route in request.app.routes if isinstance(route, Route))
+    found = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for methods in found for method in methods})
 
 
 def _database_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, SQLAlchemyError)
     return database_problem(error, request.url.path)
 
 
-def database_problem(error: Exception, instance: str) -> JSONResponse:
+def database_problem(error: SQLAlchemyError, instance: str) -> JSONResponse:
     """503 for a store that does not answer."""
-    # In an outage there are many of them: the trace is for what is no outage.
-    is_outage = isinstance(error, OperationalError | InterfaceError | TimeoutError)
-    logger.error("the database does not answer: %s", one_line(error), exc_info=None if is_outage else error)
+    log_error(logger, f"{instance} is refused", error)
     return problem_response(
         503,
         ProblemType.UNAVAILABLE,

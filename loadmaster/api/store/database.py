@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
+    TimeoutError,
+)
 
 from loadmaster.api.store import migrate, postgresql, sqlite
 from loadmaster.errors import InputError
 
-__all__ = ["Database", "one_line", "transaction"]
+__all__ = ["Database", "DatabaseAwayError", "log_error", "transaction"]
 
 ArgumentsP = ParamSpec("ArgumentsP")
 ResultT = TypeVar("ResultT")
 
 _BACKENDS = {"sqlite": sqlite, "postgresql": postgresql, "postgres": postgresql}
 _MOST_TRIES = 10
+
+
+class DatabaseAwayError(InputError):
+    """A database server does not let anybody in: it may only have to start."""
 
 
 class Database:
@@ -30,6 +43,7 @@ class Database:
         wait_s: how long a transaction waits for what others have locked.
 
     Raises:
+        DatabaseAwayError: the server does not answer, or lets nobody in.
         InputError: the URL cannot be used, or the database was written by a later release.
     """
 
@@ -42,6 +56,7 @@ class Database:
         try:
             self._readers, self.engine = backend.engines(parsed, wait_s)
             self._turn, self._lock_queue = backend.turn_to_write(), backend.lock_queue
+            self._give_back_space = backend.give_back_space
             with self.write() as connection:
                 backend.lock_schema(connection)
                 newer = migrate.unknown_revision(connection)
@@ -49,6 +64,9 @@ class Database:
                     migrate.upgrade(connection)
         except (ArgumentError, ImportError, OSError, ValueError) as error:
             raise _unusable(url, error) from None
+        except OperationalError as error:
+            is_server = parsed.get_backend_name() != "sqlite"
+            raise _unusable(url, error, DatabaseAwayError if is_server else InputError) from error
         except SQLAlchemyError as error:
             raise _unusable(url, error) from error
         if newer is not None:
@@ -70,6 +88,11 @@ class Database:
     def lock_queue(self, connection: Connection) -> None:
         """Let nobody else who asks go on before this transaction that writes ends: how many jobs wait stays true."""
         self._lock_queue(connection)
+
+    def give_back_space(self) -> None:
+        """Let the system have what deleted rows took of the disk, some of it at a time."""
+        with self._turn:
+            self._give_back_space(self.engine)
 
     def takes_writes(self) -> bool:
         """Whether it does: something is written, and left as it was. Its disk may be full."""
@@ -105,8 +128,13 @@ def transaction(method: Callable[ArgumentsP, ResultT]) -> Callable[ArgumentsP, R
     return until_done
 
 
-def one_line(error: BaseException) -> str:
-    """Why a database does not answer, in the line that says most."""
+def log_error(logger: logging.Logger, words: str, error: SQLAlchemyError) -> None:
+    """Say that a database does not answer. In an outage that is said often: the trace is for what is no outage."""
+    is_outage = isinstance(error, OperationalError | InterfaceError | TimeoutError)
+    logger.error("the database does not answer; %s: %s", words, _one_line(error), exc_info=None if is_outage else error)
+
+
+def _one_line(error: BaseException) -> str:
     reason = getattr(error, "orig", None) or error
     return (str(reason).splitlines() or [type(reason).__name__])[0]
 
@@ -127,7 +155,5 @@ def _parsed(url: str) -> tuple[sa.URL, str]:
     raise InputError("database_url", "...", "is no URL of a database", remedy)
 
 
-def _unusable(url: str, error: Exception) -> InputError:
-    return InputError(
-        "database_url", url, f"cannot be opened: {one_line(error)}", "Give the URL of a database that can."
-    )
+def _unusable(url: str, error: Exception, kind: type[InputError] = InputError) -> InputError:
+    return kind("database_url", url, f"cannot be opened: {_one_line(error)}", "Give the URL of a database that can.")

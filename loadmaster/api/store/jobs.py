@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,13 +16,16 @@ from loadmaster.api.store import incumbents, keys, records, schema
 from loadmaster.api.store.database import Database, transaction
 from loadmaster.api.store.keys import Owner
 from loadmaster.api.store.records import Event, Job, Outcome, State
+from loadmaster.api.store.retention import remove
 from loadmaster.errors import InputError, LoadmasterError
+from loadmaster.models.fields import LARGEST_BYTES
 
 __all__ = ["Frontier", "Jobs", "NewJob", "NotFinalError", "QueueFullError", "QuotaError"]
 
 # Made once, see records.
 _NEW_JOB, _NEW_LABEL = sa.insert(schema.job), sa.insert(schema.label)
 _WAITING = sa.select(sa.func.count()).where(schema.job.c.state == State.QUEUED.value)
+_HAS_TURN = sa.select(schema.turn.c.owner).where(schema.turn.c.owner == sa.bindparam("of"))
 # Ids in one query: databases take a limited number of parameters.
 _AT_ONCE = 500
 
@@ -61,18 +64,19 @@ class QueueFullError(LoadmasterError):
 
 
 class QuotaError(LoadmasterError):
-    """So many jobs of one key wait already that no more of it are taken."""
+    """So many jobs of one key wait, or so much is stored of them, that no more of it are taken."""
 
 
 class Jobs:
     """Submissions and reads. Safe to call from any thread.
 
     Args:
-        max_queued: jobs that may wait.
+        max_queued: jobs that may wait; of one key without a quota of its own, at most half as many.
+        max_bytes: that may be stored of the jobs of one key without a quota of its own.
     """
 
-    def __init__(self, database: Database, max_queued: int) -> None:
-        self._database, self._max_queued = database, max_queued
+    def __init__(self, database: Database, max_queued: int, max_bytes: int = LARGEST_BYTES) -> None:
+        self._database, self._max_queued, self._max_bytes = database, max_queued, max_bytes
 
     @transaction
     def submit(
@@ -90,7 +94,7 @@ class Jobs:
         Raises:
             InputError: the idempotency key was used for another request.
             QueueFullError: too many wait.
-            QuotaError: too many of this owner's wait.
+            QuotaError: too many of this owner's wait, or too much is stored of them.
         """
         with self._database.write() as connection:
             known = _by_key(connection, schema.job, idempotency_key, owner, request_sha256)
@@ -118,7 +122,7 @@ class Jobs:
         Raises:
             InputError: the idempotency key was used for another request.
             QueueFullError: too many wait.
-            QuotaError: too many of this owner's wait.
+            QuotaError: too many of this owner's wait, or too much is stored of them.
         """
         with self._database.write() as connection:
             known = _by_key(connection, schema.frontier, idempotency_key, owner, request_sha256)
@@ -245,22 +249,7 @@ class Jobs:
                 return False
             if not job.state.final:
                 raise NotFinalError(f"{job_id} is {job.state}: cancel it before it can be purged")
-            for table in (schema.event, schema.label, schema.measurement, schema.incumbent):
-                connection.execute(sa.delete(table).where(table.c.job_id == job_id))
-            connection.execute(sa.delete(schema.job).where(schema.job.c.id == job_id))
-            # What two jobs share is locked before it is asked for users: of two that are purged at the same time, the
-            # second must see that the first is gone.
-            records.lock(connection, schema.frontier.c.id, job.frontier_id)
-            for key in filter(None, (job.problem_sha256, job.plan_sha256)):
-                records.lock(connection, schema.document.c.sha256, key)
-                users = sa.select(schema.job.c.id).where(
-                    sa.or_(schema.job.c.problem_sha256 == key, schema.job.c.plan_sha256 == key)
-                )
-                connection.execute(sa.delete(schema.document).where(schema.document.c.sha256 == key, ~users.exists()))
-            siblings = sa.select(schema.job.c.id).where(schema.job.c.frontier_id == job.frontier_id)
-            connection.execute(
-                sa.delete(schema.frontier).where(schema.frontier.c.id == job.frontier_id, ~siblings.exists())
-            )
+            remove(connection, job)
             return True
 
     def _insert(
@@ -299,6 +288,8 @@ class Jobs:
                 "traceparent": new.traceparent,
             },
         )
+        if connection.execute(_HAS_TURN, {"of": owner.name or ""}).scalar() is None:
+            connection.execute(sa.insert(schema.turn).values(owner=owner.name or "", number=0))
         if labels:
             connection.execute(_NEW_LABEL, [{"job_id": job_id, "name": n, "value": v} for n, v in labels.items()])
         records.put_event(connection, job_id, 1, "state", {"state": State.QUEUED.value})
@@ -310,17 +301,31 @@ class Jobs:
 
     def _expect_room(self, connection: Connection, owner: Owner, new: Sequence[Job]) -> None:
         """Raises, which undoes the submission, when more jobs wait than may. It is the last thing in a transaction."""
+        most_bytes = self._max_bytes if owner.max_bytes is None else owner.max_bytes
+        stored_bytes = keys.stored_bytes(connection, owner.name)
+        if stored_bytes > most_bytes:
+            raise QuotaError(
+                f"The plans of {owner.name or 'all who send no key'} would take {stored_bytes} bytes of the store, and "
+                f"may take {most_bytes}. Delete some that are not needed any more (DELETE /v1/plans/ID)."
+            )
         if all(job.state.final for job in new):
             return
-        if keys.exceeds(connection, owner, State.QUEUED):
-            raise QuotaError(
-                f"{owner.name} may have {owner.max_queued} jobs that wait, and there is no room for what was sent. "
-                "Send it again when some are done, or cancel some."
-            )
+        _expect_turn(connection, owner)
         # Others wait no longer than it takes to count and to commit.
         self._database.lock_queue(connection)
+        if owner.name is not None and owner.max_queued is None:
+            # Only now is no other transaction counting.
+            _expect_turn(connection, replace(owner, max_queued=max(1, self._max_queued // 2)))
         if connection.execute(_WAITING).scalar_one() > self._max_queued:
             raise QueueFullError(f"{self._max_queued} jobs wait already, and no more may. Send it again later.")
+
+
+def _expect_turn(connection: Connection, owner: Owner) -> None:
+    if keys.exceeds(connection, owner, State.QUEUED):
+        raise QuotaError(
+            f"{owner.name} may have {owner.max_queued} jobs that wait, and there is no room for what was sent. "
+            "Send it again when some are done, or cancel some."
+        )
 
 
 def _of_owner(idempotency_key: str | None, owner: str | None) -> str | None:

@@ -21,8 +21,9 @@ from loadmaster.api.store import schema
 from loadmaster.api.store.database import Database, transaction
 from loadmaster.api.store.records import State
 from loadmaster.errors import InputError
+from loadmaster.models.fields import LARGEST_BYTES
 
-__all__ = ["Key", "Keys", "Owner", "Scope", "exceeds", "lock_owner", "owners_at_their_limit"]
+__all__ = ["Key", "Keys", "Owner", "Scope", "exceeds", "lock_owner", "owners_at_their_limit", "stored_bytes"]
 
 # Tells those who look for secrets in files and logs what they have found.
 _PREFIX = "lm_"
@@ -52,6 +53,7 @@ class Key:
         name: of whoever holds it; it is the owner of the jobs submitted with it.
         max_queued: its jobs that may wait at a time; None for no limit of its own.
         max_running: its jobs that may run at a time.
+        max_bytes: that may be stored of its jobs; None for what the service gives every key.
         revoked_at: since when it opens nothing, in seconds since the epoch.
     """
 
@@ -61,6 +63,7 @@ class Key:
     max_running: int | None
     created_at: float
     revoked_at: float | None
+    max_bytes: int | None
 
     @classmethod
     def from_row(cls, row: Row[tuple[object, ...]]) -> Key:
@@ -73,11 +76,13 @@ class Key:
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose jobs these are, and how many of them may wait and run at a time; None for any number."""
+    """Whose jobs these are, how many of them may wait and run at a time, and how many bytes of them may be stored; None
+    where the key has no limit of its own."""
 
     name: str | None
-    max_queued: int | None
-    max_running: int | None
+    max_queued: int | None = None
+    max_running: int | None = None
+    max_bytes: int | None = None
 
 
 class Keys:
@@ -87,7 +92,15 @@ class Keys:
         self._database = database
 
     @transaction
-    def add(self, name: str, scope: Scope, *, max_queued: int | None = None, max_running: int | None = None) -> str:
+    def add(
+        self,
+        name: str,
+        scope: Scope,
+        *,
+        max_queued: int | None = None,
+        max_running: int | None = None,
+        max_bytes: int | None = None,
+    ) -> str:
         """Make a key and return its secret, which nothing can show again.
 
         The name of a revoked key may be given again: the new key then owns the jobs of the old one.
@@ -102,10 +115,13 @@ class Keys:
         for field, value in quotas.items():
             if value is not None and not 1 <= value <= _LARGEST_QUOTA:
                 raise InputError(field, value, "is no number of jobs", "Give 1 or more, or leave it out for no limit.")
+        if max_bytes is not None and not 1 <= max_bytes <= LARGEST_BYTES:
+            raise InputError("max_bytes", max_bytes, "is no size", "Give 1 byte or more, or leave it out.")
         secret = _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
         values = {
             "scope": scope.value,
             **quotas,
+            "max_bytes": max_bytes,
             "secret_sha256": _hash(secret),
             "created_at": time.time(),
             "revoked_at": None,
@@ -179,12 +195,13 @@ def lock_owner(connection: Connection, name: str | None) -> Owner:
     Where it has quotas, no other transaction that asks goes on before this one ends: what is counted stays true.
     """
     if name is None:
-        return Owner(None, None, None)
+        return Owner(None)
     columns = schema.api_key.c
-    limited = sa.or_(columns.max_queued.is_not(None), columns.max_running.is_not(None))
-    query = sa.select(columns.max_queued, columns.max_running).where(columns.name == name, limited)
+    quotas = (columns.max_queued, columns.max_running, columns.max_bytes)
+    limited = sa.or_(*(quota.is_not(None) for quota in quotas))
+    query = sa.select(*quotas).where(columns.name == name, limited)
     row = connection.execute(query.with_for_update()).one_or_none()
-    return Owner(name, None, None) if row is None else Owner(name, row.max_queued, row.max_running)
+    return Owner(name) if row is None else Owner(name, *row)
 
 
 def exceeds(connection: Connection, owner: Owner, state: State) -> bool:
@@ -195,6 +212,19 @@ def exceeds(connection: Connection, owner: Owner, state: State) -> bool:
     columns = schema.job.c
     query = sa.select(sa.func.count()).where(columns.owner == owner.name, columns.state == state.value)
     return bool(connection.execute(query).scalar_one() > most)
+
+
+def stored_bytes(connection: Connection, name: str | None) -> int:
+    """Bytes that are stored of an owner's jobs: documents, each once, measurements, best plans."""
+    job, document = schema.job.c, schema.document.c
+    mine = job.owner.is_(None) if name is None else job.owner == name
+    keys = sa.union(sa.select(job.problem_sha256).where(mine), sa.select(job.plan_sha256).where(mine))
+    documents = sa.select(sa.func.sum(sa.func.length(document.body))).where(document.sha256.in_(keys))
+    total = connection.execute(documents).scalar() or 0
+    for table in (schema.measurement, schema.incumbent):
+        of_jobs = sa.select(sa.func.sum(sa.func.length(table.c.body))).join(schema.job, job.id == table.c.job_id)
+        total += connection.execute(of_jobs.where(mine)).scalar() or 0
+    return int(total)
 
 
 def _hash(secret: str) -> str:

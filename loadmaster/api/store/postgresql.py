@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from loadmaster.errors import InputError
 
-__all__ = ["engines", "is_conflict", "lock_queue", "lock_schema", "turn_to_write"]
+__all__ = ["engines", "give_back_space", "is_conflict", "lock_queue", "lock_schema", "turn_to_write"]
 
 _CONNECT_S = 10
 # A process that was stopped in the middle of a transaction must not keep its locks.
@@ -72,6 +72,10 @@ def lock_schema(connection: Connection) -> None:
 def lock_queue(connection: Connection) -> None:
     """Wait for all others who have called this to end their transactions; those who call it later wait for this one."""
     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_QUEUE_LOCK})")
+
+
+def give_back_space(_engine: Engine) -> None:
+    """The server's own vacuum does so."""
 
 
 def is_conflict(error: DBAPIError) -> bool:

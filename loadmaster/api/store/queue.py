@@ -77,7 +77,7 @@ class Queue:
 
     @transaction
     def claim(self, owner: str) -> Job | None:
-        """Lease the oldest job that waits and may run, or None.
+        """Lease a job that waits and may run, or None: the oldest one of whoever was served longest ago.
 
         Of equal requests only one runs at a time, and of an owner's jobs no more than its key allows.
         """
@@ -87,21 +87,18 @@ class Queue:
             return None
 
     def _claim(self, owner: str) -> Job | None:
-        # Without a correlation: what runs is looked up once, not once for every job that waits.
-        running = sa.select(schema.job.c.cache_key).where(_is(State.RUNNING))
-        oldest = (
-            sa.select(schema.job.c.id)
-            .where(
-                _is(State.QUEUED),
-                schema.job.c.cache_key.not_in(running),
-                sa.or_(schema.job.c.owner.is_(None), schema.job.c.owner.not_in(keys.owners_at_their_limit())),
-            )
-            .order_by(schema.job.c.id)
-            .limit(1)
-            .with_for_update(skip_locked=True)
-            .scalar_subquery()
-        )
         with self._database.write() as connection:
+            whose = connection.execute(_NEXT_OWNER).scalar()
+            if whose is None:
+                return None
+            oldest = (
+                sa.select(schema.job.c.id)
+                .where(_MAY_RUN, schema.job.c.owner.is_(None) if whose == _NOBODY else schema.job.c.owner == whose)
+                .order_by(schema.job.c.id)
+                .limit(1)
+                .with_for_update(skip_locked=True)
+                .scalar_subquery()
+            )
             job_id = connection.execute(
                 sa.update(schema.job)
                 .where(schema.job.c.id == oldest)
@@ -116,6 +113,7 @@ class Queue:
             ).scalar()
             if job_id is None:
                 return None
+            connection.execute(_SERVED, {"of": whose})
             job = records.require_job(connection, job_id)
             _expect_within_quota(connection, job)
             found = records.find_reusable(connection, job.cache_key, job.asked_gap)
@@ -185,14 +183,36 @@ class Queue:
 
     @transaction
     def finish(
-        self, job_id: str, owner: str, state: State, plan: Document | None = None, error: Document | None = None
+        self,
+        job_id: str,
+        owner: str,
+        state: State,
+        plan: Document | None = None,
+        error: Document | None = None,
+        seconds: float | None = None,
     ) -> bool:
         """Make a job final. Returns False, and writes nothing, when the lease is lost."""
         with self._database.write() as connection:
             if not _holds(connection, job_id, owner):
                 return False
-            records.finish(connection, records.require_job(connection, job_id), Outcome(state, plan, error))
+            outcome = Outcome(state, plan, error, seconds)
+            records.finish(connection, records.require_job(connection, job_id), outcome)
             return True
+
+    @transaction
+    def run_out(self, job_id: str, owner: str, error: Document, seconds: float) -> State | None:
+        """Make a job final whose time is up: with the best plan that was kept of it, or failed where there is none.
+
+        Returns None, and writes nothing, when the lease is lost.
+        """
+        with self._database.write() as connection:
+            if not _holds(connection, job_id, owner):
+                return None
+            best = incumbents.best_plan(connection, job_id, "time")
+            state = State.FAILED if best is None else State.SUCCEEDED
+            outcome = Outcome(state, best, error if best is None else None, seconds)
+            records.finish(connection, records.require_job(connection, job_id), outcome)
+            return state
 
     @transaction
     def release(self, job_id: str, owner: str) -> None:
@@ -305,6 +325,36 @@ _WORKER_BEATS: _Counted = (schema.worker.c.id, schema.worker.c.beats)
 def _is(state: State) -> sa.ColumnElement[bool]:
     """Written out, no parameter: only so do databases see that an index of jobs in this state has all that is asked."""
     return schema.job.c.state == sa.literal(state.value, literal_execute=True)
+
+
+# Whose jobs have no owner.
+_NOBODY = ""
+_running = schema.job.alias("running")
+# Without a correlation: what runs is looked up once, not once for every job that waits.
+_MAY_RUN = sa.and_(
+    _is(State.QUEUED),
+    schema.job.c.cache_key.not_in(
+        sa.select(_running.c.cache_key).where(_running.c.state == sa.literal(State.RUNNING.value, literal_execute=True))
+    ),
+)
+_NEXT_OWNER = (
+    sa.select(schema.turn.c.owner)
+    .where(
+        schema.turn.c.owner.not_in(keys.owners_at_their_limit()),
+        sa.or_(
+            sa.exists().where(_MAY_RUN, schema.job.c.owner == schema.turn.c.owner),
+            sa.and_(schema.turn.c.owner == _NOBODY, sa.exists().where(_MAY_RUN, schema.job.c.owner.is_(None))),
+        ),
+    )
+    .order_by(schema.turn.c.number, schema.turn.c.owner)
+    .limit(1)
+)
+_last = schema.turn.alias("last")
+_SERVED = (
+    sa.update(schema.turn)
+    .where(schema.turn.c.owner == sa.bindparam("of"))
+    .values(number=sa.select(sa.func.max(_last.c.number) + 1).scalar_subquery())
+)
 
 
 def _counts(connection: Connection, counted: _Counted, *which: sa.ColumnElement[bool]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from loadmaster.api.packed import PackedDocument, UnreadableDocumentError, pack
+from loadmaster.api.packed import GIVEN_BACK, PackedDocument, UnreadableDocumentError, pack
 from loadmaster.api.store import incumbents, schema
 from loadmaster.models.documents import Document
 
@@ -112,11 +112,13 @@ class Event:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ends: its final state and the plan or the error that says why."""
+    """How a job ends: its final state and the plan or the error that says why; how long it ran, by a clock that nobody
+    sets."""
 
     state: State
     plan: Document | None = None
     error: Mapping[str, Any] | None = None
+    seconds: float | None = None
 
 
 # Made once: what every submission runs. To build one again takes longer than to run it.
@@ -128,7 +130,12 @@ _NEXT_EVENT = (
     .returning(schema.job.c.event_seq)
 )
 _NEW_EVENT = sa.insert(schema.event)
-_IS_KEPT = sa.select(schema.document.c.sha256).where(schema.document.c.sha256 == sa.bindparam("key"))
+# Locked against whoever would give it back before this transaction refers to it.
+_IS_KEPT = (
+    sa.select(schema.document.c.sha256)
+    .where(schema.document.c.sha256 == sa.bindparam("key"))
+    .with_for_update(read=True, key_share=True)
+)
 _NEW_DOCUMENT = sa.insert(schema.document)
 _WHOLE_AGAIN = (
     sa.update(schema.document)
@@ -245,6 +252,8 @@ def finish(connection: Connection, job: Job, outcome: Outcome, *, cached: bool =
             **figures,
         )
     )
+    if outcome.plan is None and outcome.state is State.CANCELLED:
+        _give_back(connection, job.problem_sha256)
     append_event(connection, job.id, "state", {"state": outcome.state.value, "cached": cached})
     error = None if outcome.error is None else dict(outcome.error)
     append_event(connection, job.id, "done", {"state": outcome.state.value, **figures, "error": error})
@@ -252,9 +261,25 @@ def finish(connection: Connection, job: Job, outcome: Outcome, *, cached: bool =
     if cached:
         count(connection, schema.CACHE_HITS)
     elif outcome.plan is not None and job.started_at is not None:
-        observe(connection, "solve_seconds", now - job.started_at)
+        # Of two times of day, the later one may be before the other.
+        seconds = max(0.0, now - job.started_at) if outcome.seconds is None else outcome.seconds
+        observe(connection, "solve_seconds", seconds)
         if gap is not None:
             observe(connection, "gap_at_stop", gap)
+
+
+def _give_back(connection: Connection, key: str) -> None:
+    """Empty a problem all of whose jobs were cancelled before there was a plan: nobody asks for it any more, and
+    whoever submits it again brings it along."""
+    lock(connection, schema.document.c.sha256, key)
+    columns = schema.job.c
+    has_nothing = sa.and_(columns.state == State.CANCELLED.value, columns.plan_sha256.is_(None))
+    users = sa.select(columns.id).where(
+        sa.or_(columns.plan_sha256 == key, sa.and_(columns.problem_sha256 == key, sa.not_(has_nothing)))
+    )
+    connection.execute(
+        sa.update(schema.document).where(schema.document.c.sha256 == key, ~users.exists()).values(body=GIVEN_BACK)
+    )
 
 
 def find_reusable(connection: Connection, cache_key: str, asked_gap: float) -> Outcome | None:

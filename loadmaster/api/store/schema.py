@@ -21,6 +21,7 @@ __all__ = [
     "document",
     "event",
     "frontier",
+    "id_at",
     "incumbent",
     "job",
     "label",
@@ -28,6 +29,7 @@ __all__ = [
     "metadata",
     "new_id",
     "tally",
+    "turn",
     "worker",
 ]
 
@@ -75,6 +77,17 @@ api_key = sa.Table(
     sa.Column("max_running", sa.Integer),
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("revoked_at", sa.Float),
+    # Of documents and what else belongs to its jobs, as stored.
+    sa.Column("max_bytes", sa.BigInteger),
+)
+
+# Owners of jobs take turns in the queue: the one that was served longest ago comes next. Jobs of no owner are of "".
+turn = sa.Table(
+    "turn",
+    metadata,
+    sa.Column("owner", sa.String(64), primary_key=True),
+    # Grows with every job that is taken from the queue.
+    sa.Column("number", sa.BigInteger, nullable=False),
 )
 
 frontier = sa.Table(
@@ -203,6 +216,11 @@ tally = sa.Table(
 _RANDOM_BITS = 64
 _last_number = 0
 _numbering = threading.Lock()
+
+
+def id_at(prefix: str, at: float) -> str:
+    """Sorts after the ids that were made before a time, in seconds since the epoch, and before those made later."""
+    return f"{prefix}_{max(0, int(at * 1000)) << _RANDOM_BITS:028x}"
 
 
 def new_id(prefix: str) -> str:

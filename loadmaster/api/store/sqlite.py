@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sqlite3
 import threading
@@ -13,9 +14,15 @@ from sqlalchemy.engine import Connection, Engine
 
 from loadmaster.errors import InputError
 
-__all__ = ["engines", "lock_queue", "lock_schema", "turn_to_write"]
+__all__ = ["engines", "give_back_space", "lock_queue", "lock_schema", "turn_to_write"]
 
 _PAUSE_S = 0.01
+# The write-ahead log grows with the largest transaction, and is cut to this afterwards.
+_LONGEST_LOG_BYTES = 64 << 20
+# Free space in the file is used again: little of it is left there.
+_FREE_BYTES, _FREE_BYTES_TO_REWRITE = 8 << 20, 64 << 20
+_AT_ONCE_BYTES = 128 << 20
+_INCREMENTAL = 2
 
 
 def engines(url: sa.URL, wait_s: float) -> tuple[Engine, Engine]:
@@ -33,8 +40,10 @@ def engines(url: sa.URL, wait_s: float) -> tuple[Engine, Engine]:
         connection.isolation_level = None  # type: ignore[attr-defined]
         cursor = connection.cursor()  # type: ignore[attr-defined]
         cursor.execute(f"PRAGMA busy_timeout={math.ceil(1000 * wait_s)}")
+        # Of a new file, before anything is in it; of one that has none, with the next VACUUM.
+        cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")
         _log_ahead(cursor, wait_s)
-        for pragma in ("synchronous=NORMAL", "foreign_keys=ON"):
+        for pragma in ("synchronous=NORMAL", "foreign_keys=ON", f"journal_size_limit={_LONGEST_LOG_BYTES}"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
@@ -58,6 +67,24 @@ def lock_schema(connection: Connection) -> None:
 
 def lock_queue(connection: Connection) -> None:
     """So it does here."""
+
+
+def give_back_space(engine: Engine) -> None:
+    """Cut free pages off the file. One of an earlier release, which cannot, is rewritten when much of it is free."""
+    with contextlib.closing(engine.raw_connection()) as connection:
+        cursor = connection.cursor()
+
+        def ask(pragma: str) -> int:
+            return int(cursor.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+        page_bytes = ask("page_size")
+        free_bytes = page_bytes * ask("freelist_count")
+        if ask("auto_vacuum") == _INCREMENTAL:
+            if free_bytes > _FREE_BYTES:
+                # A page is freed with every row that is fetched.
+                cursor.execute(f"PRAGMA incremental_vacuum({_AT_ONCE_BYTES // page_bytes})").fetchall()
+        elif free_bytes > _FREE_BYTES_TO_REWRITE:
+            cursor.execute("VACUUM")
 
 
 def _log_ahead(cursor: sqlite3.Cursor, wait_s: float) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from sqlalchemy.exc import SQLAlchemyError
 
 from loadmaster.api.settings import Settings
+from loadmaster.api.store.database import log_error
 from loadmaster.api.store.records import Job
 from loadmaster.api.worker.process import Launcher
 from loadmaster.api.worker.worker import Worker
@@ -51,5 +52,5 @@ class Crew(Worker):
     def _follow_alone(self, job: Job) -> None:
         try:
             super().bring_to_end(job)
-        except SQLAlchemyError:
-            logger.exception("job %s: the database does not answer; its lease will expire", job.id)
+        except SQLAlchemyError as error:
+            log_error(logger, f"the lease of job {job.id} will expire", error)

@@ -1,6 +1,7 @@
 """Keeps a server's own workers alive: starts them, replaces those that die, stops them at the end.
 
-Beside that it takes back the jobs of any worker that fell silent, also where the server has none of its own.
+Beside that it takes back the jobs of any worker that fell silent, also where the server has none of its own, and purges
+what was kept for long enough.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import time
 from sqlalchemy.exc import SQLAlchemyError
 
 from loadmaster.api.settings import Settings
-from loadmaster.api.store.database import one_line
+from loadmaster.api.store.database import log_error
 from loadmaster.api.store.queue import Queue
+from loadmaster.api.store.retention import Retention
 from loadmaster.api.worker.worker import new_worker_id
 from loadmaster.solvers.registry import python_path
 
@@ -27,15 +29,16 @@ logger = logging.getLogger(__name__)
 _LOOK_EVERY_S = 0.2
 _LONGEST_PAUSE_S = 30.0
 _HEALTHY_AFTER_S = 10.0
+_RETAIN_EVERY_S = 60.0
 _STOP_WITHIN_S = 10.0
 
 
 class Supervisor:
     """Runs ``settings.workers`` worker processes between :meth:`start` and :meth:`stop`."""
 
-    def __init__(self, settings: Settings, queue: Queue) -> None:
+    def __init__(self, settings: Settings, queue: Queue, retention: Retention) -> None:
         self._settings = settings
-        self._queue = queue
+        self._queue, self._retention = queue, retention
         self._stopping = threading.Event()
         self._slots = [_Slot() for _ in range(settings.workers)]
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
@@ -68,7 +71,7 @@ class Supervisor:
         return [slot.process.pid for slot in self._slots if slot.process is not None and slot.alive]
 
     def _run(self) -> None:
-        reclaim_at = 0.0
+        reclaim_at = retain_at = 0.0
         while not self._stopping.wait(_LOOK_EVERY_S):
             for slot in self._slots:
                 if not slot.alive:
@@ -77,12 +80,21 @@ class Supervisor:
                 # Workers do so between jobs alone.
                 reclaim_at = time.monotonic() + self._settings.lease_s / 3
                 self._reclaim()
+            if time.monotonic() >= retain_at:
+                retain_at = time.monotonic() + _RETAIN_EVERY_S
+                self._retain()
 
     def _reclaim(self) -> None:
         try:
             self._queue.reclaim()
         except SQLAlchemyError as error:
-            logger.error("the database does not answer; jobs of silent workers wait: %s", one_line(error))
+            log_error(logger, "jobs of silent workers wait", error)
+
+    def _retain(self) -> None:
+        try:
+            self._retention.apply()
+        except SQLAlchemyError as error:
+            log_error(logger, "what is old stays", error)
 
     def _replace(self, slot: _Slot) -> None:
         if slot.worker_id is not None:
@@ -91,8 +103,7 @@ class Supervisor:
                 self._queue.abandon(slot.worker_id)
                 self._queue.gone(slot.worker_id)
             except SQLAlchemyError as error:
-                why = one_line(error)
-                logger.error("the database does not answer; the dead worker's lease will expire: %s", why)
+                log_error(logger, "the dead worker's lease will expire", error)
             slot.plan_restart()
         if time.monotonic() >= slot.start_at and not self._stopping.is_set():
             slot.start(self._settings)

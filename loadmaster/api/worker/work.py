@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -9,13 +10,17 @@ import time
 
 from loadmaster.api import telemetry
 from loadmaster.api.settings import Settings
+from loadmaster.api.store.database import DatabaseAwayError
 from loadmaster.api.worker import on_ray
 from loadmaster.api.worker.crew import Crew
 from loadmaster.api.worker.worker import Worker
 
 __all__ = ["expect_engine", "work"]
 
+logger = logging.getLogger(__name__)
+
 _WATCH_EVERY_S = 0.5
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LOOK_EVERY_S = 1.0, 30.0, 0.1
 
 
 def expect_engine(settings: Settings) -> None:
@@ -31,18 +36,63 @@ def expect_engine(settings: Settings) -> None:
 def work(settings: Settings, *, worker_id: str | None = None, parent_pid: int | None = None) -> None:
     """Run a worker in this process until SIGTERM or SIGINT, or until its parent ends; its jobs then go back.
 
+    A database server that does not answer yet is waited for.
+
     Raises:
         MissingExtraError: the engine is not installed.
         InputError: the engine finds no cluster.
     """
     telemetry.configure()
-    worker = _worker(settings, worker_id)
+    life = _Life(parent_pid)
+    life.heed_signals()
+    worker = _worker_when_it_can(settings, worker_id, life)
+    if worker is None:
+        return
     # After the engine, which has its own idea of these signals.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: worker.stop())
+    life.heed_signals()
+    life.worker = worker
+    if life.is_over:
+        worker.stop()
     if parent_pid is not None:
         threading.Thread(target=_watch_parent, args=(worker, parent_pid), daemon=True).start()
     worker.run()
+
+
+class _Life:
+    """Whether the process has been told to end, or its parent has ended. A plain flag: see :meth:`Worker.stop`."""
+
+    def __init__(self, parent_pid: int | None) -> None:
+        self._parent_pid = parent_pid
+        self._is_told = False
+        self.worker: Worker | None = None
+
+    def heed_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._end())
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_told or (self._parent_pid is not None and os.getppid() != self._parent_pid)
+
+    def _end(self) -> None:
+        self._is_told = True
+        if self.worker is not None:
+            self.worker.stop()
+
+
+def _worker_when_it_can(settings: Settings, worker_id: str | None, life: _Life) -> Worker | None:
+    """The worker, as soon as its database lets it in; None: it is to end before that."""
+    pause_s = _FIRST_PAUSE_S
+    while not life.is_over:
+        try:
+            return _worker(settings, worker_id)
+        except DatabaseAwayError as error:
+            logger.warning("waiting for the database, next try in %g s: %s", pause_s, error)
+        again_at = time.monotonic() + pause_s
+        while time.monotonic() < again_at and not life.is_over:
+            time.sleep(_LOOK_EVERY_S)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    return None
 
 
 def _worker(settings: Settings, worker_id: str | None) -> Worker:

@@ -13,8 +13,9 @@ from typing import ParamSpec, TypeVar
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
 from loadmaster.api import telemetry
+from loadmaster.api.packed import UnreadableDocumentError
 from loadmaster.api.settings import Settings
-from loadmaster.api.store.database import Database
+from loadmaster.api.store.database import Database, log_error
 from loadmaster.api.store.queue import Beat, Queue
 from loadmaster.api.store.records import Job, State
 from loadmaster.api.worker.process import CRASH, Launcher, LocalJob, Message, RunningJob
@@ -74,8 +75,8 @@ class Worker:
                         seen_at = time.monotonic()
                     if not self.work_once():
                         time.sleep(self._settings.poll_s)
-                except SQLAlchemyError:
-                    logger.exception("the database does not answer; trying again")
+                except SQLAlchemyError as error:
+                    log_error(logger, "trying again", error)
                     time.sleep(_DATABASE_PAUSE_S)
         finally:
             self.close()
@@ -97,25 +98,36 @@ class Worker:
     def bring_to_end(self, job: Job) -> None:
         """Plan a job that was claimed, to its end or until :meth:`stop`."""
         logger.info("job %s: attempt %d", job.id, job.attempts)
-        running = self._launch(self._queue.problem(job), job.options, self._settings)
+        began = time.monotonic()
         try:
-            self._follow(job, running)
+            problem = self._queue.problem(job)
+        except UnreadableDocumentError as error:
+            logger.error("job %s fails: %s", job.id, error)
+            detail = f"The problem cannot be read any more: {error}. Submit it again."
+            self._finish(job, State.FAILED, began, error={"type": "SolverError", "detail": detail})
+            return
+        running = self._launch(problem, job.options, self._settings)
+        try:
+            self._follow(job, running, began)
         finally:
             running.kill()
 
-    def _follow(self, job: Job, running: RunningJob) -> None:
+    def _follow(self, job: Job, running: RunningJob, began: float) -> None:
         """Pass on what the job says, keep its lease, and hold it to cancels and limits."""
         allowed_s = job.time_limit_s + self._settings.overrun_s
         beat_at = time.monotonic()
         kill_at = beat_at + allowed_s
-        cancelling = has_plan = False
+        cancelling = has_plan = is_over = False
         while True:
             messages = running.listen(self._settings.poll_s)
             has_plan = has_plan or any(kind == "incumbent" for kind, _ in messages)
             if not self._record(job, messages):
                 return
             if messages and messages[-1][0] not in (*_EVENTS, _BEST_PLAN):
-                self._conclude(job, messages[-1], cancelling)
+                if is_over and not cancelling:
+                    self._run_out(job, messages[-1], began)
+                else:
+                    self._conclude(job, messages[-1], cancelling, began)
                 return
             now = time.monotonic()
             if running.waiting and not cancelling:
@@ -123,9 +135,17 @@ class Worker:
             if self._stopping:
                 self._ask(self._queue.release, job.id, self.id)
                 return
-            if now >= kill_at:
-                self._overrun(job, cancelling)
+            if now >= kill_at and cancelling:
+                self._finish(job, State.CANCELLED, began)
                 return
+            if now >= kill_at and is_over:
+                self._run_out(job, None, began)
+                return
+            if now >= kill_at:
+                # What it has, it may still hand over.
+                is_over = True
+                running.cancel()
+                kill_at = now + self._settings.cancel_grace_s
             if now - beat_at > self._settings.lease_s / 3:
                 beat, beat_at = self._ask(self._queue.beat, job.id, self.id), now
                 self._ask(self._queue.seen, self.id)
@@ -150,7 +170,7 @@ class Worker:
         plans = [content for kind, content in messages if kind == _BEST_PLAN]
         return not plans or self._ask(self._queue.keep, job.id, self.id, *plans[-1])
 
-    def _conclude(self, job: Job, last: Message, cancelling: bool) -> None:
+    def _conclude(self, job: Job, last: Message, cancelling: bool, began: float) -> None:
         kind, content = last
         logger.info("job %s: ends with %s", job.id, kind)
         if kind == "plan":
@@ -158,31 +178,39 @@ class Worker:
             state = _STATES[content["status"]]
             if cancelling and state is State.SUCCEEDED:
                 state = State.CANCELLED
-            self._finish(job, state, plan=content)
+            self._finish(job, state, began, plan=content)
         elif kind == "error":
             cancelled = cancelling or content["type"] == "CancelledError"
             state = State.CANCELLED if cancelled else State.FAILED
-            self._finish(job, state, error=None if cancelled else content)
+            self._finish(job, state, began, error=None if cancelled else content)
         elif kind == CRASH and cancelling:
-            self._finish(job, State.CANCELLED)
+            self._finish(job, State.CANCELLED, began)
         else:
             logger.warning("job %s: %s", job.id, content)
             self._ask(self._queue.give_up, job.id, self.id, content)
             _trace(job, State.FAILED)
 
-    def _overrun(self, job: Job, cancelling: bool) -> None:
-        if cancelling:
-            self._finish(job, State.CANCELLED)
+    def _run_out(self, job: Job, last: Message | None, began: float) -> None:
+        """The end of a job that did not stop by itself: the plan that it hands over now, or the best it had before."""
+        if last is not None and last[0] == "plan":
+            plan = last[1]
+            self._finish(job, _STATES[plan["status"]], began, plan={**plan, "stopped_by": "time"})
             return
         detail = (
             f"Planning did not stop at its time limit of {job.time_limit_s:g} s and was ended "
             f"{self._settings.overrun_s:g} s later."
         )
+        logger.warning("job %s: %s", job.id, detail)
         error = {"type": "LimitReachedError", "detail": detail}
-        self._finish(job, State.FAILED, error=error)
+        state = self._ask(self._queue.run_out, job.id, self.id, error, time.monotonic() - began)
+        if state is not None:
+            _trace(job, state)
 
-    def _finish(self, job: Job, state: State, *, plan: Document | None = None, error: Document | None = None) -> None:
-        self._ask(self._queue.finish, job.id, self.id, state, plan=plan, error=error)
+    def _finish(
+        self, job: Job, state: State, began: float, *, plan: Document | None = None, error: Document | None = None
+    ) -> None:
+        seconds = time.monotonic() - began
+        self._ask(self._queue.finish, job.id, self.id, state, plan=plan, error=error, seconds=seconds)
         _trace(job, state, plan)
 
     def _ask(

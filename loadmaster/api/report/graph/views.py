@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import csv as csv_
-import io
+from collections.abc import Iterator
 
+from loadmaster.api.report.csv_text import csv_bytes
 from loadmaster.api.report.graph.pictures import pictures, plan_png
 from loadmaster.api.report.graph.plan_page import plan_page, sections
 from loadmaster.api.report.graph.view import View, view
@@ -25,11 +25,11 @@ def png(seen: View) -> bytes:
 
 def csv(seen: View) -> bytes:
     """A row for every kernel: what it is, what it stores, its time, bytes and products."""
-    text = io.StringIO()
-    written = csv_.writer(text, lineterminator="\n")
-    written.writerow(["kernel", "template", "rows", "over", "stores", "time_us", "dram_bytes", "flops"])
+    return csv_bytes(["kernel", "template", "rows", "over", "stores", "time_us", "dram_bytes", "flops"], _rows(seen))
+
+
+def _rows(seen: View) -> Iterator[list[object]]:
     for row in seen.kernels:
         stores = " ".join(seen.program.values[n].name for n in row.kernel.stores)
         of = (row.number, row.kernel.template, row.kernel.rows, row.kernel.over or "", stores)
-        written.writerow([*of, f"{row.cost.time_us:.3f}", f"{row.cost.dram_bytes:.0f}", f"{row.cost.flops:.0f}"])
-    return text.getvalue().encode()
+        yield [*of, f"{row.cost.time_us:.3f}", f"{row.cost.dram_bytes:.0f}", f"{row.cost.flops:.0f}"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import csv as csv_
-import io
+from collections.abc import Iterator
 
+from loadmaster.api.report.csv_text import csv_bytes
 from loadmaster.api.report.index.pictures import pictures, plan_png
 from loadmaster.api.report.index.plan_page import plan_page, sections
 from loadmaster.api.report.index.view import ShardRow, View, view
@@ -30,15 +30,15 @@ def png(seen: View) -> bytes:
 
 def csv(seen: View) -> bytes:
     """A row for every shard; what was predicted where it was measured, and empty where it is all there is."""
-    text = io.StringIO()
-    written = csv_.writer(text, lineterminator="\n")
-    written.writerow([*_HEADER, *_PREDICTED])
+    return csv_bytes([*_HEADER, *_PREDICTED], _rows(seen))
+
+
+def _rows(seen: View) -> Iterator[list[object]]:
     for row in seen.rows:
         thread = "" if row.choice.thread is None else row.choice.thread
         of = (row.shard.name, row.host, thread, row.configuration, "yes" if row.cost.measured else "no")
         times = (*_times(row.cost), f"{row.choice.time_us:.3f}")
-        written.writerow([*of, *times, row.choice.peak_bytes, *_predicted(row)])
-    return text.getvalue().encode()
+        yield [*of, *times, row.choice.peak_bytes, *_predicted(row)]
 
 
 def _times(cost: Cost | Predicted) -> tuple[str, str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv as csv_
-import io
-
+from loadmaster.api.report.csv_text import csv_bytes
 from loadmaster.api.report.partition.pictures import pictures, plan_png
 from loadmaster.api.report.partition.plan_page import plan_page, sections
 from loadmaster.api.report.partition.view import View, view
@@ -25,9 +23,8 @@ def png(seen: View) -> bytes:
 
 def csv(seen: View) -> bytes:
     """A row for every tensor: name, role, shape, its part on each axis."""
-    text = io.StringIO()
-    written = csv_.writer(text, lineterminator="\n")
-    written.writerow(["tensor", "role", "shape", *(axis.name for axis in seen.problem.axes)])
-    for tensor, parts in zip(seen.problem.tensors, seen.splits.placements, strict=True):
-        written.writerow([tensor.name, tensor.role, "x".join(map(str, tensor.shape)), *parts])
-    return text.getvalue().encode()
+    rows = (
+        [tensor.name, tensor.role, "x".join(map(str, tensor.shape)), *parts]
+        for tensor, parts in zip(seen.problem.tensors, seen.splits.placements, strict=True)
+    )
+    return csv_bytes(["tensor", "role", "shape", *(axis.name for axis in seen.problem.axes)], rows)

@@ -66,7 +66,7 @@ def job_words(job: Job) -> JobWords:
         gap="" if job.gap is None else show_share(job.gap),
         created=f"{age(time.time() - job.created_at)} ago",
         created_at=moment(job.created_at),
-        ran="" if job.started_at is None else age((job.finished_at or time.time()) - job.started_at),
+        ran="" if job.started_at is None else age(max(0.0, (job.finished_at or time.time()) - job.started_at)),
         has_plan=job.plan_sha256 is not None,
         has_incumbent=job.incumbent_objective is not None,
         frontier_id=job.frontier_id or "",

@@ -33,30 +33,27 @@ _WATCH_EVERY_S = 0.5
 
 def _answer(connection: Connection[Any, Any]) -> Any:
     name, arguments, buffer_count, largest_file_bytes = connection.recv()
-    with contextlib.ExitStack() as stack:
-        if largest_file_bytes is not None:
-            file = stack.enter_context(os.fdopen(reduction.recv_handle(connection), "wb"))
-            _, most_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file_bytes, most_bytes))
-            arguments = (file, *arguments)
-        buffers = [connection.recv_bytes() for _ in range(buffer_count)]
-        try:
+    descriptor = None if largest_file_bytes is None else reduction.recv_handle(connection)
+    buffers = [connection.recv_bytes() for _ in range(buffer_count)]
+    try:
+        if descriptor is None:
             return resolve(name)(*arguments, *buffers)
-        except InputError as error:
-            # Without what it was found in, which may be the whole body.
-            return with_shown_value(error)
-        except LoadmasterError as error:
-            return error
-        except MemoryError:
-            return MemoryError()
-        except OSError as error:
-            if error.errno in (errno.EFBIG, errno.ENOSPC):
-                return OSError(error.errno, os.strerror(error.errno))
-            logger.exception("%s failed", name)
-            return RuntimeError(f"{type(error).__name__} in {name}, in a process of its own")
-        except Exception as error:
-            logger.exception("a bug in %s", name)
-            return RuntimeError(f"{type(error).__name__} in {name}, in a process of its own")
+        _, most_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file_bytes, most_bytes))
+        with os.fdopen(descriptor, "wb") as file:
+            return resolve(name)(file, *arguments, *buffers)
+    except InputError as error:
+        # Without what it was found in, which may be the whole body.
+        return with_shown_value(error)
+    except LoadmasterError as error:
+        return error
+    except MemoryError:
+        return MemoryError()
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.EFBIG, errno.ENOSPC):
+            return OSError(error.errno, os.strerror(error.errno))
+        logger.exception("a bug in %s", name)
+        return RuntimeError(f"{type(error).__name__} in {name}, in a process of its own")
 
 
 def main() -> None:

@@ -1,0 +1,35 @@
+"""Tables as CSV, for spreadsheets and other programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+
+__all__ = ["csv_bytes"]
+
+# What begins so is a formula to a spreadsheet: it would run what the author of a document wrote as a name.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def csv_bytes(header: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
+    """Rows under a header. A text that a spreadsheet would take for a formula begins with an apostrophe."""
+    text = io.StringIO()
+    written = csv.writer(text, lineterminator="\n")
+    written.writerow(map(_cell, header))
+    written.writerows(map(_cell, row) for row in rows)
+    return text.getvalue().encode()
+
+
+def _cell(value: object) -> object:
+    if not isinstance(value, str) or not value.startswith(_FORMULA) or _is_number(value):
+        return value
+    return f"'{value}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
