@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from fake_planner import problem
 from fastapi import FastAPI
 from private_postgresql import each_database_url
@@ -20,6 +21,7 @@ from running_service import RunningService
 from loadmaster.api.client import AsyncClient, Blob, Client
 from loadmaster.api.server.app import create_app
 from loadmaster.api.settings import Settings
+from loadmaster.api.store import schema
 from loadmaster.api.store.blobs import BlobPacker, Blobs, PackedBlob
 from loadmaster.api.store.database import Database
 from loadmaster.errors import InputError
@@ -185,3 +187,15 @@ async def test_the_asyncio_client_does_the_same(app: FastAPI) -> None:
         assert await client.upload(problem(name="large")) == blob
         handle = await client.submit(blob)
         assert (await handle.state()).name == "large"
+
+
+@pytest.mark.parametrize("body", [b"nonsense", packed(TEXT).body[:-9], b""])
+async def test_a_damaged_blob_is_none_and_is_sent_again(http: httpx.AsyncClient, app: FastAPI, body: bytes) -> None:
+    assert (await http.put(PATH, content=TEXT)).status_code == 201
+    with app.state.service.database.write() as connection:
+        connection.execute(sa.update(schema.blob).values(body=body))
+    named = {"problem": {"blob_sha256": SHA256}}
+    refused = await http.post("/v1/plans", json=named)
+    assert (refused.status_code, refused.json()["errors"][0]["problem"]) == (422, "is no blob that is here")
+    assert (await http.put(PATH, content=TEXT)).status_code == 201
+    assert (await http.post("/v1/plans", json=named)).status_code == 202

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from private_postgresql import each_database_url
 from loadmaster.api.packed import UnreadableDocumentError, pack
 from loadmaster.api.server.app import create_app
 from loadmaster.api.settings import Settings
-from loadmaster.api.store import schema
+from loadmaster.api.store import schema, sqlite
 from loadmaster.api.store.database import Database
 from loadmaster.api.store.jobs import Jobs, NewJob
 from loadmaster.api.store.queue import Queue
@@ -126,33 +127,27 @@ async def test_who_asks_for_what_was_given_back_is_told(app: FastAPI) -> None:
         assert (await http.get(plan)).json()["state"] == "cancelled"
 
 
-def file_bytes(path: Path) -> int:
-    return path.stat().st_size
-
-
 @pytest.mark.parametrize("earlier", [False, True])
-def test_the_file_shrinks_with_what_is_purged(tmp_path: Path, earlier: bool) -> None:
+def test_the_file_shrinks_with_what_is_purged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: bool) -> None:
+    for name in ("_FREE_BYTES", "_FREE_BYTES_TO_REWRITE"):
+        monkeypatch.setattr(sqlite, name, MEBIBYTE)
     path = tmp_path / "service.db"
-    store = Store(f"sqlite:///{path}")
     if earlier:
-        # As an earlier release made it.
-        with store.database.engine.connect() as connection:
-            raw = connection.connection.cursor()
-            raw.execute("ROLLBACK")
-            raw.execute("PRAGMA auto_vacuum=NONE")
-            raw.execute("VACUUM")
-            assert raw.execute("PRAGMA auto_vacuum").fetchone() == (0,)
-            raw.execute("PRAGMA auto_vacuum=INCREMENTAL")
-            raw.execute("BEGIN")
-    ids = [store.submit(f"n{n}", {"content": os.urandom(6 * MEBIBYTE).hex()}) for n in range(14)]
-    for job_id in ids:
-        store.jobs.cancel(job_id)
+        # A file that cannot be cut off as it is.
+        with sqlite3.connect(path) as made:
+            made.execute("CREATE TABLE of_an_earlier_release (x)")
+    store = Store(f"sqlite:///{path}")
+    for n in range(4):
+        store.jobs.cancel(store.submit(f"n{n}", {"content": os.urandom(MEBIBYTE).hex()}))
+    with sqlite3.connect(path) as looked_at:
+        looked_at.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert path.stat().st_size > MEBIBYTE
     store.database.give_back_space()
-    with store.database.engine.connect() as connection:
-        connection.exec_driver_sql("COMMIT")
-        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-        connection.exec_driver_sql("BEGIN")
-    assert file_bytes(path) < 20 * MEBIBYTE
+    with sqlite3.connect(path) as looked_at:
+        assert looked_at.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+        looked_at.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert path.stat().st_size < MEBIBYTE
+    assert len(store.names()) == 4
 
 
 async def test_a_text_without_end_is_refused(make_settings: Callable[..., Settings]) -> None:

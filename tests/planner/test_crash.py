@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from loadmaster import planner
-from loadmaster.errors import LoadmasterError, SolverError
+from loadmaster.errors import LoadmasterError, SolverError, SolverKilledError
 from loadmaster.models.kinds import check_plan
 from loadmaster.models.kinds import read_problem as read_problem_of_any_kind
 from loadmaster.models.memory.documents import read_problem
@@ -103,3 +103,33 @@ def test_a_solver_that_fails_before_any_plan_is_an_error(monkeypatch: pytest.Mon
     monkeypatch.setattr(driver, "evict", lambda *_: None)
     with pytest.raises(SolverError, match="died"):
         planner.plan(read_problem(chain(8, MIB)), budget_bytes=6 * MIB, time_limit_s=30.0)
+
+
+@pytest.mark.parametrize("kills", [1, 2])
+def test_a_solver_that_is_killed_is_started_once_more(monkeypatch: pytest.MonkeyPatch, kills: int) -> None:
+    """Once a run, where it had found nothing yet: the second time, it is an error or the plan in hand."""
+    from loadmaster.planner.effort import Effort
+    from loadmaster.planner.options import PlanOptions
+
+    done = object()
+    calls: list[object] = []
+
+    def solve(*arguments: object, **named: object) -> object:
+        calls.append(arguments)
+        if len(calls) <= kills:
+            raise SolverKilledError("The highs process was killed from outside.")
+        return done
+
+    monkeypatch.setattr("loadmaster.planner.effort.solve", solve)
+    monkeypatch.setattr(Effort, "count", lambda self, solution: None)
+    effort = Effort(PlanOptions())
+
+    def ask() -> object:
+        return effort.solve(None, lambda: None, gap=0.0)  # type: ignore[arg-type]
+
+    if kills == 1:
+        assert ask() is done
+    else:
+        with pytest.raises(SolverKilledError):
+            ask()
+    assert len(calls) == 2

@@ -7,6 +7,7 @@ only then. Blobs are a cache: whoever is told that one is not there sends it aga
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.responses import StreamingResponse
 
 from loadmaster.api.errors import ProblemType
+from loadmaster.api.packed import UnreadableDocumentError
 from loadmaster.api.server.context import Service, ServiceDep
 from loadmaster.api.server.description import problem_answers
 from loadmaster.api.server.problems import Refusal, not_found
@@ -27,6 +29,8 @@ from loadmaster.api.store.blobs import BlobPacker
 from loadmaster.errors import InputError
 
 __all__ = ["HeldDep", "answer_submission", "router"]
+
+logger = logging.getLogger(__name__)
 
 _BYTES = "application/octet-stream"
 
@@ -128,4 +132,9 @@ def _named_bytes(service: Service, held: Held, named: NamedBlob) -> bytes:
     if blob is None:
         raise missing
     service.blobs.use(sha256)
-    return b"".join(blob.pieces())
+    try:
+        return b"".join(blob.pieces())
+    except UnreadableDocumentError as error:
+        logger.error("a blob is dropped: %s", error)
+        service.blobs.drop(sha256)
+        raise missing from None

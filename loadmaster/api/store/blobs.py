@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from loadmaster.api.packed import UnreadableDocumentError
 from loadmaster.api.store import schema
 from loadmaster.api.store.database import Database, transaction
 
@@ -37,11 +38,21 @@ class PackedBlob(BlobHead):
     body: bytes
 
     def pieces(self) -> Iterator[bytes]:
-        """The bytes as they were sent."""
+        """The bytes as they were sent.
+
+        Raises:
+            UnreadableDocumentError: the body is damaged.
+        """
         unpack, rest = zlib.decompressobj(), self.body
         while not unpack.eof:
-            yield unpack.decompress(rest, _PIECE_BYTES)
+            try:
+                piece = unpack.decompress(rest, _PIECE_BYTES)
+            except zlib.error as error:
+                raise UnreadableDocumentError(f"the blob {self.sha256} cannot be read: {error}") from None
             rest = unpack.unconsumed_tail
+            if not (piece or rest or unpack.eof):
+                raise UnreadableDocumentError(f"the blob {self.sha256} is cut off")
+            yield piece
 
 
 class BlobPacker:
@@ -108,6 +119,12 @@ class Blobs:
         """Note that it is used: it is then among the last to go."""
         with self._database.write() as connection:
             _touch(connection, sha256)
+
+    @transaction
+    def drop(self, sha256: str) -> None:
+        """Keep it no more: whoever names it sends it again."""
+        with self._database.write() as connection:
+            connection.execute(sa.delete(schema.blob).where(schema.blob.c.sha256 == sha256))
 
     def _make_room(self, connection: Connection, kept: str) -> None:
         columns = schema.blob.c

@@ -14,9 +14,10 @@ from sqlalchemy.engine import Connection
 from loadmaster.api.packed import PackedDocument
 from loadmaster.api.store import incumbents, keys, records, schema
 from loadmaster.api.store.database import Database, transaction
-from loadmaster.api.store.keys import Owner
+from loadmaster.api.store.keys import Owner, QuotaError
 from loadmaster.api.store.records import Event, Job, Outcome, State
 from loadmaster.api.store.retention import remove
+from loadmaster.api.store.stored_bytes import StoredBytes
 from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.models.fields import LARGEST_BYTES
 
@@ -63,10 +64,6 @@ class QueueFullError(LoadmasterError):
     """So many jobs wait already that no more are taken."""
 
 
-class QuotaError(LoadmasterError):
-    """So many jobs of one key wait, or so much is stored of them, that no more of it are taken."""
-
-
 class Jobs:
     """Submissions and reads. Safe to call from any thread.
 
@@ -76,7 +73,8 @@ class Jobs:
     """
 
     def __init__(self, database: Database, max_queued: int, max_bytes: int = LARGEST_BYTES) -> None:
-        self._database, self._max_queued, self._max_bytes = database, max_queued, max_bytes
+        self._database, self._max_queued = database, max_queued
+        self._stored = StoredBytes(database, max_bytes)
 
     @transaction
     def submit(
@@ -96,6 +94,7 @@ class Jobs:
             QueueFullError: too many wait.
             QuotaError: too many of this owner's wait, or too much is stored of them.
         """
+        self._stored.expect_room(owner, problem)
         with self._database.write() as connection:
             known = _by_key(connection, schema.job, idempotency_key, owner, request_sha256)
             if known is not None:
@@ -124,6 +123,7 @@ class Jobs:
             QueueFullError: too many wait.
             QuotaError: too many of this owner's wait, or too much is stored of them.
         """
+        self._stored.expect_room(owner, problem)
         with self._database.write() as connection:
             known = _by_key(connection, schema.frontier, idempotency_key, owner, request_sha256)
             if known is not None:
@@ -250,7 +250,8 @@ class Jobs:
             if not job.state.final:
                 raise NotFinalError(f"{job_id} is {job.state}: cancel it before it can be purged")
             remove(connection, job)
-            return True
+        self._stored.forget(job.owner)
+        return True
 
     def _insert(
         self,
@@ -301,13 +302,6 @@ class Jobs:
 
     def _expect_room(self, connection: Connection, owner: Owner, new: Sequence[Job]) -> None:
         """Raises, which undoes the submission, when more jobs wait than may. It is the last thing in a transaction."""
-        most_bytes = self._max_bytes if owner.max_bytes is None else owner.max_bytes
-        stored_bytes = keys.stored_bytes(connection, owner.name)
-        if stored_bytes > most_bytes:
-            raise QuotaError(
-                f"The plans of {owner.name or 'all who send no key'} would take {stored_bytes} bytes of the store, and "
-                f"may take {most_bytes}. Delete some that are not needed any more (DELETE /v1/plans/ID)."
-            )
         if all(job.state.final for job in new):
             return
         _expect_turn(connection, owner)

@@ -20,16 +20,20 @@ from sqlalchemy.engine import Connection, Row
 from loadmaster.api.store import schema
 from loadmaster.api.store.database import Database, transaction
 from loadmaster.api.store.records import State
-from loadmaster.errors import InputError
+from loadmaster.errors import InputError, LoadmasterError
 from loadmaster.models.fields import LARGEST_BYTES
 
-__all__ = ["Key", "Keys", "Owner", "Scope", "exceeds", "lock_owner", "owners_at_their_limit", "stored_bytes"]
+__all__ = ["Key", "Keys", "Owner", "QuotaError", "Scope", "exceeds", "lock_owner", "owners_at_their_limit"]
 
 # Tells those who look for secrets in files and logs what they have found.
 _PREFIX = "lm_"
 _SECRET_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _LARGEST_QUOTA = 1_000_000_000
+
+
+class QuotaError(LoadmasterError):
+    """So many jobs of one key wait, or so much is stored of them, that no more of it are taken."""
 
 
 class Scope(enum.StrEnum):
@@ -76,13 +80,11 @@ class Key:
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose jobs these are, how many of them may wait and run at a time, and how many bytes of them may be stored; None
-    where the key has no limit of its own."""
+    """Whose jobs these are, and how many of them may wait and run at a time; None where the key does not say."""
 
     name: str | None
     max_queued: int | None = None
     max_running: int | None = None
-    max_bytes: int | None = None
 
 
 class Keys:
@@ -197,7 +199,7 @@ def lock_owner(connection: Connection, name: str | None) -> Owner:
     if name is None:
         return Owner(None)
     columns = schema.api_key.c
-    quotas = (columns.max_queued, columns.max_running, columns.max_bytes)
+    quotas = (columns.max_queued, columns.max_running)
     limited = sa.or_(*(quota.is_not(None) for quota in quotas))
     query = sa.select(*quotas).where(columns.name == name, limited)
     row = connection.execute(query.with_for_update()).one_or_none()
@@ -212,19 +214,6 @@ def exceeds(connection: Connection, owner: Owner, state: State) -> bool:
     columns = schema.job.c
     query = sa.select(sa.func.count()).where(columns.owner == owner.name, columns.state == state.value)
     return bool(connection.execute(query).scalar_one() > most)
-
-
-def stored_bytes(connection: Connection, name: str | None) -> int:
-    """Bytes that are stored of an owner's jobs: documents, each once, measurements, best plans."""
-    job, document = schema.job.c, schema.document.c
-    mine = job.owner.is_(None) if name is None else job.owner == name
-    keys = sa.union(sa.select(job.problem_sha256).where(mine), sa.select(job.plan_sha256).where(mine))
-    documents = sa.select(sa.func.sum(sa.func.length(document.body))).where(document.sha256.in_(keys))
-    total = connection.execute(documents).scalar() or 0
-    for table in (schema.measurement, schema.incumbent):
-        of_jobs = sa.select(sa.func.sum(sa.func.length(table.c.body))).join(schema.job, job.id == table.c.job_id)
-        total += connection.execute(of_jobs.where(mine)).scalar() or 0
-    return int(total)
 
 
 def _hash(secret: str) -> str:
