@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import socket
 import threading
 from types import FrameType
 
@@ -12,7 +14,7 @@ import uvicorn
 from loadmaster.api import logs, telemetry
 from loadmaster.api.server.app import create_app
 from loadmaster.api.server.context import Service
-from loadmaster.api.server.patience import most_connections, protocol, raise_descriptor_limit
+from loadmaster.api.server.patience import BACKLOG, most_connections, protocol, raise_descriptor_limit
 from loadmaster.api.server.security import is_loopback
 from loadmaster.api.settings import Settings
 from loadmaster.api.worker.supervisor import Supervisor
@@ -23,7 +25,7 @@ __all__ = ["Server", "make_server", "serve"]
 
 logger = logging.getLogger(__name__)
 
-_FINISH_REQUESTS_S = 5
+_FINISH_REQUESTS_S, _FINISH_WORK_S = 5, 3
 # Longer than it ever takes in good order: whoever stops a server gives it fifteen seconds.
 _LAST_RESORT_S = 14.0
 
@@ -48,6 +50,15 @@ class Server(uvicorn.Server):
             last_resort.start()
         super().handle_exit(sig, frame)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # What is not done by then is refused, not cut off.
+        asyncio.get_running_loop().call_later(_FINISH_WORK_S, self._end_work)
+        await super().shutdown(sockets)
+
+    def _end_work(self) -> None:
+        self.service.readers.close()
+        self.service.renderer.close()
+
 
 def _end() -> None:
     logger.error("the server did not come to an end in good order; what it did is cut off")
@@ -71,6 +82,7 @@ def make_server(settings: Settings) -> Server:
         http=protocol(settings.request_timeout_s, most_connections()),
         log_config=None,
         log_level=settings.log_level,
+        backlog=BACKLOG,
         timeout_graceful_shutdown=_FINISH_REQUESTS_S,
         server_header=False,
     )

@@ -10,10 +10,16 @@ import pytest
 from loadmaster.api.report.csv_text import csv_bytes
 
 
-@pytest.mark.parametrize("text", ['=HYPERLINK("http://x")', "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1"])
+@pytest.mark.parametrize("text", ['=HYPERLINK("http://x")', "+1+1", "-1+1", "@SUM(A1)", "\t=1", " =1", "\ta", "\r=1"])
 def test_a_formula_becomes_text(text: str) -> None:
     rows = list(csv.reader(io.StringIO(csv_bytes([text], [[text, 1]]).decode(), newline="")))
-    assert rows == [[f"'{text}"], [f"'{text}", "1"]]
+    shown = "'" + text.replace("\r", " ")
+    assert rows == [[shown], [shown, "1"]]
+
+
+def test_no_cell_begins_another_row() -> None:
+    written = csv_bytes(["a"], [["b\r=1\n=2"]]).decode()
+    assert written == 'a\n"b =1\n=2"\n'
 
 
 def test_numbers_and_other_text_stay() -> None:

@@ -125,7 +125,7 @@ def test_a_solver_that_is_killed_is_started_once_more(monkeypatch: pytest.Monkey
     effort = Effort(PlanOptions())
 
     def ask() -> object:
-        return effort.solve(None, lambda: None, gap=0.0)  # type: ignore[arg-type]
+        return effort.solved(None, lambda: None, gap=0.0)  # type: ignore[arg-type]
 
     if kills == 1:
         assert ask() is done

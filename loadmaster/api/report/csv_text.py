@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 __all__ = ["csv_bytes"]
 
 # What begins so is a formula to a spreadsheet: it would run what the author of a document wrote as a name.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = ("=", "+", "-", "@")
 
 
 def csv_bytes(header: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
@@ -22,9 +22,12 @@ def csv_bytes(header: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
 
 
 def _cell(value: object) -> object:
-    if not isinstance(value, str) or not value.startswith(_FORMULA) or _is_number(value):
+    if not isinstance(value, str):
         return value
-    return f"'{value}"
+    # Which would begin another row: it is not among what is quoted.
+    text = value.replace("\r", " ")
+    is_formula = text.lstrip().startswith(_FORMULA) and not _is_number(text)
+    return f"'{text}" if is_formula or text.startswith("\t") else text
 
 
 def _is_number(text: str) -> bool:

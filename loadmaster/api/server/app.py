@@ -56,6 +56,8 @@ Submit a problem document, follow its events, fetch the plan with its proof. Err
 
 # So long a submission waits for others who write, before it is refused.
 _LONGEST_LOOK_S = 30.0
+# Submissions that are read at a time: those of one key may not keep all others waiting.
+_MOST_BODIES, _MOST_BODIES_OF_A_KEY = 256, 32
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -80,6 +82,7 @@ def create_app(settings: Settings) -> FastAPI:
         queue,
         keys,
         KeysInUse(keys),
+        Places("submissions", _MOST_BODIES, _MOST_BODIES_OF_A_KEY),
         readers,
         renderer,
         Places(
@@ -129,8 +132,10 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(KeyCheck, keys=keys if asks_for_keys else None)
     app.add_middleware(HostCheck, host=settings.host, names=settings.allowed_host_names)
     problems.install(app)
-    for module in (plans, results, measurements, events, exports, blobs, frontiers, operations, metrics):
+    modules = (plans, results, measurements, events, exports, blobs, frontiers, operations, metrics)
+    for module in modules:
         app.include_router(module.router)
+    app.state.endpoints = [route for module in modules for route in module.router.routes]
     pages.install(app, asks_for_keys=asks_for_keys)
     describe(app, asks_for_keys=asks_for_keys)
     return app

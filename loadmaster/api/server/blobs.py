@@ -19,6 +19,7 @@ from loadmaster.api.errors import ProblemType
 from loadmaster.api.packed import UnreadableDocumentError
 from loadmaster.api.server.context import Service, ServiceDep
 from loadmaster.api.server.description import problem_answers
+from loadmaster.api.server.keys import Caller
 from loadmaster.api.server.problems import Refusal, not_found
 from loadmaster.api.server.reading.body import expect_plain
 from loadmaster.api.server.reading.body_memory import NO_ROOM, NO_ROOM_RETRY_AFTER_S, Held
@@ -99,18 +100,20 @@ def get_blob(service: ServiceDep, sha256: Sha256) -> Response:
 
 
 async def answer_submission(
-    service: Service, held: Held, asked: Asked, then: Callable[[Submission], Response]
+    service: Service, caller: Caller, held: Held, asked: Asked, then: Callable[[Submission], Response]
 ) -> Response:
     """Read a request to plan, with the blob that may stand in the place of its problem, and answer it in a thread.
 
     Raises:
         InputError: it cannot be planned, or there is no such blob.
-        Refusal: 503, other bodies take the memory, or the process that reads large ones broke.
+        Refusal: 429 or 503, there is no place for it; 503, other bodies take the memory, or the process that reads
+            large ones broke.
     """
-    answer = await service.readers.read(asked, then)
-    if isinstance(answer, NamedBlob):
-        blob = await anyio.to_thread.run_sync(_named_bytes, service, held, answer)
-        answer = await service.readers.read(dataclasses.replace(asked, blob=blob), then)
+    with service.bodies.take(caller):
+        answer = await service.readers.read(asked, then)
+        if isinstance(answer, NamedBlob):
+            blob = await anyio.to_thread.run_sync(_named_bytes, service, held, answer)
+            answer = await service.readers.read(dataclasses.replace(asked, blob=blob), then)
     assert not isinstance(answer, NamedBlob)
     return answer
 

@@ -55,6 +55,7 @@ class Service:
     queue: Queue
     keys: Keys
     keys_in_use: KeysInUse
+    bodies: Places
     readers: Readers
     renderer: Renderer
     streams: Places

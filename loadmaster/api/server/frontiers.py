@@ -51,7 +51,7 @@ async def submit_frontier(
         )
         return _frontier_response(frontier, submitted=True)
 
-    return await answer_submission(service, held, Asked(FrontierRequest, body), queue)
+    return await answer_submission(service, caller, held, Asked(FrontierRequest, body), queue)
 
 
 @router.get("/v1/frontiers/{frontier_id:id}", response_model=FrontierResource, responses=problem_answers(404, 422))

@@ -14,8 +14,10 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-# Descriptors that are no connections of clients: the store's, processes that work for the server, and their files.
-_RESERVED = 128
+# So many connections are taken at once, before any of them can be told that it is one too many.
+BACKLOG = 64
+# Beside those, what is no connection of a client: the store's, processes that work for the server, their files.
+_RESERVED = 96 + BACKLOG
 _FEWEST_CONNECTIONS = 16
 _MOST_DESCRIPTORS = 65_536
 _NO_ROOM = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"

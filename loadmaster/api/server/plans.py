@@ -94,7 +94,7 @@ async def submit_plan(
         )
         return _plan_response(job, 200 if job.state.final else 202, location=True)
 
-    return await answer_submission(service, held, Asked(PlanRequest, body, dry_run), queue)
+    return await answer_submission(service, caller, held, Asked(PlanRequest, body, dry_run), queue)
 
 
 @router.get("/v1/plans", responses=problem_answers(422))

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.routing import Match, Route
+from starlette.routing import Match
 
 from loadmaster.api.documents import ProblemDetails, ProblemError
 from loadmaster.api.errors import ProblemType
@@ -182,15 +182,16 @@ _HTTP_TYPES = {404: ProblemType.NOT_FOUND, 405: ProblemType.METHOD_NOT_ALLOWED, 
 def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     type_ = _HTTP_TYPES.get(error.status_code, ProblemType.HTTP)
-    headers = {"Allow": ", ".join(_allowed(request))} if error.status_code == 405 else error.headers
+    headers = error.headers
+    if error.status_code == 405 and (allowed := _allowed(request)):
+        headers = {"Allow": ", ".join(allowed)}
     return problem_response(error.status_code, type_, str(error.detail), instance=request.url.path, headers=headers)
 
 
 def _allowed(request: Request) -> list[str]:
-    """The methods of all routes of a path: the framework names those of the first one."""
-    routes = (route for route in request.app.routes if isinstance(route, Route))
-    found = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
-    return sorted({method for methods in found for method in methods})
+    """The methods of all endpoints of a path: the framework names those of the first one."""
+    found = [route for route in request.app.state.endpoints if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in found for method in route.methods or ()})
 
 
 def _database_error(request: Request, error: Exception) -> JSONResponse:

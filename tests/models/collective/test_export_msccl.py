@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadmaster.errors import InputError
+from loadmaster.models.collective.exports import msccl, mscclpp
 from loadmaster.models.collective.exports.msccl import msccl_files, msccl_xml
 from loadmaster.models.collective.instance import Chunk
 from loadmaster.models.collective.problem import Collective, CollectiveProblem
+from loadmaster.models.kinds import KINDS
 from tests.models.collective.buffers_by_hand import UNWRITTEN, after, before
 from tests.models.collective.handmade import along_trees, table
 from tests.models.collective.tiny import EVEN, problem, ring, switched
@@ -282,3 +284,25 @@ def test_what_does_not_fit_is_refused_in_words() -> None:
     with pytest.raises(InputError, match="threadblock holds 64"):
         crowd = one("allreduce", ring(70), 16)
         msccl_xml(crowd, along_trees(crowd, 16, 1, "gather"))
+
+
+def test_instances_that_no_loader_holds_are_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a plan whose chunks divide by anything: the number alone says it."""
+    exports = {export.name: export for export in KINDS["collective"].exports}
+    for name, most in (("msccl", msccl.CHANNELS), ("mscclpp", mscclpp.BLOCKS)):
+        (number,) = exports[name].numbers
+        assert number.most == most
+        assert number.checked(most, "instances") == most
+        with pytest.raises(InputError, match=f"from 1 to {most}"):
+            number.checked(most + 1, "instances")
+    # Also where it is called from Python, and where it is the links that make it too many.
+    for module in (msccl, mscclpp):
+        monkeypatch.setattr(module, "fitted", lambda *_, **__: pytest.fail("it was built"))
+    size = 4 * 15_625_000
+    given = one("allgather", ring(4), size)
+    plan = along_trees(given, size, 1)
+    for instances in (250, 15_625_000):
+        with pytest.raises(InputError, match=r"channels|threadblocks"):
+            msccl_xml(given, plan, instances=instances)
+        with pytest.raises(InputError, match="threadblocks"):
+            mscclpp.mscclpp_plan(given, plan, name="n", instances=instances)
