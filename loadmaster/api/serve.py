@@ -25,6 +25,7 @@ __all__ = ["Server", "make_server", "serve"]
 
 logger = logging.getLogger(__name__)
 
+_WAITING_CONNECTIONS = 1024
 _FINISH_REQUESTS_S, _FINISH_WORK_S = 5, 3
 # Longer than it ever takes in good order: whoever stops a server gives it fifteen seconds.
 _LAST_RESORT_S = 14.0
@@ -49,6 +50,15 @@ class Server(uvicorn.Server):
             last_resort.daemon = True
             last_resort.start()
         super().handle_exit(sig, frame)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            for listening in server.sockets:
+                # The system may keep more waiting than are taken at once: of those that it turns away, each tries again
+                # ever more slowly.
+                with socket.socket(fileno=os.dup(listening.fileno())) as same:
+                    same.listen(_WAITING_CONNECTIONS)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # What is not done by then is refused, not cut off.

@@ -151,6 +151,8 @@ _REUSABLE = (
         sa.or_(schema.job.c.state == State.INFEASIBLE.value, schema.job.c.gap <= sa.bindparam("asked_gap")),
     )
     .order_by(schema.job.c.id.desc())
+    # More than one, where the latest cannot be read.
+    .limit(10)
 )
 
 
