@@ -115,7 +115,7 @@ def _reason(plan: PartitionPlan) -> str:
     if lacking is None:
         return ""
     least = show_at_least(lacking.minimum_budget_bytes)
-    return f": {lacking.where} needs {least}, most of it for {', '.join(lacking.largest)}"
+    return f": every plan needs at least {least}, much of it for {', '.join(lacking.largest)}"
 
 
 def _from_first_rank(

@@ -5,6 +5,7 @@ Where workers have different parts of the budget, bytes are those of the budget 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,6 +39,20 @@ class Moment:
         """Of an assignment."""
         found = sum(float(held[chosen[v]]) for v, held in self.shares.items())
         return found + sum(float(b[chosen[t], chosen[o]]) for (t, o), b in self.buffers.items())
+
+
+def in_units(least: float, moments: Sequence[Moment]) -> int:
+    """The least number of bytes that any of some moments can take and that is no less than that.
+
+    Sizes are multiples of some unit, and so are their sums; parts of a budget may be of fractions of a byte.
+    """
+    unit = 0
+    for moment in moments:
+        for sizes in (*moment.shares.values(), *moment.buffers.values()):
+            if (sizes != np.floor(sizes)).any():
+                return math.ceil(least)
+            unit = math.gcd(unit, int(np.gcd.reduce(sizes.astype(np.int64), axis=None)))
+    return -(-math.ceil(least) // unit) * unit if unit else math.ceil(least)
 
 
 class Memory:

@@ -55,15 +55,24 @@ class Splits:
 
 @dataclass(frozen=True)
 class Infeasibility:
-    """Why no plan exists: a worker needs ``minimum_budget_bytes`` at operator ``where``, most of it for ``largest``.
+    """Why no plan exists, and what to relax.
 
-    That is what is needed if everything is as divided as it can be, or what the smallest plan that was found takes.
+    Attributes:
+        minimum_budget_bytes: no plan exists below this (proved).
+        short_bytes: how much more the budget needs at least.
+        where: the operator at which a worker holds most even if everything is as divided as it can be.
+        largest: the tensors that take most there.
+        planned_budget_bytes: the least budget of which a plan was found; None if none was. Where it is the minimum, it
+            is the least of all.
     """
+
+    leave_out_defaults: ClassVar = True
 
     minimum_budget_bytes: Size
     short_bytes: Size
     where: str
     largest: tuple[str, ...] = ()
+    planned_budget_bytes: Size | None = None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

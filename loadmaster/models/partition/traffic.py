@@ -160,19 +160,17 @@ class _Paths:
         grid = np.array(np.meshgrid(*[parts] * len(axes), indexing="ij")).reshape(len(axes), -1).T
         placements = [p for p in map(tuple, grid.tolist()) if divides(shape, p, mesh.units)]
         self.number: dict[Placement, int] = {p: n for n, p in enumerate(placements)}
-        times = np.full((len(placements), len(placements)), np.inf)
-        np.fill_diagonal(times, 0.0)
+        steps = np.full((len(placements), len(placements)), np.inf)
+        np.fill_diagonal(steps, 0.0)
         for n, placement in enumerate(placements):
             held_bytes = mesh.largest.held_elements(shape, placement) * element_bytes
             for axis in range(len(axes)):
                 for part in parts:
                     to = (*placement[:axis], part, *placement[axis + 1 :])
                     if part != placement[axis] and to in self.number and self._last(placement, axis, to):
-                        times[n, self.number[to]] = self._step_us(axis, placement[axis], part, held_bytes)
-        self._steps_us = times.copy()
-        for via in range(len(placements)):
-            np.minimum(times, times[:, via, None] + times[None, via, :], out=times)
-        self.times_us = times
+                        steps[n, self.number[to]] = self._step_us(axis, placement[axis], part, held_bytes)
+        self._steps_us = steps
+        self.times_us = _shortest(steps)
 
     def hops(self, held: Placement, needed: Placement) -> list[Hop]:
         """From step to step, each the first of a shortest path."""
@@ -213,3 +211,21 @@ class _Paths:
             pieces, of = (along.size - 1) * largest, along.units
         exchange_us = along.latency_us + pieces * held_bytes / of / (along.gbps * 1e3)
         return 2 * exchange_us if part == TERM and to == WHOLE else exchange_us
+
+
+def _shortest(steps: FloatArray) -> FloatArray:
+    """Least sums along paths, [from, to], of steps [from, to] that are infinite where there is none.
+
+    From each placement only few steps lead on: a path begins with one of them, and goes on along a shorter one.
+    """
+    finite = np.isfinite(steps)
+    order = np.argsort(~finite, axis=1, kind="stable")[:, : int(finite.sum(axis=1).max())]
+    first_us = np.take_along_axis(steps, order, axis=1)
+    times = steps.copy()
+    changed = True
+    while changed:
+        before = times.copy()
+        for to, us in zip(order.T, first_us.T, strict=True):
+            np.minimum(times, us[:, None] + times[to], out=times)
+        changed = bool((times != before).any())
+    return times

@@ -5,6 +5,7 @@ Sets:
     p       pairs of a class of tensors t and a class of operators o, with costs b_p[s_t, s_o]
     A_p     states of t whose rows of b_p (and of every buffer of the pair) are the same; B_p columns likewise
     n       moments: a worker and an operator while which it is to keep the budget (:mod:`.moments`)
+    K       covers: states K_v of some classes that together take more than the budget at a moment
 
 Parameters: a_v[s] cost of a state; M the budget; h_n[v, s] bytes of shares, w_n[p, a, b] bytes of buffers.
 
@@ -19,13 +20,20 @@ Constraints:
 (T2)  what leaves a is what t has there: sum_b f[p, a, b] = sum_(s in a) y[t, s] - `from_tensors`
 (T3)  what arrives in b is what o has there: sum_a f[p, a, b] = sum_(s in b) y[o, s] - `to_operators`
 (T4)  sum h_n[v, s] y[v, s] + sum w_n[p, a, b] f[p, a, b] <= M for every moment n - `fits_the_budget`
+(T5)  sum over v in K, s in K_v of y[v, s] <= |K| - 1 for every cover K - `covered`
 
 Where y is whole, f is, too: (T2) and (T3) leave one cell. So only y need be integer, and the relaxation is that of the
 local polytope, with as many flows as there are different costs and not as there are states.
+
+Solvers see (T4) up to a tolerance, which is many bytes of a large budget. The row is a little wider than M, so that no
+plan is lost that takes M exactly; what takes more all the same is refused by (T5).
+
+What budget is needed is found by the same rows: with a column z >= 0 that is minimized alone, and z M for M in (T4).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,6 +44,11 @@ from loadmaster.models.partition.moments import Moment
 from loadmaster.solvers.program import FloatArray, IntArray, Program, ProgramBuilder
 
 Pair = tuple[int, int]
+# Of classes, the states of which at least one must be another.
+Cover = dict[int, IntArray]
+
+# Of the budget, more than sums are rounded by.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -72,15 +85,25 @@ class Transport:
 
 
 def formulate(
-    choices: Choices, moments: Sequence[Moment], budget_bytes: int, *, scale: float, integer: bool
+    choices: Choices,
+    moments: Sequence[Moment],
+    budget_bytes: int,
+    covers: Sequence[Cover] = (),
+    *,
+    scale: float,
+    integer: bool,
+    least_memory: bool = False,
 ) -> Transport:
     """The program.
 
     Args:
         scale: of the objective: costs are divided by it.
         integer: whether y is binary; if not, it is the relaxation.
+        least_memory: whether the part of the budget that is needed is minimized, and not the costs.
     """
     b = ProgramBuilder()
+    if least_memory:
+        scale = math.inf
     states = tuple(
         b.columns(f"y[{v}]", len(costs), upper=1.0, cost=costs / scale, integer=integer)
         for v, costs in enumerate(choices.unary)
@@ -89,7 +112,9 @@ def formulate(
     one_state(b, states)
     from_tensors(b, states, flows)
     to_operators(b, states, flows)
-    fits_the_budget(b, states, flows, moments, budget_bytes)
+    needed = b.columns("needed", 1, cost=1.0) if least_memory else None
+    fits_the_budget(b, states, flows, moments, budget_bytes, needed)
+    covered(b, states, covers)
     return Transport(b.build(), states, flows)
 
 
@@ -138,8 +163,9 @@ def fits_the_budget(
     flows: dict[Pair, Flow],
     moments: Sequence[Moment],
     budget_bytes: int,
+    needed: IntArray | None = None,
 ) -> None:
-    """(T4)"""
+    """(T4), with z M for M where the budget is to be found."""
     rows = b.row_list("fits_the_budget")
     for moment in moments:
         columns: list[int] = []
@@ -151,5 +177,30 @@ def fits_the_budget(
             flow = flows[pair]
             columns += flow.cells.values()
             weights += [buffer[ij] / budget_bytes for ij in flow.first.values()]
-        rows.add(columns, weights, upper=1.0)
+        if needed is not None:
+            columns += needed.tolist()
+            weights.append(-1.0)
+        rows.add(columns, weights, upper=1.0 + _ROUNDING if needed is None else 0.0)
+    rows.done()
+
+
+def cover(moment: Moment, chosen: Sequence[int]) -> Cover:
+    """States that take at least as much at a moment as those of an assignment that takes too much there.
+
+    A class that makes pairs there has its own state alone.
+    """
+    paired = {v for pair in moment.buffers for v in pair}
+    found = {v: np.array([chosen[v]]) for v in paired}
+    for v, held in moment.shares.items():
+        if v not in paired:
+            found[v] = np.flatnonzero(held >= held[chosen[v]])
+    return found
+
+
+def covered(b: ProgramBuilder, states: Sequence[IntArray], covers: Sequence[Cover]) -> None:
+    """(T5)"""
+    rows = b.row_list("covered")
+    for one in covers:
+        columns = [column for v, of in one.items() for column in states[v][of].tolist()]
+        rows.add(columns, [1.0] * len(columns), upper=len(one) - 1.0)
     rows.done()

@@ -5,7 +5,7 @@ State s of a variable is dominated by another one, s', where whatever the neighb
     a(s) - a(s') + sum over neighbours of min over their states j of (b(s, j) - b(s', j)) >= 0
 
 Without s there is still a best assignment. What is taken away from one variable may make states of its neighbours
-dominated, so they are looked at again.
+dominated, so they are looked at again. Variables of so many states that the comparison would not fit are left alone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import numpy as np
 from loadmaster.solvers.program import FloatArray, IntArray
 
 Pair = tuple[int, int]
+# Numbers of one comparison of a variable's states with each other, over the states of a neighbour.
+LARGEST_COMPARISON = 1 << 24
 
 
 def kept_states(unary: Sequence[FloatArray], pairs: Mapping[Pair, FloatArray]) -> list[IntArray]:
@@ -33,6 +35,9 @@ def kept_states(unary: Sequence[FloatArray], pairs: Mapping[Pair, FloatArray]) -
         v = queue.popleft()
         waiting.discard(v)
         states = kept[v]
+        widest = max((len(kept[other]) for other in near[v]), default=1)
+        if len(states) ** 2 * widest > LARGEST_COMPARISON:
+            continue
         worse = np.subtract.outer(unary[v][states], unary[v][states])
         with np.errstate(invalid="ignore"):  # where neither can be beside some neighbour, nothing is dominated
             for other, costs in near[v].items():

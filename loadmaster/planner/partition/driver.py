@@ -1,9 +1,13 @@
-"""How ``partition`` is solved: exactly by elimination where no budget binds, else with prices for memory, and by the
-compact program.
+"""How ``partition`` is solved: as a sum of pairwise costs where no budget binds, else with prices for memory, and by
+the compact program.
 
-The relaxation of the program comes first. Where its point is a plan that a moment without a row refuses, the row is
-added. Where it is fractional, each axis gets one role for the whole model (:mod:`.modules`): few choices are left then,
-and a plan is found soon where there is one. At last integers are asked for.
+What people do by hand (:mod:`.restrictions`) is tried unless the best plan of all is there at once. Where no price for
+memory comes to a plan, the least budget that has one is looked for: there is none below what is proved on the way.
+
+Of the program the relaxation comes first. Where its point is a plan that a moment without a row refuses, the row is
+added; where the moment has a row, and what a solver tolerates is more than the budget, what is chosen is cut off. Where
+the point is fractional, each axis gets one role for the whole model (:mod:`.modules`): few choices are left then, and a
+plan is found soon where there is one. At last integers are asked for.
 """
 
 from __future__ import annotations
@@ -19,20 +23,24 @@ from loadmaster.errors import CancelledError, LimitReachedError
 from loadmaster.models.partition import transport
 from loadmaster.models.partition.checker import Check, Rules, check
 from loadmaster.models.partition.choices import Choices, coarsened
-from loadmaster.models.partition.moments import Memory, Moment
+from loadmaster.models.partition.moments import Memory, Moment, in_units
 from loadmaster.models.partition.plan import Infeasibility, PartitionPlan, Splits
 from loadmaster.models.partition.problem import PartitionProblem
 from loadmaster.models.units import show_bytes
 from loadmaster.planner.effort import GOING_ON, Effort
 from loadmaster.planner.options import PlanOptions, PlanProgress
-from loadmaster.planner.partition.elimination import TooWideError, minimize
-from loadmaster.planner.partition.lagrangian import search
+from loadmaster.planner.partition.lagrangian import join, least_bytes, search
 from loadmaster.planner.partition.modules import by_roles
+from loadmaster.planner.partition.pairwise import minimize
 from loadmaster.planner.partition.restrictions import METHODS
 from loadmaster.solvers.solution import Solution, SolverStatus, relative_gap
 
 # Sums of the same costs in another order are equal to so many digits.
 _CLOSE = 1e-9
+# What solvers tolerate: of a bound of theirs, scaled to about one, so much is not proved.
+_TOLERANCE = 1e-6
+# Numbers of all costs up to which a program says what memory is needed.
+_SMALL = 100_000
 _BLOCKERS = 3
 _ANY_BYTES = 1 << 62
 
@@ -71,18 +79,18 @@ class _Run:
         self.bound: float | None = None
         self.best: tuple[float, Splits] | None = None
         self.verdict: Check | None = None
-        # Of all assignments that were tried: where the one that takes least takes most, and how much.
-        self.smallest: tuple[int, int] | None = None
-        self.is_infeasible = False
+        # The least budget that any assignment that was tried keeps; what every plan needs.
+        self.works_bytes: int | None = None
+        self.needed_bytes = int(self.memory.least_bytes.max())
+        self.covers: list[transport.Cover] = []
 
     def plan(self) -> PartitionPlan:
         if self.effort.cancelled():
             raise CancelledError("cancelled before a plan was found")
-        lacking = self._infeasibility()
-        if lacking is not None:
-            return self._answer(lacking)
         with self.effort.keep_plan_on_crash(lambda: self.best is not None):
-            if self.effort.options.method == "auto":
+            if self._is_infeasible():
+                self._least()
+            elif self.effort.options.method == "auto":
                 self._auto()
             elif self.effort.options.method == "module":
                 self._by_roles()
@@ -91,44 +99,41 @@ class _Run:
         if self.best is None:
             if self.effort.was_cancelled:
                 raise CancelledError("cancelled before a plan was found")
-            if self.is_infeasible and self.smallest is not None:
-                return self._answer(self._lacking(*self.smallest))
+            if self._is_infeasible():
+                return self._answer(self._lacking())
             raise LimitReachedError(self._nothing_found())
         return self._answer(None)
 
     def _nothing_found(self) -> str:
         found = f"no plan was found under {show_bytes(self.budget_bytes)}"
-        if self.smallest is not None:
-            found += f"; the smallest takes {show_bytes(self.smallest[1])}"
+        if self.works_bytes is not None:
+            found += f"; the smallest takes {show_bytes(self.works_bytes)}"
         return f"{found}. Give more time, or a larger budget."
 
-    def _infeasibility(self) -> Infeasibility | None:
-        """Why there is no plan, where that is plain: everything as divided as it can be is too much."""
-        if self.least_bytes <= self.budget_bytes:
-            return None
-        return self._lacking(int(self.memory.least_bytes.argmax()), self.least_bytes)
+    def _is_infeasible(self) -> bool:
+        """Whether every plan needs more than the budget."""
+        return self.needed_bytes > self.budget_bytes
 
-    @property
-    def least_bytes(self) -> int:
-        """What one worker holds at least, where it holds most."""
-        return int(self.memory.least_bytes.max())
-
-    def _lacking(self, n: int, least: int) -> Infeasibility:
+    def _lacking(self) -> Infeasibility:
+        n = int(self.memory.least_bytes.argmax())
         held = [moment.shares for moment in self.memory.moments(n)]
         shares = max(held, key=lambda of: sum(float(sizes.min()) for sizes in of.values()))
         largest = sorted(shares, key=lambda v: float(shares[v].min()), reverse=True)[:_BLOCKERS]
         names = tuple(self.problem.tensors[self.choices.variables[v].members[0]].name for v in largest)
         where = f"operator {n} ({self.problem.operators[n].words})"
-        return Infeasibility(least, least - self.budget_bytes, where, names)
+        short_bytes = self.needed_bytes - self.budget_bytes
+        return Infeasibility(self.needed_bytes, short_bytes, where, names, self.works_bytes)
 
     def _by_method(self, method: str) -> None:
-        try:
-            with self.effort.on_clock("solve"):
-                chosen = METHODS[method](self.choices, self.effort.cancelled)
-        except TooWideError:
-            self._say(method, "tables are too wide")
-        else:
-            self._try(method, chosen)
+        with self.effort.on_clock("solve"):
+            chosen = METHODS[method](self.choices, self.effort.over)
+        self._try(method, chosen)
+
+    def _by_hand(self) -> None:
+        """All other methods: no plan is worse than the best of theirs."""
+        for method in METHODS:
+            if self.best is None or not self.effort.over():
+                self._by_method(method)
 
     def _by_roles(self) -> None:
         """The best plan under any roles of the axes. The bound is that of all plans: the gap is what roles cost."""
@@ -142,13 +147,12 @@ class _Run:
         """Plans under all roles that elimination finds; (what any plan costs at least, its run), cheapest first."""
         runs = []
         for _, choices in by_roles(self.problem):
-            try:
-                with self.effort.on_clock("solve"):
-                    _, optimum = minimize(choices.unary, choices.pairs, cancelled=self.effort.cancelled)
-            except TooWideError:
-                optimum = 0.0
+            if self.best is not None and self.effort.over():
+                break
+            with self.effort.on_clock("solve"):
+                _, optimum = minimize(choices.unary, choices.pairs, stop=self.effort.over)
             run = _Run(choices, self.budget_bytes, self.effort, self)
-            if math.isfinite(optimum) and run.least_bytes <= self.budget_bytes:
+            if math.isfinite(optimum) and not run._is_infeasible():
                 runs.append((optimum, run))
         runs.sort(key=lambda one: one[0])
         for optimum, run in runs:
@@ -158,77 +162,128 @@ class _Run:
 
     def _under(self, run: _Run, look: Callable[[], None]) -> None:
         """Look for a better plan among fewer choices."""
-        run.best, run.verdict = self.best, self.verdict
+        run.best, run.verdict, run.works_bytes = self.best, self.verdict, self.works_bytes
         look()
-        self.best, self.verdict = run.best, run.verdict
+        self.best, self.verdict, self.works_bytes = run.best, run.verdict, run.works_bytes
         self._say("roles", "one tried")
 
     def _bound_of_all(self) -> None:
         """Of plans of every sort."""
-        try:
-            with self.effort.on_clock("solve"):
-                chosen, self.bound = minimize(self.choices.unary, self.choices.pairs, cancelled=self.effort.cancelled)
-            verdict = check(self.problem, self.choices.splits(chosen), _ANY_BYTES, self.rules)
-        except TooWideError:
-            verdict = None
-        if (verdict is None or verdict.peak_bytes > self.budget_bytes) and not self._done():
+        with self.effort.on_clock("solve"):
+            chosen, bound = minimize(self.choices.unary, self.choices.pairs, stop=self.effort.over)
+        self._prove(bound)
+        verdict = check(self.problem, self.choices.splits(chosen), _ANY_BYTES, self.rules)
+        if (not verdict.ok or verdict.peak_bytes > self.budget_bytes) and not self._done():
             self._solved_program(integer=False)
 
     def _auto(self) -> None:
         """Without the budget first; where that is too much, under it."""
-        self._eliminated()
+        self._eliminated(self._by_hand)
+        if self.best is None and not self._done():
+            self._least()
+        if self._is_infeasible():
+            return
         self._programs(integer=False)
         if not self._done():
             self._roles()
         self._programs(integer=True)
+        if self.best is None and self._is_infeasible():
+            self._least()
 
-    def _eliminated(self) -> None:
-        """Exact without the budget; with prices for memory under it."""
-        try:
-            with self.effort.on_clock("solve"):
-                chosen, optimum = minimize(self.choices.unary, self.choices.pairs, cancelled=self.effort.cancelled)
-            self.bound = optimum
-            self._try("elimination", chosen)
-            if not self._done():
-                self._prices(optimum)
-        except TooWideError:
-            self._say("elimination", "tables are too wide")
+    def _eliminated(self, otherwise: Callable[[], None] = lambda: None) -> None:
+        """Without the budget; with prices for memory under it.
+
+        Args:
+            otherwise: called in between, where the best plan of all was not found without the budget.
+        """
+        with self.effort.on_clock("solve"):
+            chosen, optimum = minimize(self.choices.unary, self.choices.pairs, stop=self.effort.over)
+        self._prove(optimum)
+        self._try("elimination", chosen)
+        if not self._is_within(0.0):
+            otherwise()
+        if not self._done():
+            self._prices(optimum)
 
     def _prices(self, optimum: float) -> None:
-        """Elimination with a price for memory, from one at which all of it costs a tenth of the best plan without."""
+        """Prices for memory, from one at which all of it costs a tenth of the best plan without."""
+        first_price = 0.1 * (optimum if optimum > 0 else 1.0) / max(self.budget_bytes, 1)
+        take = functools.partial(self._try, "prices")
+        search(self.choices, self.moments, self.budget_bytes, first_price, take, self._prove, self._done)
 
-        def taken(chosen: Sequence[int], bound: float) -> Moment | None:
-            self.bound = max(self.bound or 0.0, bound)
-            return self._try("prices", chosen)
+    def _least(self) -> None:
+        """The least budget that has a plan, as far as averages over some moments tell."""
 
-        first_price = 0.1 * max(optimum, 1.0) / max(self.budget_bytes, 1)
-        search(self.choices, self.moments, self.budget_bytes, first_price, taken, self._done)
+        moments = list(self.moments)
+
+        def prove(least: float, at: Sequence[Moment]) -> None:
+            if math.isfinite(least):
+                least = in_units(least, at)
+            if self.works_bytes is not None:
+                least = min(least, self.works_bytes)
+            if math.isfinite(least):
+                self.needed_bytes = max(self.needed_bytes, int(least))
+
+        def stop() -> bool:
+            is_known = self.works_bytes is not None and self.needed_bytes >= self.works_bytes
+            return is_known or self.best is not None or self.effort.over()
+
+        take = functools.partial(self._try, "least memory")
+        with self.effort.on_clock("solve"):
+            least_bytes(self.choices, moments, take, prove, stop)
+        while not stop() and sum(costs.size for costs in self.choices.pairs.values()) <= _SMALL:
+            assert self.works_bytes is not None, "an assignment was found"
+            with self.effort.on_clock("build"):
+                program = transport.formulate(
+                    self.choices, moments, self.works_bytes, scale=1.0, integer=True, least_memory=True
+                )
+            solution = self._solved("least memory", program, 0.0)
+            if solution.bound is not None:
+                prove((solution.bound - _TOLERANCE) * self.works_bytes, moments)
+            if solution.values is None:
+                return
+            chosen = program.chosen(solution.values)
+            fullest = take(chosen)
+            if fullest is None or not join(moments, fullest):
+                return
 
     def _programs(self, *, integer: bool) -> None:
-        """The program, with a row for every moment that its points break."""
-        while not self._done():
+        """The program, with a row for every moment that its points break, and a cut where they break one that has."""
+        while not self._done() and not self._is_infeasible():
             program, solution = self._solved_program(integer=integer)
             if solution.values is None:
                 return
             whole = all(np.allclose(solution.values[c].max(), 1.0, atol=1e-6) for c in program.states)
-            broken = self._try("program" if integer else "relaxation", program.chosen(solution.values))
+            chosen = program.chosen(solution.values)
+            broken = self._try("program" if integer else "relaxation", chosen)
             if not whole or broken is None:
                 return
-            self.moments.append(broken)
+            if not join(self.moments, broken):
+                self.covers.append(transport.cover(broken, chosen))
 
     def _solved_program(self, *, integer: bool) -> tuple[transport.Transport, Solution]:
         """What it comes to bounds all plans."""
-        scale = max(self.bound or 0.0, float(max(costs.max() for costs in self.choices.unary)), 1.0)
+        scale = self._scale()
         with self.effort.on_clock("build"):
-            program = transport.formulate(self.choices, self.moments, self.budget_bytes, scale=scale, integer=integer)
-        solution = self._solved("program" if integer else "relaxation", program)
-        self.is_infeasible = solution.status is SolverStatus.INFEASIBLE
-        if solution.bound is not None and not self.is_infeasible:
-            self.bound = max(self.bound or 0.0, solution.bound * scale)
+            program = transport.formulate(
+                self.choices, self.moments, self.budget_bytes, self.covers, scale=scale, integer=integer
+            )
+        solution = self._solved("program" if integer else "relaxation", program, self.effort.options.gap / 2)
+        if solution.status is SolverStatus.INFEASIBLE:
+            self.needed_bytes = max(self.needed_bytes, self.budget_bytes + 1)
+        elif solution.bound is not None:
+            self._prove((solution.bound - _TOLERANCE) * scale)
         return program, solution
 
-    def _solved(self, phase: str, what: transport.Transport) -> Solution:
-        gap = self.effort.options.gap / 2
+    def _scale(self) -> float:
+        """About what a plan costs: what solvers tolerate is little beside it."""
+        for cost in (None if self.best is None else self.best[0], self.bound):
+            if cost is not None and cost > 0:
+                return cost
+        costs = (*self.choices.unary, *self.choices.pairs.values())
+        return max((float(c[np.isfinite(c)].max(initial=0.0)) for c in costs), default=0.0) or 1.0
+
+    def _solved(self, phase: str, what: transport.Transport, gap: float) -> Solution:
         return self.effort.solved(what.program, lambda: self._say(phase, "solving"), gap=gap)
 
     def _try(self, phase: str, chosen: Sequence[int]) -> Moment | None:
@@ -239,17 +294,25 @@ class _Run:
         if not verdict.ok:  # a fractional point, made whole, can ask for what cannot be brought there
             self._say(phase, "no plan")
             return None
-        at = int(verdict.resident_bytes.argmax())
-        if self.smallest is None or verdict.peak_bytes < self.smallest[1]:
-            self.smallest = (at, verdict.peak_bytes)
+        self.works_bytes = min(verdict.peak_bytes, self.works_bytes or _ANY_BYTES)
         if verdict.peak_bytes > self.budget_bytes:
             self._say(phase, f"{show_bytes(verdict.peak_bytes)} are too much")
-            return max(self.memory.moments(at), key=lambda moment: moment.bytes_of(chosen))
+            moments = self.memory.moments(int(verdict.resident_bytes.argmax()))
+            return max(moments, key=lambda moment: moment.bytes_of(chosen))
         if self.best is None or verdict.objective < self.best[0]:
             self.best, self.verdict = (verdict.objective, splits), verdict
             self.effort.hold(lambda: self._plan(splits, verdict, GOING_ON))
         self._say(phase, f"{show_bytes(verdict.peak_bytes)} at the most")
         return None
+
+    def _prove(self, bound: float) -> None:
+        """No plan is better than the best in hand and costs less than that; there is none where it is infinite."""
+        if self.best is not None:
+            bound = min(bound, self.best[0])
+        elif math.isinf(bound):
+            self.needed_bytes = max(self.needed_bytes, self.budget_bytes + 1)
+            return
+        self.bound = max(self.bound or 0.0, bound)
 
     def _done(self) -> bool:
         return self.effort.over() or self._is_proved()

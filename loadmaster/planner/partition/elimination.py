@@ -5,9 +5,9 @@ To eliminate x is to replace all tables that x is in by one over their other var
     new(y, z, ...) = min over x of the sum of the tables
 
 What is left in the end is the optimum. Backwards, each variable takes the state that is best beside those after it.
-Tables grow with the variables that x shares them with, so the variable that makes the smallest one goes first. States
-that no best assignment needs are left out before (:mod:`.dominance`). Graphs of training steps, coarsened, are narrow:
-chains with a few branches.
+Tables grow with the variables that x shares them with, so the variable that makes the smallest one goes first. Graphs
+of training steps, coarsened, are narrow: chains with a few branches. On meshes of three axes states are so many that
+tables are too wide all the same (:mod:`.pairwise`).
 
 Example: a(x) = [0, 3], b(x, y) = [[5, 1], [0, 2]]. Eliminating x leaves min(0 + 5, 3 + 0) = 3 for y = 0 and
 min(0 + 1, 3 + 2) = 1 for y = 1. The optimum is 1, at y = 1, x = 0.
@@ -20,22 +20,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from loadmaster.planner.partition.dominance import kept_states
 from loadmaster.solvers.program import FloatArray
 
-# Numbers of one table: beyond it a program is the better way.
+# Numbers of one table: beyond it other ways are better.
 LARGEST_TABLE = 20_000_000
 
 Pair = tuple[int, int]
 
 
 class TooWideError(Exception):
-    """A table would be larger than that."""
+    """A table would be too large, or the caller does not want to wait for it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table:
     """Costs [states of each variable] over ascending variables."""
 
@@ -49,73 +46,89 @@ class Table:
         return found
 
 
-def minimize(
-    unary: Sequence[FloatArray],
-    pairs: Mapping[Pair, FloatArray],
-    *,
-    largest_table: int = LARGEST_TABLE,
-    cancelled: Callable[[], bool] = lambda: False,
-) -> tuple[list[int], float]:
-    """A best assignment, and its cost; infinite where there is none.
+class Elimination:
+    """All variables of a sum eliminated.
 
     Args:
         unary: [variables][states]
-        pairs: (variable, variable) -> [states, states]
+        pairs: (variable, variable) -> [states, states]; infinite where two states cannot be beside each other.
+        largest_table: numbers of the largest table that may be made.
+        stop: asked before each variable.
+
+    Attributes:
+        optimum: the least cost; infinite where there is no assignment.
+        order: variables, those eliminated last first.
 
     Raises:
-        TooWideError: a table would have more than ``largest_table`` numbers.
+        TooWideError: a table would be larger, or ``stop`` says so.
     """
-    kept = kept_states(unary, pairs)
-    unary = [costs[k] for costs, k in zip(unary, kept, strict=True)]
-    pairs = {(u, v): costs[np.ix_(kept[u], kept[v])] for (u, v), costs in pairs.items()}
-    unary, pairs = _settled(unary, pairs)
-    tables: dict[int, list[Table]] = {v: [] for v in range(len(unary))}
-    near: list[set[int]] = [set() for _ in unary]
-    for (u, v), costs in pairs.items():
-        table = Table((u, v), costs) if u < v else Table((v, u), costs.T)
-        for one, other in ((u, v), (v, u)):
-            tables[one].append(table)
-            near[one].add(other)
-    states = [len(costs) for costs in unary]
-    sizes = [_joined(v, near, states) for v in range(len(unary))]
-    # The smallest first; what has another size by now is there once more.
-    queue = [(size, v) for v, size in enumerate(sizes)]
-    heapq.heapify(queue)
-    done: list[tuple[int, list[Table]]] = []
-    optimum = 0.0
-    while queue:
-        size, v = heapq.heappop(queue)
-        if v not in tables or size != sizes[v]:
-            continue
-        if size > largest_table or cancelled():
-            raise TooWideError
-        others = tuple(sorted(near[v]))
-        scope = (v, *others)
-        joined = _expanded(Table((v,), unary[v]), scope, states)
-        own = tables.pop(v)
-        done.append((v, own))
-        for table in own:
-            joined = joined + _expanded(table, scope, states)
-            for other in table.variables:
-                if other != v:
-                    tables[other].remove(table)
-        left = joined.min(axis=0)
-        if not others:
-            optimum += float(left)
-            continue
-        rest = Table(others, left)
-        for other in others:
-            tables[other].append(rest)
-            near[other] |= set(others)
-            near[other] -= {other, v}
-        for other in others:
-            sizes[other] = _joined(other, near, states)
-            heapq.heappush(queue, (sizes[other], other))
-    chosen = [0] * len(unary)
-    for v, own in reversed(done):
-        costs = unary[v] + sum(table.along(v, chosen) for table in own)
-        chosen[v] = int(costs.argmin())
-    return [int(k[x]) for k, x in zip(kept, chosen, strict=True)], optimum
+
+    def __init__(
+        self,
+        unary: Sequence[FloatArray],
+        pairs: Mapping[Pair, FloatArray],
+        *,
+        largest_table: int = LARGEST_TABLE,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._unary, pairs = _settled(unary, pairs)
+        tables: dict[int, list[Table]] = {v: [] for v in range(len(unary))}
+        near: list[set[int]] = [set() for _ in unary]
+        for (u, v), costs in pairs.items():
+            table = Table((u, v), costs) if u < v else Table((v, u), costs.T)
+            for one, other in ((u, v), (v, u)):
+                tables[one].append(table)
+                near[one].add(other)
+        states = [len(costs) for costs in unary]
+        sizes = [_joined(v, near, states) for v in range(len(unary))]
+        # The smallest first; what has another size by now is there once more.
+        queue = [(size, v) for v, size in enumerate(sizes)]
+        heapq.heapify(queue)
+        done: dict[int, list[Table]] = {}
+        self.optimum = 0.0
+        while queue:
+            size, v = heapq.heappop(queue)
+            if v not in tables or size != sizes[v]:
+                continue
+            if size > largest_table or stop():
+                raise TooWideError
+            others = tuple(sorted(near[v]))
+            scope = (v, *others)
+            joined = _expanded(Table((v,), self._unary[v]), scope, states)
+            done[v] = tables.pop(v)
+            for table in done[v]:
+                joined = joined + _expanded(table, scope, states)
+                for other in table.variables:
+                    if other != v:
+                        tables[other].remove(table)
+            left = joined.min(axis=0)
+            if not others:
+                self.optimum += float(left)
+                continue
+            rest = Table(others, left)
+            for other in others:
+                tables[other].append(rest)
+                near[other] |= set(others)
+                near[other] -= {other, v}
+            for other in others:
+                sizes[other] = _joined(other, near, states)
+                heapq.heappush(queue, (sizes[other], other))
+        self._tables = done
+        self.order = list(reversed(done))
+
+    def costs_of(self, v: int, chosen: Sequence[int]) -> FloatArray:
+        """What each state of a variable costs, with the best of what was eliminated before it, beside the states that
+        are chosen for the variables eliminated after it; less what is chosen alone."""
+        found: FloatArray = self._unary[v] + sum(table.along(v, chosen) for table in self._tables[v])
+        return found
+
+    @property
+    def best(self) -> list[int]:
+        """A best assignment."""
+        chosen = [0] * len(self._unary)
+        for v in self.order:
+            chosen[v] = int(self.costs_of(v, chosen).argmin())
+        return chosen
 
 
 def _settled(

@@ -21,23 +21,23 @@ import numpy as np
 
 from loadmaster.models.partition.choices import Choices, coarsened
 from loadmaster.models.partition.placements import WHOLE
-from loadmaster.planner.partition.elimination import minimize
+from loadmaster.planner.partition.pairwise import minimize
 from loadmaster.solvers.program import FloatArray
 
 Kept = Sequence[Sequence[int]]
-Cancelled = Callable[[], bool]
+Stop = Callable[[], bool]
 
 
-def best_of(choices: Choices, kept: Kept, cancelled: Cancelled) -> list[int]:
-    """The best assignment to states that are kept."""
+def best_of(choices: Choices, kept: Kept, stop: Stop) -> list[int]:
+    """The best assignment to states that are kept, or nearly: see :func:`.pairwise.minimize`."""
     rows = [np.array(k) for k in kept]
     unary = [costs[k] for costs, k in zip(choices.unary, rows, strict=True)]
     pairs = {(t, o): costs[np.ix_(rows[t], rows[o])] for (t, o), costs in choices.pairs.items()}
-    chosen, _ = minimize(unary, pairs, cancelled=cancelled)
+    chosen, _ = minimize(unary, pairs, stop=stop)
     return [int(k[x]) for k, x in zip(rows, chosen, strict=True)]
 
 
-def recursive(choices: Choices, cancelled: Cancelled) -> list[int]:
+def recursive(choices: Choices, stop: Stop) -> list[int]:
     """One axis after the other, outermost first. What cannot go on from an earlier axis is chosen anew."""
     problem = choices.problem
     so_far: list[tuple[int, ...]] | None = None
@@ -48,17 +48,17 @@ def recursive(choices: Choices, cancelled: Cancelled) -> list[int]:
             states = range(len(variable.states))
             going_on = [n for n in states if so_far is None or variable.states[n][: axis - 1] == so_far[v]]
             kept.append(going_on or [*states])
-        chosen = best_of(now, kept, cancelled)
+        chosen = best_of(now, kept, stop)
         so_far = [variable.states[x] for variable, x in zip(now.variables, chosen, strict=True)]
     return chosen
 
 
-def equal_chop(choices: Choices, cancelled: Cancelled) -> list[int]:
+def equal_chop(choices: Choices, stop: Stop) -> list[int]:
     """All axes alike, where a tensor or operator can be split so."""
-    return best_of(choices, _where(choices, lambda v, state: len(set(state)) == 1), cancelled)
+    return best_of(choices, _where(choices, lambda v, state: len(set(state)) == 1), stop)
 
 
-def no_reduction(choices: Choices, cancelled: Cancelled) -> list[int]:
+def no_reduction(choices: Choices, stop: Stop) -> list[int]:
     """No sums over workers, where an operator has a strategy without."""
 
     def adds_up(v: int, state: tuple[int, ...]) -> bool:
@@ -68,19 +68,19 @@ def no_reduction(choices: Choices, cancelled: Cancelled) -> list[int]:
         strategies = choices.problem.strategies(choices.problem.operators[variable.members[0]])
         return any("P" in strategies[s].outputs for s in state)
 
-    return best_of(choices, _where(choices, lambda v, state: not adds_up(v, state)), cancelled)
+    return best_of(choices, _where(choices, lambda v, state: not adds_up(v, state)), stop)
 
 
-def all_row(choices: Choices, cancelled: Cancelled) -> list[int]:
+def all_row(choices: Choices, stop: Stop) -> list[int]:
     """First dimensions first."""
     kept = [
         [variable.states.index(min(variable.states))] if variable.of == "tensors" else [*range(len(variable.states))]
         for variable in choices.variables
     ]
-    return best_of(choices, kept, cancelled)
+    return best_of(choices, kept, stop)
 
 
-def spartan(choices: Choices, cancelled: Cancelled) -> list[int]:
+def spartan(choices: Choices, stop: Stop) -> list[int]:
     """The largest class of tensors first: its cheapest placement, then the strategies of the operators around it."""
     near: dict[int, list[tuple[int, FloatArray]]] = {v: [] for v in range(len(choices.variables))}
     for (t, o), costs in choices.pairs.items():
@@ -110,23 +110,23 @@ def spartan(choices: Choices, cancelled: Cancelled) -> list[int]:
     return [chosen[v] for v in range(len(choices.variables))]
 
 
-def data_parallel(choices: Choices, cancelled: Cancelled) -> list[int]:
+def data_parallel(choices: Choices, stop: Stop) -> list[int]:
     """Batches are divided, parameters are not."""
-    return best_of(choices, _placed(choices, parameters=lambda part, last: part == WHOLE), cancelled)
+    return best_of(choices, _placed(choices, parameters=lambda part, last: part == WHOLE), stop)
 
 
-def fsdp(choices: Choices, cancelled: Cancelled) -> list[int]:
+def fsdp(choices: Choices, stop: Stop) -> list[int]:
     """Batches are divided, and parameters where they lie."""
-    return best_of(choices, _placed(choices, parameters=lambda part, last: part != WHOLE), cancelled)
+    return best_of(choices, _placed(choices, parameters=lambda part, last: part != WHOLE), stop)
 
 
-def megatron(choices: Choices, cancelled: Cancelled) -> list[int]:
+def megatron(choices: Choices, stop: Stop) -> list[int]:
     """Matrices are divided over the last axis, batches over the others; along the last axis the rest follows."""
 
     def parameters(part: int, last: bool) -> bool:
         return (part == WHOLE) != last
 
-    return best_of(choices, _placed(choices, parameters, batch_on_last=False), cancelled)
+    return best_of(choices, _placed(choices, parameters, batch_on_last=False), stop)
 
 
 def _placed(
@@ -163,7 +163,7 @@ def _where(choices: Choices, keep: Callable[[int, tuple[int, ...]], bool]) -> li
     return kept
 
 
-METHODS: dict[str, Callable[[Choices, Cancelled], list[int]]] = {
+METHODS: dict[str, Callable[[Choices, Stop], list[int]]] = {
     "recursive": recursive,
     "equal-chop": equal_chop,
     "no-reduction": no_reduction,

@@ -7,7 +7,7 @@ from loadmaster.api.report.partition.view import View
 from loadmaster.api.report.words import how, in_rows, proof
 from loadmaster.models.partition.checker import Check
 from loadmaster.models.partition.collectives import collectives
-from loadmaster.models.partition.plan import PartitionPlan
+from loadmaster.models.partition.plan import Infeasibility, PartitionPlan
 from loadmaster.models.units import show_at_least, show_bytes, show_cost, show_share
 
 _MOST_TENSORS = 20
@@ -27,8 +27,18 @@ def infeasible(plan: PartitionPlan) -> str:
         return f"no plan fits {show_bytes(plan.budget_bytes)} a GPU"
     return (
         f"no plan fits {show_bytes(plan.budget_bytes)} a GPU: it needs {show_bytes(found.short_bytes)} more, at least "
-        f"{found.minimum_budget_bytes} bytes ({found.where}; most of it for {', '.join(found.largest)})."
+        f"{found.minimum_budget_bytes} bytes (proved){_planned(found)}. "
+        f"The largest tensors at {found.where} are {', '.join(found.largest)}."
     )
+
+
+def _planned(found: Infeasibility) -> str:
+    planned = found.planned_budget_bytes
+    if planned is None:
+        return ""
+    if planned == found.minimum_budget_bytes:
+        return ", which have a plan"
+    return f"; {planned} bytes ({show_bytes(planned)}) have a plan"
 
 
 def verdict(plan: PartitionPlan, check: Check) -> str:
@@ -125,9 +135,13 @@ def _infeasible_rows(plan: PartitionPlan) -> list[tuple[str, str]]:
     found = plan.infeasibility
     if found is None:
         return [("why", "no plan exists within this budget")]
-    return [
-        ("minimum", f"{show_at_least(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes) a GPU"),
+    rows = [
+        ("minimum", f"{show_at_least(found.minimum_budget_bytes)} ({found.minimum_budget_bytes} bytes) a GPU, proved"),
         ("short", f"{show_bytes(found.short_bytes)} more are needed"),
         ("where", found.where),
         ("largest", ", ".join(found.largest)),
     ]
+    if found.planned_budget_bytes is not None:
+        planned = found.planned_budget_bytes
+        rows.insert(1, ("planned", f"{show_at_least(planned)} ({planned} bytes) a GPU have a plan"))
+    return rows
