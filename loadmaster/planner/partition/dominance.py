@@ -19,7 +19,7 @@ from loadmaster.solvers.program import FloatArray, IntArray
 
 Pair = tuple[int, int]
 # Numbers of one comparison of a variable's states with each other, over the states of a neighbour.
-LARGEST_COMPARISON = 1 << 24
+LARGEST_COMPARISON = 1 << 20
 
 
 def kept_states(unary: Sequence[FloatArray], pairs: Mapping[Pair, FloatArray]) -> list[IntArray]:

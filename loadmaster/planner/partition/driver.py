@@ -200,7 +200,7 @@ class _Run:
             chosen, optimum = minimize(self.choices.unary, self.choices.pairs, stop=self.effort.over)
         self._prove(optimum)
         self._try("elimination", chosen)
-        if not self._is_within(0.0):
+        if self.best is None or self.best[0] > (self.bound or 0.0) * (1 + _CLOSE):
             otherwise()
         if not self._done():
             self._prices(optimum)
@@ -278,7 +278,7 @@ class _Run:
     def _scale(self) -> float:
         """About what a plan costs: what solvers tolerate is little beside it."""
         for cost in (None if self.best is None else self.best[0], self.bound):
-            if cost is not None and cost > 0:
+            if cost:
                 return cost
         costs = (*self.choices.unary, *self.choices.pairs.values())
         return max((float(c[np.isfinite(c)].max(initial=0.0)) for c in costs), default=0.0) or 1.0

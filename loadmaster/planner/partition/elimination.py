@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loadmaster.solvers.program import FloatArray
@@ -72,31 +72,22 @@ class Elimination:
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._unary, pairs = _settled(unary, pairs)
-        tables: dict[int, list[Table]] = {v: [] for v in range(len(unary))}
-        near: list[set[int]] = [set() for _ in unary]
+        states = [len(costs) for costs in unary]
+        order = _order(states, pairs)
+        if any(size > largest_table for _, _, size in order):
+            raise TooWideError
+        tables: list[list[Table]] = [[] for _ in unary]
         for (u, v), costs in pairs.items():
             table = Table((u, v), costs) if u < v else Table((v, u), costs.T)
-            for one, other in ((u, v), (v, u)):
-                tables[one].append(table)
-                near[one].add(other)
-        states = [len(costs) for costs in unary]
-        sizes = [_joined(v, near, states) for v in range(len(unary))]
-        # The smallest first; what has another size by now is there once more.
-        queue = [(size, v) for v, size in enumerate(sizes)]
-        heapq.heapify(queue)
-        done: dict[int, list[Table]] = {}
+            tables[u].append(table)
+            tables[v].append(table)
         self.optimum = 0.0
-        while queue:
-            size, v = heapq.heappop(queue)
-            if v not in tables or size != sizes[v]:
-                continue
-            if size > largest_table or stop():
+        for v, others, _ in order:
+            if stop():
                 raise TooWideError
-            others = tuple(sorted(near[v]))
             scope = (v, *others)
             joined = _expanded(Table((v,), self._unary[v]), scope, states)
-            done[v] = tables.pop(v)
-            for table in done[v]:
+            for table in tables[v]:
                 joined = joined + _expanded(table, scope, states)
                 for other in table.variables:
                     if other != v:
@@ -104,17 +95,11 @@ class Elimination:
             left = joined.min(axis=0)
             if not others:
                 self.optimum += float(left)
-                continue
             rest = Table(others, left)
             for other in others:
                 tables[other].append(rest)
-                near[other] |= set(others)
-                near[other] -= {other, v}
-            for other in others:
-                sizes[other] = _joined(other, near, states)
-                heapq.heappush(queue, (sizes[other], other))
-        self._tables = done
-        self.order = list(reversed(done))
+        self._tables = tables
+        self.order = [v for v, _, _ in reversed(order)]
 
     def costs_of(self, v: int, chosen: Sequence[int]) -> FloatArray:
         """What each state of a variable costs, with the best of what was eliminated before it, beside the states that
@@ -144,6 +129,32 @@ def _settled(
         else:
             left[u, v] = costs
     return own, left
+
+
+def _order(states: Sequence[int], pairs: Iterable[Pair]) -> list[tuple[int, tuple[int, ...], int]]:
+    """(variable, those that it shares tables with then, numbers of the table), in the order of elimination."""
+    near: list[set[int]] = [set() for _ in states]
+    for u, v in pairs:
+        near[u].add(v)
+        near[v].add(u)
+    sizes = [_joined(v, near, states) for v in range(len(states))]
+    # The smallest first; what has another size by now is there once more.
+    queue = [(size, v) for v, size in enumerate(sizes)]
+    heapq.heapify(queue)
+    found: dict[int, tuple[int, tuple[int, ...], int]] = {}
+    while queue:
+        size, v = heapq.heappop(queue)
+        if v in found or size != sizes[v]:
+            continue
+        others = tuple(sorted(near[v]))
+        found[v] = (v, others, size)
+        for other in others:
+            near[other] |= set(others)
+            near[other] -= {other, v}
+        for other in others:
+            sizes[other] = _joined(other, near, states)
+            heapq.heappush(queue, (sizes[other], other))
+    return list(found.values())
 
 
 def _joined(v: int, near: Sequence[set[int]], states: Sequence[int]) -> int:
