@@ -14,23 +14,55 @@ _SHOWN = 8
 def unreachable(instance: Instance) -> Unreachable | None:
     """The first chunk that cannot reach one of its targets, with the cut; None: there is a schedule.
 
-    A sum needs a way from each of its parts to each of its targets.
+    A sum needs a rank that each of its parts can reach, and from which the whole reaches each of its targets. A chunk
+    of no bytes is everywhere.
     """
-    reached: dict[tuple[tuple[int, ...], frozenset[int] | None], frozenset[int]] = {}
+    reach = Reach(instance)
     for index, chunk in enumerate(instance.chunks):
-        starts = [(source,) for source in chunk.sources] if chunk.reduces else [chunk.sources]
-        for start in starts:
-            found = reached.get((start, chunk.senders))
-            if found is None:
-                found = reached[start, chunk.senders] = _reached(instance, index, start)
+        if not chunk.size_bytes:
+            continue
+        for start in [(source,) for source in chunk.sources] if chunk.reduces else [chunk.sources]:
+            found = reach.of(index, start)
             missed = next((target for target in chunk.targets if target not in found), None)
             if missed is not None:
                 return Unreachable(index, missed, tuple(sorted(found)), _why(instance, index, start, missed, found))
+        if chunk.reduces and not reach.roots(index):
+            met = reach.met(index)
+            missed = next((target for target in chunk.targets if target not in met), chunk.targets[0])
+            return Unreachable(index, missed, tuple(sorted(met)), _no_root(instance, index, met))
     return None
 
 
+class Reach:
+    """Where the chunks of an instance can get; chunks that may use the same links share it."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self._known: dict[tuple[tuple[int, ...], frozenset[int] | None], frozenset[int]] = {}
+        self._roots: dict[object, tuple[int, ...]] = {}
+
+    def of(self, chunk: int, start: tuple[int, ...]) -> frozenset[int]:
+        """The ranks that a chunk can reach from some ranks, those included."""
+        key = (start, self.instance.chunks[chunk].senders)
+        if key not in self._known:
+            self._known[key] = _reached(self.instance, chunk, start)
+        return self._known[key]
+
+    def met(self, chunk: int) -> frozenset[int]:
+        """The ranks that every part of a sum can reach."""
+        return frozenset.intersection(*(self.of(chunk, (source,)) for source in self.instance.chunks[chunk].sources))
+
+    def roots(self, chunk: int) -> tuple[int, ...]:
+        """The ranks at which a sum can be complete and go on to all its targets, ascending."""
+        of = self.instance.chunks[chunk]
+        key = (of.sources, of.targets, of.senders)
+        if key not in self._roots:
+            met = sorted(self.met(chunk))
+            self._roots[key] = tuple(rank for rank in met if self.of(chunk, (rank,)).issuperset(of.targets))
+        return self._roots[key]
+
+
 def _reached(instance: Instance, chunk: int, start: Sequence[int]) -> frozenset[int]:
-    """The ranks that a chunk can reach from some ranks, those included."""
     usable = instance.usable_links[chunk]
     every = len(usable) == len(instance.topology.links)
     allowed = range(len(instance.topology.links)) if every else frozenset(usable)
@@ -43,6 +75,16 @@ def _reached(instance: Instance, chunk: int, start: Sequence[int]) -> frozenset[
         if len(found) == instance.topology.rank_count:
             break
     return frozenset(found)
+
+
+def _no_root(instance: Instance, chunk: int, met: frozenset[int]) -> str:
+    """Why a sum is nowhere complete, where each part could reach each target."""
+    of = instance.chunks[chunk]
+    said = f"Chunk {chunk} is a sum of the parts of {_ranks(of.sources)}, for {_ranks(of.targets)}. A part is sent on "
+    said += "once, so the sum is completed on one rank. "
+    if not met:
+        return f"{said}No rank can be reached from all of the parts. Add links from them to one rank."
+    return f"{said}All parts can reach {_ranks(sorted(met))}, but from none of those all targets. Add links from one."
 
 
 def _why(instance: Instance, chunk: int, start: Sequence[int], rank: int, reached: frozenset[int]) -> str:

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from loadmaster.models.collective.instance import Chunk, Instance, Symmetry
 from loadmaster.models.collective.plan import Send
+from loadmaster.models.collective.reach import Reach
 from loadmaster.models.collective.symmetry import closure, holders_of
 from loadmaster.models.topologies.topology import Topology
 from loadmaster.planner.collective.prune import finish_ns, in_order, retime
@@ -27,6 +28,7 @@ def choose_roots(instance: Instance) -> tuple[Instance, tuple[int, ...]]:
     """For each chunk the rank where its sum is completed: one of its targets, shared out evenly.
 
     Over those with links to other nodes and from there, where there are any: what comes to others has farther to go.
+    Where no target can reach the others, another rank that all parts can reach.
 
     Returns:
         The instance, and the roots. Its symmetries map the root of a chunk to the root of its image; where no such
@@ -37,10 +39,15 @@ def choose_roots(instance: Instance) -> tuple[Instance, tuple[int, ...]]:
     crossing = [k for k in topology.links if topology.crosses(k)]
     gateways = {k.source for k in crossing} & {k.target for k in crossing}
     roots: dict[int, int] = {}
+    reach = Reach(instance)
     for index, chunk in enumerate(instance.chunks):
         if index in roots:
             continue
-        likely = tuple(rank for rank in chunk.targets if rank in gateways) or chunk.targets
+        targets = chunk.targets
+        if chunk.goes_on:
+            possible = reach.roots(index)
+            targets = tuple(rank for rank in targets if rank in possible) or possible or targets
+        likely = tuple(rank for rank in targets if rank in gateways) or targets
         first = index * len(likely) // len(instance.chunks)
         for root in likely[first:] + likely[:first]:
             images: dict[int, int] = {}
