@@ -31,6 +31,7 @@ class Effort:
         solver, cpu_seconds, nodes, solves: of the solves so far.
         crashed: a solver failed while a plan was in hand, and the run ended with that.
         killed: a solver was killed from outside, and started once more.
+        cut_short: the clock ended a part of the search that had more to try.
         plan: makes the best plan in hand, see :meth:`hold`.
     """
 
@@ -45,6 +46,7 @@ class Effort:
     solves: int = 0
     crashed: bool = False
     killed: bool = False
+    cut_short: bool = False
     plan: Callable[[], Plan] | None = None
 
     def __post_init__(self) -> None:
@@ -159,14 +161,15 @@ class Effort:
             self.crashed = True
 
     def stopped_by(self, *, proved: bool, least_s: float = 0.0) -> str:
-        """Why an answer is no better: gap, cancel, crash, time (no more than ``least_s`` is left), or method."""
+        """Why an answer is no better: gap, cancel, crash, time (it cut a part short, or no more than ``least_s`` is
+        left), or method."""
         if proved:
             return "gap"
         if self.was_cancelled:
             return "cancel"
         if self.crashed:
             return "crash"
-        return "time" if self.left_s <= least_s else "method"
+        return "time" if self.cut_short or self.left_s <= least_s else "method"
 
     def solver_facts(self) -> dict[str, Any]:
         """What a plan records of its solves."""

@@ -90,7 +90,7 @@ def _of_form(
 ) -> FormProof:
     counts = named_chunk_counts(problem)
     instances = [instance_of(problem, size_bytes, count, form) for count in counts or (1,)]
-    throughput_ns = throughput_bound_ns(instances[0])
+    throughput_ns = throughput_bound_ns(instances[0], over)
     bound = Bound(throughput_ns, "bandwidth")
     if bound.ns < enough_ns:
         found = [lower_bound(instance, divisible=not counts, enough_ns=enough_ns, over=over) for instance in instances]

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 
 import networkx as nx
@@ -39,18 +39,24 @@ _HAIR_NS = 1e-3
 MOST_FLOW_LINKS = 20_000
 
 
-def throughput_bound_ns(instance: Instance) -> int:
-    """No schedule is faster with the chunks cut into however many parts. ``NEVER``: there is none at all."""
+def throughput_bound_ns(instance: Instance, over: Callable[[], bool] = lambda: False) -> int:
+    """No schedule is faster with the chunks cut into however many parts. ``NEVER``: there is none at all.
+
+    Args:
+        over: whether the time for it is up; the best so far is a bound, too.
+    """
     network = Network(instance)
     best = Fraction(0)
     if len(network.used_links) <= MOST_FLOW_LINKS:
         graphs = {backwards: _graph(network, backwards) for backwards in (False, True)}
         for rank in network.typical_ranks:
+            if over():
+                break
             best = max(best, _least_time(graphs[False], rank, _receives(network, rank), best))
             best = max(best, _least_time(graphs[True], rank, _sends(network, rank), best))
             if best >= NEVER:
                 return NEVER
-    return max(math.ceil(best), lengths_ns(network), *(math.ceil(ns - _HAIR_NS) for ns in least_traffic(network)))
+    return max(math.ceil(best), lengths_ns(network, over), *(math.ceil(ns - _HAIR_NS) for ns in least_traffic(network)))
 
 
 def _receives(network: Network, rank: int) -> Mapping[tuple[int, ...], int]:

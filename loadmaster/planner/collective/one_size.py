@@ -33,7 +33,7 @@ from loadmaster.planner.collective.greedy import Searcher
 from loadmaster.planner.collective.pipeline import pipeline, polish
 from loadmaster.planner.collective.prune import finish_ns
 from loadmaster.planner.collective.queueing import queued
-from loadmaster.planner.collective.solves import solved
+from loadmaster.planner.collective.solves import LEAST_SECONDS, solved
 from loadmaster.planner.collective.stepwise import columns_of, in_steps
 from loadmaster.planner.collective.trees import Messages, TreeClassic
 from loadmaster.planner.effort import Effort
@@ -51,7 +51,8 @@ TREES_SHARE = 0.2
 # a link: beyond it takes longer than it is worth.
 PROOF_SHARE, MOST_WAYS = 0.2, 50_000
 # Of the time of a size, for schedules in few steps; a program that is not solved in a third of that is not worth more.
-STEPS_SHARE, STEPS_TURNS, MORE_STEPS = 0.2, 3, 1
+# Where the time is short, a small program gets what it takes to start a solver and then some.
+STEPS_SHARE, STEPS_TURNS, MORE_STEPS, STEPS_LEAST_S = 0.2, 3, 1, 1.0
 # Restarts that every candidate gets at first, and candidates that get more.
 FIRST_RUNS, FINALISTS = 3, 3
 # What is further than this from the best after that does not catch up.
@@ -205,7 +206,9 @@ class OneSize:
     def _prove(self) -> None:
         """A better bound of the form that has the least, from the routing relaxation."""
         best, weakest = self.best, self.proof.weakest
-        if best is None or self.over(FIRST_SHARE) or weakest.instance.combines or _ways(weakest.instance) > MOST_WAYS:
+        if best is None or weakest.instance.combines or _ways(weakest.instance) > MOST_WAYS:
+            return
+        if self.over(FIRST_SHARE) or self.left_s < LEAST_SECONDS:
             return
         known = weakest.bound
         with self.effort.on_clock("build"):
@@ -239,11 +242,13 @@ class OneSize:
 
     def _in_steps(self) -> None:
         """Few steps of long messages: small programs first, and the fewest steps before more."""
-        is_up, limit_s = self._clock(STEPS_SHARE), STEPS_SHARE / STEPS_TURNS * (self.until_s - self.began_s)
+        is_up, share_s = self._clock(STEPS_SHARE), STEPS_SHARE / STEPS_TURNS * (self.until_s - self.began_s)
+        limit_s = max(share_s, STEPS_LEAST_S)
         sized = [(columns, place) for place, c in enumerate(self.candidates) if (columns := columns_of(c.instance))]
         for more, (_, place) in product(range(MORE_STEPS + 1), sorted(sized)):
             candidate = self.candidates[place]
             if self.over(1.0) or is_up():
+                self.effort.cut_short = True
                 return
             if candidate.sends is not None and (self.best is None or candidate.bound.ns < self.best.time_ns):
                 in_hand, bound_ns, seconds = candidate.sends, candidate.bound.ns, min(limit_s, self.left_s)
@@ -253,6 +258,8 @@ class OneSize:
     def _exact(self) -> None:
         """From the schedule in hand: CP-SAT, and its messages merged anew."""
         best = self.best
+        if self.over(1.0):
+            return
         for candidate in [*self._finalists(), *([best] if best is not None and best not in self.candidates else [])]:
             if self.over(1.0) or candidate.sends is None:
                 return
@@ -292,14 +299,18 @@ class OneSize:
         return min(self.until_s - self.effort.elapsed_s, self.effort.left_s) - CHECKS * self.check_s
 
     def over(self, share: float) -> bool:
-        """Whether a share of the time is up, the gap proved, or the caller out of patience."""
+        """Whether a share of the time is up, the gap proved, or the caller out of patience: asked where there is more
+        to try."""
         spent = self.effort.elapsed_s - self.began_s >= share * (self.until_s - self.began_s)
-        return spent or self.left_s <= 0 or self.effort.over() or self._is_proved()
+        if spent or self.left_s <= 0:
+            self.effort.cut_short = True
+            return True
+        return self.effort.over() or self._is_proved()
 
     def _clock(self, share: float) -> Callable[[], bool]:
-        """Whether a share of the time of this size, from now on, is up."""
+        """Whether a share of the time of this size, from now on, is up, or the caller wants no more."""
         until_s = self.effort.elapsed_s + share * (self.until_s - self.began_s)
-        return lambda: self.effort.elapsed_s >= until_s
+        return lambda: self.effort.elapsed_s >= until_s or self.effort.cancelled()
 
     def _is_proved(self) -> bool:
         """Whether the best is within the gap that was asked for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from loadmaster.planner.effort import Effort
 from loadmaster.solvers.process import solve
 from loadmaster.solvers.program import FloatArray, IntArray, Program
-from loadmaster.solvers.solution import Progress, Solution, SolveOptions
+from loadmaster.solvers.solution import Progress, Solution, SolveOptions, StoppedBy
 
 # No solve is worth starting with less wall time than this.
 LEAST_SECONDS = 0.5
@@ -23,7 +23,8 @@ def solved(
 ) -> Solution:
     """Solve a program whose objective is a time in nanoseconds, in a process of its own.
 
-    Ends early when the caller cancels, or when an objective within the asked gap of the bound is found. Programs with
+    Ends early when the caller cancels, when the time of the whole run is up (a process takes a while to start), or when
+    an objective within the asked gap of the bound is found. Programs with
     intervals go to CP-SAT, all others to the solver asked for (to the default where that is CP-SAT, which takes no
     continuous columns).
 
@@ -41,7 +42,7 @@ def solved(
         effort.say(phase, f"{progress.nodes} nodes", min(found) / 1e3 if found else None, bound_ns / 1e3)
 
     def enough() -> bool:
-        return effort.cancelled() or bool(latest and min(latest) <= good_ns)
+        return effort.over() or bool(latest and min(latest) <= good_ns)
 
     asked = effort.options.solver
     options = SolveOptions(
@@ -55,4 +56,5 @@ def solved(
     with effort.on_clock("solve"):
         solution = solve(program, options, solver=solver, on_progress=live, cancelled=enough)
     effort.count(solution)
+    effort.cut_short |= solution.stopped_by is StoppedBy.TIME
     return solution

@@ -32,28 +32,31 @@ class Bound:
     by: str
 
 
-def all_bounds(instance: Instance, *, divisible: bool = False) -> Iterator[Bound]:
+def all_bounds(
+    instance: Instance, *, divisible: bool = False, over: Callable[[], bool] = lambda: False
+) -> Iterator[Bound]:
     """Every combinatorial bound, cheap ones first.
 
     Args:
         divisible: chunks may be cut into any number of parts.
+        over: asked by those that take long, which then end with what they have proved.
     """
     network = Network(instance, divisible=divisible)
     yield Bound(dilation_ns(network), "dilation")
     if moves(network):
-        yield Bound(timed_lengths_ns(network), "lengths of ways")
+        yield Bound(timed_lengths_ns(network, over), "lengths of ways")
     sums = meetings(network)
     for bounds in (
         cut_bounds(network),
         meeting_bounds(sums),
         counting_bounds(network, sums),
-        gathering_bounds(network),
+        gathering_bounds(network, over=over),
     ):
         for ns, by in bounds:
             yield Bound(ns, by)
     backwards = mirrored(instance)
     if backwards is not None:
-        for ns, by in gathering_bounds(Network(backwards, divisible=divisible), mirrored=True):
+        for ns, by in gathering_bounds(Network(backwards, divisible=divisible), mirrored=True, over=over):
             yield Bound(ns, f"{by}, from the end")
 
 
@@ -68,7 +71,7 @@ def lower_bound(
         over: whether the time for it is up; the best so far is a bound, too.
     """
     best = Bound(0, "nothing to do")
-    for bound in all_bounds(instance, divisible=divisible):
+    for bound in all_bounds(instance, divisible=divisible, over=over):
         if bound.ns > best.ns:
             best = bound
         if best.ns >= enough_ns or over():

@@ -25,7 +25,7 @@ nodes, and from there through one port. All in one, with the bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -44,11 +44,14 @@ from loadmaster.models.collective.bounds.totals import totals_ns
 LARGEST_COUNT = 1024
 
 
-def gathering_bounds(network: Network, *, mirrored: bool = False) -> Iterator[tuple[int, str]]:
+def gathering_bounds(
+    network: Network, *, mirrored: bool = False, over: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[int, str]]:
     """All of the above, at typical ranks and chunks.
 
     Args:
         mirrored: seen from the end, where delivery and few messages say nothing that was not said forwards.
+        over: asked by what takes long, which then ends with what it has proved.
     """
     copies = ~network.reduces
     alone = (network.targets.sum(axis=1) == 1) & (network.reduces | (network.sources.sum(axis=1) == 1))
@@ -69,7 +72,7 @@ def gathering_bounds(network: Network, *, mirrored: bool = False) -> Iterator[tu
         for home in network.typical_nodes:
             yield few_messages_ns(network, home), "few messages into a node"
     for chunk in _typical_chunks(network):
-        yield from _one_chunk(network, chunk)
+        yield from _one_chunk(network, chunk, over)
 
 
 def knowledge_bounds(network: Network, chunks: BoolArray) -> Iterator[tuple[int, str]]:
@@ -101,7 +104,7 @@ def delivery_ns(network: Network, chunks: BoolArray) -> int:
     return max((growth.time_ns(int(u), units.count) for u in having), default=0)
 
 
-def _one_chunk(network: Network, chunk: int) -> Iterator[tuple[int, str]]:
+def _one_chunk(network: Network, chunk: int, over: Callable[[], bool]) -> Iterator[tuple[int, str]]:
     """Spread of one chunk, with those of its kind that start and end where it does."""
     topology, sources, targets = network.topology, network.sources[chunk], network.targets[chunk]
     together = (network.kind_of == network.kind_of[chunk]) & (network.reduces == network.reduces[chunk])
@@ -114,7 +117,7 @@ def _one_chunk(network: Network, chunk: int) -> Iterator[tuple[int, str]]:
         yield found_ns, "pipelined broadcast"
         yield relaying_ns(network, root, together), "broadcast by relays"
         if rest_bytes and not network.divisible and not np.any(~targets & ~sources):
-            ports_ns = pipelining_ns(network, root, one_bytes, int(together.sum()), found_ns)
+            ports_ns = pipelining_ns(network, root, one_bytes, int(together.sum()), found_ns, over)
             yield ports_ns, "pipelined broadcast on all ports"
 
 

@@ -29,7 +29,7 @@ relays sends twice. So T >= the first time at which what is left, weighted by le
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -49,16 +49,20 @@ _ROUNDS, _FIRST_STEP, _SHORTENING = 60, 5.0, 0.3
 _MOST_WORK = 1 << 27
 
 
-def lengths_ns(network: Network) -> int:
-    """The best bound found, by bandwidth alone."""
-    best = max((work / math.fsum(lengths) for lengths, work in _weighted(network)), default=0.0)
+def lengths_ns(network: Network, over: Callable[[], bool] = lambda: False) -> int:
+    """The best bound found, by bandwidth alone.
+
+    Args:
+        over: asked from round to round; the best so far is a bound, too.
+    """
+    best = max((work / math.fsum(lengths) for lengths, work in _weighted(network, over)), default=0.0)
     return NEVER if best >= NEVER else max(0, math.ceil(best * (1.0 - _ROUNDING) - _HAIR_NS))
 
 
-def timed_lengths_ns(network: Network) -> int:
-    """The bound in time, where every chunk has one source and one target."""
+def timed_lengths_ns(network: Network, over: Callable[[], bool] = lambda: False) -> int:
+    """The bound in time, where every chunk has one source and one target. ``over`` as above."""
     left, best = _Left(network), 0
-    for lengths, work in _weighted(network):
+    for lengths, work in _weighted(network, over):
         if work == np.inf:
             return NEVER
         refuted = partial(left.lacks, work * (1.0 - _ROUNDING) - _HAIR_NS, lengths)
@@ -100,7 +104,7 @@ def moves(network: Network) -> bool:
     return all(len(chunk.sources) == len(chunk.targets) == 1 for chunk in network.instance.chunks)
 
 
-def _weighted(network: Network) -> Iterator[tuple[FloatArray, float]]:
+def _weighted(network: Network, over: Callable[[], bool]) -> Iterator[tuple[FloatArray, float]]:
     """Lengths of resources, and the weighted time that all chunks take on them at least."""
     topology = network.topology
     links = [topology.links[k] for k in network.used_links]
@@ -118,7 +122,7 @@ def _weighted(network: Network) -> Iterator[tuple[FloatArray, float]]:
             reached = reached and work < np.inf
             yield lengths, work
     if moving is not None and moving.any() and reached:
-        yield from _looked_for(moving, ways)
+        yield from _looked_for(moving, ways, over)
 
 
 def _pairs(network: Network) -> FloatArray:
@@ -142,10 +146,12 @@ def _work_of_pairs(size_bytes: FloatArray, distances: FloatArray) -> float:
     return float((size_bytes * np.where(size_bytes > 0.0, distances, 0.0)).sum())
 
 
-def _looked_for(size_bytes: FloatArray, ways: _Ways) -> Iterator[tuple[FloatArray, float]]:
+def _looked_for(size_bytes: FloatArray, ways: _Ways, over: Callable[[], bool]) -> Iterator[tuple[FloatArray, float]]:
     """Those of every round."""
     lengths = ways.lengths_at_first()
     for done in range(min(_ROUNDS, _MOST_WORK // ways.work)):
+        if over():
+            return
         distances = ways.distances(lengths)
         yield lengths, _work_of_pairs(size_bytes, distances)
         loads = ways.loads_ns(distances, lengths, size_bytes)

@@ -28,6 +28,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 
 from loadmaster.models.collective.bounds.network import Network
 
@@ -36,8 +37,14 @@ _FINE = 10**6
 _LARGEST = 512
 
 
-def pipelining_ns(network: Network, root: int, size_bytes: int, chunks: int, least_ns: int) -> int:
-    """The bound of chunks of one size from one rank to all others, from a time on that is known to be needed."""
+def pipelining_ns(
+    network: Network, root: int, size_bytes: int, chunks: int, least_ns: int, over: Callable[[], bool] = lambda: False
+) -> int:
+    """The bound of chunks of one size from one rank to all others, from a time on that is known to be needed.
+
+    Args:
+        over: asked from try to try; what is refuted by then holds.
+    """
     links = [network.topology.links[k] for k in network.used_links]
     others = network.rank_count - 1
     ports = [*network.entries, *network.exits]
@@ -51,10 +58,10 @@ def pipelining_ns(network: Network, root: int, size_bytes: int, chunks: int, lea
         return 0
     postal = _Postal(gap, links[0].latency_ns * _FINE, others, chunks)
     low, high = least_ns - 1, 2 * least_ns
-    while high - low > 1:
+    while high - low > 1 and not over():
         middle = (low + high) // 2
         low, high = (middle, high) if postal.refuted(middle * _FINE) else (low, middle)
-    return high
+    return low + 1
 
 
 class _Postal:
