@@ -27,9 +27,10 @@ def unreachable(instance: Instance) -> Unreachable | None:
             if missed is not None:
                 return Unreachable(index, missed, tuple(sorted(found)), _why(instance, index, start, missed, found))
         if chunk.reduces and not reach.roots(index):
-            met = reach.met(index)
-            missed = next((target for target in chunk.targets if target not in met), chunk.targets[0])
-            return Unreachable(index, missed, tuple(sorted(met)), _no_root(instance, index, met))
+            # Every part reaches the first target, so it is not from there that the whole reaches all.
+            found = reach.of(index, chunk.targets[:1])
+            missed = next(target for target in chunk.targets if target not in found)
+            return Unreachable(index, missed, tuple(sorted(found)), _no_root(instance, index, missed, found))
     return None
 
 
@@ -77,14 +78,14 @@ def _reached(instance: Instance, chunk: int, start: Sequence[int]) -> frozenset[
     return frozenset(found)
 
 
-def _no_root(instance: Instance, chunk: int, met: frozenset[int]) -> str:
+def _no_root(instance: Instance, chunk: int, missed: int, found: frozenset[int]) -> str:
     """Why a sum is nowhere complete, where each part could reach each target."""
     of = instance.chunks[chunk]
-    said = f"Chunk {chunk} is a sum of the parts of {_ranks(of.sources)}, for {_ranks(of.targets)}. A part is sent on "
-    said += "once, so the sum is completed on one rank. "
-    if not met:
-        return f"{said}No rank can be reached from all of the parts. Add links from them to one rank."
-    return f"{said}All parts can reach {_ranks(sorted(met))}, but from none of those all targets. Add links from one."
+    return (
+        f"Chunk {chunk} is a sum of the parts of {_ranks(of.sources)}, for {_ranks(of.targets)}. A part is sent on "
+        "once, so the sum is completed on one rank, and none that all parts can reach can reach all targets: completed "
+        f"on rank {of.targets[0]}, it gets to {_ranks(sorted(found))} and not to rank {missed}. Add a link that does."
+    )
 
 
 def _why(instance: Instance, chunk: int, start: Sequence[int], rank: int, reached: frozenset[int]) -> str:

@@ -44,7 +44,9 @@ def choose_roots(instance: Instance) -> tuple[Instance, tuple[int, ...]]:
         if index in roots:
             continue
         targets = chunk.targets
-        if chunk.goes_on:
+        if len(chunk.sources) == 1:
+            targets = chunk.sources  # whole from the start
+        elif chunk.goes_on:
             possible = reach.roots(index)
             targets = tuple(rank for rank in targets if rank in possible) or possible or targets
         likely = tuple(rank for rank in targets if rank in gateways) or targets

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadmaster.models.collective.checker import check
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.problem import Collective, Sketch, SwitchPolicy
@@ -63,6 +64,27 @@ def test_every_part_of_a_sum_must_arrive() -> None:
     assert unreachable(Instance(topology, (Chunk(1, (0, 1), (0, 1)),))) is None
 
 
+def one_way(count: int, *ends: tuple[int, int]) -> Topology:
+    """Links each over a wire of its own."""
+    links = tuple(Link(a, b, 0, 100, 1.0, (k,)) for k, (a, b) in enumerate(ends))
+    return Topology("one way", (0,) * count, links, tuple(f"wire {a}->{b}" for a, b in ends))
+
+
+def test_a_sum_that_nobody_can_complete_for_all_is_told() -> None:
+    """Each part could reach each target; but a part is sent on once, and no target reaches the other."""
+    parts = Chunk(1000, (0, 1), (2, 3), reduces=True)
+    found = unreachable(Instance(one_way(4, (0, 2), (1, 2), (0, 3), (1, 3)), (parts,)))
+    assert found is not None and (found.chunk, found.rank, found.reached) == (0, 3, (2,))
+    assert "sum of the parts of ranks 0, 1" in found.why and "not to rank 3" in found.why
+    assert unreachable(Instance(one_way(5, (0, 4), (1, 4), (4, 2), (4, 3)), (parts,))) is None
+
+
+def test_no_bytes_are_everywhere() -> None:
+    """The checker says so."""
+    instance = Instance(one_way(2, (0, 1)), (Chunk(0, (1,), (0,)), Chunk(0, (0, 1), (0, 1), reduces=True)))
+    assert unreachable(instance) is None and check(instance, ()).ok
+
+
 def test_large_clusters_are_checked_quickly() -> None:
     instance = instance_of(problem(preset("hgx-h200", 16), "alltoall", 128), 128, 1)
     assert unreachable(instance) is None
@@ -88,11 +110,17 @@ def test_the_cut_is_a_cut_and_its_absence_a_way(data: st.DataObject) -> None:
         if senders is None or a in senders or node_of[a] == node_of[b]:
             usable.add_edge(a, b)
     ways = {(s, t): nx.has_path(usable, s, t) for s in sources for t in targets}
-    needed = all(ways.values()) if reduces else all(any(ways[s, t] for s in sources) for t in targets)
+    if reduces:
+        # A part is sent on once, so there is one rank where the sum is whole first.
+        onto = [all(nx.has_path(usable, s, r) for s in sources) for r in range(count)]
+        on = [all(nx.has_path(usable, r, t) for t in targets) for r in range(count)]
+        needed = any(a and b for a, b in zip(onto, on, strict=True))
+    else:
+        needed = all(any(ways[s, t] for s in sources) for t in targets)
     found = unreachable(Instance(topology, (chunk,)))
     assert (found is None) == needed
     if found is not None:
         assert found.rank in targets and found.rank not in found.reached
-        assert set(found.reached) & set(sources)
+        assert set(found.reached) & {*sources, *targets}
         inside = set(found.reached)
         assert not any(a in inside and b not in inside for a, b in usable.edges)
