@@ -51,8 +51,9 @@ TREES_SHARE = 0.2
 # a link: beyond it takes longer than it is worth.
 PROOF_SHARE, MOST_WAYS = 0.2, 50_000
 # Of the time of a size, for schedules in few steps; a program that is not solved in a third of that is not worth more.
-# Where the time is short, a small program gets what it takes to start a solver and then some.
-STEPS_SHARE, STEPS_TURNS, MORE_STEPS, STEPS_LEAST_S = 0.2, 3, 1, 1.0
+STEPS_SHARE, STEPS_TURNS, MORE_STEPS = 0.2, 3, 1
+# Where the time is short, programs get seconds enough to start a solver that then ends at once, if they are small.
+SMALL_S = 1.0
 # Restarts that every candidate gets at first, and candidates that get more.
 FIRST_RUNS, FINALISTS = 3, 3
 # What is further than this from the best after that does not catch up.
@@ -213,7 +214,7 @@ class OneSize:
         known = weakest.bound
         with self.effort.on_clock("build"):
             relaxation = formulate(weakest.instance, known.ns, best.time_ns, divisible=weakest.divisible)
-        limit_s = PROOF_SHARE * self.left_s
+        limit_s = min(max(PROOF_SHARE * self.left_s, SMALL_S), self.left_s)
         solution = solved(
             relaxation.program,
             self.effort,
@@ -243,7 +244,7 @@ class OneSize:
     def _in_steps(self) -> None:
         """Few steps of long messages: small programs first, and the fewest steps before more."""
         is_up, share_s = self._clock(STEPS_SHARE), STEPS_SHARE / STEPS_TURNS * (self.until_s - self.began_s)
-        limit_s = max(share_s, STEPS_LEAST_S)
+        limit_s = max(share_s, SMALL_S)
         sized = [(columns, place) for place, c in enumerate(self.candidates) if (columns := columns_of(c.instance))]
         for more, (_, place) in product(range(MORE_STEPS + 1), sorted(sized)):
             candidate = self.candidates[place]

@@ -12,7 +12,7 @@ from loadmaster.models.collective.checker import check_plan
 from loadmaster.models.collective.instance import Chunk, Instance
 from loadmaster.models.collective.logical import instance_of
 from loadmaster.models.collective.plan import CollectivePlan
-from loadmaster.models.collective.problem import CollectiveProblem
+from loadmaster.models.collective.problem import Collective, CollectiveProblem
 from loadmaster.models.collective.proof import prove
 from loadmaster.models.collective.reach import unreachable
 from loadmaster.models.collective.throughput import throughput_bound_ns
@@ -127,6 +127,16 @@ def test_a_sum_of_one_part_is_copied_from_where_it_is() -> None:
     assert found.status == "optimal" and found.objective == pytest.approx(1000.108)
 
 
+@pytest.mark.parametrize("collective", ["allgather", "allreduce", "reduce_scatter", "alltoall"])
+def test_both_ways_of_one_wire_are_one_after_the_other(collective: Collective) -> None:
+    """However the buffers are cut, each rank is sent its bytes in a message of its own."""
+    links = (Link(0, 1, 700, 10_000, 1.0, (0,)), Link(1, 0, 700, 10_000, 1.0, (0,)))
+    posed = problem(Topology("two", (0, 1), links, ("wire",)), collective, 64 << 10)
+    found = plan(posed, PlanOptions(gap=0.0))
+    each = 10_000 + (64 << 10 if collective == "allreduce" else 32 << 10)
+    assert found.status == "optimal" and found.objective == found.bound == pytest.approx((2 * each + 700) / 1e3)
+
+
 class Asked:
     """A clock that is up once it was asked so often."""
 
@@ -139,9 +149,9 @@ class Asked:
 
 
 @pytest.mark.parametrize("collective", ["broadcast", "alltoall", "allgather"])
-def test_bounds_that_are_cut_short_hold_and_stop_at_once(collective: str) -> None:
+def test_bounds_that_are_cut_short_hold_and_stop_at_once(collective: Collective) -> None:
     """What takes long asks the clock on the way, and not only when it is done."""
-    posed = problem(preset("hgx-h200", 1), collective, 64 << 10, root=0 if collective == "broadcast" else None)  # type: ignore[arg-type]
+    posed = problem(preset("hgx-h200", 1), collective, 64 << 10, root=0 if collective == "broadcast" else None)
     instance = instance_of(posed, 64 << 10, 8)
     full, through = lower_bound(instance).ns, throughput_bound_ns(instance)
     for most in (0, 1, 5):
@@ -152,7 +162,7 @@ def test_bounds_that_are_cut_short_hold_and_stop_at_once(collective: str) -> Non
         assert throughput_bound_ns(instance, Asked(most)) <= through
 
 
-def test_a_search_that_the_clock_ends_says_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_the_clock_ends_says_time() -> None:
     """The clock of a size is up before that of the run: some of it is kept for checks."""
     options = PlanOptions(time_limit_s=1000.0, gap=0.0)
     effort, posed = Effort(options), problem(switched(1, 4), "broadcast", 4096, root=0)

@@ -19,6 +19,7 @@ from loadmaster.models.collective.bounds.lengths import moves, timed_lengths_ns
 from loadmaster.models.collective.bounds.meeting import meeting_bounds, meetings
 from loadmaster.models.collective.bounds.mirror import mirrored
 from loadmaster.models.collective.bounds.network import NEVER, Network
+from loadmaster.models.collective.bounds.shared_wires import shared_wires_ns
 from loadmaster.models.collective.instance import Instance
 
 __all__ = ["NEVER", "Bound", "all_bounds", "lower_bound"]
@@ -43,6 +44,7 @@ def all_bounds(
     """
     network = Network(instance, divisible=divisible)
     yield Bound(dilation_ns(network), "dilation")
+    yield Bound(shared_wires_ns(network), "messages over a shared wire")
     if moves(network):
         yield Bound(timed_lengths_ns(network, over), "lengths of ways")
     sums = meetings(network)
